@@ -1,0 +1,106 @@
+"""Append-only JSON lines and atomic JSON documents."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from paceline.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import TracebackType
+
+
+class JsonlWriter:
+    """Appends one JSON object a line and hands each to the kernel at once.
+
+    The rows survive the death of the process (not of the machine: no fsync a row, it would be
+    part of what is measured).
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, row: object) -> None:
+        """Append `row`, a dataclass instance or a mapping."""
+        fields = (
+            dataclasses.asdict(row)
+            if dataclasses.is_dataclass(row) and not isinstance(row, type)
+            else row
+        )
+        self._file.write(json.dumps(fields, separators=(",", ":"), allow_nan=True).encode() + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of `path` in order; an unfinished last row is passed over.
+
+    Raises DataError naming the line if any other line is not a JSON object.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return  # the writer was killed within this row
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                message = f"{path}:{number}: expected one JSON object a line: {error}"
+                raise DataError(message) from error
+            if not isinstance(row, dict):
+                raise DataError(
+                    f"{path}:{number}: expected a JSON object, got {type(row).__name__}"
+                )
+            yield row
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Replace `path` atomically and durably (same-directory temporary, fsync, rename)."""
+    write_text(path, json.dumps(document, indent=1, sort_keys=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` atomically and durably with `text`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises DataError if it is missing or not one."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file") from error
+    except ValueError as error:
+        raise DataError(f"{path}: expected a JSON object: {error}") from error
+    if not isinstance(document, dict):
+        raise DataError(f"{path}: expected a JSON object, got {type(document).__name__}")
+    return document

@@ -1,0 +1,155 @@
+"""Where things lie in a run directory. The only module that knows file names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+def _checked(name: str, what: str) -> str:
+    if not _SAFE_NAME.fullmatch(name):
+        raise UsageError(
+            f"{what} {name!r}: expected letters, digits, '.', '_' and '-' (it becomes a file name)"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class RankFiles:
+    """Files that one rank writes, alone."""
+
+    root: Path
+
+    @property
+    def spans(self) -> Path:
+        return self.root / "spans.jsonl"
+
+    @property
+    def steps(self) -> Path:
+        return self.root / "steps.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger.jsonl"
+
+    @property
+    def environment(self) -> Path:
+        return self.root / "environment.json"
+
+    @property
+    def status(self) -> Path:
+        return self.root / "status.json"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "log.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class HostFiles:
+    """Files that one host's sidecar writes, alone."""
+
+    root: Path
+
+    @property
+    def trace(self) -> Path:
+        return self.root / "trace.jsonl"
+
+    @property
+    def sidecar(self) -> Path:
+        """{"pid": .., "port": .., "listen": ..} while and after the sidecar lives."""
+        return self.root / "sidecar.json"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "sidecar.log"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialFiles:
+    root: Path
+
+    @property
+    def trial(self) -> Path:
+        return self.root / "trial.json"
+
+    @property
+    def command(self) -> Path:
+        return self.root / "command.txt"
+
+    @property
+    def launcher_log(self) -> Path:
+        return self.root / "launcher.log"
+
+    @property
+    def outcome(self) -> Path:
+        return self.root / "outcome.json"
+
+    @property
+    def result(self) -> Path:
+        return self.root / "result.json"
+
+    @property
+    def identity(self) -> Path:
+        """What the comparison with the baseline's tensors found."""
+        return self.root / "identity.json"
+
+    @property
+    def gradient(self) -> Path:
+        """Averaged gradient of step 0 (the first), safetensors."""
+        return self.root / "tensors" / "gradient_step1.safetensors"
+
+    @property
+    def weights(self) -> Path:
+        """Weights after the last step, safetensors."""
+        return self.root / "tensors" / "weights_final.safetensors"
+
+    def rank(self, rank: int) -> RankFiles:
+        return RankFiles(self.root / "ranks" / str(rank))
+
+    def ranks(self) -> Iterator[tuple[int, RankFiles]]:
+        """Ranks that have left anything, in order."""
+        found = (int(p.name) for p in (self.root / "ranks").glob("*") if p.name.isdigit())
+        for rank in sorted(found):
+            yield rank, self.rank(rank)
+
+    def host(self, name: str) -> HostFiles:
+        return HostFiles(self.root / "hosts" / _checked(name, "host name"))
+
+    def hosts(self) -> Iterator[tuple[str, HostFiles]]:
+        for path in sorted((self.root / "hosts").glob("*")):
+            yield path.name, HostFiles(path)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    root: Path
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "manifest.json"
+
+    @property
+    def comparison(self) -> Path:
+        return self.root / "comparison.json"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    def trial(self, trial_id: str) -> TrialFiles:
+        return TrialFiles(self.root / "trials" / _checked(trial_id, "trial id"))
+
+    def trials(self) -> Iterator[tuple[str, TrialFiles]]:
+        """Trials that have a `trial.json`, by name."""
+        for path in sorted((self.root / "trials").glob("*/trial.json")):
+            yield path.parent.name, TrialFiles(path.parent)

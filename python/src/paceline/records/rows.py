@@ -1,0 +1,170 @@
+"""The rows that runs leave behind. Field names carry units; times named `_unix_s` are seconds since
+the epoch on the clock of the host that wrote them, other `_s` fields are durations.
+
+A missing measurement is None, never 0. Fields are only ever added; SCHEMA rises when one changes
+its meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SCHEMA = 1
+
+SpanName = Literal[
+    "imports",  # interpreter start to all modules imported
+    "rendezvous",  # process group, clock offsets
+    "data_load",  # opening the data set, decoding in `memory` mode
+    "model_build",  # initial weights, wrapping
+    "train",  # first step's start to last step's end
+    "bookkeeping",  # tensors and results written
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanRow:
+    """One stretch of a rank's life (`ranks/<rank>/spans.jsonl`)."""
+
+    name: SpanName
+    started_unix_s: float
+    ended_unix_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """One training step of one rank (`ranks/<rank>/steps.jsonl`).
+
+    data_wait_s + forward_s + backward_s + comm_s + optimizer_s + other_s = step_s.
+    `comm_s` is exposed communication: from the rank's last gradient being ready to all gradients
+    averaged. `comm_ready_unix_s` is when this rank's last gradient was ready; the analysis splits
+    comm_s with it into waiting for the slowest rank and transfer. Both are None without peers.
+    """
+
+    step: int  # global step, from 0
+    epoch: int  # from 0
+    started_unix_s: float
+    samples: int  # this rank's share of the global batch, padding not counted
+    global_samples: int  # the whole global batch
+    loss_sum: float  # sum of the per-sample losses of this rank's share
+    data_wait_s: float
+    forward_s: float
+    backward_s: float
+    comm_s: float | None
+    comm_ready_unix_s: float | None
+    optimizer_s: float
+    other_s: float
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRow:
+    """Which samples a rank saw in a step (`ranks/<rank>/ledger.jsonl`)."""
+
+    step: int
+    epoch: int
+    sample_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnvironment:
+    """What a rank really had (`ranks/<rank>/environment.json`), read back, not as asked."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    node_index: int
+    host: str
+    pid: int
+    intraop_threads: int
+    interop_threads: int
+    omp_environment: dict[str, str]  # OMP_*, MKL_*, KMP_*, GOMP_*, OPENBLAS_* as set
+    affinity: list[int]
+    cgroup_cpu_limit: float | None  # cores
+    cgroup_memory_limit_bytes: int | None
+    cpu_model: str
+    precision: str
+    memory_format: str
+    transport: str
+    interface: str
+    clock_offset_s: float  # add to this rank's unix times to get rank 0's
+    clock_error_s: float
+    versions: dict[str, str]
+    initial_weights_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus:
+    """Where a rank is in its life (`ranks/<rank>/status.json`, replaced as it goes)."""
+
+    rank: int
+    host: str
+    pid: int
+    process_started_unix_s: float
+    state: Literal["running", "done", "failed"]
+    error: str | None = None
+    # True where the error only reports that a peer went away: another rank is the cause
+    secondary: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResult:
+    """What rank 0 says at the end (`result.json`)."""
+
+    steps: int
+    weights_sha256: str
+    # L2 norm, per tensor, of (final - initial) weights: the scale that weight differences are
+    # judged against
+    update_l2: dict[str, float]
+    parameters: int
+    communication: dict[str, Any] = field(default_factory=dict)  # bucket sizes, transport details
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a trial ended (`outcome.json`); a trial without one is repeated by `run --resume`."""
+
+    schema: int
+    trial_id: str
+    status: Literal["ok", "failed", "timed_out", "interrupted", "refused"]
+    exit_code: int  # of Paceline, see errors.ExitCode
+    launched_unix_s: float
+    ended_unix_s: float
+    launcher_exit_status: int | None
+    failed_rank: int | None
+    message: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSample:
+    """One tick of a host's sidecar (`hosts/<host>/trace.jsonl`).
+
+    CPU shares are percent of all the host's cores over the time since the previous tick, None on
+    the first. The `run_*` fields sum over the process trees that are watched.
+    """
+
+    unix_s: float
+    cpu_user_percent: float | None
+    cpu_system_percent: float | None
+    cpu_idle_percent: float | None
+    cpu_iowait_percent: float | None
+    cpu_steal_percent: float | None
+    cpu_other_percent: float | None  # nice, irq, softirq, guest
+    iowait_valid: bool  # False where the kernel's counter ran backwards or means nothing
+    ram_used_bytes: int
+    ram_total_bytes: int
+    swap_used_bytes: int
+    disk_read_bytes: int  # since boot
+    disk_write_bytes: int
+    network_sent_bytes: int  # since boot, all interfaces
+    network_received_bytes: int
+    run_processes: int
+    run_cpu_seconds: float  # CPU time since the sidecar started, ended children included
+    run_cpu_percent: float | None  # percent of one core over the last tick
+    run_rss_bytes: int
+    run_pss_bytes: int | None  # None on ticks at which it is not read (it is costly)
+    run_threads: int
+    run_voluntary_context_switches: int
+    run_involuntary_context_switches: int
+    sidecar_cpu_seconds: float  # the sidecar's own cost, since it started
+    sidecar_rss_bytes: int

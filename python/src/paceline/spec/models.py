@@ -1,0 +1,144 @@
+"""The spec as values: what may be written, with types and ranges; `rules` says what goes together.
+
+Unknown keys are faults, and nothing is converted silently (strict types).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from paceline.spec.values import (
+    Launcher,
+    LocalStrategy,
+    MemoryFormat,
+    Precision,
+    ReadingMode,
+    Transport,
+    WorkloadName,
+)
+
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0, strict=False)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Count = PositiveInt | Literal["auto"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class _Overrides(_Model):
+    """Training values that may be set for all, for a workload, or for a trial."""
+
+    precision: Precision | None = None
+    memory_format: MemoryFormat | None = None
+
+
+class _WorkloadOverrides(_Overrides):
+    """Training values that must be equal among compared trials, so no trial may set them."""
+
+    image_size: Annotated[int, Field(ge=32, le=1024)] | None = None
+    global_batch: PositiveInt | None = None
+    epochs: PositiveInt | None = None
+    max_steps: PositiveInt | None = None
+    warmup_steps: Annotated[int, Field(ge=0)] | None = None
+    learning_rate: PositiveFloat | None = None
+    momentum: Annotated[float, Field(ge=0, lt=1, strict=False)] | None = None
+    dropout: bool | None = None
+    reading: ReadingMode | None = None
+
+
+class TrainingRequest(_WorkloadOverrides):
+    """[training]: values for every workload of the experiment."""
+
+
+class WorkloadRequest(_WorkloadOverrides):
+    """[[workloads]]: one workload by name; `data` is a data set, else photos are synthesised."""
+
+    name: WorkloadName
+    data: str | None = None
+    images: Annotated[int, Field(ge=8)] | None = None
+    trust_data: bool = False
+
+
+class TrialRequest(_Overrides):
+    """[[trials]]: one way of running each workload.
+
+    "auto" ranks or threads means: as many as the local strategy has cores for.
+    """
+
+    launcher: Launcher
+    local_strategy: LocalStrategy
+    transport: Transport | None = None
+    nodes: PositiveInt = 1
+    ranks_per_node: Count = "auto"
+    threads_per_rank: Count = "auto"
+    oversubscribe: bool = False
+    bucket_mb: PositiveFloat = 25.0
+
+
+class TelemetrySettings(_Model):
+    """[telemetry]: the sidecar. Port 0 takes any free one; -1 serves no metrics."""
+
+    interval_s: Annotated[float, Field(ge=0.1, le=60, strict=False)] = 1.0
+    listen_host: str = "127.0.0.1"
+    listen_port: Annotated[int, Field(ge=-1, le=65535)] = 0
+    enabled: bool = True
+
+
+class Limits(_Model):
+    """[limits]: how long anything may take, in seconds."""
+
+    trial_s: PositiveFloat = 1800.0
+    rendezvous_s: PositiveFloat = 60.0
+    collective_s: PositiveFloat = 120.0
+
+
+class NetworkSettings(_Model):
+    """[network]: the interface that ranks talk over; None is loopback, for one node only."""
+
+    interface: str | None = None
+
+
+class MpiSettings(_Model):
+    """[mpi]: how mpirun is found and what else it is told."""
+
+    mpirun: str | None = None
+    hostfile: str | None = None
+    arguments: tuple[str, ...] = Field(default=(), strict=False)
+
+
+class SparkSettings(_Model):
+    """[spark]: the master; None is `local[ranks]`. `conf` passes to spark-submit."""
+
+    master: str | None = None
+    conf: dict[str, str] = Field(default_factory=dict)
+    driver_memory: str = "1g"
+
+
+class Experiment(_Model):
+    """A whole spec file. Raises pydantic's ValidationError with every fault."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    name: Name
+    description: str = ""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
+    repeats: Annotated[int, Field(ge=1, le=100)] = 3
+    keep_tensors: bool = False
+    training: TrainingRequest = TrainingRequest()
+    workloads: tuple[WorkloadRequest, ...] = Field(min_length=1, strict=False)
+    trials: tuple[TrialRequest, ...] = Field(min_length=1, strict=False)
+    telemetry: TelemetrySettings = TelemetrySettings()
+    limits: Limits = Limits()
+    network: NetworkSettings = NetworkSettings()
+    mpi: MpiSettings = MpiSettings()
+    spark: SparkSettings = SparkSettings()
+
+    @model_validator(mode="after")
+    def _unique_workloads(self) -> Self:
+        names = [w.name for w in self.workloads]
+        if len(set(names)) != len(names):
+            raise ValueError(f"workloads: each name once, got {', '.join(names)}")
+        return self

@@ -1,0 +1,1 @@
+"""The training itself: written once, unaware of who launched it."""
