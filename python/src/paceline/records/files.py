@@ -34,7 +34,9 @@ class JsonlWriter:
             if dataclasses.is_dataclass(row) and not isinstance(row, type)
             else row
         )
-        self._file.write(json.dumps(fields, separators=(",", ":"), allow_nan=True).encode() + b"\n")
+        rest = memoryview(json.dumps(fields, separators=(",", ":")).encode() + b"\n")
+        while rest:  # a full disk may take part of a row, then refuse the rest with an error
+            rest = rest[self._file.write(rest) :]
 
     def close(self) -> None:
         self._file.close()

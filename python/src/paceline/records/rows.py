@@ -154,10 +154,10 @@ class HostSample:
     ram_used_bytes: int
     ram_total_bytes: int
     swap_used_bytes: int
-    disk_read_bytes: int  # since boot
-    disk_write_bytes: int
-    network_sent_bytes: int  # since boot, all interfaces
-    network_received_bytes: int
+    disk_read_bytes: int | None  # since boot; None where the system does not say
+    disk_write_bytes: int | None
+    network_sent_bytes: int | None  # since boot, all interfaces
+    network_received_bytes: int | None
     run_processes: int
     run_cpu_seconds: float  # CPU time since the sidecar started, ended children included
     run_cpu_percent: float | None  # percent of one core over the last tick

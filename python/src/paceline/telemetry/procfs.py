@@ -1,0 +1,139 @@
+"""Linux /proc, read directly: one small read a process a tick.
+
+psutil reads the same files, but takes seven times as long for what a tick needs (51 against 7 µs a
+process, psutil 7.2.2) and gives the context switches of the main thread only.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple, Protocol
+
+_READ_BYTES = 16384  # stat, status and smaps_rollup are far smaller
+
+
+class ProcessStat(NamedTuple):
+    """One process at one moment; field numbers are those of proc(5), /proc/pid/stat."""
+
+    pid: int
+    ppid: int
+    session: int
+    start_ticks: int  # since boot; (pid, start_ticks) names a process for ever
+    ended: bool  # a zombie: nothing of it runs any more
+    own_ticks: int  # utime + stime
+    children_ticks: int  # cutime + cstime: descendants that were waited for
+    threads: int
+    rss_bytes: int
+
+    @property
+    def total_ticks(self) -> int:
+        return self.own_ticks + self.children_ticks
+
+
+class ContextSwitches(NamedTuple):
+    voluntary: int
+    involuntary: int
+
+
+class ProcessSource(Protocol):
+    """What the sampler asks about processes. None: the process is gone, or does not say."""
+
+    ticks_per_s: int
+
+    def pids(self) -> set[int]: ...
+
+    def stat(self, pid: int) -> ProcessStat | None:
+        """Raises PermissionError where the process is there but may not be read."""
+
+    def thread_switches(self, pid: int) -> dict[int, ContextSwitches]:
+        """By thread id; what cannot be read is left out."""
+
+    def pss_bytes(self, pid: int) -> int | None:
+        """Raises PermissionError where the process is there but may not be read."""
+
+
+class ProcFs:
+    """The processes under `root`, usually /proc."""
+
+    def __init__(
+        self,
+        root: str = "/proc",
+        ticks_per_s: int | None = None,
+        page_bytes: int | None = None,
+    ) -> None:
+        self._root = root
+        self.ticks_per_s = ticks_per_s or os.sysconf("SC_CLK_TCK")
+        self._page_bytes = page_bytes or os.sysconf("SC_PAGE_SIZE")
+
+    def pids(self) -> set[int]:
+        return {int(name) for name in os.listdir(self._root) if name.isdigit()}  # noqa: PTH208
+
+    def stat(self, pid: int) -> ProcessStat | None:
+        content = _read(f"{self._root}/{pid}/stat")
+        return None if content is None else parse_stat(pid, content, self._page_bytes)
+
+    def thread_switches(self, pid: int) -> dict[int, ContextSwitches]:
+        # /proc/pid/status counts the main thread only, so every thread is asked.
+        folder = f"{self._root}/{pid}/task"
+        switches: dict[int, ContextSwitches] = {}
+        try:
+            for name in os.listdir(folder):  # noqa: PTH208
+                content = _read(f"{folder}/{name}/status")
+                if content is not None:
+                    switches[int(name)] = _parse_switches(content)
+        except OSError:
+            return switches  # ended, or not ours to read: what was read so far still counts
+        return switches
+
+    def pss_bytes(self, pid: int) -> int | None:
+        content = _read(f"{self._root}/{pid}/smaps_rollup")
+        return None if content is None else _field(content, b"\nPss:") * 1024
+
+
+def parse_stat(pid: int, content: bytes, page_bytes: int) -> ProcessStat:
+    """Parse /proc/pid/stat; the command name in it may hold spaces and brackets."""
+    fields = content[content.rindex(b")") + 2 :].split()
+    # Fields 3.. of proc(5) are fields[0].. here.
+    threads = int(fields[17])
+    return ProcessStat(
+        pid=pid,
+        ppid=int(fields[1]),
+        session=int(fields[3]),
+        start_ticks=int(fields[19]),
+        # A main thread that ended before the others shows as a zombie with live threads.
+        ended=fields[0] in (b"Z", b"X") and threads <= 1,
+        own_ticks=int(fields[11]) + int(fields[12]),
+        children_ticks=int(fields[13]) + int(fields[14]),
+        threads=threads,
+        rss_bytes=int(fields[21]) * page_bytes,
+    )
+
+
+def _parse_switches(status: bytes) -> ContextSwitches:
+    return ContextSwitches(
+        voluntary=_field(status, b"\nvoluntary_ctxt_switches:"),
+        involuntary=_field(status, b"\nnonvoluntary_ctxt_switches:"),
+    )
+
+
+def _field(content: bytes, label: bytes) -> int:
+    """The number after `label`; 0 where the kernel has no such line (a zombie's memory)."""
+    _, found, rest = content.partition(label)
+    return int(rest.split(maxsplit=1)[0]) if found else 0
+
+
+def _read(path: str) -> bytes | None:
+    """The file's bytes, or None if the process has ended. Raises PermissionError.
+
+    os.open and not open(): a third of the time, and this runs for every process every tick.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
+        return None
+    try:
+        return os.read(descriptor, _READ_BYTES) or None
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,103 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import UsageError
+from paceline.plan.schedule import Schedule, flipped, sample_key, share_bounds
+
+schedules = st.builds(
+    Schedule,
+    row_group_rows=st.lists(st.integers(1, 20), min_size=1, max_size=12),
+    seed=st.integers(0, 2**31 - 1),
+    global_batch=st.integers(1, 40),
+    epochs=st.integers(1, 3),
+    window_row_groups=st.integers(1, 5),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(schedules, st.integers(1, 7))
+def test_each_sample_once_an_epoch_whatever_the_world_size(schedule, world_size):
+    seen: dict[int, list[int]] = {}
+    for number in range(schedule.steps):
+        step = schedule.step(number)
+        shares = [step.share(rank, world_size) for rank in range(world_size)]
+        assert np.array_equal(np.concatenate(shares), step.sample_ids)
+        sizes = [len(share) for share in shares]
+        assert max(sizes) - min(sizes) <= 1
+        seen.setdefault(step.epoch, []).extend(step.sample_ids.tolist())
+    assert sorted(seen) == list(range(schedule.epochs))
+    for ids in seen.values():
+        assert sorted(ids) == list(range(schedule.samples))
+
+
+@settings(max_examples=30, deadline=None)
+@given(schedules)
+def test_window_holds_just_its_row_groups_samples(schedule):
+    groups_seen = []
+    for window in schedule.windows(0):
+        assert len(window.row_groups) <= schedule.window_row_groups
+        groups_seen += window.row_groups
+        rows = sum(schedule.row_group_rows[g] for g in window.row_groups)
+        assert len(window.sample_ids) == rows
+        assert {schedule.row_group_of(i) for i in window.sample_ids} == set(window.row_groups)
+    assert sorted(groups_seen) == list(range(len(schedule.row_group_rows)))
+
+
+def test_order_depends_on_seed_and_epoch():
+    def order(seed: int, epoch: int) -> list[int]:
+        return Schedule([16] * 4, seed=seed, global_batch=8, epochs=2).epoch_order(epoch).tolist()
+
+    assert order(1, 0) == order(1, 0)
+    assert order(1, 0) != order(1, 1)
+    assert order(1, 0) != order(2, 0)
+
+
+def test_last_incomplete_batch_is_kept():
+    schedule = Schedule([10, 10, 3], seed=1, global_batch=10, epochs=1)
+    assert [len(schedule.step(i).sample_ids) for i in range(schedule.steps)] == [10, 10, 3]
+    assert [len(schedule.step(2).share(rank, 4)) for rank in range(4)] == [1, 1, 1, 0]
+
+
+def test_max_steps_ends_training_and_used_samples_follow():
+    schedule = Schedule([10] * 5, seed=1, global_batch=10, epochs=4, max_steps=2)
+    assert schedule.steps == 2
+    expected = np.sort(np.concatenate([schedule.step(i).sample_ids for i in range(2)]))
+    assert np.array_equal(schedule.used_sample_ids(), expected)
+    longer = Schedule([10] * 5, seed=1, global_batch=10, epochs=4, max_steps=7)
+    assert len(longer.used_sample_ids()) == 50
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"row_group_rows": []},
+        {"row_group_rows": [3, 0]},
+        {"global_batch": 0},
+        {"epochs": 0},
+        {"max_steps": 0},
+    ],
+)
+def test_values_that_cannot_work_are_refused(values):
+    with pytest.raises(UsageError):
+        Schedule(**{"row_group_rows": [4], "seed": 1, "global_batch": 2, "epochs": 1, **values})
+
+
+def test_shares_cover_without_overlap():
+    bounds = [share_bounds(10, rank, 4) for rank in range(4)]
+    assert bounds == [(0, 3), (3, 6), (6, 8), (8, 10)]
+
+
+def test_half_of_the_samples_are_flipped_and_each_epoch_anew():
+    first = np.array([flipped(1, 0, i) for i in range(4000)])
+    second = np.array([flipped(1, 1, i) for i in range(4000)])
+    # 4 standard deviations of a fair coin
+    assert abs(first.mean() - 0.5) < 4 * 0.5 / 4000**0.5
+    assert abs((first == second).mean() - 0.5) < 4 * 0.5 / 4000**0.5
+
+
+def test_sample_keys_do_not_collide_between_streams_epochs_and_samples():
+    keys = {sample_key(1, e, i, s) for e in range(3) for i in range(200) for s in range(3)}
+    assert len(keys) == 1800
+    assert all(0 <= key < 2**63 for key in keys)

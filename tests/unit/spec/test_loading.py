@@ -1,0 +1,128 @@
+import pytest
+
+from paceline.errors import UsageError
+from paceline.spec import load_spec, shipped_experiments
+from paceline.spec.loading import parse_spec
+
+GOOD = """
+schema = 1
+name = "mine"
+[[workloads]]
+name = "tiny"
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+"""
+
+TWO_RANKS = """
+[[trials]]
+launcher = "mpi"
+local_strategy = "processes"
+ranks_per_node = 2
+"""
+
+
+def faults_of(text: str) -> str:
+    with pytest.raises(UsageError) as raised:
+        parse_spec(text, "mine.toml")
+    assert raised.value.exit_code == 2
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", sorted(shipped_experiments()))
+def test_shipped_experiment_is_valid(name):
+    experiment, text = load_spec(name)
+    assert experiment.name == name
+    assert text == shipped_experiments()[name]
+
+
+def test_shipped_experiments_are_those_documented():
+    assert {"quickstart", "lerat2022-distributed"} <= set(shipped_experiments())
+
+
+def test_spec_file_is_read(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD)
+    assert load_spec(str(path))[0].name == "mine"
+
+
+def test_unknown_name_lists_shipped_and_guesses():
+    with pytest.raises(UsageError, match="Did you mean 'quickstart'"):
+        load_spec("quikstart")
+
+
+def test_directory_as_spec_is_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="readable TOML"):
+        load_spec(str(tmp_path))
+
+
+def test_broken_toml_names_file_and_line():
+    message = faults_of("schema = = 1")
+    assert "mine.toml: not TOML" in message
+    assert "line 1" in message
+
+
+def test_every_fault_is_reported_at_once():
+    message = faults_of(
+        """
+        schema = 1
+        name = "a b"
+        repeets = 3
+        [training]
+        presicion = "fp32"
+        global_batch = "many"
+        [[workloads]]
+        name = "tinyy"
+        [[trials]]
+        launcher = "mpi"
+        local_strategy = "sequential"
+        ranks_per_node = 0
+        """
+    )
+    assert "6 faults" in message
+    for part in (
+        "name: expected letters",
+        "repeets: no such key. Did you mean 'repeats'?",
+        "training.presicion: no such key. Did you mean 'precision'?",
+        "training.global_batch: input should be a valid integer, got 'many'",
+        "workloads[1].name: expected one of 'complex-small', 'simple-big' or 'tiny', got 'tinyy'",
+        "trials[1].ranks_per_node",
+    ):
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (GOOD.replace("schema = 1", "schema = 2"), "schema"),
+        (GOOD.replace("schema = 1", ""), "schema: expected, but missing"),
+        (GOOD.replace("[[trials]]", "[[trials]]\nranks_per_node = 2"), '"sequential" is one'),
+        (GOOD.replace("[[trials]]", "[[trials]]\nthreads_per_rank = 2"), '"intraop"'),
+        (GOOD.replace("[[trials]]", '[[trials]]\ntransport = "gloo"'), "no peers"),
+        (GOOD + TWO_RANKS + 'transport = "none"', "must average gradients"),
+        (GOOD + TWO_RANKS.replace('"mpi"', '"spark"') + 'transport = "mpi"', 'launcher = "mpi"'),
+        (GOOD + TWO_RANKS.replace("= 2", "= 1"), "at least 2"),
+        (GOOD + TWO_RANKS + "nodes = 2", "[network] interface"),
+        (GOOD + TWO_RANKS.replace('"mpi"', '"torchrun"') + "nodes = 2", "this node only"),
+        (GOOD + TWO_RANKS + TWO_RANKS, "use `repeats` to repeat"),
+        (GOOD.replace("sequential", "intraop"), "expected the baseline"),
+        (GOOD + '[[workloads]]\nname = "tiny"\n', "each name once"),
+        ("[training]\nmax_steps = 4\nwarmup_steps = 4\n" + GOOD, None),
+    ],
+)
+def test_what_cannot_work_is_refused_with_reason(text, expected):
+    if expected is None:  # keys before the first table belong to the document: reorder
+        text = GOOD + "[training]\nmax_steps = 4\nwarmup_steps = 4\n"
+        expected = "leaves nothing to measure"
+    assert expected in faults_of(text)
+
+
+def test_batch_that_cannot_be_divided_names_one_that_can():
+    message = faults_of(
+        GOOD.replace('name = "tiny"', 'name = "tiny"\nglobal_batch = 33') + TWO_RANKS
+    )
+    assert "33 cannot be divided among 2 ranks; use a multiple of 2, say 34" in message
+
+
+def test_numbers_are_not_made_from_text():
+    assert "seed" in faults_of(GOOD.replace("schema = 1", 'schema = 1\nseed = "1"'))

@@ -1,0 +1,106 @@
+"""A process table in memory, and a /proc of files, both with numbers that tests choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline.telemetry.procfs import ContextSwitches, ProcessStat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@dataclass
+class FakeProcesses:
+    """Implements ProcessSource; 100 ticks a second, as Linux."""
+
+    ticks_per_s: int = 100
+    table: dict[int, ProcessStat] = field(default_factory=dict)
+    switches: dict[int, dict[int, ContextSwitches]] = field(default_factory=dict)
+    pss: dict[int, int] = field(default_factory=dict)
+    denied: set[int] = field(default_factory=set)
+    listings: int = 0
+    reads: list[int] = field(default_factory=list)
+    before_stat: Callable[[int], None] | None = None  # what happens just before a process is read
+
+    def add(self, pid: int, ppid: int, **changes: int | bool) -> None:
+        stat = ProcessStat(
+            pid=pid,
+            ppid=ppid,
+            session=1,
+            start_ticks=pid,
+            ended=False,
+            own_ticks=0,
+            children_ticks=0,
+            threads=1,
+            rss_bytes=1000,
+        )
+        self.table[pid] = stat._replace(**changes)  # type: ignore[arg-type]
+
+    def change(self, pid: int, **changes: int | bool) -> None:
+        self.table[pid] = self.table[pid]._replace(**changes)  # type: ignore[arg-type]
+
+    def reap(self, pid: int, by: int | None) -> None:
+        """`pid` ends and `by` (None: a process outside the table) has waited for it; its children
+        go to init."""
+        ended = self.table.pop(pid)
+        if by is not None:
+            taken = self.table[by].children_ticks + ended.own_ticks + ended.children_ticks
+            self.change(by, children_ticks=taken)
+        for other in list(self.table.values()):
+            if other.ppid == pid:
+                self.change(other.pid, ppid=1)
+
+    def pids(self) -> set[int]:
+        self.listings += 1
+        return set(self.table)
+
+    def stat(self, pid: int) -> ProcessStat | None:
+        self.reads.append(pid)
+        if self.before_stat is not None:
+            self.before_stat(pid)
+        if pid in self.denied:
+            raise PermissionError(13, "denied", str(pid))
+        return self.table.get(pid)
+
+    def thread_switches(self, pid: int) -> dict[int, ContextSwitches]:
+        return self.switches.get(pid, {})
+
+    def pss_bytes(self, pid: int) -> int | None:
+        if pid in self.denied:
+            raise PermissionError(13, "denied", str(pid))
+        return self.pss.get(pid)
+
+
+@pytest.fixture
+def processes() -> FakeProcesses:
+    return FakeProcesses()
+
+
+@dataclass(frozen=True)
+class FakeProc:
+    """Writes files in the kernel's own format below `root`."""
+
+    root: Path
+
+    def add(self, pid: int, stat: str, switches: dict[int, tuple[int, int]] | None = None) -> None:
+        folder = self.root / str(pid)
+        folder.mkdir(parents=True)
+        (folder / "stat").write_text(stat)
+        for thread, (voluntary, involuntary) in (switches or {}).items():
+            (folder / "task" / str(thread)).mkdir(parents=True)
+            (folder / "task" / str(thread) / "status").write_text(
+                f"Name:\tpython\nThreads:\t2\nvoluntary_ctxt_switches:\t{voluntary}\n"
+                f"nonvoluntary_ctxt_switches:\t{involuntary}\n"
+            )
+
+
+@pytest.fixture
+def fake_proc(tmp_path: Path) -> FakeProc:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 1 kB\n")
+    return FakeProc(tmp_path / "proc")
