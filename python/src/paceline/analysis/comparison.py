@@ -1,0 +1,247 @@
+"""What a comparison says, as values; `to_json` is the schema of `paceline compare --json`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.analysis.phases import PHASES, STEP_PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline.analysis.identity import Identity
+    from paceline.analysis.phases import Phases, RankPhases
+    from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.statistics import Interval, Series
+    from paceline.analysis.steps import GlobalSteps
+    from paceline.analysis.usage import Usage
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialAnalysis:
+    """One finished trial with all that was computed of it alone."""
+
+    record: TrialRecord
+    steps: GlobalSteps
+    phases: list[RankPhases]
+    usage: Usage
+    identity: Identity | None
+    images_per_s: Series | None
+    step_s: Series | None
+    time_to_first_step_s: float | None
+
+    @property
+    def repeat(self) -> int:
+        return self.record.trial.repeat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One configuration: medians over its finished repeats. None is what was not measured."""
+
+    configuration: str
+    workload: str
+    launcher: str
+    transport: str
+    local_strategy: str
+    nodes: int
+    ranks: int
+    ranks_per_node: int
+    threads_per_rank: int
+    precision: str
+    memory_format: str
+    bucket_mb: float
+    global_batch: int
+    repeats: int
+    is_baseline: bool
+    images_per_s: Interval | None
+    step_s: Interval | None
+    speedup: Interval | None
+    efficiency: Interval | None
+    images: int | None  # trained on after the warm-up, all repeats
+    images_per_s_overall: float | None  # those over the time they took: a mean, stalls included
+    time_to_first_step_s: float | None
+    wall_s: float | None
+    phases_s: Phases
+    step_phases_s: Phases
+    other_parts_s: Phases  # the known parts of `other`
+    cpu_percent: float | None
+    iowait_percent: float | None
+    ram_percent_peak: float | None
+    threads_median: float | None
+    final_loss: float | None
+    identical: bool | None
+    max_abs_weight_diff: float | None
+    weights_sha256: str | None
+    notes: tuple[str, ...]
+
+    @property
+    def cores(self) -> int:
+        return self.ranks * self.threads_per_rank
+
+    @property
+    def ranked(self) -> bool:
+        """Whether its speed may be set against others': only the same training may."""
+        return self.identical is True and self.images_per_s is not None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "configuration": self.configuration,
+            "workload": self.workload,
+            "launcher": self.launcher,
+            "transport": self.transport,
+            "local_strategy": self.local_strategy,
+            "nodes": self.nodes,
+            "ranks": self.ranks,
+            "threads_per_rank": self.threads_per_rank,
+            "precision": self.precision,
+            "memory_format": self.memory_format,
+            "bucket_mb": self.bucket_mb,
+            "global_batch": self.global_batch,
+            "repeats": self.repeats,
+            "is_baseline": self.is_baseline,
+            "images_per_s": interval_json(self.images_per_s),
+            "step_s": interval_json(self.step_s),
+            "speedup": interval_json(self.speedup),
+            "efficiency": interval_json(self.efficiency),
+            "images": self.images,
+            "images_per_s_overall": self.images_per_s_overall,
+            "time_to_first_step_s": self.time_to_first_step_s,
+            "wall_s": self.wall_s,
+            "phases_s": {name: self.phases_s.get(name) for name in PHASES},
+            "step_phases_s": {name: self.step_phases_s.get(name) for name in STEP_PHASES},
+            "other_parts_s": dict(self.other_parts_s),
+            "cpu_percent": self.cpu_percent,
+            "iowait_percent": self.iowait_percent,
+            "ram_percent_peak": self.ram_percent_peak,
+            "threads_median": self.threads_median,
+            "final_loss": self.final_loss,
+            "identical": self.identical,
+            "max_abs_weight_diff": self.max_abs_weight_diff,
+            "weights_sha256": self.weights_sha256,
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tie:
+    """Two configurations whose difference is inside the noise: the ratio's interval holds 1."""
+
+    workload: str
+    faster: str  # configuration, by the medians
+    slower: str
+    ratio: Interval
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "workload": self.workload,
+            "configurations": [self.faster, self.slower],
+            "ratio": self.ratio.to_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The step phase in which two configurations differ most, seconds a step."""
+
+    phase: str
+    faster_s: float
+    slower_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """A workload's fastest configuration among those that are the same training."""
+
+    workload: str
+    configuration: str
+    speedup: Interval | None
+    tied_with: tuple[str, ...]
+    runner_up: str | None  # the fastest that it is not tied with
+    over_runner_up: Interval | None
+    reason: Difference | None  # against the runner-up
+
+    def to_json(self) -> dict[str, Any]:
+        reason = self.reason
+        return {
+            "workload": self.workload,
+            "configuration": self.configuration,
+            "speedup": interval_json(self.speedup),
+            "tied_with": list(self.tied_with),
+            "runner_up": self.runner_up,
+            "over_runner_up": interval_json(self.over_runner_up),
+            "reason": None
+            if reason is None
+            else {
+                "phase": reason.phase,
+                "faster_s": reason.faster_s,
+                "slower_s": reason.slower_s,
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfinishedTrial:
+    """A trial that is not in the table: it failed, or has no outcome."""
+
+    trial_id: str
+    configuration: str
+    workload: str
+    status: str
+    exit_code: int | None
+    message: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "trial_id": self.trial_id,
+            "configuration": self.configuration,
+            "workload": self.workload,
+            "status": self.status,
+            "exit_code": self.exit_code,
+            "message": self.message,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A whole run: rows by workload, fastest first, those that are not ranked last."""
+
+    experiment: str
+    rows: tuple[Row, ...]
+    baselines: Mapping[str, str]  # configuration by workload
+    ties: tuple[Tie, ...]
+    best: Mapping[str, Best]  # by workload
+    unfinished: tuple[UnfinishedTrial, ...]
+    flags: tuple[str, ...]
+    trials: Mapping[str, tuple[TrialAnalysis, ...]]  # by configuration, in order of repeat
+    manifest: Mapping[str, Any]
+
+    @property
+    def workloads(self) -> list[str]:
+        return list(dict.fromkeys(row.workload for row in self.rows))
+
+    def rows_of(self, workload: str) -> list[Row]:
+        return [row for row in self.rows if row.workload == workload]
+
+    def row(self, configuration: str) -> Row:
+        return next(row for row in self.rows if row.configuration == configuration)
+
+    def to_json(self) -> dict[str, Any]:
+        """The schema of the command line contract; keys are only ever added."""
+        return {
+            "schema": SCHEMA,
+            "experiment": self.experiment,
+            "baseline": dict(self.baselines),
+            "rows": [row.to_json() for row in self.rows],
+            "ties": [tie.to_json() for tie in self.ties],
+            "best": {workload: best.to_json() for workload, best in self.best.items()},
+            "unfinished": [trial.to_json() for trial in self.unfinished],
+            "flags": list(self.flags),
+        }
+
+
+def interval_json(interval: Interval | None) -> dict[str, float] | None:
+    return None if interval is None else interval.to_json()

@@ -1,0 +1,92 @@
+"""How far two safetensors files differ, tensor by tensor, in bounded memory.
+
+VGG16's largest tensor alone has 411 MB, so tensors are read from the memory map in pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from paceline.errors import DataError, NotComparable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+_PIECE_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorDifference:
+    """One tensor of ours against the baseline's; nan where a value is not finite."""
+
+    name: str
+    difference_l2: float
+    baseline_l2: float
+    max_abs: float
+
+
+def tensor_differences(ours: Path, baseline: Path) -> list[TensorDifference]:
+    """Compare every tensor, in order of name.
+
+    Raises NotComparable if the files do not hold tensors of the same names and shapes in fp32,
+    DataError if one cannot be read.
+    """
+    try:
+        with (
+            safe_open(str(ours), framework="numpy") as a,
+            safe_open(str(baseline), framework="numpy") as b,
+        ):
+            names = sorted(b.keys())
+            if sorted(a.keys()) != names:
+                odd = sorted(set(a.keys()) ^ set(names))
+                raise NotComparable(
+                    f"{ours}: expected the tensors of {baseline}; in one only: {odd}"
+                )
+            return [_difference(name, a, b, ours) for name in names]
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{ours} or {baseline}: not readable as safetensors: {error}") from error
+
+
+def _difference(name: str, ours: Any, baseline: Any, path: Path) -> TensorDifference:
+    a, b = ours.get_slice(name), baseline.get_slice(name)
+    if a.get_shape() != b.get_shape() or {a.get_dtype(), b.get_dtype()} != {"F32"}:
+        raise NotComparable(
+            f"{path}: tensor {name}: expected F32 of shape {b.get_shape()}, "
+            f"got {a.get_dtype()} {a.get_shape()} (baseline: {b.get_dtype()})"
+        )
+    squares = base = 0.0
+    largest = 0.0
+    for x, y in _pieces(name, ours, baseline, a.get_shape()):
+        difference = x.astype(np.float64) - y
+        squares += float(np.vdot(difference, difference))
+        base += float(np.vdot(y, y.astype(np.float64)))
+        if difference.size:
+            # np.maximum, unlike max, keeps a nan
+            largest = float(np.maximum(largest, np.abs(difference).max()))
+    return TensorDifference(
+        name=name,
+        difference_l2=math.sqrt(squares),
+        baseline_l2=math.sqrt(base),
+        max_abs=largest,
+    )
+
+
+def _pieces(
+    name: str, ours: Any, baseline: Any, shape: list[int]
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    if not shape:
+        yield ours.get_tensor(name), baseline.get_tensor(name)
+        return
+    a, b = ours.get_slice(name), baseline.get_slice(name)
+    rows = max(1, _PIECE_ELEMENTS // max(1, math.prod(shape[1:])))
+    for start in range(0, shape[0], rows):
+        end = min(start + rows, shape[0])
+        yield a[start:end], b[start:end]

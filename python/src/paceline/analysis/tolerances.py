@@ -1,0 +1,77 @@
+"""How far two runs of the same training may differ, and where the numbers come from.
+
+Distributing a batch changes the order in which its gradients are added, nothing else. Adding m
+numbers in another order changes the sum by at most about m*u relative to the sum of magnitudes,
+and by about sqrt(m)*u where roundings are independent (Higham, Accuracy and Stability of Numerical
+Algorithms, 2nd ed., chapter 4; Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019). With
+
+- u = 2^-24, the unit roundoff of fp32 (IEEE 754);
+- m = 2^18: the first convolution of AlexNet at batch 64 adds 64 x 55 x 55 = 2^17.6 terms a weight,
+  so sqrt(m) = 2^9;
+- 16 = 2^4 layers with weights (VGG16), through which the differences pass and add up,
+
+the gradient of the first step may differ by 2^-24 * 2^9 * 2^4 = 2^-11 of its norm. The smallest
+mistake that matters is one sample too many or too few in a batch of some hundred, about 2^-7; a
+sum in place of a mean over two ranks is 1.
+
+Under bf16 autocast products are added in fp32 and results rounded to u = 2^-9; sixteen layers
+forward and backward give 2^5 roundings: 2^-4. Against an fp32 baseline, units of ReLU and
+max-pooling also decide otherwise (measured: 0.21 on a small AlexNet), hence 2^-2.
+
+Over n steps the differences grow: momentum sums them twice, as n^2, and later they grow
+exponentially, because the loss is not convex (measured on a small AlexNet, learning rate 0.01,
+relative to the update: 3e-5 after 1 step, 8e-3 after 24, 0.13 after 48). So weights may differ by
+n^2 times the gradient's tolerance, at most a quarter of the distance that training moved them
+(fp32; half of it for bf16), which is what mistakes still exceed: a sum for a mean over k ranks
+differs by k - 1, ranks that do not exchange gradients by about sqrt(1 - 1/k). After
+`WEIGHTS_HORIZON_STEPS` rounding alone may have grown that far, and the weights prove nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from paceline.spec.values import Precision
+
+UNIT_ROUNDOFF_FP32 = 2.0**-24
+WEIGHTS_HORIZON_STEPS = 64
+
+Arithmetic = Literal["fp32", "bf16", "bf16 against fp32"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """Relative tolerances; `loss` and `gradient` are of step 1, `weights` after all steps."""
+
+    arithmetic: Arithmetic
+    steps: int
+    loss: float
+    gradient: float
+    weights: float
+
+    @property
+    def weights_judged(self) -> bool:
+        """Whether so few steps were taken that the final weights prove anything."""
+        return self.steps <= WEIGHTS_HORIZON_STEPS
+
+
+_GRADIENT: dict[Arithmetic, float] = {"fp32": 2.0**-11, "bf16": 2.0**-4, "bf16 against fp32": 0.25}
+_WEIGHTS_LIMIT: dict[Arithmetic, float] = {"fp32": 0.25, "bf16": 0.5, "bf16 against fp32": 0.5}
+
+
+def tolerance(ours: Precision, baseline: Precision, steps: int) -> Tolerance:
+    """The tolerance for a trial in precision `ours` against a baseline, after `steps` steps."""
+    arithmetic: Arithmetic = "bf16 against fp32"
+    if ours == baseline:
+        arithmetic = ours
+    gradient = _GRADIENT[arithmetic]
+    return Tolerance(
+        arithmetic=arithmetic,
+        steps=steps,
+        # the loss is the end of the forward half of the same computation
+        loss=min(gradient, _GRADIENT["bf16"]),
+        gradient=gradient,
+        weights=min(gradient * steps**2, _WEIGHTS_LIMIT[arithmetic]),
+    )

@@ -1,0 +1,153 @@
+"""The report: one self-contained HTML page that needs no network and prints well."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, field
+from importlib.resources import files as package_files
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from paceline.analysis.compare import compare_run
+from paceline.analysis.phases import PHASES
+from paceline.records.files import write_text
+from paceline.report import figures, paper, sections, wording
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from paceline.analysis.comparison import Comparison
+    from paceline.records.layout import RunFiles
+    from paceline.report.figures import Chart
+
+_TEMPLATE = "document.html.j2"
+
+
+@dataclass(slots=True)
+class ChartBook:
+    """The page's figures by the name that the template's places refer to."""
+
+    charts: dict[str, Chart] = field(default_factory=dict)
+
+    def add(self, chart: Chart) -> str:
+        """Keep `chart`; returns its name."""
+        name = f"chart{len(self.charts)}"
+        self.charts[name] = chart
+        return name
+
+    def __getitem__(self, name: str) -> Chart:
+        return self.charts[name]
+
+    def scripts(self) -> list[tuple[str, Markup]]:
+        """Each chart's name and its JSON, safe within a script element."""
+        return [(name, _script_json(chart.json)) for name, chart in self.charts.items()]
+
+
+def write_report(run: RunFiles, out: Path) -> None:
+    """Write the report on the finished trials of `run` to `out`.
+
+    Raises NotComparable if no trial has finished, DataError if a file is damaged. Without a
+    finished baseline the page says so and shows no speedup.
+    """
+    write_text(out, render(compare_run(run, require_baseline=False)))
+
+
+def render(comparison: Comparison) -> str:
+    """The whole page as text."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(
+        number=wording.number,
+        percent=wording.percent,
+        interval=wording.with_bounds,
+    )
+    source = package_files("paceline.report").joinpath(_TEMPLATE).read_text("utf-8")
+    book = ChartBook()
+    context = _context(comparison, book)
+    return environment.from_string(source).render(
+        **context, book=book, plotly=_script(figures.plotly_js())
+    )
+
+
+def _context(comparison: Comparison, book: ChartBook) -> dict[str, Any]:
+    manifest = comparison.manifest
+    return {
+        "comparison": comparison,
+        "created": _date(manifest.get("created_unix_s")),
+        "manifest": manifest,
+        "machine": sections.machine(comparison),
+        "headlines": [wording.headline(comparison, w) for w in comparison.workloads],
+        "paper_source": paper.SOURCE,
+        "paper_table": sections.paper_table(comparison),
+        "workloads": [_workload(comparison, w, book) for w in comparison.workloads],
+        "phases": [(p, wording.PHASE_WORDS[p], wording.PHASE_MEANINGS[p]) for p in PHASES],
+        "shades": figures.shades(),
+        "resources": _resources(comparison, book),
+        "identity": sections.identity_rows(comparison),
+        "environments": sections.environment_rows(comparison),
+        "commands": sections.commands(comparison),
+        "versions": sections.versions(comparison),
+        "data": sections.data_rows(manifest),
+        "sidecar": sections.sidecar_cost(comparison),
+        "unfinished": comparison.unfinished,
+        "flags": comparison.flags,
+        "short_name": wording.short_name,
+        "verdict_mark": wording.verdict_mark,
+        "tied_names": wording.tied_names,
+        "not_measured": wording.NOT_MEASURED,
+    }
+
+
+def _workload(comparison: Comparison, workload: str, book: ChartBook) -> Mapping[str, Any]:
+    rows = comparison.rows_of(workload)
+    has_speedup = any(r.speedup is not None for r in rows)
+    return {
+        "name": workload,
+        "rows": rows,
+        "speedup": book.add(figures.speedup_chart(comparison, workload)) if has_speedup else None,
+        "rank_time": book.add(figures.rank_time_chart(comparison, workload)),
+        "step_time": book.add(figures.step_time_chart(comparison, workload)),
+        "distribution": book.add(figures.step_distribution_chart(comparison, workload)),
+        "loss": book.add(figures.loss_chart(comparison, workload)),
+    }
+
+
+def _resources(comparison: Comparison, book: ChartBook) -> list[dict[str, Any]]:
+    """For each configuration its repeats, for each of those the pairs of charts of its hosts."""
+    found = []
+    for row in comparison.rows:
+        repeats = [
+            {
+                "repeat": trial.repeat,
+                "hosts": [
+                    (book.add(use), book.add(idle)) for use, idle in figures.resource_charts(trial)
+                ],
+            }
+            for trial in comparison.trials[row.configuration]
+        ]
+        sampled = [r for r in repeats if r["hosts"]]
+        if sampled:
+            name = f"{row.workload}: {wording.short_name(row)}"
+            found.append({"name": name, "row": row, "repeats": sampled})
+    return found
+
+
+def _date(unix_s: float | None) -> str | None:
+    if unix_s is None:
+        return None
+    moment = dt.datetime.fromtimestamp(unix_s, tz=dt.UTC)
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
+
+
+def _script_json(text: str) -> Markup:
+    """JSON for a script element: no `<` can end the element, whatever a name or a log holds."""
+    return Markup(text.replace("<", "\\u003c"))  # noqa: S704
+
+
+def _script(text: str) -> Markup:
+    """JavaScript of our own supply, without what would end its element."""
+    return Markup(text.replace("</script", "<\\/script"))  # noqa: S704

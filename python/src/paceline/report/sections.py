@@ -1,0 +1,227 @@
+"""The tables of the report as plain values; the template only lays them out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.report import wording
+from paceline.report.paper import PAPER_ROWS, USE_CASES, paper_row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from paceline.analysis.comparison import Comparison, Row, TrialAnalysis
+    from paceline.analysis.identity import Check
+    from paceline.records.rows import RankEnvironment
+
+_CHECK_WORDS = {
+    "ledger": "samples of every step",
+    "training": "training values",
+    "initial_weights": "initial weights",
+    "first_loss": "loss of step 1",
+    "first_gradient": "gradient of step 1",
+    "final_weights": "final weights",
+}
+_MARKS = {True: "✓", False: "✗", None: "?"}
+
+
+def paper_table(comparison: Comparison) -> dict[str, Any]:
+    """The paper's layout: technology by use case, ours beside the paper's.
+
+    {"use_cases": [...], "rows": [{"technology", "ours": bool, "cells": [(ours, paper)]}]}
+    The paper's lines that nothing of ours corresponds to come last.
+    """
+    cases = [*USE_CASES, *(w for w in comparison.workloads if w not in USE_CASES)]
+    by_way: dict[str, dict[str, Row]] = {}
+    for row in comparison.rows:
+        if not row.is_baseline:
+            by_way.setdefault(wording.short_name(row), {})[row.workload] = row
+    rows = []
+    matched = set()
+    for way, by_workload in by_way.items():
+        paper = paper_row(next(iter(by_workload.values())))
+        if paper is not None:
+            matched.add(paper.technology)
+        rows.append(
+            {
+                "technology": way,
+                "paper": None if paper is None else f"{paper.technology} (table {paper.table})",
+                "cells": [
+                    (
+                        by_workload.get(case),
+                        None if paper is None else paper.speedups.get(case),
+                    )
+                    for case in cases
+                ],
+            }
+        )
+    rows += [
+        {
+            "technology": None,
+            "paper": f"{p.technology} (table {p.table})",
+            "cells": [(None, p.speedups.get(case)) for case in cases],
+        }
+        for p in PAPER_ROWS
+        if p.technology not in matched
+    ]
+    return {"use_cases": cases, "rows": rows}
+
+
+def identity_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """Every check of every configuration: of its repeats, the one that fared worst."""
+    found = []
+    for row in comparison.rows:
+        trials = comparison.trials[row.configuration]
+        identities = [t.identity for t in trials if t.identity is not None]
+        if not identities:
+            continue
+        checks = [_worst(same) for same in zip(*(i.checks for i in identities), strict=False)]
+        found.append(
+            {
+                "row": row,
+                "name": f"{row.workload}: {wording.short_name(row)}",
+                "arithmetic": identities[0].arithmetic,
+                "baseline": identities[0].baseline_id,
+                "checks": [_check_cells(check) for check in checks],
+            }
+        )
+    return found
+
+
+def _worst(checks: Iterable[Check]) -> Check:
+    severity = {False: 2, None: 1, True: 0}
+    return max(checks, key=lambda c: (severity[c.passed], c.value or 0.0))
+
+
+def _check_cells(check: Check) -> dict[str, Any]:
+    return {
+        "name": _CHECK_WORDS.get(check.name, check.name),
+        "mark": _MARKS[check.passed] if check.decisive else wording.NOT_MEASURED,
+        "value": check.value,
+        "tolerance": check.tolerance,
+        "reason": check.reason,
+    }
+
+
+def environment_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """What each rank of each configuration's first repeat really had."""
+    return [
+        {
+            "name": f"{row.workload}: {wording.short_name(row)}" if number == 0 else "",
+            "environment": environment,
+            "affinity": _ranges(environment.affinity),
+            "omp": _settings(environment.omp_environment),
+            "limits": _limits(environment),
+        }
+        for row in comparison.rows
+        for number, environment in enumerate(_environments(comparison.trials[row.configuration][0]))
+    ]
+
+
+def _environments(trial: TrialAnalysis) -> list[RankEnvironment]:
+    return [r.environment for r in trial.record.ranks if r.environment is not None]
+
+
+def commands(comparison: Comparison) -> list[tuple[str, str]]:
+    """Trial and exact command, configuration by configuration."""
+    return [
+        (trial.record.trial.id, trial.record.command.strip())
+        for row in comparison.rows
+        for trial in comparison.trials[row.configuration]
+        if trial.record.command
+    ]
+
+
+def versions(comparison: Comparison) -> list[tuple[str, str]]:
+    """Library versions as planned, and as the ranks found them."""
+    found: dict[str, set[str]] = {}
+    for name, version in _mapping(comparison.manifest, "versions").items():
+        found.setdefault(name, set()).add(str(version))
+    for trials in comparison.trials.values():
+        for trial in trials:
+            for environment in _environments(trial):
+                for name, version in environment.versions.items():
+                    found.setdefault(name, set()).add(version)
+    return [(name, ", ".join(sorted(values))) for name, values in sorted(found.items())]
+
+
+def machine(comparison: Comparison) -> list[tuple[str, str]]:
+    """Facts of the host that the run was started on, else what the ranks say of theirs."""
+    facts = [
+        (_words(name), _fact(name, value))
+        for name, value in _mapping(comparison.manifest, "host").items()
+        if not isinstance(value, dict)
+    ]
+    if facts:
+        return facts
+    environments = [
+        e for trials in comparison.trials.values() for t in trials for e in _environments(t)
+    ]
+    hosts = {e.host: e.cpu_model for e in environments}
+    return [(host, model) for host, model in sorted(hosts.items())]
+
+
+def data_rows(manifest: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Facts of each workload's data set, and how long its ingest took (apart from all trials)."""
+    ingest = _mapping(manifest, "ingest_s")
+    rows = []
+    for workload, facts in _mapping(manifest, "data").items():
+        known = facts if isinstance(facts, dict) else {"data set": facts}
+        listed = [(_words(name), _fact(name, value)) for name, value in known.items()]
+        if workload in ingest:
+            listed.append(("ingest, s (in no trial's time)", wording.number(ingest[workload])))
+        rows.append((workload, listed))
+    return rows
+
+
+def sidecar_cost(comparison: Comparison) -> dict[str, float] | None:
+    """The dearest sidecar of the run: percent of one core, and its memory."""
+    usages = [t.usage for trials in comparison.trials.values() for t in trials]
+    cores = [u.sidecar_core_percent for u in usages if u.sidecar_core_percent is not None]
+    memory = [u.sidecar_rss_peak_bytes for u in usages if u.sidecar_rss_peak_bytes is not None]
+    if not cores or not memory:
+        return None
+    return {"core_percent": max(cores), "rss_mib": max(memory) / 2**20}
+
+
+def _mapping(document: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = document.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _words(name: str) -> str:
+    return name.removesuffix("_bytes").replace("_", " ")
+
+
+def _fact(name: str, value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return _settings({str(k): str(v) for k, v in value.items()})
+    if name.endswith("_bytes") and isinstance(value, int):
+        return f"{value / 2**30:.1f} GiB"
+    return str(value)
+
+
+def _settings(settings: Mapping[str, str]) -> str:
+    return ", ".join(f"{k}={v}" for k, v in sorted(settings.items())) or wording.NOT_MEASURED
+
+
+def _limits(environment: RankEnvironment) -> str:
+    parts = []
+    if environment.cgroup_cpu_limit is not None:
+        parts.append(f"{environment.cgroup_cpu_limit:g} cores")
+    if environment.cgroup_memory_limit_bytes is not None:
+        parts.append(f"{environment.cgroup_memory_limit_bytes / 2**30:.1f} GiB")
+    return ", ".join(parts) or "none"
+
+
+def _ranges(cores: list[int]) -> str:
+    """`0-3, 8`"""
+    parts: list[list[int]] = []
+    for core in sorted(cores):
+        if parts and core == parts[-1][1] + 1:
+            parts[-1][1] = core
+        else:
+            parts.append([core, core])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts) or "none"

@@ -1,0 +1,463 @@
+"""Run directories made of known numbers: what the analysis must find is what was put in.
+
+Times are exact where `jitter` is 0: every rank of a trial ends a step at the same instant, the
+slowest rank's gradients are ready last, and transfer takes `transfer_s`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from paceline.plan.schedule import share_bounds
+from paceline.plan.trial import Placement, Training, Trial, trial_name
+from paceline.records.files import JsonlWriter, write_json
+from paceline.records.layout import RunFiles, TrialFiles
+from paceline.records.rows import (
+    SCHEMA,
+    HostSample,
+    LedgerRow,
+    Outcome,
+    RankEnvironment,
+    RankStatus,
+    SpanRow,
+    StepRow,
+    TrainingResult,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from paceline.records.rows import SpanName
+
+LAUNCHED = 1_700_000_000.0
+LEARNED = 0.02  # loss lost a step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One configuration, with the seconds that each part of it takes."""
+
+    launcher: str = "local"
+    transport: str = "none"
+    local_strategy: str = "sequential"
+    ranks: int = 1
+    threads: int = 1
+    precision: str = "fp32"
+    data_wait_s: float = 0.01
+    forward_s: float = 0.2
+    backward_s: float = 0.4  # of the last rank; others are `lead_s` faster for each rank before it
+    lead_s: float = 0.0
+    transfer_s: float = 0.05
+    optimizer_s: float = 0.02
+    other_s: float = 0.005
+    launch_s: float = 0.5
+    imports_s: float = 2.0
+    rendezvous_s: float = 0.25
+    data_load_s: float = 1.0
+    model_build_s: float = 0.125
+    bookkeeping_s: float = 0.5
+    teardown_s: float = 0.25
+    clock_offset_s: float = 0.0  # of every rank but the first
+    cpu_percent: float = 50.0
+    weights_error: float = 0.0  # relative to the update
+    gradient_error: float = 0.0
+    omp: dict[str, str] = field(default_factory=lambda: {"OMP_NUM_THREADS": "1"})
+    affinity: tuple[int, ...] | None = None
+
+    @property
+    def step_s(self) -> float:
+        peers = self.transfer_s if self.ranks > 1 else 0.0
+        work = self.data_wait_s + self.forward_s + self.backward_s
+        return work + peers + self.optimizer_s + self.other_s
+
+
+SEQUENTIAL = Way()
+INTRAOP = Way(
+    local_strategy="intraop",
+    threads=2,
+    forward_s=0.11,
+    backward_s=0.22,
+    cpu_percent=97,
+    omp={"OMP_NUM_THREADS": "2"},
+)
+TORCHRUN = Way(
+    launcher="torchrun",
+    transport="gloo",
+    local_strategy="processes",
+    ranks=2,
+    forward_s=0.1,
+    backward_s=0.21,
+    lead_s=0.01,
+    transfer_s=0.06,
+    launch_s=1.5,
+    cpu_percent=96,
+)
+MPI = Way(
+    launcher="mpi",
+    transport="mpi",
+    local_strategy="processes",
+    ranks=2,
+    forward_s=0.1,
+    backward_s=0.2,
+    lead_s=0.02,
+    transfer_s=0.01,
+    launch_s=0.8,
+    cpu_percent=98,
+)
+MPI_GLOO = dataclasses.replace(MPI, transport="gloo", transfer_s=0.055)
+SPARK = dataclasses.replace(
+    TORCHRUN, launcher="spark", launch_s=9.0, transfer_s=0.065, teardown_s=1.5
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """The training that every configuration of a fabricated run does."""
+
+    workload: str = "tiny"
+    model: str = "tiny-alexnet"
+    samples: int = 40
+    global_batch: int = 8
+    steps: int = 12
+    warmup_steps: int = 2
+    dropout: bool = False
+    time_scale: float = 1.0
+
+
+def make_run(
+    root: Path,
+    ways: Sequence[Way],
+    *,
+    cases: Sequence[Case] = (Case(),),
+    repeats: int = 1,
+    jitter: float = 0.0,
+) -> RunFiles:
+    """Fabricate a run; trial `i` starts 1000 s after the one before it."""
+    run = RunFiles(root)
+    ids: list[str] = []
+    for repeat in range(repeats):
+        for case in cases:
+            for way in ways:
+                trial = make_trial_value(way, case, repeat)
+                launched = LAUNCHED + 1000.0 * len(ids)
+                make_trial(run.trial(trial.id), trial, way, case, launched, jitter)
+                ids.append(trial.id)
+    write_json(run.manifest, _manifest(ids, cases))
+    return run
+
+
+def make_trial_value(way: Way, case: Case = Case(), repeat: int = 0) -> Trial:
+    trial = Trial.model_validate(
+        {
+            "id": "unnamed",
+            "experiment": "fabricated",
+            "repeat": repeat,
+            "launcher": way.launcher,
+            "transport": way.transport,
+            "local_strategy": way.local_strategy,
+            "placement": Placement(nodes=1, ranks_per_node=way.ranks, threads_per_rank=way.threads),
+            "training": Training(
+                workload=case.workload,
+                model=case.model,
+                dataset=f"data/{case.workload}",
+                trust_dataset=False,
+                seed=1,
+                image_size=64,
+                global_batch=case.global_batch,
+                epochs=9,
+                max_steps=case.steps,
+                warmup_steps=case.warmup_steps,
+                learning_rate=0.01,
+                momentum=0.9,
+                dropout=case.dropout,
+                reading="memory",
+                precision=way.precision,
+                memory_format="contiguous",
+            ),
+        }
+    )
+    return trial.model_copy(update={"id": trial_name(trial.configuration, repeat)})
+
+
+def make_trial(
+    files: TrialFiles, trial: Trial, way: Way, case: Case, launched: float, jitter: float = 0.0
+) -> None:
+    files.root.mkdir(parents=True, exist_ok=True)
+    files.trial.write_text(trial.model_dump_json())
+    files.command.write_text(f"paceline-fabricated --trial {trial.id} <&>\n")
+    noise = np.random.default_rng([trial.repeat, *trial.id.encode()])
+    factors = np.exp(jitter * noise.standard_normal(case.steps)) * case.time_scale
+    factors *= np.exp(0.3 * jitter * noise.standard_normal())
+    train_start = (
+        launched
+        + way.launch_s
+        + way.imports_s
+        + way.rendezvous_s
+        + way.data_load_s
+        + way.model_build_s
+    )
+    trained_s = float(way.step_s * factors.sum())
+    for rank in range(way.ranks):
+        _make_rank(
+            files,
+            trial,
+            way,
+            case,
+            rank,
+            launched=launched,
+            train_start=train_start,
+            factors=factors,
+        )
+    ended = train_start + trained_s + way.bookkeeping_s + way.teardown_s
+    _make_trace(files, way, launched, train_start, train_start + trained_s, ended)
+    _make_tensors(files, way, case)
+    write_json(
+        files.outcome,
+        dataclasses.asdict(
+            Outcome(
+                schema=SCHEMA,
+                trial_id=trial.id,
+                status="ok",
+                exit_code=0,
+                launched_unix_s=launched,
+                ended_unix_s=ended,
+                launcher_exit_status=0,
+                failed_rank=None,
+                message=None,
+            )
+        ),
+    )
+
+
+def step_samples(case: Case, step: int) -> tuple[int, list[int]]:
+    """Epoch and sample ids of a global step: each epoch in a seeded order of its own."""
+    steps_per_epoch = -(-case.samples // case.global_batch)
+    epoch, within = divmod(step, steps_per_epoch)
+    order = np.random.default_rng(epoch).permutation(case.samples)
+    return epoch, order[within * case.global_batch :][: case.global_batch].tolist()
+
+
+def _make_rank(
+    files: TrialFiles,
+    trial: Trial,
+    way: Way,
+    case: Case,
+    rank: int,
+    *,
+    launched: float,
+    train_start: float,
+    factors: NDArray[np.float64],
+) -> None:
+    own = files.rank(rank)
+    offset = way.clock_offset_s if rank else 0.0
+    at = launched + way.launch_s - offset  # this rank's clock
+    process_start = at
+    steps_end = train_start - offset + float(way.step_s * factors.sum())
+    with JsonlWriter(own.spans) as spans:
+        spent: tuple[tuple[SpanName, float], ...] = (
+            ("imports", way.imports_s),
+            ("rendezvous", way.rendezvous_s),
+            ("data_load", way.data_load_s),
+            ("model_build", way.model_build_s),
+        )
+        for name, seconds in spent:
+            spans.write(SpanRow(name=name, started_unix_s=at, ended_unix_s=at + seconds))
+            at += seconds
+        spans.write(SpanRow(name="train", started_unix_s=at, ended_unix_s=steps_end))
+        spans.write(
+            SpanRow(
+                name="bookkeeping",
+                started_unix_s=steps_end,
+                ended_unix_s=steps_end + way.bookkeeping_s,
+            )
+        )
+    with JsonlWriter(own.steps) as rows, JsonlWriter(own.ledger) as ledger:
+        for step in range(case.steps):
+            row, ids = _step_row(way, case, rank, step, at, float(factors[step]))
+            rows.write(row)
+            ledger.write(LedgerRow(step=step, epoch=row.epoch, sample_ids=ids))
+            at += row.step_s
+    # ranks with clocks of their own are on hosts of their own
+    host = f"node{rank}" if way.clock_offset_s else "node0"
+    write_json(
+        own.environment,
+        dataclasses.asdict(
+            RankEnvironment(
+                rank=rank,
+                world_size=way.ranks,
+                local_rank=rank,
+                node_index=0,
+                host=host,
+                pid=100 + rank,
+                intraop_threads=way.threads,
+                interop_threads=1,
+                omp_environment=way.omp,
+                affinity=list(way.affinity or range(rank * way.threads, (rank + 1) * way.threads)),
+                cgroup_cpu_limit=None,
+                cgroup_memory_limit_bytes=None,
+                cpu_model="Fabricated CPU @ 2.00GHz",
+                precision=trial.training.precision,
+                memory_format="contiguous",
+                transport=way.transport,
+                interface="lo",
+                clock_offset_s=offset,
+                clock_error_s=1e-5,
+                versions={"python": "3.11.9", "torch": "2.13.0"},
+                initial_weights_sha256="ab" * 32,
+            )
+        ),
+    )
+    write_json(
+        own.status,
+        dataclasses.asdict(
+            RankStatus(
+                rank=rank,
+                host=host,
+                pid=100 + rank,
+                process_started_unix_s=process_start,
+                state="done",
+            )
+        ),
+    )
+
+
+def _step_row(
+    way: Way, case: Case, rank: int, step: int, at: float, factor: float
+) -> tuple[StepRow, list[int]]:
+    epoch, ids = step_samples(case, step)
+    low, high = share_bounds(len(ids), rank, way.ranks)
+    lead = way.lead_s * (way.ranks - 1 - rank)
+    alone = way.ranks == 1
+    backward = way.backward_s - lead
+    comm = way.transfer_s + lead
+    ready = at + (way.data_wait_s + way.forward_s + backward) * factor
+    loss = 1.2 - LEARNED * step
+    return StepRow(
+        step=step,
+        epoch=epoch,
+        started_unix_s=at,
+        samples=high - low,
+        global_samples=len(ids),
+        loss_sum=loss * (high - low),
+        data_wait_s=way.data_wait_s * factor,
+        forward_s=way.forward_s * factor,
+        backward_s=backward * factor,
+        comm_s=None if alone else comm * factor,
+        comm_ready_unix_s=None if alone else ready,
+        optimizer_s=way.optimizer_s * factor,
+        other_s=way.other_s * factor,
+        step_s=way.step_s * factor,
+    ), ids[low:high]
+
+
+def _make_trace(
+    files: TrialFiles, way: Way, launched: float, train_start: float, train_end: float, ended: float
+) -> None:
+    with JsonlWriter(files.host("node0").trace) as trace:
+        trace.write({"schema": SCHEMA, "host": "node0", "cores": 2, "interval_s": 0.5})
+        ticks = np.arange(launched + 0.5, ended, 0.5)
+        for number, now in enumerate(ticks):
+            training = train_start < now <= train_end
+            loading = not training and train_start - way.data_load_s - 0.2 < now <= train_start
+            busy = way.cpu_percent if training else 25.0
+            iowait = 10.0 if loading else 1.0
+            trace.write(
+                HostSample(
+                    unix_s=float(now),
+                    cpu_user_percent=None if number == 0 else busy - 5,
+                    cpu_system_percent=None if number == 0 else 4.0,
+                    cpu_idle_percent=None if number == 0 else 100 - busy - iowait,
+                    cpu_iowait_percent=None if number == 0 else iowait,
+                    cpu_steal_percent=None if number == 0 else 0.0,
+                    cpu_other_percent=None if number == 0 else 1.0,
+                    iowait_valid=True,
+                    ram_used_bytes=4_000_000_000 if training else 2_000_000_000,
+                    ram_total_bytes=16_000_000_000,
+                    swap_used_bytes=0,
+                    disk_read_bytes=0,
+                    disk_write_bytes=0,
+                    network_sent_bytes=0,
+                    network_received_bytes=0,
+                    run_processes=way.ranks,
+                    run_cpu_seconds=0.0,
+                    run_cpu_percent=2 * busy,
+                    run_rss_bytes=10**9,
+                    run_pss_bytes=None,
+                    run_threads=7 * way.ranks + (number % 2 if not training else 0),
+                    run_voluntary_context_switches=0,
+                    run_involuntary_context_switches=0,
+                    sidecar_cpu_seconds=0.5 + 0.002 * number,
+                    sidecar_rss_bytes=30_000_000,
+                )
+            )
+
+
+def _make_tensors(files: TrialFiles, way: Way, case: Case) -> None:
+    random = np.random.default_rng(7)
+    shapes = {"features.0.weight": (4, 3, 3), "features.0.bias": (4,), "scale": ()}
+    initial = {n: random.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    gradient = {n: random.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    update = {n: np.float32(-0.01 * case.steps) * g for n, g in gradient.items()}
+    final = {n: initial[n] + update[n] * np.float32(1 + way.weights_error) for n in shapes}
+    files.gradient.parent.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {n: np.asarray(g * np.float32(1 + way.gradient_error)) for n, g in gradient.items()},
+        files.gradient,
+    )
+    save_file({n: np.asarray(w) for n, w in final.items()}, files.weights)
+    write_json(
+        files.result,
+        dataclasses.asdict(
+            TrainingResult(
+                steps=case.steps,
+                weights_sha256=hashlib.sha256(
+                    b"".join(np.asarray(final[n]).tobytes() for n in sorted(final))
+                ).hexdigest(),
+                update_l2={n: float(np.linalg.norm(final[n] - initial[n])) for n in shapes},
+                parameters=41,
+            )
+        ),
+    )
+
+
+def _manifest(ids: list[str], cases: Sequence[Case]) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "name": "fabricated",
+        "spec_toml": 'schema = 1\nname = "fabricated"\n',
+        "created_unix_s": LAUNCHED,
+        "versions": {"paceline": "0.1.0", "torch": "2.13.0", "pyspark": "3.5.9"},
+        "host": {
+            "name": "node0",
+            "cpu_model": "Fabricated CPU @ 2.00GHz",
+            "cores": 2,
+            "memory_bytes": 16_000_000_000,
+        },
+        "trials": ids,
+        "data": {
+            c.workload: {
+                "images": c.samples,
+                "classes": ["fire", "no_fire", "smoke"],
+                "path": f"data/{c.workload}",
+            }
+            for c in cases
+        },
+        "ingest_s": {c.workload: 3.25 for c in cases},
+    }
+
+
+def edit_json(path: Path, **changes: object) -> None:
+    """Change fields of a JSON file in place."""
+    document = json.loads(path.read_text())
+    document.update(changes)
+    path.write_text(json.dumps(document))

@@ -1,0 +1,224 @@
+"""From files of known numbers to rows, ties, verdicts and the JSON of the contract."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline.analysis.compare import compare_run
+from paceline.analysis.phases import PHASES
+from paceline.errors import DataError, NotComparable
+from paceline.records.layout import RunFiles
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+    from paceline.analysis.comparison import Comparison, Row
+
+_ROW_KEYS = {
+    "workload", "launcher", "transport", "local_strategy", "nodes", "ranks", "threads_per_rank",
+    "precision", "global_batch", "repeats", "images_per_s", "step_s", "speedup", "efficiency",
+    "time_to_first_step_s", "phases_s", "cpu_percent", "iowait_percent", "ram_percent_peak",
+    "threads_median", "final_loss", "identical", "max_abs_weight_diff", "weights_sha256",
+}  # fmt: skip
+
+
+def _row(comparison: Comparison, part: str) -> Row:
+    return next(r for r in comparison.rows if part in r.configuration)
+
+
+def test_a_row_holds_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -> None:
+    way = dataclasses.replace(fabricate.MPI, clock_offset_s=-7.25)
+    comparison = compare_run(fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, way]))
+    row = _row(comparison, ".mpi.")
+    # a step: 0.01 + 0.1 + 0.2 + 0.01 + 0.02 + 0.005; sequential 0.01 + 0.2 + 0.4 + 0.02 + 0.005
+    assert row.step_s is not None
+    assert row.step_s.median == pytest.approx(0.345, rel=1e-5)
+    assert row.images_per_s is not None
+    assert row.images_per_s.median == pytest.approx(8 / 0.345, rel=1e-5)
+    assert row.speedup is not None
+    assert row.speedup.median == pytest.approx(0.635 / 0.345, rel=1e-5)
+    assert row.efficiency is not None
+    assert row.efficiency.median == pytest.approx(0.635 / 0.345 / 2, rel=1e-5)
+    # launch, imports, rendezvous, data, model, one step
+    assert row.time_to_first_step_s == pytest.approx(0.8 + 2 + 0.25 + 1 + 0.125 + 0.345, rel=1e-5)
+    assert row.images == 10 * 8
+    assert row.images_per_s_overall == pytest.approx(8 / 0.345, rel=1e-5)
+    assert row.phases_s["comm_wait"] == pytest.approx(12 * 0.02 / 2, abs=1e-5)  # mean over ranks
+    assert row.cpu_percent == pytest.approx(98)
+    assert row.iowait_percent == pytest.approx(1)
+    assert row.ram_percent_peak == pytest.approx(25)
+    assert row.threads_median == 14
+    # loss falls by 0.02 a step from 1.2: mean of steps 2..11
+    assert row.final_loss == pytest.approx(1.2 - 0.02 * 6.5)
+    assert row.identical is True
+    assert row.max_abs_weight_diff == 0
+
+
+def test_the_baseline_is_one_by_definition(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL], repeats=2, jitter=0.1)
+    row = _row(compare_run(run), "sequential")
+    assert row.speedup is not None
+    assert (row.speedup.low, row.speedup.median, row.speedup.high) == (1, 1, 1)
+    assert row.phases_s["comm_wait"] is None
+
+
+def test_rows_come_fastest_first_and_what_is_not_identical_last(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    broken = dataclasses.replace(
+        fabricate.SPARK, forward_s=0.01, backward_s=0.02, weights_error=1.0, gradient_error=1.0
+    )
+    run = fabricate.make_run(
+        tmp_path, [fabricate.SEQUENTIAL, broken, fabricate.TORCHRUN, fabricate.MPI]
+    )
+    comparison = compare_run(run)
+    assert [r.launcher for r in comparison.rows] == ["mpi", "torchrun", "local", "spark"]
+    assert _row(comparison, ".spark.").identical is False
+    assert any("first_gradient" in note for note in _row(comparison, ".spark.").notes)
+    assert comparison.best["tiny"].configuration == _row(comparison, ".mpi.").configuration
+
+
+def test_best_names_the_runner_up_and_the_phase_that_makes_the_difference(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = fabricate.make_run(
+        tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.MPI_GLOO], repeats=3, jitter=0.01
+    )
+    comparison = compare_run(run)
+    best = comparison.best["tiny"]
+    assert best.tied_with == ()
+    assert best.runner_up == _row(comparison, ".mpi.gloo.").configuration
+    assert best.over_runner_up is not None
+    assert best.over_runner_up.low > 1
+    assert best.reason is not None
+    assert best.reason.phase == "comm_transfer"
+    assert best.reason.faster_s == pytest.approx(0.01, rel=0.05)
+    assert best.reason.slower_s == pytest.approx(0.055, rel=0.05)
+
+
+def test_differences_inside_the_noise_are_ties(fabricate: ModuleType, tmp_path: Path) -> None:
+    same = dataclasses.replace(fabricate.MPI, transport="gloo", transfer_s=0.0101)
+    run = fabricate.make_run(
+        tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, same], repeats=3, jitter=0.05
+    )
+    comparison = compare_run(run)
+    pairs = [{tie.faster, tie.slower} for tie in comparison.ties]
+    both = {_row(comparison, ".mpi.mpi.").configuration, _row(comparison, ".gloo.").configuration}
+    assert pairs == [both]
+    assert len(comparison.best["tiny"].tied_with) == 1
+
+
+def test_json_has_every_key_of_the_contract_and_no_nan(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
+    document = json.loads(json.dumps(compare_run(run).to_json(), allow_nan=False))
+    assert {"schema", "baseline", "rows", "ties", "best"} <= set(document)
+    for row in document["rows"]:
+        assert set(row) >= _ROW_KEYS
+        assert list(row["phases_s"]) == list(PHASES)
+        assert set(row["speedup"]) == {"median", "low", "high"}
+
+
+def test_what_was_not_measured_is_null(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL])
+    (files,) = (f for _, f in run.trials())
+    files.host("node0").trace.unlink()
+    (row,) = compare_run(run).to_json()["rows"]
+    assert row["cpu_percent"] is None
+    assert row["threads_median"] is None
+    assert row["phases_s"]["comm_transfer"] is None
+
+
+def test_iowait_counts_only_where_the_counter_is_valid(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL])
+    (files,) = (f for _, f in run.trials())
+    trace = files.host("node0").trace
+    trace.write_text(trace.read_text().replace('"iowait_valid":true', '"iowait_valid":false'))
+    row = compare_run(run).rows[0]
+    assert row.iowait_percent is None
+    assert row.cpu_percent == pytest.approx(50)
+
+
+def test_one_repeat_is_noted(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], jitter=0.05)
+    row = _row(compare_run(run), ".mpi.")
+    assert any("one repeat" in note for note in row.notes)
+
+
+def test_failed_trials_are_listed_and_the_rest_compared(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.SPARK])
+    trials = dict(run.trials())
+    failed = next(f for name, f in trials.items() if ".spark." in name)
+    fabricate.edit_json(failed.outcome, status="failed", exit_code=5, message="rank 1 was killed")
+    next(f for name, f in trials.items() if ".mpi." in name).outcome.unlink()
+    comparison = compare_run(run)
+    assert [r.launcher for r in comparison.rows] == ["local"]
+    assert {(t.status, t.message) for t in comparison.unfinished} == {
+        ("failed", "rank 1 was killed"),
+        ("not finished", None),
+    }
+
+
+def test_without_a_baseline_nothing_is_compared(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.MPI])
+    with pytest.raises(NotComparable, match="expected a finished baseline"):
+        compare_run(run)
+    row = compare_run(run, require_baseline=False).rows[0]
+    assert row.speedup is None
+    assert row.identical is None
+    assert row.images_per_s is not None
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotComparable, match=r"trials/<id>/trial\.json"):
+        compare_run(RunFiles(tmp_path))
+
+
+def test_rows_cut_short_and_fields_unknown_are_passed_over(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL])
+    (files,) = (f for _, f in run.trials())
+    with files.rank(0).steps.open("a") as file:
+        file.write('{"step": 12, "epo')
+    fabricate.edit_json(files.outcome, of_a_later_version=1)
+    assert compare_run(run).rows[0].images == 80
+
+
+def test_a_row_without_its_fields_names_the_file(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL])
+    (files,) = (f for _, f in run.trials())
+    files.rank(0).steps.write_text('{"step": 0}\n')
+    with pytest.raises(DataError, match=r"steps\.jsonl.*StepRow"):
+        compare_run(run)
+
+
+def test_precisions_share_one_baseline_for_speed(fabricate: ModuleType, tmp_path: Path) -> None:
+    fast = dataclasses.replace(
+        fabricate.SEQUENTIAL, precision="bf16", forward_s=0.1, backward_s=0.2
+    )
+    comparison = compare_run(fabricate.make_run(tmp_path, [fast, fabricate.SEQUENTIAL]))
+    assert comparison.baselines["tiny"].endswith("fp32")
+    row = _row(comparison, "bf16")
+    assert row.speedup is not None
+    assert row.speedup.median == pytest.approx(0.635 / 0.335, rel=1e-5)
+
+
+def test_analysis_needs_neither_torch_nor_plotly() -> None:
+    code = (
+        "import sys, paceline.analysis.compare as _; "
+        "sys.exit(bool({'torch', 'plotly', 'pyspark', 'mpi4py'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

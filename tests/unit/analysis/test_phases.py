@@ -1,0 +1,109 @@
+"""Times must add up to the wall time, and waiting must be told from transfer."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline.analysis.phases import communication_waits, trial_phases
+from paceline.analysis.reading import load_trial
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+    from paceline.analysis.reading import TrialRecord
+
+
+def _trial(fabricate: ModuleType, root: Path, way: object, jitter: float = 0.0) -> TrialRecord:
+    run = fabricate.make_run(root, [way], jitter=jitter)
+    return load_trial(next(files for _, files in run.trials()))
+
+
+def test_every_phase_is_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -> None:
+    way = dataclasses.replace(fabricate.MPI, clock_offset_s=-3.5)
+    first, second = trial_phases(_trial(fabricate, tmp_path, way))
+    # MPI: rank 0 is 0.02 s ahead of rank 1; 12 steps
+    assert first.whole == pytest.approx(
+        {
+            "launch": 0.8,
+            "imports": 2.0,
+            "data_load": 1.0,
+            "data_wait": 0.12,
+            "forward": 1.2,
+            "backward": 12 * 0.18,
+            "comm_wait": 12 * 0.02,
+            "comm_transfer": 12 * 0.01,
+            "optimizer": 12 * 0.02,
+            "other": 0.25 + 0.125 + 0.5 + 12 * 0.005,
+            "teardown": 0.25,
+        },
+        abs=1e-5,
+    )
+    assert second.whole["comm_wait"] == pytest.approx(0, abs=1e-5)
+    assert second.whole["backward"] == pytest.approx(12 * 0.2)
+    assert first.other_parts == pytest.approx(
+        {"rendezvous": 0.25, "model_build": 0.125, "bookkeeping": 0.5}, abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("way", ["SEQUENTIAL", "INTRAOP", "TORCHRUN", "MPI", "SPARK"])
+def test_phases_add_up_to_the_wall_time(fabricate: ModuleType, tmp_path: Path, way: str) -> None:
+    record = _trial(fabricate, tmp_path, getattr(fabricate, way), jitter=0.2)
+    assert record.outcome is not None
+    wall = record.outcome.ended_unix_s - record.outcome.launched_unix_s
+    for rank in trial_phases(record):
+        assert sum(v for v in rank.whole.values() if v is not None) == pytest.approx(wall)
+        assert rank.wall_s == pytest.approx(wall)
+
+
+def test_a_rank_alone_has_no_communication_to_measure(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    (rank,) = trial_phases(_trial(fabricate, tmp_path, fabricate.SEQUENTIAL))
+    assert rank.whole["comm_wait"] is None
+    assert rank.whole["comm_transfer"] is None
+    assert rank.step["comm_wait"] is None
+
+
+def test_step_phases_leave_out_the_warm_up_and_add_up_to_a_step(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    record = _trial(fabricate, tmp_path, fabricate.MPI)
+    slow_start = tuple(
+        dataclasses.replace(row, forward_s=9.0) if row.step < 2 else row
+        for row in record.ranks[0].steps
+    )
+    ranks = (dataclasses.replace(record.ranks[0], steps=slow_start), record.ranks[1])
+    first = trial_phases(dataclasses.replace(record, ranks=ranks))[0]
+    assert first.step["forward"] == pytest.approx(0.1)
+    assert sum(v or 0 for v in first.step.values()) == pytest.approx(fabricate.MPI.step_s)
+
+
+def test_waits_follow_the_slowest_rank_of_each_step_on_one_clock(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    way = dataclasses.replace(fabricate.MPI, ranks=4, clock_offset_s=120.0)
+    waits = communication_waits(_trial(fabricate, tmp_path, way))
+    assert waits[0][5] == pytest.approx(3 * 0.02, abs=1e-5)
+    assert waits[2][5] == pytest.approx(0.02, abs=1e-5)
+    assert waits[3][5] == pytest.approx(0, abs=1e-5)
+
+
+def test_waiting_is_at_most_the_communication(fabricate: ModuleType, tmp_path: Path) -> None:
+    record = _trial(fabricate, tmp_path, fabricate.MPI)
+    # a clock that is off by a minute must not make waits longer than what was measured
+    environment = record.ranks[1].environment
+    assert environment is not None
+    late = dataclasses.replace(
+        record.ranks[1], environment=dataclasses.replace(environment, clock_offset_s=60.0)
+    )
+    waits = communication_waits(dataclasses.replace(record, ranks=(record.ranks[0], late)))
+    assert waits[0][0] == pytest.approx(0.03)
+
+
+def test_a_trial_without_outcome_has_no_phases(fabricate: ModuleType, tmp_path: Path) -> None:
+    record = _trial(fabricate, tmp_path, fabricate.MPI)
+    assert trial_phases(dataclasses.replace(record, outcome=None)) == []

@@ -1,0 +1,166 @@
+"""Intervals must cover the truth about as often as they say, also over few repeats."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from paceline.analysis.statistics import (
+    Interval,
+    RunNoise,
+    Series,
+    median_interval,
+    ratio_interval,
+    run_noise,
+    series,
+    t_quantile,
+)
+
+
+def _repeats(
+    random: np.random.Generator, truth: float, repeats: int, between: float, within: float
+) -> dict[int, Series]:
+    """Steps with lognormal noise whose median is `truth`, and run-to-run noise on top."""
+    found = {}
+    for r in range(repeats):
+        level = truth * math.exp(between * random.standard_normal())
+        values = level * np.exp(within * random.standard_normal(30))
+        one = series(values, f"{truth}/{r}/{random.integers(1 << 30)}")
+        assert one is not None
+        found[r] = one
+    return found
+
+
+def test_median_is_that_of_the_repeats_medians() -> None:
+    repeats = {
+        i: series(np.array(v), str(i))
+        for i, v in enumerate([[1.0, 2.0, 3.0], [4.0, 4.0, 9.0], [8.0, 8.0, 8.0]])
+    }
+    interval = median_interval({k: v for k, v in repeats.items() if v is not None})
+    assert interval is not None
+    assert interval.median == pytest.approx(4.0)
+    assert interval.low <= 4.0 <= interval.high
+
+
+def test_equal_input_gives_equal_intervals() -> None:
+    values = np.random.default_rng(1).lognormal(size=40)
+    first, second = (
+        median_interval({0: s}) for s in (series(values, "a"), series(values, "a")) if s
+    )
+    assert first == second
+
+
+def test_no_steps_give_no_interval() -> None:
+    assert series(np.zeros(0), "a") is None
+    assert median_interval({}) is None
+
+
+def test_constant_steps_give_an_interval_of_no_width() -> None:
+    one = series(np.full(20, 5.0), "a")
+    assert one is not None
+    interval = median_interval({0: one})
+    assert interval is not None
+    assert (interval.low, interval.median, interval.high) == pytest.approx((5.0, 5.0, 5.0))
+
+
+def test_ratio_is_taken_within_repeats_so_a_common_drift_cancels() -> None:
+    drift = [1.0, 3.0, 0.5]
+    fast = {r: series(np.full(10, 2.0 * d), f"f{r}") for r, d in enumerate(drift)}
+    slow = {r: series(np.full(10, 1.0 * d), f"s{r}") for r, d in enumerate(drift)}
+    ratio = ratio_interval(
+        {r: s for r, s in fast.items() if s}, {r: s for r, s in slow.items() if s}
+    )
+    assert ratio is not None
+    assert (ratio.low, ratio.median, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_ratio_uses_common_repeats_only() -> None:
+    one, two, ten = (series(np.full(10, v), str(v)) for v in (1.0, 2.0, 10.0))
+    assert one is not None
+    assert two is not None
+    assert ten is not None
+    ratio = ratio_interval({0: two, 1: ten}, {0: one})
+    assert ratio is not None
+    assert ratio.median == pytest.approx(2.0)
+    assert ratio_interval({1: two}, {0: one}) is None
+
+
+def test_run_noise_leaves_out_what_a_repeat_shares() -> None:
+    # configuration x repeat: additive on the logarithm, but for one cell that is off by 0.3
+    logs = np.array([[0.0, 1.0, 2.0], [5.0, 6.0, 7.0], [3.0, 4.0, 5.3]])
+    cells = [
+        {r: Series(log_median=float(v), log_draws=np.zeros(1)) for r, v in enumerate(row)}
+        for row in logs
+    ]
+    noise = run_noise(cells)
+    assert noise is not None
+    # residual sum of squares of one outlying cell d in a 3 x 3 layout: d^2 (1-1/3)(1-1/3)
+    assert noise.degrees == 4
+    assert noise.deviation == pytest.approx(math.sqrt(0.3**2 * (2 / 3) ** 2 / 4))
+
+
+def test_one_repeat_leaves_no_run_noise_to_estimate() -> None:
+    cells = [{0: Series(log_median=v, log_draws=np.zeros(1))} for v in (0.0, 1.0)]
+    assert run_noise(cells) is None
+
+
+def test_two_repeats_are_widened_to_students_t() -> None:
+    # medians e^-0.01 and e^+0.01: own deviation 0.01 sqrt 2, t(1) = 12.706 over sqrt 2
+    repeats = {r: series(np.full(9, math.exp(v)), str(r)) for r, v in enumerate([-0.01, 0.01])}
+    interval = median_interval({r: s for r, s in repeats.items() if s})
+    assert interval is not None
+    assert math.log(interval.high) == pytest.approx(0.12706, rel=1e-6)
+    assert math.log(interval.low) == pytest.approx(-0.12706, rel=1e-6)
+
+
+def test_noise_known_from_other_configurations_narrows_two_repeats() -> None:
+    repeats = {r: series(np.full(9, math.exp(v)), str(r)) for r, v in enumerate([-0.01, 0.01])}
+    own = {r: s for r, s in repeats.items() if s}
+    alone = median_interval(own)
+    informed = median_interval(own, RunNoise(deviation=0.01, degrees=10))
+    assert alone is not None
+    assert informed is not None
+    assert informed.high < alone.high
+
+
+@pytest.mark.parametrize(
+    ("degrees", "expected"), [(1, 12.706), (4, 2.776), (11, 2.201), (20, 2.086), (60, 2.000)]
+)
+def test_t_quantiles_agree_with_the_nist_table(degrees: int, expected: float) -> None:
+    assert t_quantile(degrees) == pytest.approx(expected, abs=0.003)
+
+
+@pytest.mark.parametrize(("repeats", "between"), [(2, 0.03), (3, 0.03), (5, 0.0), (1, 0.0)])
+def test_speedup_intervals_cover_the_truth_about_as_often_as_they_say(
+    repeats: int, between: float
+) -> None:
+    random = np.random.default_rng(5)
+    truths = (10.0, 18.0, 17.0, 12.0)
+    covered = trials = 0
+    for _ in range(60):
+        measured = [_repeats(random, t, repeats, between, 0.08) for t in truths]
+        noise = run_noise(measured)
+        for truth, found in zip(truths[1:], measured[1:], strict=True):
+            interval = ratio_interval(found, measured[0], noise)
+            assert isinstance(interval, Interval)
+            covered += interval.contains(truth / truths[0])
+            trials += 1
+    assert 0.90 <= covered / trials <= 1.0
+
+
+def test_equal_configurations_are_mostly_ties_and_different_ones_are_not() -> None:
+    random = np.random.default_rng(11)
+    ties = separated = 0
+    for _ in range(40):
+        measured = [_repeats(random, t, 3, 0.01, 0.05) for t in (10.0, 10.0, 12.0, 15.0)]
+        noise = run_noise(measured)
+        same = ratio_interval(measured[1], measured[0], noise)
+        other = ratio_interval(measured[3], measured[0], noise)
+        assert same is not None
+        assert other is not None
+        ties += same.contains(1)
+        separated += not other.contains(1)
+    assert ties >= 36
+    assert separated == 40

@@ -1,0 +1,174 @@
+"""The page stands alone, holds what was measured, and runs nothing that a file brought along."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline.analysis.compare import compare_run
+from paceline.errors import NotComparable
+from paceline.records.layout import RunFiles
+from paceline.report import figures, paper
+from paceline.report.document import write_report
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+_MIB = 2**20
+
+
+class _Page(HTMLParser):
+    """Tags with their attributes, text, and scripts apart."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.scripts: list[str] = []
+        self._inside = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside != "style":
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+
+@pytest.fixture
+def run(fabricate: ModuleType, tmp_path: Path) -> RunFiles:
+    ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.MPI, fabricate.SPARK]
+    cases = [
+        fabricate.Case(workload="complex-small", model="vgg16"),
+        fabricate.Case(workload="simple-big", model="alexnet"),
+    ]
+    made: RunFiles = fabricate.make_run(tmp_path / "run", ways, cases=cases, repeats=2, jitter=0.02)
+    return made
+
+
+def _report(run: RunFiles, out: Path) -> _Page:
+    write_report(run, out)
+    assert out.stat().st_size < 8 * _MIB
+    return _Page(out.read_text("utf-8"))
+
+
+def test_the_page_needs_no_network(run: RunFiles, tmp_path: Path) -> None:
+    page = _report(run, tmp_path / "report.html")
+    for tag, attributes in page.tags:
+        assert tag not in {"link", "iframe", "img"}
+        assert "src" not in attributes
+        assert (attributes.get("href") or "#").startswith("#")
+
+
+def test_the_page_holds_the_papers_numbers_beside_ours(run: RunFiles, tmp_path: Path) -> None:
+    page = _report(run, tmp_path / "report.html")
+    for row in paper.PAPER_ROWS:
+        for value in row.speedups.values():
+            assert value is None or f" {value} " in page.words
+    assert "mpi · mpi · processes 2\u00d71 was fastest" in page.words
+    assert "GPU, model parallel (table 2)" in page.words
+
+
+def test_every_chart_has_its_data_and_its_place(run: RunFiles, tmp_path: Path) -> None:
+    page = _report(run, tmp_path / "report.html")
+    places = [a["data-chart"] for _, a in page.tags if "data-chart" in a]
+    data = {a["id"] for t, a in page.tags if t == "script" and "id" in a}
+    assert set(places) == data
+    # 5 a workload; a pair for each of 16 trials
+    assert len(places) == 2 * 5 + 2 * 16
+    for text in page.scripts[: len(places)]:
+        assert {"data", "layout"} <= set(json.loads(text))
+
+
+def test_the_page_shows_what_ranks_had_and_what_was_run(run: RunFiles, tmp_path: Path) -> None:
+    page = _report(run, tmp_path / "report.html")
+    assert "OMP_NUM_THREADS=2" in page.words
+    assert "paceline-fabricated --trial simple-big.mpi.mpi.processes.n1r2t1.fp32.r1 <&>" in (
+        page.words
+    )
+    assert "Fabricated CPU @ 2.00GHz" in page.words
+    assert "2.13.0" in page.words
+    assert "3.25" in page.words  # ingest, seconds
+
+
+def test_text_from_files_cannot_become_markup(
+    fabricate: ModuleType, run: RunFiles, tmp_path: Path
+) -> None:
+    evil = "</script><script>alert(1)</script><b>"
+    for name, files in run.trials():
+        files.command.write_text(evil)
+        if ".spark." in name:
+            fabricate.edit_json(files.outcome, status="failed", exit_code=5, message=evil)
+        for _, rank in files.ranks():
+            fabricate.edit_json(rank.environment, host=evil, cpu_model=evil)
+    fabricate.edit_json(run.manifest, host={"name": evil}, spec_toml=evil)
+    write_report(run, tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text("utf-8")
+    assert "<script>alert" not in html
+    assert "&lt;script&gt;alert(1)" in html
+
+
+def test_a_page_without_baseline_or_manifest_or_traces_still_stands(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = fabricate.make_run(tmp_path / "run", [fabricate.MPI])
+    run.manifest.unlink()
+    (files,) = (f for _, f in run.trials())
+    files.host("node0").trace.unlink()
+    files.command.unlink()
+    page = _report(run, tmp_path / "report.html")
+    assert "its baseline has not finished" in page.words
+    assert "No sidecar has written a trace" in page.words
+
+
+def test_no_finished_trial_gives_no_page(tmp_path: Path) -> None:
+    with pytest.raises(NotComparable):
+        write_report(RunFiles(tmp_path), tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_colours_are_the_same_for_a_way_of_running_in_every_workload(run: RunFiles) -> None:
+    comparison = compare_run(run)
+    colours = figures.colours(comparison)
+    for configuration, colour in colours.items():
+        way = re.sub("^(complex-small|simple-big)", "simple-big", configuration)
+        assert colours[way] == colour
+    assert len(set(colours.values())) == 4
+
+
+def test_stacked_bars_hold_every_ranks_phases(run: RunFiles) -> None:
+    comparison = compare_run(run)
+    chart = json.loads(figures.rank_time_chart(comparison, "complex-small").json)
+    labels = set(chart["data"][0]["y"])
+    assert "mpi · mpi · processes 2\u00d71  r1" in labels
+    assert len(chart["data"]) == 11
+    assert len(labels) == 1 + 1 + 2 + 2
+
+
+def test_the_paper_row_follows_launcher_and_strategy(run: RunFiles) -> None:
+    rows = {r.launcher + r.local_strategy: r for r in compare_run(run).rows_of("simple-big")}
+    assert paper.paper_speedup(rows["mpiprocesses"]) == 26.62
+    assert paper.paper_speedup(rows["sparkprocesses"]) == 0.53
+    assert paper.paper_speedup(rows["localintraop"]) == 6.15
+    assert paper.paper_speedup(rows["localsequential"]) is None
+    tiny = dataclasses.replace(rows["mpiprocesses"], workload="tiny")
+    assert paper.paper_speedup(tiny) is None

@@ -1,0 +1,92 @@
+"""The table fits the terminal and says what the comparison found."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from paceline.analysis.compare import compare_run
+from paceline.report.table import comparison_text, comparison_view
+from paceline.report.wording import number, short_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+    from paceline.analysis.comparison import Comparison
+
+
+@pytest.fixture
+def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
+    broken = dataclasses.replace(fabricate.SPARK, weights_error=1.0, gradient_error=1.0)
+    ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.TORCHRUN, fabricate.MPI, broken]
+    return compare_run(fabricate.make_run(tmp_path, ways, repeats=2, jitter=0.01))
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_no_line_is_wider_than_the_terminal(comparison: Comparison, width: int) -> None:
+    assert max(map(len, comparison_text(comparison, width).splitlines())) <= width
+
+
+def test_each_configuration_stands_on_a_line_with_its_speedup(comparison: Comparison) -> None:
+    lines = comparison_text(comparison, 120).splitlines()
+    row = next(line for line in lines if line.startswith("mpi · mpi · processes 2\u00d71"))
+    assert "1.8" in row
+    assert row.endswith("✓")
+    assert next(li for li in lines if li.startswith("spark · gloo")).endswith("✗")
+
+
+def test_the_verdict_names_the_fastest_and_why(comparison: Comparison) -> None:
+    text = " ".join(comparison_text(comparison, 120).split())
+    assert "tiny: mpi · mpi · processes 2\u00d71 was fastest" in text
+    assert "is not ranked: first_gradient" in text
+
+
+def test_a_tie_is_called_a_tie(fabricate: ModuleType, tmp_path: Path) -> None:
+    same = dataclasses.replace(fabricate.MPI, transport="gloo")
+    run = fabricate.make_run(
+        tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, same], repeats=3, jitter=0.05
+    )
+    text = " ".join(comparison_text(compare_run(run), 120).split())
+    assert "tiny: a tie between" in text
+    assert text.count("=1.") >= 2
+
+
+def test_without_colours_there_is_no_escape(comparison: Comparison) -> None:
+    assert "\x1b" not in comparison_text(comparison, 80)
+    console = Console(file=io.StringIO(), force_terminal=True, no_color=True, width=80)
+    with console.capture() as captured:
+        console.print(comparison_view(comparison, 80))
+    assert "\x1b[3" not in captured.get()  # no foreground colour
+
+
+def test_failed_trials_and_flags_are_shown(fabricate: ModuleType, tmp_path: Path) -> None:
+    way = dataclasses.replace(fabricate.MPI, affinity=(0,))
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, way, fabricate.SPARK])
+    failed = next(f for name, f in run.trials() if ".spark." in name)
+    fabricate.edit_json(failed.outcome, status="timed_out", exit_code=6, message="[bold]late[/]")
+    text = " ".join(comparison_text(compare_run(run), 100).split())
+    assert "timed_out: [bold]late[/]" in text
+    assert "its ranks could run on 1 only" in text
+
+
+def test_names_say_what_sets_configurations_apart(comparison: Comparison) -> None:
+    row = next(r for r in comparison.rows if r.launcher == "mpi")
+    assert short_name(row) == "mpi · mpi · processes 2\u00d71"
+    wide = dataclasses.replace(row, nodes=3, ranks=6, precision="bf16", bucket_mb=4.0)
+    assert short_name(wide) == "mpi · mpi · processes 3\u00d72\u00d71 · bf16 · 4 MB buckets"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "\u2013"), (0.0, "0"), (1234.5, "1234"), (93.84, "93.8"), (5.064, "5.06"),
+        (0.6824, "0.682"), (0.01234, "0.0123"), (4.88e-4, "4.88e-04"), (1.0, "1.00"),
+    ],
+)  # fmt: skip
+def test_numbers_keep_three_significant_digits(value: float | None, text: str) -> None:
+    assert number(value) == text
