@@ -1,0 +1,118 @@
+"""Synthetic data sets that are made once and kept: a preset's name is enough to get one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.data.dataset import open_dataset
+from paceline.data.synth import GENERATOR_VERSION, PRESETS, synthesise
+from paceline.errors import EnvironmentLacks, TimedOut, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_LOCK_S = 1800.0  # making the biggest preset on a slow machine
+_POLL_S = 0.5
+
+
+def default_cache_dir() -> Path:
+    """$PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline."""
+    if own := os.environ.get("PACELINE_CACHE"):
+        return Path(own)
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base, "paceline")
+    return Path.home() / ".cache" / "paceline"
+
+
+def dataset_name(preset: str, images: int, seed: int) -> str:
+    """Folder name of a preset's data set; another generator makes another name."""
+    return f"{preset}-{images}-seed{seed}-v{GENERATOR_VERSION}"
+
+
+def dataset_path(preset: str, *, images: int, seed: int, cache_dir: Path | None = None) -> Path:
+    """Where `ensure_dataset` keeps a data set, whether it is there yet or not."""
+    return (cache_dir or default_cache_dir()) / "datasets" / dataset_name(preset, images, seed)
+
+
+def ensure_dataset(
+    preset: str,
+    *,
+    images: int | None = None,
+    seed: int = 0,
+    cache_dir: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    lock_timeout_s: float = _LOCK_S,
+) -> Path:
+    """The data set of a preset, made (photos, then ingest) if it is not there yet.
+
+    One process makes it, others wait for it up to `lock_timeout_s`; it appears whole or not at
+    all. progress(done, total): painting is a third of the total, ingest the rest.
+    Raises UsageError for an unknown preset, TimedOut if another process holds the lock too long,
+    EnvironmentLacks if the folder cannot be written.
+    """
+    if preset not in PRESETS:
+        raise UsageError(f"preset: expected one of {', '.join(PRESETS)}, got {preset!r}")
+    count = PRESETS[preset].images if images is None else images
+    target = dataset_path(preset, images=count, seed=seed, cache_dir=cache_dir)
+    folder = target.parent
+    if target.is_dir():
+        return open_dataset(target).path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentLacks(
+            f"{folder}: cannot be made ({error.strerror}); set PACELINE_CACHE to a writable folder"
+        ) from None
+    with _locked(folder / f".{target.name}.lock", lock_timeout_s):
+        if not target.is_dir():
+            _make(target, preset, count, seed, progress)
+    return open_dataset(target).path
+
+
+def _make(
+    target: Path,
+    preset: str,
+    images: int,
+    seed: int,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    from paceline.data.ingest import ingest  # noqa: PLC0415  (Spark, only when something is made)
+
+    photos = target.parent / f".{target.name}.photos"
+    shutil.rmtree(photos, ignore_errors=True)  # of a process that was killed
+
+    def forward(offset: int) -> Callable[[int, int], None] | None:
+        if progress is None:
+            return None
+        return lambda done, _: progress(offset + done, 3 * images)
+
+    try:
+        synthesise(photos, preset, images, seed, forward(0))
+        ingest(photos, target, seed=seed, progress=forward(images))
+    finally:
+        shutil.rmtree(photos, ignore_errors=True)
+
+
+@contextmanager
+def _locked(path: Path, timeout_s: float) -> Iterator[None]:
+    """Hold an exclusive lock; the kernel releases it if the holder dies."""
+    deadline = time.monotonic() + timeout_s
+    with path.open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TimedOut(
+                        f"{path}: another process has been making this data set for "
+                        f"{timeout_s:.0f} s; wait for it or end it"
+                    ) from None
+                time.sleep(_POLL_S)
+        yield

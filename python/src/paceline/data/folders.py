@@ -1,0 +1,83 @@
+"""Class folders: which files of a photo folder count, and what they are called.
+
+The rule: each folder directly in the photo folder is a class, named by the folder; every regular
+file in it, at any depth, is one of its photos and must be a JPEG or PNG whatever its name ends
+with. Ignored are names that begin with a dot (also macOS's `._NAME`), `Thumbs.db`, `desktop.ini`
+and the folder `__MACOSX`; files directly in the photo folder belong to no class and are ignored.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_JUNK = frozenset({"thumbs.db", "desktop.ini", "__macosx", "ehthumbs.db", "icon\r"})
+_LAYOUT = "expected PHOTOS/CLASS/PHOTO.jpg with a folder for each of two or more classes"
+
+
+@dataclass(frozen=True, slots=True)
+class Photo:
+    """A photo's path relative to the photo folder, and its class index."""
+
+    path: str
+    label: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhotoFolder:
+    """Class names sorted, and all photos sorted by (class, path)."""
+
+    root: Path
+    classes: tuple[str, ...]
+    photos: tuple[Photo, ...]
+
+
+def scan(root: Path) -> PhotoFolder:
+    """List the photos of `root`. Raises DataError naming every class folder without a photo."""
+    if not root.is_dir():
+        what = "it is not a folder" if root.exists() else "it does not exist"
+        raise DataError(f"{root}: {_LAYOUT}, but {what}; `paceline data synth` makes an example")
+    classes = sorted(
+        entry.name for entry in root.iterdir() if entry.is_dir() and not is_junk(entry.name)
+    )
+    if len(classes) < 2:
+        found = f"only the class {classes[0]!r}" if classes else "no class folder"
+        raise DataError(f"{root}: {_LAYOUT}, found {found}")
+    photos = [
+        Photo(path, label) for label, name in enumerate(classes) for path in _files(root, name)
+    ]
+    held = {photo.label for photo in photos}
+    empty = [name for label, name in enumerate(classes) if label not in held]
+    if empty:
+        raise DataError(
+            f"{root}: class folder{'s' if len(empty) > 1 else ''} without a photo: "
+            f"{', '.join(map(repr, empty))}; add photos or remove the folder"
+        )
+    return PhotoFolder(root.resolve(), tuple(classes), tuple(photos))
+
+
+def is_junk(name: str) -> bool:
+    """Whether a file or folder of this name is ignored."""
+    return name.startswith(".") or name.casefold() in _JUNK
+
+
+def printable(path: str) -> str:
+    """`path` as valid text: bytes that are not UTF-8 are shown as \\xNN."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _files(root: Path, name: str) -> list[str]:
+    found = []
+    for folder, folders, files in os.walk(root / name):
+        folders[:] = [f for f in folders if not is_junk(f)]
+        for file in files:
+            full = os.path.join(folder, file)  # noqa: PTH118  (names need not be valid text)
+            if not is_junk(file) and os.path.isfile(full):  # noqa: PTH113
+                found.append(os.path.relpath(full, root))
+    return sorted(found)

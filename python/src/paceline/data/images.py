@@ -1,0 +1,206 @@
+"""One photo: is it whole, how is it stored, how does it become pixels.
+
+Ingest is strict so that reading can be fast: Pillow decodes every photo fully once (it raises on
+a truncated JPEG, where OpenCV only warns: opencv/opencv#6468), and what is stored is always an
+upright 8-bit RGB JPEG or PNG. Reading then trusts the checksum and uses OpenCV.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from paceline.errors import DataError, PacelineError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Three times a 60-megapixel camera; a file that unpacks to more is taken for a decompression bomb.
+MAX_PIXELS = 180_000_000
+_JPEG_QUALITY = 95
+_EXIF_ORIENTATION = 0x0112
+_REDUCED = {
+    2: cv2.IMREAD_REDUCED_COLOR_2,
+    4: cv2.IMREAD_REDUCED_COLOR_4,
+    8: cv2.IMREAD_REDUCED_COLOR_8,
+}
+
+
+class BadImage(DataError):  # noqa: N818  (reads as the sentence the user sees)
+    """The bytes are not a photo that can be used; the message says why, without the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInfo:
+    """What `inspect` found. width and height are those of the upright picture, in pixels."""
+
+    format: str  # "JPEG" or "PNG"
+    width: int
+    height: int
+    verbatim: bool  # already upright 8-bit RGB: its bytes are stored untouched
+    change: str  # why it is re-encoded, "" if verbatim
+
+
+def inspect(data: bytes) -> ImageInfo:
+    """Decode `data` fully and say what it is. Raises BadImage saying why it is not whole."""
+    with _opened(data) as image:
+        return _info(image, data)
+
+
+def normalise(data: bytes) -> tuple[bytes, ImageInfo]:
+    """The bytes to store for a photo: its own if upright 8-bit RGB, else an RGB JPEG of it.
+
+    Greyscale, CMYK, palette, transparent (laid on white), 16-bit and EXIF-rotated photos become
+    upright RGB JPEG of quality 95 without chroma subsampling. Raises BadImage.
+    """
+    with _opened(data) as image:
+        info = _info(image, data)
+        if info.verbatim:
+            return data, info
+        upright = ImageOps.exif_transpose(image)
+        target = io.BytesIO()
+        _to_rgb(upright).save(target, "JPEG", quality=_JPEG_QUALITY, subsampling=0)
+        return target.getvalue(), info
+
+
+def decode(data: bytes, image_size: int) -> NDArray[np.uint8]:
+    """Pixels of a stored photo: uint8 RGB of shape (image_size, image_size, 3).
+
+    The shorter side is scaled to `image_size`, then the centre is cut out. A JPEG is unpacked at
+    a half, a quarter or an eighth of its size where that still covers `image_size` (libjpeg
+    scales in the DCT domain: much less work, and the same result every time), then brought to
+    size with area averaging, or cubic interpolation if it is smaller. Deterministic for one
+    version of OpenCV, whatever the number of threads. Raises BadImage if OpenCV cannot decode it.
+    """
+    flags = _reduction(data, image_size) | cv2.IMREAD_IGNORE_ORIENTATION
+    bgr: Any = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), flags)
+    if bgr is None:
+        raise BadImage("expected a JPEG or PNG photo, but OpenCV cannot decode it")
+    height, width = bgr.shape[:2]
+    scale = image_size / min(height, width)
+    new_width, new_height = (
+        max(image_size, round(width * scale)),
+        max(image_size, round(height * scale)),
+    )
+    if (new_width, new_height) != (width, height):
+        method = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
+        bgr = cv2.resize(bgr, (new_width, new_height), interpolation=method)
+    top, left = (new_height - image_size) // 2, (new_width - image_size) // 2
+    square = np.ascontiguousarray(bgr[top : top + image_size, left : left + image_size])
+    rgb: Any = cv2.cvtColor(square, cv2.COLOR_BGR2RGB)
+    return np.asarray(rgb, dtype=np.uint8)
+
+
+def _reduction(data: bytes, image_size: int) -> int:
+    """OpenCV's flag for the strongest reduction that still covers `image_size`; JPEG only."""
+    if not data.startswith(b"\xff\xd8"):
+        return cv2.IMREAD_COLOR
+    shorter = jpeg_shorter_side(data)
+    for divisor in (8, 4, 2):
+        if shorter // divisor >= image_size:
+            return _REDUCED[divisor]
+    return cv2.IMREAD_COLOR
+
+
+def jpeg_shorter_side(data: bytes) -> int:
+    """The shorter side in pixels from a JPEG's frame header (ITU-T T.81, B.2.2); 0 if none."""
+    position, end = 2, len(data) - 9
+    while position < end:
+        if data[position] != 0xFF:
+            return 0
+        marker = data[position + 1]
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # SOF0..15
+            height = int.from_bytes(data[position + 5 : position + 7], "big")
+            width = int.from_bytes(data[position + 7 : position + 9], "big")
+            return min(height, width)
+        if marker == 0xFF:  # a fill byte
+            position += 1
+        elif marker == 0x01 or 0xD0 <= marker <= 0xD8:  # markers without a length
+            position += 2
+        else:
+            position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+    return 0
+
+
+class _opened:  # noqa: N801  (used like a function)
+    """Context of a fully decoded Pillow image; every way of failing becomes BadImage."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __enter__(self) -> Image.Image:
+        if not self._data:
+            raise BadImage("the file is empty (0 bytes)")
+        try:
+            with warnings.catch_warnings():
+                # Our own, documented limit is checked below, before anything is unpacked.
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+                self._image = Image.open(io.BytesIO(self._data))
+                self._check(self._image)
+                self._image.load()
+        except PacelineError:
+            raise
+        except UnidentifiedImageError:
+            if self._data.startswith((b"\xff\xd8", b"\x89PNG")):
+                raise BadImage("damaged: it begins as a photo, but holds none") from None
+            raise BadImage("not an image: expected JPEG or PNG") from None
+        except Exception as error:  # noqa: BLE001  (Pillow's decoders raise almost anything)
+            raise BadImage(f"damaged: {str(error) or type(error).__name__}") from None
+        return self._image
+
+    @staticmethod
+    def _check(image: Image.Image) -> None:
+        if image.format not in ("JPEG", "MPO", "PNG"):
+            raise BadImage(f"a {image.format} image: expected JPEG or PNG")
+        if image.width * image.height > MAX_PIXELS:
+            raise BadImage(
+                f"{image.width}x{image.height} pixels: expected at most {MAX_PIXELS} "
+                "(a decompression bomb?)"
+            )
+        if getattr(image, "is_animated", False) and image.format == "PNG":
+            raise BadImage("an animated PNG: expected a single picture")
+
+    def __exit__(self, *_: object) -> None:
+        self._image.close()
+
+
+def _info(image: Image.Image, data: bytes) -> ImageInfo:
+    orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
+    reasons = []
+    if image.format == "MPO":
+        reasons.append("several pictures in one file")
+    if image.mode != "RGB" or "transparency" in image.info:
+        kind = "RGB with transparency" if image.mode == "RGB" else image.mode
+        reasons.append(f"mode {kind}")
+    if _bits_per_channel(image, data) > 8:
+        reasons.append("16 bits a channel")
+    if orientation not in (0, 1):
+        reasons.append(f"EXIF orientation {orientation}")
+    turned = orientation in (5, 6, 7, 8)
+    width, height = (image.height, image.width) if turned else (image.width, image.height)
+    stored_format = "PNG" if image.format == "PNG" else "JPEG"
+    return ImageInfo(stored_format, width, height, not reasons, ", ".join(reasons))
+
+
+def _bits_per_channel(image: Image.Image, data: bytes) -> int:
+    """16 for a PNG whose header says so: Pillow shows 16-bit RGB as mode RGB."""
+    # PNG (ISO/IEC 15948), 11.2.2: signature 8 bytes, IHDR length and type 8, width 4, height 4.
+    return data[24] if image.format == "PNG" else 8
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode in ("I;16", "I;16B", "I;16L", "I"):
+        # 16-bit grey: Pillow's own conversion clips at 255 instead of scaling.
+        grey = (np.asarray(image, dtype=np.int64) >> 8).clip(0, 255).astype(np.uint8)
+        return Image.fromarray(grey).convert("RGB")
+    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+        picture = image.convert("RGBA")
+        paper = Image.new("RGBA", picture.size, (255, 255, 255, 255))
+        return Image.alpha_composite(paper, picture).convert("RGB")
+    return image.convert("RGB")

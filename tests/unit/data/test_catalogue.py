@@ -1,0 +1,90 @@
+"""Cached data sets: made once, under a lock, whole or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.data import catalogue
+from paceline.errors import EnvironmentLacks, TimedOut, UsageError
+
+
+@pytest.fixture
+def ingested(monkeypatch: pytest.MonkeyPatch, uneven: Any) -> list[tuple[int, int]]:
+    """Stands for Spark: records photos and seed, copies a ready data set."""
+    calls = []
+
+    def fake(photos: Path, target: Path, *, seed: int, progress: Any) -> None:
+        calls.append((sum(1 for _ in photos.glob("*/*")), seed))
+        if progress:
+            progress(2 * calls[-1][0], 2 * calls[-1][0])
+        shutil.copytree(uneven.path, target)
+
+    monkeypatch.setattr("paceline.data.ingest.ingest", fake)
+    return calls
+
+
+def test_a_data_set_is_made_once_and_then_found(
+    tmp_path: Path, ingested: list[tuple[int, int]]
+) -> None:
+    seen: list[tuple[int, int]] = []
+    first = catalogue.ensure_dataset(
+        "tiny", images=6, seed=3, cache_dir=tmp_path, progress=lambda *a: seen.append(a)
+    )
+    again = catalogue.ensure_dataset("tiny", images=6, seed=3, cache_dir=tmp_path)
+    assert first == again == tmp_path / "datasets" / "tiny-6-seed3-v1"
+    assert ingested == [(6, 3)]
+    assert seen[-1] == (18, 18)
+    assert [f.name for f in first.parent.iterdir() if f.is_dir()] == [first.name]
+    assert catalogue.ensure_dataset("tiny", images=6, seed=4, cache_dir=tmp_path) != first
+
+
+def test_a_failure_leaves_no_photos_and_no_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any, **__: Any) -> None:
+        raise EnvironmentLacks("no Java")
+
+    monkeypatch.setattr("paceline.data.ingest.ingest", failing)
+    with pytest.raises(EnvironmentLacks):
+        catalogue.ensure_dataset("tiny", images=6, cache_dir=tmp_path)
+    assert [f for f in (tmp_path / "datasets").iterdir() if f.is_dir()] == []
+
+
+def test_waiting_for_another_maker_has_an_end(
+    tmp_path: Path, ingested: list[tuple[int, int]]
+) -> None:
+    folder = tmp_path / "datasets"
+    folder.mkdir()
+    with (folder / ".tiny-6-seed0-v1.lock").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(TimedOut, match="another process"):
+            catalogue.ensure_dataset("tiny", images=6, cache_dir=tmp_path, lock_timeout_s=0.0)
+    assert ingested == []
+
+
+def test_an_unknown_preset_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="tiny"):
+        catalogue.ensure_dataset("huge", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"PACELINE_CACHE": "/own", "XDG_CACHE_HOME": "/xdg"}, "/own"),
+        ({"XDG_CACHE_HOME": "/xdg"}, "/xdg/paceline"),
+        ({"HOME": "/home/me"}, "/home/me/.cache/paceline"),
+    ],
+)
+def test_the_cache_lies_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
+) -> None:
+    for name in ("PACELINE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert catalogue.default_cache_dir() == Path(expected)

@@ -1,0 +1,103 @@
+"""Opening a data set: what is missing or damaged is named, with how to mend it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from paceline.data.dataset import inspect_dataset, local_path, open_dataset, verify_dataset
+from paceline.data.manifest import MANIFEST_NAME
+from paceline.errors import DataError, EnvironmentLacks, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_whole_data_set_opens_from_path_and_url(uneven: Any) -> None:
+    for name in (uneven.path, str(uneven.path), f"file://{uneven.path}".replace("%", "%25")):
+        dataset = open_dataset(name)
+        assert dataset.path == uneven.path
+        assert dataset.row_group_rows == (5, 3, 4, 1, 6, 4)
+        assert (dataset.samples, dataset.classes) == (23, ("fire", "no_fire", "smoke"))
+    verify_dataset(open_dataset(uneven.path))
+
+
+def test_a_missing_data_set_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLacks, match="paceline data ingest"):
+        open_dataset(tmp_path / "nothing")
+    with pytest.raises(EnvironmentLacks, match=MANIFEST_NAME):
+        open_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["/data/a#b", "/data/what?", "/data/a;b", "hdfs://nn/data"])
+def test_a_path_that_petastorm_cannot_take_is_refused(name: str) -> None:
+    with pytest.raises(UsageError):
+        local_path(name)
+
+
+def test_a_row_group_that_is_gone_cut_or_changed_is_named(dataset_of_rows: Any) -> None:
+    made = dataset_of_rows(3, 3)
+    file = made.path / "part-00001.parquet"
+    data = file.read_bytes()
+    changed = bytearray(data)
+    changed[100] ^= 1
+    file.write_bytes(changed)
+    dataset = open_dataset(made.path)
+    with pytest.raises(DataError, match=r"part-00001\.parquet: expected sha256"):
+        verify_dataset(dataset)
+    file.write_bytes(data[:-8] + b"\0" * 8)
+    with pytest.raises(DataError, match=r"part-00001\.parquet: its Parquet footer is damaged"):
+        open_dataset(made.path)
+    file.write_bytes(data[:-1])
+    with pytest.raises(DataError, match=rf"expected {len(data)} bytes, found {len(data) - 1}"):
+        open_dataset(made.path)
+    file.unlink()
+    with pytest.raises(DataError, match="missing"):
+        open_dataset(made.path)
+
+
+def test_a_data_set_without_petastorms_schema_is_incomplete(dataset_of_rows: Any) -> None:
+    made = dataset_of_rows(3, 3)
+    (made.path / "_common_metadata").unlink()
+    with pytest.raises(DataError, match="incomplete"):
+        open_dataset(made.path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 99}, "expected manifest schema 1, got 99"),
+        ({"samples": 7}, "same samples"),
+        ({"classes": None}, "not a manifest"),
+        ({"row_groups": []}, "same samples"),
+    ],
+)
+def test_a_manifest_that_does_not_add_up_is_refused(
+    dataset_of_rows: Any, change: dict[str, Any], message: str
+) -> None:
+    made = dataset_of_rows(3, 3)
+    file = made.path / MANIFEST_NAME
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(DataError, match=message):
+        open_dataset(made.path)
+
+
+def test_a_manifest_cannot_point_outside_its_folder(dataset_of_rows: Any) -> None:
+    made = dataset_of_rows(3, 3)
+    file = made.path / MANIFEST_NAME
+    document = json.loads(file.read_text())
+    document["row_groups"][0]["file"] = "../elsewhere.parquet"
+    file.write_text(json.dumps(document))
+    with pytest.raises(DataError, match="not a plain name"):
+        open_dataset(made.path)
+
+
+def test_inspect_gives_json_that_adds_up(uneven: Any) -> None:
+    found = json.loads(json.dumps(inspect_dataset(uneven.path)))
+    assert found["samples"] == 23 == sum(found["classes"].values())
+    assert found["row_groups"] == 6
+    assert found["row_group_rows"] == {"min": 1, "max": 6}
+    assert found["size_bytes"] == sum(file.stat().st_size for file in uneven.path.glob("*.parquet"))
+    assert found["untrusted"] is None

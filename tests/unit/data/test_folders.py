@@ -1,0 +1,64 @@
+"""Class folders: what counts, what is ignored, what is missing."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline.data.folders import printable, scan
+from paceline.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def put(root: Path, *names: str) -> None:
+    for name in names:
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"x")
+
+
+def test_classes_and_photos_come_sorted_and_junk_is_left_out(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        "b class/2.jpg", "b class/1.jpg", "b class/deep er/3.jpg", "ä/it's 100%.png", "ä/no suffix",
+        "b class/._1.jpg", "b class/.DS_Store", "b class/Thumbs.db", "b class/__MACOSX/1.jpg",
+        ".git/config", "__MACOSX/x.jpg", "README.txt",
+    )  # fmt: skip
+    folder = scan(tmp_path)
+    assert folder.classes == ("b class", "ä")
+    assert [(p.path, p.label) for p in folder.photos] == [
+        ("b class/1.jpg", 0), ("b class/2.jpg", 0), ("b class/deep er/3.jpg", 0),
+        ("ä/it's 100%.png", 1), ("ä/no suffix", 1),
+    ]  # fmt: skip
+
+
+def test_every_empty_class_folder_is_named(tmp_path: Path) -> None:
+    put(tmp_path, "fire/1.jpg", "smoke/Thumbs.db")
+    (tmp_path / "no_fire").mkdir()
+    with pytest.raises(DataError, match=r"without a photo: 'no_fire', 'smoke'"):
+        scan(tmp_path)
+
+
+@pytest.mark.parametrize("names", [(), ("only/1.jpg",), ("1.jpg", "2.jpg")])
+def test_fewer_than_two_classes_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    put(tmp_path, *names)
+    with pytest.raises(DataError, match="two or more classes"):
+        scan(tmp_path)
+
+
+def test_a_missing_folder_and_a_file_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        scan(tmp_path / "nowhere")
+    put(tmp_path, "file")
+    with pytest.raises(DataError, match="not a folder"):
+        scan(tmp_path / "file")
+
+
+def test_names_that_are_not_text_are_shown_escaped(tmp_path: Path) -> None:
+    put(tmp_path, "a/1.jpg", "b/1.jpg")
+    (tmp_path / "b/1.jpg").rename(tmp_path / os.fsdecode(b"b/\xff.jpg"))
+    assert printable(scan(tmp_path).photos[1].path) == "b/\\xff.jpg"

@@ -1,0 +1,96 @@
+"""The arithmetic of ingest: row groups, their sizes and their order. Spark is in tests/cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.data.folders import Photo, PhotoFolder
+from paceline.data.images import ImageInfo
+from paceline.data.ingest import ingest, plan_row_groups, row_group_count
+from paceline.data.ingest_tasks import Look, look_at_photos, rows_of
+from paceline.data.synth import photo_bytes
+from paceline.errors import DataError, UsageError
+
+
+def folder_of(samples: int) -> tuple[PhotoFolder, list[Look]]:
+    photos = tuple(Photo(f"c{i % 3}/{i}.jpg", i % 3) for i in range(samples))
+    info = ImageInfo("JPEG", 10, 10, verbatim=True, change="")
+    looks = [Look(i, 1000, f"{i:064x}", info, "") for i in range(samples)]
+    return PhotoFolder(Path("/photos"), ("c0", "c1", "c2"), photos), looks
+
+
+@given(
+    samples=st.integers(1, 400),
+    seed=st.integers(0, 9),
+    rows=st.one_of(st.none(), st.integers(1, 500)),
+)
+def test_row_groups_are_even_and_hold_every_photo_once(
+    samples: int, seed: int, rows: int | None
+) -> None:
+    plan = plan_row_groups(*folder_of(samples), seed, rows)
+    sizes = [len(group) for group in plan]
+    assert max(sizes) - min(sizes) <= 1
+    items = [item for group in plan for item in group]
+    assert [item.sample_id for item in items] == list(range(samples))
+    assert {item.path for item in items} == {f"c{i % 3}/{i}.jpg" for i in range(samples)}
+    assert all(item.label == int(item.path[1]) for item in items)
+
+
+@pytest.mark.parametrize(
+    ("samples", "total_bytes", "rows", "expected"),
+    [
+        (6003, 700_000_000, None, 94),  # 64 rows each
+        (791, 100_000_000, None, 16),  # at least 16
+        (10, 1000, None, 10),  # no empty ones
+        (1000, 2**30, None, 64),  # 16 MiB each
+        (100, 1000, 30, 4),
+        (100, 1000, 1000, 1),
+    ],
+)
+def test_number_of_row_groups(
+    samples: int, total_bytes: int, rows: int | None, expected: int
+) -> None:
+    assert row_group_count(samples, total_bytes, rows) == expected
+
+
+def test_the_seed_orders_the_samples_and_mixes_classes() -> None:
+    one, again, other = (plan_row_groups(*folder_of(300), seed, None) for seed in (1, 1, 2))
+    assert one == again != other
+    assert all(len({item.label for item in group}) == 3 for group in one)
+
+
+@pytest.mark.parametrize("change", [{"on_bad_image": "ignore"}, {"row_group_rows": 0}])
+def test_wrong_options_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        ingest(tmp_path, tmp_path / "out", **change)
+
+
+def test_an_existing_target_is_refused_before_spark_starts(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("precious")
+    with pytest.raises(UsageError, match="holds something"):
+        ingest(tmp_path / "photos", tmp_path / "out")
+
+
+def test_a_photo_changed_between_the_passes_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "c0").mkdir()
+    (tmp_path / "c0/0.jpg").write_bytes(photo_bytes("tiny", 0, 0))
+    folder, _ = folder_of(1)
+    (look,) = look_at_photos(str(tmp_path), [(0, "c0/0.jpg")])
+    (group,) = plan_row_groups(folder, [look], 0, None)
+    ((sample_id, label, data, _, source),) = rows_of(str(tmp_path), group)
+    assert (sample_id, label, bytes(data), source) == (0, 0, photo_bytes("tiny", 0, 0), "c0/0.jpg")
+    (tmp_path / "c0/0.jpg").write_bytes(photo_bytes("tiny", 0, 1))
+    with pytest.raises(DataError, match=r"c0/0\.jpg: the photo was changed"):
+        list(rows_of(str(tmp_path), group))
+
+
+def test_a_photo_that_cannot_be_read_is_a_bad_photo(tmp_path: Path) -> None:
+    (look,) = look_at_photos(str(tmp_path), [(4, "gone.jpg")])
+    assert (look.index, look.info) == (4, None)
+    assert "No such file" in look.reason

@@ -1,0 +1,335 @@
+"""Both reading modes give every rank exactly the schedule's samples, and give up cleanly."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from paceline.data import batches as batches_module
+from paceline.data import node as node_module
+from paceline.data.dataset import open_dataset
+from paceline.data.images import decode
+from paceline.data.reading import Batch, SoloNode, open_feed
+from paceline.errors import DataError, EnvironmentLacks, TimedOut, UsageError
+from paceline.plan.schedule import Schedule, flipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MadeDataset = Any  # of conftest.py, which cannot be imported
+SIZE = 24
+
+
+class ThreadNode:
+    """The ranks of one node as threads of this process: a store with a barrier."""
+
+    def __init__(self, ranks: int) -> None:
+        self.values: dict[str, str] = {}
+        self.changed = threading.Condition()
+        self.line = threading.Barrier(ranks)
+        self.ranks = ranks
+
+    def of(self, rank: int) -> ThreadRank:
+        return ThreadRank(self, rank)
+
+
+class ThreadRank:
+    def __init__(self, node: ThreadNode, rank: int) -> None:
+        self._node, self.local_rank, self.ranks_on_node = node, rank, node.ranks
+
+    def publish(self, name: str, value: str) -> None:
+        with self._node.changed:
+            self._node.values[name] = value
+            self._node.changed.notify_all()
+
+    def lookup(self, name: str, timeout_s: float) -> str:
+        with self._node.changed:
+            if not self._node.changed.wait_for(lambda: name in self._node.values, timeout_s):
+                raise TimedOut(name)
+            return self._node.values[name]
+
+    def barrier(self, timeout_s: float) -> None:
+        self._node.line.wait(timeout_s)
+
+
+def schedule_of(dataset: MadeDataset, **changes: int) -> Schedule:
+    rows = open_dataset(dataset.path).row_group_rows
+    values = {"seed": 7, "global_batch": 5, "epochs": 2, "window_row_groups": 2} | changes
+    return Schedule(row_group_rows=rows, **values)
+
+
+def feed_all(dataset: MadeDataset, schedule: Schedule, mode: Any, world: int) -> list[list[Batch]]:
+    """The batches of every rank, ranks running at the same time as on one node."""
+    node = ThreadNode(world)
+
+    def run(rank: int) -> list[Batch]:
+        feed = open_feed(
+            open_dataset(dataset.path),
+            schedule,
+            mode=mode,
+            image_size=SIZE,
+            rank=rank,
+            world_size=world,
+            share_of_node=node.of(rank) if world > 1 else SoloNode(),
+            decode_threads=2,
+            timeout_s=30,
+        )
+        with feed:
+            return list(feed)
+
+    with ThreadPoolExecutor(world) as pool:
+        return list(pool.map(run, range(world)))
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("mode", ["memory", "stream"])
+@pytest.mark.parametrize("max_steps", [None, 3, 7])
+def test_ranks_together_get_the_schedules_samples_and_pixels(
+    uneven: MadeDataset, mode: Any, world: int, max_steps: int | None
+) -> None:
+    schedule = schedule_of(uneven, **({} if max_steps is None else {"max_steps": max_steps}))
+    fed = feed_all(uneven, schedule, mode, world)
+    assert all(len(batches) == schedule.steps for batches in fed)
+    for number in range(schedule.steps):
+        parts = [batches[number] for batches in fed]
+        expected = schedule.step(number)
+        assert np.concatenate([p.sample_ids for p in parts]).tolist() == list(expected.sample_ids)
+        sizes = [len(p.sample_ids) for p in parts]
+        assert max(sizes) - min(sizes) <= 1
+        for part in parts:
+            assert (part.step, part.epoch) == (number, expected.epoch)
+            assert part.images.shape == (len(part.sample_ids), SIZE, SIZE, 3)
+            assert part.images.dtype == np.uint8
+            assert part.labels.dtype == np.int64
+            for row, sample_id in enumerate(part.sample_ids.tolist()):
+                pixels = decode(uneven.photos[sample_id], SIZE)
+                if flipped(7, part.epoch, sample_id):
+                    pixels = pixels[:, ::-1]
+                assert np.array_equal(part.images[row], pixels)
+                assert part.labels[row] == uneven.labels[sample_id]
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("mode", ["memory", "stream"])
+def test_every_sample_is_seen_once_an_epoch(uneven: MadeDataset, mode: Any) -> None:
+    fed = feed_all(uneven, schedule_of(uneven), mode, 2)
+    seen = Counter((b.epoch, i) for batches in fed for b in batches for i in b.sample_ids.tolist())
+    assert seen == Counter((epoch, i) for epoch in range(2) for i in range(23))
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("mode", ["memory", "stream"])
+def test_ranks_beyond_the_last_batch_get_empty_batches(uneven: MadeDataset, mode: Any) -> None:
+    schedule = schedule_of(uneven, global_batch=11, epochs=1)  # 23 = 11 + 11 + 1
+    last = [batches[-1] for batches in feed_all(uneven, schedule, mode, 3)]
+    assert [len(batch.sample_ids) for batch in last] == [1, 0, 0]
+    assert last[2].images.shape == (0, SIZE, SIZE, 3)
+
+
+def test_memory_mode_decodes_each_used_photo_once_a_node(
+    uneven: MadeDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = []
+
+    def counting(data: bytes, image_size: int) -> Any:
+        decoded.append(data)
+        return decode(data, image_size)
+
+    monkeypatch.setattr("paceline.data.memory_feed.decode", counting)
+    schedule = schedule_of(uneven, max_steps=2)
+    feed_all(uneven, schedule, "memory", 3)
+    used = [uneven.photos[i] for i in schedule.used_sample_ids()]
+    assert sorted(decoded) == sorted(used)
+    assert len(used) == 10
+
+
+def test_ranks_that_cannot_share_memory_decode_alone(
+    uneven: MadeDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = feed_all(uneven, schedule_of(uneven), "memory", 2)
+    attach = node_module._attach
+    monkeypatch.setattr(
+        node_module, "_attach", lambda text, size: attach("/proc/1/fd/99999 " + "0" * 32, size)
+    )
+    private = feed_all(uneven, schedule_of(uneven), "memory", 2)
+    for ours, theirs in zip(shared, private, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            assert np.array_equal(a.images, b.images)
+
+
+def test_memory_of_another_process_under_the_same_name_is_not_taken(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"\0" * 4096)
+    assert node_module._attach(f"{other} {'ab' * 16}", 4000) is None
+
+
+def test_shared_memory_leaves_no_descriptor_and_no_file(uneven: MadeDataset) -> None:
+    feed_all(uneven, schedule_of(uneven), "memory", 2)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        feed_all(uneven, schedule_of(uneven), "memory", 2)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+def test_too_little_memory_proposes_the_stream_mode_on_every_rank(
+    uneven: MadeDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "available_bytes", lambda: 1000)
+    node = ThreadNode(2)
+    for rank in (0, 1):
+        with pytest.raises(EnvironmentLacks, match='"stream"'):
+            open_feed(
+                open_dataset(uneven.path),
+                schedule_of(uneven),
+                mode="memory",
+                image_size=SIZE,
+                rank=rank,
+                world_size=2,
+                share_of_node=node.of(rank),
+            )
+
+
+def test_free_memory_is_the_least_of_system_and_cgroup(tmp_path: Path) -> None:
+    def put(name: str, text: str) -> None:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    put("proc/meminfo", "MemTotal: 64 kB\nMemAvailable:    32 kB\n")
+    assert node_module.available_bytes(tmp_path) == 32768
+    put("proc/self/cgroup", "0::/job\n")
+    put("sys/fs/cgroup/job/memory.max", "10000\n")
+    put("sys/fs/cgroup/job/memory.current", "9000\n")
+    put("sys/fs/cgroup/job/memory.stat", "anon 1\ninactive_file 500\n")
+    assert node_module.available_bytes(tmp_path) == 1500
+    put("sys/fs/cgroup/job/memory.max", "max\n")
+    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n")
+    put("sys/fs/cgroup/memory/memory.usage_in_bytes", "6000\n")
+    assert node_module.available_bytes(tmp_path) == 0
+
+
+def damage_photo(dataset: MadeDataset, folder: Path) -> Path:
+    """A copy whose sample 6 has one changed byte, under a manifest that fits."""
+    shutil.copytree(dataset.path, folder)
+    file = folder / "part-00001.parquet"
+    data = file.read_bytes()
+    where = data.index(dataset.photos[6]) + 500
+    file.write_bytes(data[:where] + bytes([data[where] ^ 1]) + data[where + 1 :])
+    return folder
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("mode", ["memory", "stream"])
+def test_a_damaged_photo_is_named(uneven: MadeDataset, tmp_path: Path, mode: Any) -> None:
+    folder = damage_photo(uneven, tmp_path / "damaged")
+    with pytest.raises(DataError, match=r"sample 6 \(row 1 of row group 1\)"):
+        list(
+            open_feed(
+                open_dataset(folder),
+                schedule_of(uneven),
+                mode=mode,
+                image_size=SIZE,
+                rank=0,
+                world_size=1,
+            )
+        )
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("mode", ["memory", "stream"])
+def test_rows_that_are_missing_are_noticed(uneven: MadeDataset, tmp_path: Path, mode: Any) -> None:
+    folder = tmp_path / "short"
+    shutil.copytree(uneven.path, folder)
+    dataset = open_dataset(folder)  # before the file is changed
+    file = folder / "part-00002.parquet"
+    table = pq.read_table(file, use_legacy_dataset=False)
+    pq.write_table(pa.concat_tables([table.slice(0, 1), table.slice(2)]), file)
+    with pytest.raises(DataError, match=r"part-00002.*expected samples 8..11, got 3 rows"):
+        list(
+            open_feed(
+                dataset,
+                schedule_of(uneven),
+                mode=mode,
+                image_size=SIZE,
+                rank=0,
+                world_size=1,
+            )
+        )
+
+
+def test_closing_early_ends_the_threads(uneven: MadeDataset) -> None:
+    for _ in range(3):
+        feed = open_feed(
+            open_dataset(uneven.path),
+            schedule_of(uneven, epochs=100),
+            mode="stream",
+            image_size=SIZE,
+            rank=0,
+            world_size=1,
+        )
+        assert next(iter(feed)).step == 0
+        feed.close()
+        feed.close()
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("paceline-")]
+
+
+def test_a_consumer_that_closed_the_feed_meanwhile_is_let_go(uneven: MadeDataset) -> None:
+    with open_feed(
+        open_dataset(uneven.path),
+        schedule_of(uneven, epochs=100),
+        mode="stream",
+        image_size=SIZE,
+        rank=0,
+        world_size=1,
+    ) as feed:
+        batches = iter(feed)
+        next(batches)
+    assert list(batches) == []
+
+
+def test_prefetcher_stays_within_its_bound() -> None:
+    made = []
+
+    def make(stopped: threading.Event) -> Iterator[Batch]:
+        for step in range(100):
+            made.append(step)
+            empty = np.empty(0, np.int64)
+            yield Batch(step, 0, empty, np.empty((0, 1, 1, 3), np.uint8), empty)
+
+    prefetcher = batches_module.Prefetcher(make, ahead=2)
+    deadline = time.monotonic() + 10
+    while len(made) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert len(made) == 3  # two ready, one in hand
+    prefetcher.close()
+
+
+def test_a_schedule_of_another_data_set_is_refused(uneven: MadeDataset) -> None:
+    with pytest.raises(UsageError, match="other row groups"):
+        open_feed(
+            open_dataset(uneven.path),
+            Schedule(row_group_rows=(23,), seed=0, global_batch=4, epochs=1),
+            mode="memory",
+            image_size=SIZE,
+            rank=0,
+            world_size=1,
+        )
+
+
+def test_opencv_gets_no_threads_of_its_own(uneven: MadeDataset) -> None:
+    feed_all(uneven, schedule_of(uneven, epochs=1), "stream", 1)
+    assert cv2.getNumThreads() == 1
