@@ -1,0 +1,71 @@
+"""What all benchmarks share: raw values kept, ratios within one run, medians with intervals."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.records.machine import machine_facts, package_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def write_results(path: Path, name: str, results: Mapping[str, Any]) -> None:
+    """Write raw values and conclusions with what they are worthless without."""
+    document = {
+        "benchmark": name,
+        "command": " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+        "host": {k: v for k, v in machine_facts().items() if k != "host"},
+        "versions": package_versions(),
+        **results,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"raw values: {path}", file=sys.stderr)
+
+
+def median_interval(values: Sequence[float], seed: int = 1) -> dict[str, float]:
+    """Median with a 95 % bootstrap percentile interval (Efron, Tibshirani 1993, ch. 13)."""
+    data = np.asarray(values)
+    generator = np.random.default_rng(seed)
+    draws = np.median(generator.choice(data, size=(2000, len(data))), axis=1)
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return {"median": statistics.median(values), "low": float(low), "high": float(high)}
+
+
+def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+    """Interval of the ratio ours/theirs over pairs that ran next to each other."""
+    return median_interval([a / b for a, b in zip(ours, theirs, strict=True)])
+
+
+def call(argv: Sequence[str], environment: Mapping[str, str], limit_s: float, log: Path) -> float:
+    """Run `argv` to its end and return its start (unix seconds). Raises if it fails."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    started_unix_s = time.time()
+    with log.open("w") as output:
+        subprocess.run(
+            list(argv),
+            env=dict(environment),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            timeout=limit_s,
+            check=True,
+        )
+    return started_unix_s
+
+
+def shown(name: str, interval: Mapping[str, float], unit: str = "") -> None:
+    print(
+        f"{name:<58} {interval['median']:8.3f} [{interval['low']:.3f}, {interval['high']:.3f}] "
+        f"{unit}"
+    )

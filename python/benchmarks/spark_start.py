@@ -1,0 +1,90 @@
+"""Spark: from submit to the end of the first step, Paceline against pyspark's TorchDistributor.
+
+    python spark_start.py --data DATASET --out results/spark_start.json [--repeats 5]
+
+Both train AlexNet 224x224, 32 images a rank, on local[2]. TorchDistributor's script has a random
+batch in memory; Paceline opens and reads the data set within the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from paceline.launch.tools import find_java, find_spark
+
+from common import call, median_interval, paired_ratio, shown, write_results
+from paceline.plan.planning import plan_trials
+from paceline.records.files import read_json, read_jsonl
+from paceline.records.layout import TrialFiles
+from paceline.runner import run_trial
+from paceline.spec.loading import parse_spec
+from training import SPEC
+
+LIMIT_S = 300.0
+
+
+def distributor(folder: Path) -> float:
+    """Seconds from submit to the slowest rank's end of step 1 under TorchDistributor."""
+    java, spark = find_java(), find_spark()
+    environment = {
+        **os.environ,
+        "JAVA_HOME": str(java.path.parent.parent),
+        "PYSPARK_PYTHON": sys.executable,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    script = Path(__file__).with_name("torch_distributor.py")
+    argv = [str(spark.path / "bin" / "spark-submit"), "--master", "local[2]", "--conf", "spark.ui.enabled=false"]
+    argv += ["--driver-memory", "1g", str(script), str(folder)]
+    started_unix_s = call(argv, environment, LIMIT_S, folder / "log.txt")
+    rows = [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
+    return float(max(row["step_ended_unix_s"][0] for row in rows) - started_unix_s)
+
+
+def ours(dataset: Path, folder: Path) -> float:
+    """The same under Paceline, from the launch command's start."""
+    experiment = parse_spec(SPEC.format(steps=2), "benchmark")
+    trials = plan_trials(experiment, {"simple-big": str(dataset)}, 2)
+    trial = next(t for t in trials if t.launcher == "spark")
+    files = TrialFiles(folder / trial.id)
+    outcome = run_trial(trial.model_copy(update={"save_tensors": False}), files)
+    if outcome.status != "ok":
+        raise RuntimeError(outcome.message)
+    launched = float(read_json(files.outcome)["launched_unix_s"])
+    first = [next(read_jsonl(rank.steps)) for _, rank in files.ranks()]
+    return max(row["started_unix_s"] + row["step_s"] for row in first) - launched
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    seconds: dict[str, list[float]] = {"paceline": [], "TorchDistributor": []}
+    with tempfile.TemporaryDirectory(prefix="paceline-benchmark-") as temporary:
+        for repeat in range(arguments.repeats):
+            # in turn, and each is first as often as the other
+            for name in sorted(seconds, reverse=bool(repeat % 2)):
+                folder = Path(temporary) / f"{name}-{repeat}"
+                taken = (
+                    ours(arguments.data.resolve(), folder)
+                    if name == "paceline"
+                    else distributor(folder)
+                )
+                seconds[name].append(taken)
+                print(f"{repeat} {name}: {taken:.1f} s", file=sys.stderr)
+    ratio = paired_ratio(seconds["paceline"], seconds["TorchDistributor"])
+    for name, values in seconds.items():
+        shown(name, median_interval(values), "s")
+    shown("Paceline / TorchDistributor (asked: at most 0.5)", ratio, "x")
+    write_results(arguments.out, "spark_start", {"seconds": seconds, "ratio": ratio})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,7 @@
+"""`python -m paceline.cli`, for where no `paceline` command is installed."""
+
+import sys
+
+from paceline.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,182 @@
+"""What each command does; every command imports only what it needs, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.errors import DataError, ExitCode
+from paceline.records.files import write_json
+from paceline.records.layout import RunFiles
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from paceline import runner
+    from paceline.cli.progress import ConsoleProgress
+    from paceline.spec import load_spec
+
+    experiment, _ = load_spec(arguments.spec)
+    run_dir = arguments.out or runner.default_run_dir(experiment.name)
+    with ConsoleProgress() as progress:
+        runner.run(arguments.spec, run_dir, resume=arguments.resume, progress=progress)
+    _show_comparison(RunFiles(run_dir))
+    return ExitCode.OK
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    from paceline import runner
+    from paceline.launch.base import launcher_for
+
+    planned = runner.plan(arguments.spec)
+    rows = []
+    for trial in planned.trials:
+        files = RunFiles(runner.default_run_dir(planned.experiment.name)).trial(trial.id)
+        command = launcher_for(trial.launcher).command(trial, files)
+        rows.append((trial, command.shell_line()))
+    if arguments.json:
+        _print_json(
+            {
+                "schema": 1,
+                "experiment": planned.experiment.name,
+                "data": {name: str(path) for name, path in planned.datasets.items()},
+                "trials": [{**t.model_dump(mode="json"), "command": line} for t, line in rows],
+            }
+        )
+        return ExitCode.OK
+    for number, (trial, line) in enumerate(rows, start=1):
+        print(f"# {number}/{len(rows)} {trial.id}\n{line}")
+    return ExitCode.OK
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    from paceline.analysis.compare import compare_run
+
+    files = _existing_run(arguments.run_dir)
+    if arguments.json:
+        comparison = compare_run(files)
+        _print_json(comparison.to_json())
+        return ExitCode.OK
+    _print_table(files)
+    return ExitCode.OK
+
+
+def report(arguments: argparse.Namespace) -> int:
+    from paceline.report.document import write_report
+
+    files = _existing_run(arguments.run_dir)
+    output = arguments.output or files.report
+    write_report(files, output)
+    print(output)
+    return ExitCode.OK
+
+
+def data_synth(arguments: argparse.Namespace) -> int:
+    from paceline.cli.progress import data_progress
+    from paceline.data.synth import synthesise
+
+    with data_progress("photos") as progress:
+        synthesise(arguments.out_dir, arguments.preset, arguments.images, arguments.seed, progress)
+    print(arguments.out_dir)
+    return ExitCode.OK
+
+
+def data_ingest(arguments: argparse.Namespace) -> int:
+    from paceline.cli.progress import data_progress
+    from paceline.data.ingest import ingest
+
+    with data_progress("photos") as progress:
+        manifest = ingest(
+            arguments.photos_dir,
+            arguments.out_dataset,
+            on_bad_image=arguments.on_bad_image,
+            seed=arguments.seed,
+            progress=progress,
+        )
+    for skipped in manifest.skipped:
+        print(f"paceline: skipped {skipped.path}: {skipped.reason}", file=sys.stderr)
+    print(arguments.out_dataset)
+    return ExitCode.OK
+
+
+def data_inspect(arguments: argparse.Namespace) -> int:
+    from paceline.data.dataset import inspect_dataset
+
+    facts = inspect_dataset(arguments.dataset)
+    if arguments.json:
+        _print_json(facts)
+    else:
+        _print_facts(facts)
+    return ExitCode.OK
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    from paceline.cli.doctor import examine
+
+    findings = examine()
+    if arguments.json:
+        _print_json({"schema": 1, "findings": [f.to_json() for f in findings]})
+    else:
+        table = Table(box=None, pad_edge=False)
+        for column in ("", "what", "in use", "why, or how to get it"):
+            table.add_column(column, overflow="fold")
+        for finding in findings:
+            table.add_row("ok" if finding.ok else "--", finding.what, finding.found, finding.why)
+        Console().print(table)
+    return ExitCode.OK if all(f.ok for f in findings) else ExitCode.ENVIRONMENT
+
+
+def run_sidecar(arguments: argparse.Namespace) -> int:
+    from paceline.telemetry.sidecar import options_from, run_sidecar
+
+    run_sidecar(options_from(arguments))
+    return ExitCode.OK
+
+
+def _existing_run(run_dir: Path) -> RunFiles:
+    files = RunFiles(run_dir)
+    if not any(files.trials()):
+        raise DataError(
+            f"{run_dir}: expected a run directory (with trials/*/trial.json), found none; "
+            "`paceline run` makes one and prints its name"
+        )
+    return files
+
+
+def _show_comparison(files: RunFiles) -> None:
+    from paceline.report.document import write_report
+
+    _print_table(files)
+    write_report(files, files.report)
+    print(f"\nreport: {files.report}")
+
+
+def _print_table(files: RunFiles) -> None:
+    from paceline.analysis.compare import compare_run
+    from paceline.report.table import comparison_view
+
+    comparison = compare_run(files)
+    write_json(files.comparison, comparison.to_json())
+    console = Console()
+    console.print(comparison_view(comparison, console.width))
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    json.dump(document, sys.stdout, indent=1)
+    print()
+
+
+def _print_facts(facts: dict[str, Any], indent: str = "") -> None:
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            print(f"{indent}{key}:")
+            _print_facts(value, indent + "  ")
+        else:
+            print(f"{indent}{key}: {value}")

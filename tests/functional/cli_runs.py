@@ -1,0 +1,85 @@
+"""Whole runs through the command line, each in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+LIMIT_S = 240
+
+SMALL = """
+schema = 1
+name = "small"
+seed = 3
+repeats = 1
+[training]
+max_steps = 20
+epochs = 8
+warmup_steps = 2
+global_batch = 16
+dropout = false
+[[workloads]]
+name = "tiny"
+images = 48
+[telemetry]
+interval_s = 0.5
+[limits]
+trial_s = 120
+rendezvous_s = 40
+collective_s = 20
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+"""
+
+
+def trial(launcher: str, transport: str, **values: object) -> str:
+    """A [[trials]] entry with two one-thread ranks."""
+    lines = [
+        "[[trials]]",
+        f'launcher = "{launcher}"',
+        f'transport = "{transport}"',
+        'local_strategy = "processes"',
+        "ranks_per_node = 2",
+        "oversubscribe = true",
+        *(f"{key} = {json.dumps(value)}" for key, value in values.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Cli:
+    """`paceline …` with a cache of its own."""
+
+    environment: dict[str, str]
+    cwd: Path
+
+    def __call__(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.argv(*arguments),
+            env=self.environment,
+            cwd=self.cwd,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+
+    def start(self, *arguments: str | Path, log: Path) -> subprocess.Popen[bytes]:
+        """The same in the background; the caller ends it."""
+        return subprocess.Popen(
+            self.argv(*arguments),
+            env=self.environment,
+            cwd=self.cwd,
+            stdout=log.open("wb"),
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
+
+    @staticmethod
+    def argv(*arguments: str | Path) -> list[str]:
+        return [sys.executable, "-m", "paceline.cli", *map(str, arguments)]
