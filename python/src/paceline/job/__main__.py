@@ -1,0 +1,83 @@
+"""`python -m paceline.job`: ranks on this node, started by nobody, by torchrun, or by ourselves.
+
+- a single rank trains in this process;
+- several become children of this process, each of which comes here again;
+- under torchrun (`torchrun --nproc-per-node 2 -m paceline.job …`) this process is one rank.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from paceline.job.byhand import finish, launching_pid, prepare
+from paceline.job.messages import run_guarded
+from paceline.job.node import PARENT_VARIABLE, RANK_VARIABLE, STORE_VARIABLE, run_ranks
+from paceline.job.options import asked_ranks, job_of, parser
+from paceline.job.rank import run_rank
+from paceline.job.torchrun import started_by_torchrun, torchrun_context, torchrun_world
+from paceline.launch.processes import die_with_parent, process_started_unix_s
+from paceline.records.machine import host_name
+from paceline.train.context import RankContext, StoreAddress
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def main() -> int:
+    options = parser("python -m paceline.job").parse_args()
+    if RANK_VARIABLE in os.environ:
+        return _child(options)
+    if started_by_torchrun():
+        return _torchrun_rank(options)
+    return _node(options)
+
+
+def _node(options: argparse.Namespace) -> int:
+    ranks = asked_ranks(options) or options.ranks_per_node or 1
+    job = job_of(options, "local", nodes=1, ranks_per_node=ranks)
+    prepare(job)
+    end = run_ranks(job) if ranks > 1 else run_rank(job, _context(0, 1, None), [os.getpid()])
+    finish(job, end)
+    return end.exit_code
+
+
+def _child(options: argparse.Namespace) -> int:
+    die_with_parent(int(os.environ[PARENT_VARIABLE]))
+    rank = int(os.environ[RANK_VARIABLE])
+    host, port, descriptor = os.environ[STORE_VARIABLE].split(":")
+    ranks = asked_ranks(options) or options.ranks_per_node
+    job = job_of(options, "local", nodes=1, ranks_per_node=ranks)
+    address = StoreAddress(
+        host=host, port=int(port), listen_fd=int(descriptor) if descriptor else None
+    )
+    return run_rank(job, _context(rank, ranks, address), [os.getppid()]).exit_code
+
+
+def _torchrun_rank(options: argparse.Namespace) -> int:
+    nodes, ranks_per_node = torchrun_world()
+    job = job_of(options, "torchrun", nodes=nodes, ranks_per_node=ranks_per_node)
+    context = torchrun_context(job)
+    end = run_rank(job, context, [launching_pid()])
+    if context.is_first or (end.error is not None and not end.secondary):
+        finish(job, end)
+    return end.exit_code
+
+
+def _context(rank: int, ranks: int, store: StoreAddress | None) -> RankContext:
+    return RankContext(
+        rank=rank,
+        world_size=ranks,
+        local_rank=rank,
+        ranks_on_node=ranks,
+        node_index=0,
+        host=host_name(),
+        process_started_unix_s=process_started_unix_s(os.getpid()) or time.time(),
+        store=store,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(main))

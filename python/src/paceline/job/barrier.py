@@ -1,0 +1,128 @@
+"""Ranks that are tasks of a Spark barrier stage: who they are, and how a failed stage is read.
+
+Without Spark itself: the job script hands over what it needs of a task.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from typing import TYPE_CHECKING
+
+from paceline.errors import EnvironmentLacks, ExitCode
+from paceline.job.rank import RankEnd, run_rank
+from paceline.job.rendezvous import check_reachable, close_listener, listen_on
+from paceline.launch.processes import parent_of, process_started_unix_s
+from paceline.launch.statuses import exit_code_of, read_statuses
+from paceline.records.machine import host_name
+from paceline.train.context import RankContext, StoreAddress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline.job.options import Job
+
+# By which the driver finds a rank's error in the stack traces that Spark wraps it in.
+_RANK_ERROR = re.compile(r"paceline rank (\d+) ended (\{.*?\})$", re.MULTILINE)
+# Spark's own words when a task's Python worker is gone.
+_LOST_TASK = re.compile(r"barrier task ResultTask\(\d+, (\d+)\)")
+
+
+class BarrierTaskFailed(Exception):  # noqa: N818  (seen only inside Spark's own messages)
+    """Carries how a rank ended through Spark to the driver."""
+
+
+def run_barrier_rank(job: Job, rank: int, all_gather: Callable[[str], list[str]]) -> int:
+    """Train as task `rank` of the stage; returns the rank.
+
+    all_gather: of the barrier task. Called once, since every call takes Spark about a second.
+    Raises BarrierTaskFailed for the driver, after the rank's status has been written.
+    """
+    address = listen_on(job.trial.interface)  # every task's, before anybody knows where rank 0 is
+    mine = {
+        "host": host_name(),
+        "store": [address.host, address.port],
+        "executor": parent_of(os.getppid()),  # above the daemon that forks Python workers
+    }
+    places = [json.loads(text) for text in all_gather(json.dumps(mine))]
+    if rank != 0:
+        close_listener(address)
+        address = StoreAddress(host=places[0]["store"][0], port=places[0]["store"][1])
+    hosts = [place["host"] for place in places]
+    try:
+        check_reachable(job.trial.interface, hosts)
+        context = barrier_context(rank, hosts, address)
+        _check_placement(job, hosts)
+    except EnvironmentLacks as error:
+        end = RankEnd(rank=rank, exit_code=error.exit_code, error=f"EnvironmentLacks: {error}")
+        raise _task_failed(end) from error
+    watched = sorted({p["executor"] for p in places if p["host"] == context.host})
+    end = run_rank(job, context, watched)
+    if end.error is not None:
+        raise _task_failed(end)
+    return rank
+
+
+def barrier_context(rank: int, hosts: Sequence[str], address: StoreAddress) -> RankContext:
+    """The place of `rank`, given the host of every rank, in order.
+
+    Raises EnvironmentLacks if hosts hold different numbers of ranks.
+    """
+    nodes = list(dict.fromkeys(hosts))
+    counts = {node: hosts.count(node) for node in nodes}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{node}: {count}" for node, count in counts.items())
+        raise EnvironmentLacks(
+            f"expected as many ranks on every node, Spark placed {listed}; give executors "
+            "spark.executor.cores = ranks per node x spark.task.cpus, one executor a node"
+        )
+    host = hosts[rank]
+    return RankContext(
+        rank=rank,
+        world_size=len(hosts),
+        local_rank=list(hosts[:rank]).count(host),
+        ranks_on_node=counts[host],
+        node_index=nodes.index(host),
+        host=host,
+        process_started_unix_s=process_started_unix_s(os.getpid()) or time.time(),
+        store=address if len(hosts) > 1 else None,
+    )
+
+
+def _check_placement(job: Job, hosts: Sequence[str]) -> None:
+    """Raise EnvironmentLacks if the ranks are on other numbers of nodes than the records say."""
+    nodes, wanted = len(set(hosts)), job.trial.placement.nodes
+    if nodes != wanted:
+        raise EnvironmentLacks(
+            f"expected the ranks on {wanted} node(s), Spark placed them on {nodes} "
+            f"({', '.join(dict.fromkeys(hosts))}); say --ranks-per-node {len(hosts) // nodes} "
+            "(in a spec: nodes and ranks_per_node), or give the executors other numbers of cores"
+        )
+
+
+def failed_stage(job: Job, message: str) -> RankEnd:
+    """Which rank a failed stage is about, from Spark's message and the ranks' own statuses."""
+    told = [s for s in read_statuses(job.files) if s.state == "failed" and not s.secondary]
+    if told:
+        error = told[0].error or "no reason given"
+        return RankEnd(rank=told[0].rank, exit_code=exit_code_of(error), error=error)
+    found = _RANK_ERROR.search(message)
+    if found:
+        end = json.loads(found.group(2))
+        if not end["secondary"]:
+            return RankEnd(rank=int(found.group(1)), **end)
+    lost = _LOST_TASK.search(message)
+    rank = int(lost.group(1)) if lost else 0
+    what = "its Python worker was killed or crashed" if lost else _first_line(message)
+    return RankEnd(rank=rank, exit_code=ExitCode.RANK_FAILED, error=f"RankFailed: {what}")
+
+
+def _task_failed(end: RankEnd) -> BarrierTaskFailed:
+    content = {"exit_code": int(end.exit_code), "error": end.error, "secondary": end.secondary}
+    return BarrierTaskFailed(f"paceline rank {end.rank} ended {json.dumps(content)}")
+
+
+def _first_line(message: str) -> str:
+    return next((line.strip() for line in message.splitlines() if line.strip()), "no reason given")

@@ -1,0 +1,37 @@
+"""What the ranks say of themselves, read without trust that they finished writing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline import errors
+from paceline.errors import DataError, ExitCode, PacelineError
+from paceline.records.files import read_json
+from paceline.records.rows import RankStatus
+
+if TYPE_CHECKING:
+    from paceline.records.layout import TrialFiles
+
+
+def read_statuses(files: TrialFiles) -> list[RankStatus]:
+    """The status of every rank that has written one, by rank."""
+    statuses = []
+    for _, rank_files in files.ranks():
+        try:
+            statuses.append(RankStatus(**read_json(rank_files.status)))
+        except (DataError, TypeError):
+            continue  # not there yet, or of another version
+    return statuses
+
+
+def error_text(error: BaseException) -> str:
+    """How an error stands in a status: `EnvironmentLacks: expected …`."""
+    return f"{type(error).__name__}: {error}"
+
+
+def exit_code_of(text: str | None) -> ExitCode:
+    """The exit code of the error that `error_text` wrote; RANK_FAILED if it is not one of ours."""
+    kind = getattr(errors, (text or "").partition(":")[0], None)
+    if isinstance(kind, type) and issubclass(kind, PacelineError):
+        return kind.exit_code if kind.exit_code != ExitCode.INTERNAL else ExitCode.RANK_FAILED
+    return ExitCode.RANK_FAILED

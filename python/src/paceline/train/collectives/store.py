@@ -1,0 +1,78 @@
+"""The key-value store where ranks meet, with a limit on every wait.
+
+torch's TCPStore, served by rank 0 on a socket that the launcher's job bound to one address: given
+a listening descriptor it opens no other (checked against /proc/net/tcp with torch 2.13).
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from paceline.errors import EnvironmentLacks, TimedOut
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch._C._distributed_c10d import Store
+
+    from paceline.train.context import RankContext
+
+
+def open_store(context: RankContext, limit_s: float) -> TCPStore:
+    """Connect to rank 0's store, or serve it; later waits have the same limit.
+
+    Raises EnvironmentLacks without an address, TimedOut if the store does not answer in `limit_s`.
+    """
+    address = context.store
+    if address is None:
+        raise EnvironmentLacks(
+            f"rank {context.rank} of {context.world_size}: expected the address of rank 0's store, "
+            "got none; start the ranks with paceline's job scripts"
+        )
+    with limited(f"rank {context.rank}: rank 0's store at {address.host}:{address.port}", limit_s):
+        return TCPStore(
+            address.host,
+            address.port,
+            context.world_size,
+            is_master=context.is_first,
+            timeout=timedelta(seconds=limit_s),
+            wait_for_workers=False,
+            master_listen_fd=address.listen_fd if context.is_first else None,
+        )
+
+
+@contextmanager
+def limited(what: str, limit_s: float) -> Iterator[None]:
+    """Turn the store's own time-out into TimedOut that says what was waited for."""
+    try:
+        yield
+    except dist.DistStoreError as error:
+        raise TimedOut(f"{what} did not answer within {limit_s:g} s ({error})") from error
+    except dist.DistNetworkError as error:
+        raise TimedOut(f"{what} could not be reached within {limit_s:g} s ({error})") from error
+
+
+def wait_for(store: Store, keys: Sequence[str], limit_s: float, what: str) -> None:
+    """Wait until all `keys` are set. Raises TimedOut naming `what` after `limit_s`."""
+    if keys:
+        with limited(what, limit_s):
+            store.wait(list(keys), timedelta(seconds=limit_s))
+
+
+def meet(store: Store, name: str, rank: int, ranks: Sequence[int], limit_s: float) -> None:
+    """A barrier of `ranks` under a name used once. Raises TimedOut naming who did not come."""
+    store.set(f"{name}/{rank}", "here")
+    keys = [f"{name}/{peer}" for peer in ranks]
+    try:
+        wait_for(store, keys, limit_s, name)
+    except TimedOut as error:
+        absent = [peer for peer, key in zip(ranks, keys, strict=True) if not store.check([key])]
+        raise TimedOut(
+            f"rank {rank} waited {limit_s:g} s for ranks {absent} at {name!r}; look at the logs of "
+            "those ranks, or raise limits"
+        ) from error

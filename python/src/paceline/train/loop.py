@@ -1,0 +1,128 @@
+"""The training loop, written once for every launcher, strategy and transport."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.errors import RankFailed
+from paceline.records.files import JsonlWriter
+from paceline.records.rows import LedgerRow, StepRow
+from paceline.train.strategies import GradientResult, LocalStrategy, TrainBatch
+from paceline.train.transforms import to_input
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from paceline.data.reading import Batch
+    from paceline.plan.schedule import Schedule
+    from paceline.plan.trial import Training
+    from paceline.records.layout import RankFiles
+
+
+def make_optimizer(strategy: LocalStrategy, training: Training) -> torch.optim.Optimizer:
+    """SGD with momentum over the strategy's parameters, in one pass over them (fused)."""
+    return torch.optim.SGD(
+        strategy.parameters().values(),
+        lr=training.learning_rate,
+        momentum=training.momentum,
+        fused=True,
+    )
+
+
+class Loop:
+    """Runs the steps of a schedule on one rank, and records each as it ends."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        training: Training,
+        strategy: LocalStrategy,
+        rank: int,
+        on_first_gradient: Callable[[], None],
+    ) -> None:
+        """on_first_gradient: called when the first step's gradient is averaged."""
+        self._schedule = schedule
+        self._training = training
+        self._strategy = strategy
+        self._optimizer = make_optimizer(strategy, training)
+        self._rank = rank
+        self._on_first_gradient = on_first_gradient
+
+    def run(self, batches: Iterable[Batch], files: RankFiles) -> int:
+        """Train on `batches`, one for each step; returns the number of steps.
+
+        Steps follow one another without a gap: what a step's rows cost to write belongs to the
+        next one. Raises RankFailed naming the step if the loss is no number any more.
+        """
+        steps = 0
+        with JsonlWriter(files.steps) as rows, JsonlWriter(files.ledger) as ledger:
+            source = iter(batches)
+            unix_offset_s = time.time() - time.perf_counter()
+            started_s = time.perf_counter()
+            while (batch := next(source, None)) is not None:
+                waited_s = time.perf_counter()
+                row, ended_s = self._step(batch, started_s, waited_s, unix_offset_s)
+                rows.write(row)
+                ledger.write(
+                    LedgerRow(
+                        step=batch.step, epoch=batch.epoch, sample_ids=batch.sample_ids.tolist()
+                    )
+                )
+                started_s = ended_s
+                steps += 1
+        return steps
+
+    def _step(
+        self, batch: Batch, started_s: float, waited_s: float, unix_offset_s: float
+    ) -> tuple[StepRow, float]:
+        global_samples = len(self._schedule.step(batch.step).sample_ids)
+        result = self._strategy.gradient(
+            TrainBatch(
+                step=batch.step,
+                epoch=batch.epoch,
+                images=to_input(batch.images, self._training.memory_format),
+                labels=torch.from_numpy(batch.labels),
+                sample_ids=batch.sample_ids,
+                global_samples=global_samples,
+            )
+        )
+        self._check_loss(batch.step, result)
+        if batch.step == 0:
+            self._on_first_gradient()
+        optimizing_s = time.perf_counter()
+        self._optimizer.step()
+        ended_s = time.perf_counter()
+        step_s = ended_s - started_s
+        data_wait_s = waited_s - started_s
+        optimizer_s = ended_s - optimizing_s
+        gradient_s = result.forward_s + result.backward_s + (result.comm_s or 0.0)
+        row = StepRow(
+            step=batch.step,
+            epoch=batch.epoch,
+            started_unix_s=started_s + unix_offset_s,
+            samples=len(batch.sample_ids),
+            global_samples=global_samples,
+            loss_sum=result.loss_sum,
+            data_wait_s=data_wait_s,
+            forward_s=result.forward_s,
+            backward_s=result.backward_s,
+            comm_s=result.comm_s,
+            comm_ready_unix_s=result.comm_ready_unix_s,
+            optimizer_s=optimizer_s,
+            other_s=step_s - data_wait_s - gradient_s - optimizer_s,
+            step_s=step_s,
+        )
+        return row, ended_s
+
+    def _check_loss(self, step: int, result: GradientResult) -> None:
+        if not math.isfinite(result.loss_sum):
+            raise RankFailed(
+                f"rank {self._rank}: the loss of step {step} is {result.loss_sum}, expected a "
+                f"finite number: the training diverged; lower learning_rate "
+                f"({self._training.learning_rate:g}) or use precision fp32",
+                self._rank,
+            )

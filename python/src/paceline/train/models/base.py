@@ -1,0 +1,31 @@
+"""What the models have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class Model(nn.Module):
+    """Convolutions, pooling to a fixed size, fully connected layers: torchvision's three parts."""
+
+    features: nn.Sequential
+    avgpool: nn.Module
+    classifier: nn.Sequential
+
+    def __init__(self, classes: int, *, dropout: bool) -> None:
+        """classes: outputs of the last layer; without dropout its layers do nothing."""
+        super().__init__()
+        self.classes = classes
+        self.dropout = 0.5 if dropout else 0.0
+
+    def forward(self, images: Tensor) -> Any:
+        """Logits, shape (samples, classes), of images of shape (samples, 3, height, width)."""
+        return self.classifier(self.avgpool(self.features(images)).flatten(1))
+
+    def draw_weights(self) -> None:
+        """Set all weights from torch's default generator; this one as nn's layers do."""
+        for module in self.modules():
+            if isinstance(module, (nn.Conv2d, nn.Linear)):
+                module.reset_parameters()

@@ -1,0 +1,123 @@
+"""Joins the ranks of a trial, keeps what they share, and takes leave without hanging."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import PacelineError
+from paceline.train.clock import SAME_CLOCK, ClockOffset, measure_offset
+from paceline.train.collectives import Transport, create_transport
+from paceline.train.collectives.group_store import GroupStore
+from paceline.train.collectives.store import meet, open_store, wait_for
+from paceline.train.resources import check_disjoint
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+    from paceline.plan.trial import Trial
+    from paceline.train.context import RankContext
+
+
+class Peers:
+    """All ranks of a trial; made by `join_peers`. A single rank has no store and no transport."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        trial: Trial,
+        store: TCPStore | None = None,
+        transport: Transport | None = None,
+        clock: ClockOffset = SAME_CLOCK,
+    ) -> None:
+        self.clock = clock
+        self._context = context
+        self._limits = trial.limits
+        self._store = store
+        self._transport = transport
+
+    def node(self, purpose: str) -> GroupStore | None:
+        """The ranks of this node, for one purpose; None for a single rank."""
+        return None if self._store is None else _node(self._store, self._context, purpose)
+
+    def all_equal(self, name: str, value: str) -> list[int]:
+        """Ranks whose `value` is not rank 0's; collective, [] on the other ranks."""
+        if self._store is None:
+            return []
+        self._store.set(f"equal/{name}/{self._context.rank}", value)
+        if not self._context.is_first:
+            return []
+        keys = [f"equal/{name}/{rank}" for rank in range(self._context.world_size)]
+        wait_for(self._store, keys, self._limits.collective_s, f"rank 0: {name} of all ranks")
+        values = [bytes(self._store.get(key)).decode() for key in keys]
+        return [rank for rank, other in enumerate(values) if other != value]
+
+    def describe(self) -> dict[str, Any]:
+        return {} if self._transport is None else self._transport.describe()
+
+    def explain(self, error: Exception) -> PacelineError | None:
+        """What an error out of a collective means; None if it is not about communication."""
+        return None if self._transport is None else self._transport.explain(error)
+
+    def leave(self, *, failed: bool) -> None:
+        """Close everything. If all went well, rank 0, which serves the store, goes last."""
+        store, self._store = self._store, None
+        transport, self._transport = self._transport, None
+        if store is None:
+            if transport is not None:
+                transport.close(failed=True)
+            return
+        ranks = range(self._context.world_size)
+        try:
+            if not failed:
+                meet(store, "trained", self._context.rank, ranks, self._limits.collective_s)
+        except PacelineError:
+            failed = True
+            raise
+        finally:
+            if transport is not None:
+                transport.close(failed=failed)
+        if not failed:
+            store.set(f"left/{self._context.rank}", "")
+            if self._context.is_first:
+                keys = [f"left/{rank}" for rank in ranks]
+                wait_for(store, keys, self._limits.rendezvous_s, "rank 0: all ranks to leave")
+
+
+def join_peers(context: RankContext, trial: Trial) -> Peers:
+    """Meet the other ranks within `limits.rendezvous_s` and open the transport; collective.
+
+    Raises TimedOut naming the ranks that did not come, EnvironmentLacks if the ranks of a node
+    share cores although they should not, or the transport cannot be had here.
+    """
+    if context.world_size == 1:
+        return Peers(context, trial)
+    limit_s = trial.limits.rendezvous_s
+    store = open_store(context, limit_s)
+    meet(store, "joined", context.rank, range(context.world_size), limit_s)
+    node = _node(store, context, "cores")
+    check_disjoint(context, trial.placement, _affinities(node, limit_s))
+    clock = measure_offset(store, context, limit_s)
+    transport = create_transport(trial)
+    peers = Peers(context, trial, store, transport, clock)
+    if transport is not None:
+        try:
+            transport.open(context, trial, store)
+        except BaseException:
+            peers.leave(failed=True)
+            raise
+    return peers
+
+
+def _node(store: TCPStore, context: RankContext, purpose: str) -> GroupStore:
+    prefix = f"node {context.node_index} ({context.host})/{purpose}"
+    return GroupStore(store, context.local_rank, context.ranks_on_node, prefix)
+
+
+def _affinities(node: GroupStore, limit_s: float) -> list[list[int]]:
+    """Cores that each of the node's ranks may use, by local rank; collective."""
+    node.publish(str(node.local_rank), ",".join(map(str, os.sched_getaffinity(0))))
+    return [
+        [int(core) for core in node.lookup(str(rank), limit_s).split(",")]
+        for rank in range(node.ranks_on_node)
+    ]

@@ -1,0 +1,49 @@
+"""The stretches of a rank's life, recorded as they end."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Self
+
+from paceline.records.files import JsonlWriter
+from paceline.records.rows import SpanRow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+    from paceline.records.rows import SpanName
+
+
+class Spans:
+    """Appends a SpanRow for each stretch, also for one that ends in an error."""
+
+    def __init__(self, path: Path) -> None:
+        self._writer = JsonlWriter(path)
+
+    def ended(self, name: SpanName, started_unix_s: float) -> None:
+        """Record a stretch that began at `started_unix_s` and ends now."""
+        self._writer.write(
+            SpanRow(name=name, started_unix_s=started_unix_s, ended_unix_s=time.time())
+        )
+
+    @contextmanager
+    def __call__(self, name: SpanName) -> Iterator[None]:
+        started_unix_s = time.time()
+        try:
+            yield
+        finally:
+            self.ended(name, started_unix_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._writer.close()

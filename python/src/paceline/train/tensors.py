@@ -1,0 +1,44 @@
+"""Weights and gradients as files, checksums and norms."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import save_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+
+def sha256_of(tensors: Mapping[str, Tensor]) -> str:
+    """Checksum over names, types, shapes and bytes, in order; the memory format does not count."""
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(flat.numpy().data)
+    return digest.hexdigest()
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file, under its name only when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        save_file({name: t.detach().contiguous() for name, t in tensors.items()}, temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def update_l2(final: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, float]:
+    """L2 norm of (final - initial) for each tensor."""
+    return {
+        name: float(torch.linalg.vector_norm((final[name] - initial[name]).detach().double()))
+        for name in final
+    }

@@ -1,0 +1,46 @@
+"""Photos as the models take them: uint8 rows of pixels to normalised float32 tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from paceline.spec.values import MemoryFormat
+
+# Means and standard deviations of ImageNet's RGB channels, as torchvision's weights want them.
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+_FORMATS = {
+    "contiguous": torch.contiguous_format,
+    "channels_last": torch.channels_last,
+}
+
+
+def torch_memory_format(name: MemoryFormat) -> torch.memory_format:
+    return _FORMATS[name]
+
+
+def to_input(images: NDArray[np.uint8], memory_format: MemoryFormat) -> Tensor:
+    """(images / 255 - MEAN) / STD as float32.
+
+    images: shape (n, height, width, 3), RGB. Returns shape (n, 3, height, width) in
+    `memory_format`; for channels_last the bytes stay in their order.
+    """
+    pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
+    scaled = pixels.to(torch.float32, memory_format=_FORMATS[memory_format])
+    scale, offset = _channel_constants()
+    return torch.addcmul(offset, scaled, scale, out=scaled)
+
+
+def _channel_constants() -> tuple[Tensor, Tensor]:
+    """Scale and offset a channel, shape (1, 3, 1, 1): one multiply-add a pixel."""
+    std = torch.tensor(STD, dtype=torch.float64)
+    mean = torch.tensor(MEAN, dtype=torch.float64)
+    scale, offset = 1 / (255 * std), -mean / std
+    return scale.float().view(1, 3, 1, 1), offset.float().view(1, 3, 1, 1)

@@ -1,0 +1,176 @@
+"""One rank of a trial from rendezvous to result: what every launcher's job calls.
+
+Call `resources.apply_resources` first, then import this module (it imports torch).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from paceline.data.dataset import open_dataset
+from paceline.data.reading import Feed, SoloNode, open_feed
+from paceline.errors import PacelineError, RankFailed
+from paceline.plan.schedule import Schedule
+from paceline.records.files import write_json
+from paceline.records.rows import TrainingResult
+from paceline.train.loop import Loop
+from paceline.train.models import build_model
+from paceline.train.peers import Peers, join_peers
+from paceline.train.resources import read_back, set_threads
+from paceline.train.spans import Spans
+from paceline.train.strategies import LocalStrategy, create_strategy
+from paceline.train.tensors import save_tensors, sha256_of, update_l2
+from paceline.train.transforms import torch_memory_format
+
+if TYPE_CHECKING:
+    from paceline.plan.trial import Trial
+    from paceline.records.layout import TrialFiles
+    from paceline.train.context import RankContext
+
+
+def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
+    """Train as `trial` says, as the rank that `context` says, and leave the records in `files`.
+
+    Collective over all ranks; every wait has the limits of `trial.limits`.
+    Raises what PacelineError has: EnvironmentLacks, DataError, TimedOut, RankFailed (PeerLost where
+    another rank is the cause).
+    """
+    with Spans(files.rank(context.rank).spans) as spans:
+        spans.ended("imports", context.process_started_unix_s)
+        set_threads(trial.placement.threads_per_rank)
+        with spans("rendezvous"):
+            peers = join_peers(context, trial)
+        try:
+            _Worker(trial, context, files, spans, peers).run()
+        except PacelineError:
+            peers.leave(failed=True)
+            raise
+        except Exception as error:
+            meaning = peers.explain(error)
+            peers.leave(failed=True)
+            if meaning is None:
+                raise
+            raise meaning from error
+        except BaseException:
+            peers.leave(failed=True)
+            raise
+        peers.leave(failed=False)
+
+
+class _Worker:
+    """The stages between joining and leaving."""
+
+    def __init__(
+        self, trial: Trial, context: RankContext, files: TrialFiles, spans: Spans, peers: Peers
+    ) -> None:
+        self._trial = trial
+        self._context = context
+        self._files = files
+        self._spans = spans
+        self._peers = peers
+
+    def run(self) -> None:
+        with self._spans("data_load"):
+            schedule, classes, feed = self._open_feed()
+        with feed:
+            with self._spans("model_build"):
+                strategy = self._build(classes)
+                loop = Loop(
+                    schedule,
+                    self._trial.training,
+                    strategy,
+                    self._context.rank,
+                    lambda: self._save_gradient(strategy),
+                )
+            with self._spans("train"):
+                steps = loop.run(feed, self._files.rank(self._context.rank))
+        if steps != schedule.steps:
+            raise RankFailed(
+                f"rank {self._context.rank}: expected {schedule.steps} steps, the data set's "
+                f"reader ended after {steps}",
+                self._context.rank,
+            )
+        with self._spans("bookkeeping"):
+            self._finish(strategy, classes, steps)
+
+    def _open_feed(self) -> tuple[Schedule, int, Feed]:
+        training, context = self._trial.training, self._context
+        dataset = open_dataset(training.dataset, trust=training.trust_dataset)
+        schedule = Schedule(
+            row_group_rows=dataset.row_group_rows,
+            seed=training.seed,
+            global_batch=training.global_batch,
+            epochs=training.epochs,
+            max_steps=training.max_steps,
+        )
+        feed = open_feed(
+            dataset,
+            schedule,
+            mode=training.reading,
+            image_size=training.image_size,
+            rank=context.rank,
+            world_size=context.world_size,
+            share_of_node=self._peers.node("photos") or SoloNode(),
+            decode_threads=self._trial.placement.threads_per_rank,
+            timeout_s=self._trial.limits.trial_s,
+        )
+        return schedule, len(dataset.classes), feed
+
+    def _build(self, classes: int) -> LocalStrategy:
+        """Model and strategy; the environment is read back and written once all is set up."""
+        trial, training = self._trial, self._trial.training
+        model = build_model(training.model, classes, dropout=training.dropout, seed=training.seed)
+        initial = sha256_of(model.state_dict())
+        model.to(memory_format=torch_memory_format(training.memory_format))  # type: ignore[call-overload]  # torch's stub lacks it
+        strategy = create_strategy(trial.local_strategy)
+        strategy.prepare(model, self._context, trial)
+        environment = read_back(
+            self._context,
+            trial,
+            clock_offset_s=self._peers.clock.offset_s,
+            clock_error_s=self._peers.clock.error_s,
+            initial_weights_sha256=initial,
+        )
+        write_json(
+            self._files.rank(self._context.rank).environment, dataclasses.asdict(environment)
+        )
+        return strategy
+
+    def _save_gradient(self, strategy: LocalStrategy) -> None:
+        if not (self._context.is_first and self._trial.save_tensors):
+            return
+        gradients = {name: p.grad for name, p in strategy.parameters().items()}
+        save_tensors(
+            self._files.gradient, {name: g for name, g in gradients.items() if g is not None}
+        )
+
+    def _finish(self, strategy: LocalStrategy, classes: int, steps: int) -> None:
+        """Check that all ranks end with the same weights; rank 0 writes weights and result."""
+        training = self._trial.training
+        weights = strategy.state_dict()
+        sha256 = sha256_of(weights)
+        differing = self._peers.all_equal("weights_sha256", sha256)
+        if differing:
+            raise RankFailed(
+                f"ranks {differing} ended with other weights than rank 0: their gradients were not "
+                "averaged alike; this is a defect of the transport or strategy, please report it",
+                differing[0],
+            )
+        if not self._context.is_first:
+            return
+        if self._trial.save_tensors:
+            save_tensors(self._files.weights, weights)
+        initial = build_model(training.model, classes, dropout=training.dropout, seed=training.seed)
+        result = TrainingResult(
+            steps=steps,
+            weights_sha256=sha256,
+            update_l2=update_l2(weights, initial.state_dict()),
+            parameters=sum(p.numel() for p in strategy.parameters().values()),
+            communication={
+                "transport": self._trial.transport,
+                **self._peers.describe(),
+                **strategy.describe(),
+            },
+        )
+        write_json(self._files.result, dataclasses.asdict(result))

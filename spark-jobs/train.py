@@ -1,0 +1,154 @@
+"""Train one trial as a Spark barrier stage, one task a rank.
+
+    spark-submit --master local[2] spark-jobs/train.py --ranks 2 --workload tiny --data DATASET \
+        --out RUN_DIR
+
+Rank and peers come from the barrier tasks; all else is Paceline's worker, run inside Spark's
+Python workers. What spark-submit or spark-defaults.conf set stands; only the rest is set here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+try:
+    import paceline  # noqa: F401
+except ImportError:  # from the archive: the package lies beside this script
+    sys.path.insert(0, str(Path(__file__).resolve().with_name("paceline.zip")))
+
+from py4j.protocol import Py4JError
+from pyspark import BarrierTaskContext, SparkConf, SparkContext
+
+from paceline.errors import EnvironmentLacks, ExitCode, UsageError
+from paceline.job.barrier import failed_stage, run_barrier_rank
+from paceline.job.byhand import finish, prepare
+from paceline.job.messages import rank_failed_line, run_guarded, say
+from paceline.job.options import Job, asked_ranks, job_of, parser
+from paceline.job.rank import RankEnd
+from paceline.launch.spark import cluster_shape, is_local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_ARCHIVE = Path(__file__).resolve().with_name("paceline.zip")
+# Executors register one by one after the session is up.
+_SLOTS_WAIT_S = 4.0
+_POLL_S = 0.2
+
+
+def main() -> int:
+    options = parser("spark-jobs/train.py").parse_args()
+    ranks = asked_ranks(options)
+    if ranks is None:
+        raise UsageError("--ranks: expected how many barrier tasks to train with")
+    # Only a conf made beside a JVM knows what spark-submit was told; any other overrides it.
+    SparkContext._ensure_initialized()  # noqa: SLF001
+    conf = SparkConf()
+    local = is_local(conf.get("spark.master") or "")
+    on_node = options.ranks_per_node or ranks
+    if ranks % on_node:
+        raise UsageError(f"--ranks {ranks}: expected a multiple of --ranks-per-node {on_node}")
+    if options.trial is None and options.ranks_per_node is None and not local:
+        say("note: --ranks-per-node not given, all ranks are taken to be on one node")
+    job = job_of(options, "spark", nodes=ranks // on_node, ranks_per_node=on_node)
+    _complete(conf, job, local=local)
+    context = SparkContext(conf=conf)
+    try:
+        _check_slots(context, job)
+        prepare(job)
+        end = _train(context, job)
+        finish(job, end)
+    finally:
+        context.stop()
+    if end.error is not None:
+        say(rank_failed_line(end.rank, ranks, end.error))
+    elif local:
+        _end_jvm()
+    return end.exit_code
+
+
+def _complete(conf: SparkConf, job: Job, *, local: bool) -> None:
+    """Set what nobody has set. Raises EnvironmentLacks if dynamic allocation is on."""
+    if (conf.get("spark.dynamicAllocation.enabled") or "false").lower() == "true":
+        raise EnvironmentLacks(
+            "spark.dynamicAllocation.enabled is true, but a barrier stage needs all its slots at "
+            "once (SPARK-24942); submit with --conf spark.dynamicAllocation.enabled=false"
+        )
+    place, limits = job.trial.placement, job.trial.limits
+    defaults = {
+        "spark.app.name": job.trial.id,
+        "spark.task.cpus": place.threads_per_rank,
+        "spark.task.maxFailures": 1,
+        "spark.python.worker.reuse": "false",
+        "spark.barrier.sync.timeout": math.ceil(limits.rendezvous_s),
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": 3,
+    }
+    if local:
+        defaults |= {
+            "spark.ui.enabled": "false",
+            "spark.authenticate": "true",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+        }
+    else:
+        defaults |= cluster_shape(job.trial)
+    for name, value in defaults.items():
+        conf.setIfMissing(name, str(value))
+
+
+def _check_slots(context: SparkContext, job: Job) -> None:
+    """Raise EnvironmentLacks if the stage could never start; Spark would wait ten minutes."""
+    spark = context._jsc.sc()  # noqa: SLF001  (the number that Spark's own check uses, no public way)
+    profile = spark.resourceProfileManager().defaultResourceProfile()
+    wanted = job.trial.placement.ranks
+    deadline = time.monotonic() + _SLOTS_WAIT_S
+    while (slots := int(spark.maxNumConcurrentTasks(profile))) < wanted:
+        if time.monotonic() > deadline or is_local(str(context.master)):
+            raise EnvironmentLacks(
+                f"Spark master {context.master} has {slots} slot(s) of "
+                f"{context.getConf().get('spark.task.cpus', '1')} cpu(s), the barrier stage needs "
+                f"{wanted} at once; use fewer ranks, or more or bigger executors (local[N], "
+                "--num-executors, --executor-cores, --total-executor-cores)"
+            )
+        time.sleep(_POLL_S)
+
+
+def _train(context: SparkContext, job: Job) -> RankEnd:
+    if _ARCHIVE.is_file():
+        context.addPyFile(str(_ARCHIVE))
+    ranks = job.trial.placement.ranks
+    stage = context.parallelize(range(ranks), ranks).barrier().mapPartitions(_task(job))
+    try:
+        # A stage that ends in collect() is not retried by Spark (apache/spark#22158).
+        done = stage.collect()
+    except Py4JError as error:
+        return failed_stage(job, str(error))
+    assert sorted(done) == list(range(ranks)), done
+    return RankEnd(rank=0, exit_code=ExitCode.OK)
+
+
+def _task(job: Job) -> Callable[[Iterable[int]], Iterable[int]]:
+    def run(_partition: Iterable[int]) -> Iterable[int]:
+        task = BarrierTaskContext.get()
+        yield run_barrier_rank(job, task.partitionId(), task.allGather)
+
+    return run
+
+
+def _end_jvm() -> None:
+    """End a local master's JVM: a timer of barrier() is no daemon thread and would keep it."""
+    sys.stdout.flush()
+    jvm = SparkContext._jvm  # noqa: SLF001  (outlives the context; no public way)
+    assert jvm is not None
+    with contextlib.suppress(Py4JError, OSError):  # the JVM ends before it can answer
+        jvm.java.lang.System.exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(main))

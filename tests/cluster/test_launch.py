@@ -1,0 +1,341 @@
+"""Real launchers, real processes, small trainings: by hand, supervised, killed, refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline.data.catalogue import ensure_dataset
+from paceline.job.options import job_of, parser
+from paceline.launch import supervise as supervise_module
+from paceline.launch.base import launcher_for
+from paceline.launch.processes import (
+    TOKEN_VARIABLE,
+    command_line_of,
+    is_alive,
+    pids_with_token,
+    send,
+    wait_until,
+)
+from paceline.launch.supervise import diagnose, supervise
+from paceline.launch.tools import find_java, find_spark
+from paceline.records.layout import RunFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.plan.trial import Trial
+    from paceline.records.layout import TrialFiles
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+MPI_JOB = str(REPOSITORY / "mpi-jobs" / "train.py")
+SPARK_JOB = str(REPOSITORY / "spark-jobs" / "train.py")
+MPIRUN = [str(BIN / "mpirun"), "--bind-to", "none", "--host", "localhost:2"]
+LIMIT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ensure_dataset("tiny", images=24, seed=1, cache_dir=tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """As in a user's shell, with the marks by which the tests find what is left."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "OMP_"))}
+    return {
+        **kept,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "JAVA_HOME": str(find_java().path.parent.parent),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        TOKEN_VARIABLE: f"test-{os.getpid()}-{time.monotonic_ns()}",
+    }
+
+
+@pytest.fixture
+def run_by_hand(environment: dict[str, str], tmp_path: Path) -> Iterator:
+    def run(*argv: object, **changes: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(word) for word in argv],
+            env={**environment, **changes},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+
+    yield run
+    token = environment[TOKEN_VARIABLE]
+    # a driver outlives the JVM that it has ended by the time that Python takes to exit
+    wait_until(lambda: not pids_with_token(token), 10)
+    left = {pid: command_line_of(pid) for pid in pids_with_token(token)}
+    send(left, signal.SIGKILL)
+    assert left == {}
+
+
+def task(dataset: Path, out: Path) -> list[str]:
+    words = f"--workload tiny --data {dataset} --out {out} --global-batch 8 --max-steps 2"
+    return [*words.split(), "--image-size", "32", "--telemetry-interval", "0.5"]
+
+
+def spark_submit(*words: str) -> list[str]:
+    return [str(find_spark().path / "bin" / "spark-submit"), *words]
+
+
+STARTS = {
+    "local": [sys.executable, "-m", "paceline.job", "--ranks", "2"],
+    "torchrun": [str(BIN / "torchrun"), "--nproc-per-node", "2", "-m", "paceline.job"],
+    "mpi": [*MPIRUN, "-n", "2", sys.executable, MPI_JOB],
+    "spark": spark_submit("--master", "local[2]", SPARK_JOB, "--ranks", "2"),
+}
+
+
+@pytest.mark.parametrize("launcher", STARTS)
+def test_training_by_hand_leaves_all_records(launcher, dataset, run_by_hand, tmp_path):
+    out = tmp_path / "run"
+    done = run_by_hand(*STARTS[launcher], *task(dataset, out))
+    assert done.returncode == 0, done.stderr
+    check_records(out, launcher)
+
+
+def check_records(out: Path, launcher: str) -> None:
+    [(name, files)] = RunFiles(out).trials()
+    assert name.startswith(f"tiny.{launcher}.")
+    outcome = json.loads(files.outcome.read_text())
+    assert outcome["status"] == "ok"
+    assert 0 < outcome["ended_unix_s"] - outcome["launched_unix_s"] < LIMIT_S
+    assert [rank for rank, _ in files.ranks()] == [0, 1]
+    for _, rank in files.ranks():
+        assert json.loads(rank.status.read_text())["state"] == "done"
+        assert len(rank.steps.read_text().splitlines()) == 2
+        environment = json.loads(rank.environment.read_text())
+        assert environment["intraop_threads"] == 1
+        assert environment["omp_environment"]["OMP_NUM_THREADS"] == "1"
+    assert "--max-steps 2" in files.command.read_text()
+    [(_, host)] = files.hosts()
+    assert host.trace.stat().st_size > 0
+
+
+@contextmanager
+def standalone_cluster(environment: dict[str, str], work: Path) -> Iterator[str]:
+    """A Spark master with two workers of one core each, on loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    master = f"spark://127.0.0.1:{port}"
+    classes = str(find_spark().path / "bin" / "spark-class")
+    host = ["--host", "127.0.0.1", "--webui-port", "0"]
+    commands = [[classes, "org.apache.spark.deploy.master.Master", *host, "--port", str(port)]]
+    worker = [classes, "org.apache.spark.deploy.worker.Worker", *host, "--cores", "1"]
+    commands += [[*worker, "--memory", "1g", "--work-dir", str(work / w), master] for w in "ab"]
+    daemons: list[subprocess.Popen[bytes]] = []
+    try:
+        with (work / "daemons.log").open("ab") as log:
+            for command in commands:
+                daemons.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+        deadline = time.monotonic() + 60
+        while (work / "daemons.log").read_text().count("Successfully registered with master") < 2:
+            assert time.monotonic() < deadline, (work / "daemons.log").read_text()
+            time.sleep(0.1)
+        yield master
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+        for daemon in daemons:
+            daemon.wait(timeout=30)
+
+
+def test_training_on_a_standalone_master_with_two_workers(
+    dataset, run_by_hand, environment, tmp_path
+):
+    out = tmp_path / "run"
+    with standalone_cluster(environment, tmp_path) as master:
+        submit = spark_submit("--master", master, "--driver-memory", "512m")
+        conf = ["--conf", "spark.executor.memory=512m"]
+        done = run_by_hand(*submit, *conf, SPARK_JOB, "--ranks", "2", *task(dataset, out))
+        assert done.returncode == 0, done.stderr
+        check_records(out, "spark")
+
+        more = run_by_hand(*submit, *conf, SPARK_JOB, "--ranks", "3", "--global-batch", "9",
+                           *task(dataset, out)[:6])  # fmt: skip
+        assert more.returncode == 3, more.stderr
+        assert "has 2 slot(s)" in more.stderr
+        assert "needs 3 at once" in more.stderr
+
+
+def endless(launcher: str, dataset: Path, out: Path) -> tuple[Trial, TrialFiles]:
+    """A trial that somebody has to end."""
+    words = [*task(dataset, out), "--epochs", "100000", "--no-sidecar"]
+    words[words.index("--max-steps") + 1] = "100000"
+    job = job_of(parser("test").parse_args(words), launcher, nodes=1, ranks_per_node=2)
+    job.files.root.mkdir(parents=True)
+    job.files.trial.write_text(job.trial.model_dump_json())
+    return job.trial, job.files
+
+
+def wait_for_step(files: TrialFiles, rank: int) -> int:
+    """Until a rank trains; its pid."""
+    steps, deadline = files.rank(rank).steps, time.monotonic() + 90
+    while not (steps.exists() and steps.stat().st_size > 0):
+        assert time.monotonic() < deadline, files.launcher_log.read_text()
+        time.sleep(0.05)
+    pid: int = json.loads(files.rank(rank).status.read_text())["pid"]
+    return pid
+
+
+def open_listeners(pids: set[int]) -> list[tuple[str, str]]:
+    """(program, address) of every socket that one of `pids` listens on beyond loopback."""
+    loopback = ("0100007F", "0" * 24 + "01000000", "0000000000000000FFFF00000100007F")
+    sockets = {}
+    for name in ("tcp", "tcp6"):
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                sockets[f"socket:[{fields[9]}]"] = fields[1].partition(":")[0]
+    found = []
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                address = sockets.get(str(link.readlink()))
+            except OSError:
+                continue  # closed meanwhile
+            if address is not None and address not in loopback:
+                found.append((Path(command_line_of(pid)[0]).name, address))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("launcher", "gone_within_s"), [("local", 10), ("torchrun", 10), ("mpi", 10), ("spark", 30)]
+)
+def test_killed_rank_ends_everything_and_is_named(
+    launcher, gone_within_s, dataset, tmp_path, monkeypatch
+):
+    token = f"test{os.getpid()}{launcher}"
+    monkeypatch.setattr(supervise_module.secrets, "token_hex", lambda _n: token)
+    trial, files = endless(launcher, dataset, tmp_path / "run")
+    starter = launcher_for(launcher)
+    starter.preflight(trial)
+    seen = {}
+
+    def kill_rank_1() -> None:
+        pid = wait_for_step(files, 1)
+        seen["listeners"] = open_listeners(pids_with_token(token))
+        seen["killed"] = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_rank_1)
+    ended = supervise(
+        starter.command(trial, files), files, limit_s=LIMIT_S, on_started=lambda _: killer.start()
+    )
+    gone = time.monotonic()
+    killer.join()
+    assert not ended.timed_out
+    assert gone - seen["killed"] < gone_within_s
+    assert ended.left_behind == ()
+    assert pids_with_token(token) == set()
+    outcome = diagnose(trial, files, ended, starter)
+    assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("failed", 5, 1)
+    assert "rank 1 of 2" in outcome.message
+    assert str(files.rank(1).log) in outcome.message
+    # mpirun's own control port cannot be bound to one interface: open-mpi/ompi#14441
+    assert [s for s in seen["listeners"] if s[0] not in ("prterun", "mpirun")] == []
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpi", "spark"])
+def test_killed_supervisor_leaves_no_process(launcher, dataset, tmp_path):
+    _, files = endless(launcher, dataset, tmp_path / "run")
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from paceline.job.options import read_trial\n"
+        "from paceline.launch.base import launcher_for\n"
+        "from paceline.launch.supervise import supervise\n"
+        "from paceline.records.layout import TrialFiles\n"
+        "files = TrialFiles(Path(sys.argv[1]))\n"
+        "trial = read_trial(files.trial)\n"
+        "command = launcher_for(trial.launcher).command(trial, files)\n"
+        "supervise(command, files, limit_s=200, on_started=lambda p: print(p, flush=True))\n"
+    )
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", program, str(files.root)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert supervisor.stdout is not None
+        launcher_pid = int(supervisor.stdout.readline())
+        pids = {launcher_pid, wait_for_step(files, 0), wait_for_step(files, 1)}
+    finally:
+        supervisor.kill()
+        supervisor.communicate()
+    deadline = time.monotonic() + 15
+    while left := [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def test_mpi_job_refuses_what_cannot_work(dataset, run_by_hand, tmp_path):
+    out = tmp_path / "run"
+    job = [sys.executable, MPI_JOB]
+
+    alone = run_by_hand(*job, *task(dataset, out), SLURM_NTASKS="2")
+    assert alone.returncode == 3
+    assert "expected 2 ranks (SLURM_NTASKS), MPI made a world of 1" in alone.stderr
+
+    fewer = run_by_hand(*MPIRUN, "-n", "2", *job, *task(dataset, out), "--ranks", "3")
+    assert fewer.returncode == 3
+    assert fewer.stderr.count("expected 3 ranks, the launcher made 2") == 1
+
+    nowhere = run_by_hand(*MPIRUN, "-n", "2", *job, *task(tmp_path / "none", out))
+    assert nowhere.returncode == 3
+    assert "none: expected a directory" in nowhere.stderr
+
+    wrong = run_by_hand(*MPIRUN, "-n", "2", *job, *task(dataset, out), "--precision", "fp8")
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("precision: expected one of") == 1
+
+    assert not list(out.glob("trials/*/result.json"))
+    for done in (alone, fewer, nowhere, wrong):
+        assert "Traceback" not in done.stderr
+
+
+def test_bad_data_on_a_rank_ends_the_mpi_job_with_its_code(run_by_hand, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = run_by_hand(*MPIRUN, "-n", "2", sys.executable, MPI_JOB, *task(empty, tmp_path / "run"))
+    assert done.returncode == 4, done.stderr
+    assert "of 2 failed: DataError" in done.stderr
+    assert "Traceback" not in done.stderr
+    [(_, files)] = RunFiles(tmp_path / "run").trials()
+    outcome = json.loads(files.outcome.read_text())
+    assert (outcome["status"], outcome["exit_code"]) == ("refused", 4)
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "complaint"),
+    [
+        ("local[1]", "spark.ui.enabled=false", "has 1 slot(s) of 1 cpu(s)"),
+        ("local[2]", "spark.dynamicAllocation.enabled=true", "spark.dynamicAllocation.enabled"),
+    ],
+)
+def test_spark_job_refuses_what_would_hang(master, conf, complaint, dataset, run_by_hand, tmp_path):
+    submit = spark_submit("--master", master, "--conf", conf, SPARK_JOB, "--ranks", "2")
+    done = run_by_hand(*submit, *task(dataset, tmp_path / "run"))
+    assert done.returncode == 3, done.stderr
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr

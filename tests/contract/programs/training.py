@@ -1,0 +1,66 @@
+"""Run by mpirun: the worker itself, with photos from memory instead of a data set.
+
+usage: training.py TRANSPORT FOLDER
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from ranks import make_context, make_trial
+
+from paceline.data.reading import Batch
+from paceline.records.layout import TrialFiles
+from paceline.train import worker
+
+RNG = np.random.default_rng(5)
+IMAGES = RNG.integers(0, 256, (21, 32, 32, 3), dtype=np.uint8)
+LABELS = RNG.integers(0, 3, 21)
+
+
+class Feed(contextlib.AbstractContextManager):
+    def __init__(self, schedule: Any, rank: int, world_size: int, node: Any) -> None:
+        self._schedule, self._rank, self._size = schedule, rank, world_size
+        node.barrier(10.0)
+
+    def __iter__(self):
+        for number in range(self._schedule.steps):
+            step = self._schedule.step(number)
+            ids = step.share(self._rank, self._size)
+            yield Batch(number, step.epoch, ids, IMAGES[ids], LABELS[ids])
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def open_feed(
+    dataset: Any, schedule: Any, *, rank: int, world_size: int, share_of_node: Any, **_: Any
+) -> Feed:
+    return Feed(schedule, rank, world_size, share_of_node)
+
+
+def main() -> None:
+    transport, folder = sys.argv[1], Path(sys.argv[2])
+    worker.open_dataset = lambda *_, **__: SimpleNamespace(
+        row_group_rows=(11, 10), classes=("a", "b", "c")
+    )
+    worker.open_feed = open_feed
+    context = make_context(folder)
+    files = TrialFiles(folder)
+    worker.train(make_trial(transport, context.world_size, epochs=2), context, files)
+    assert not torch.distributed.is_initialized()
+    left = [t.name for t in threading.enumerate() if t.name.startswith("mpi-")]
+    (folder / f"threads.{context.rank}").write_text("\n".join(left))
+
+
+if __name__ == "__main__":
+    main()

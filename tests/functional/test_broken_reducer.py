@@ -1,0 +1,60 @@
+"""A reducer that sums where it should average trains something else, and is caught."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.functional.cli_runs import SMALL
+
+pytestmark = [pytest.mark.functional, pytest.mark.timeout(300)]
+
+HERE = Path(__file__).parent
+SCRIPT = HERE.parents[1] / "mpi-jobs" / "train.py"
+# as in SMALL; by hand there is no spec
+OPTIONS = {
+    "--workload": "tiny",
+    "--seed": 3,
+    "--max-steps": 20,
+    "--epochs": 8,
+    "--warmup-steps": 2,
+    "--global-batch": 16,
+    "--transport": "gloo",
+}
+FLAGS = ("--no-dropout", "--no-sidecar", "--oversubscribe")
+
+
+def test_sum_instead_of_mean_is_not_identical(paceline, tmp_path):
+    spec, out = tmp_path / "small.toml", tmp_path / "run"
+    spec.write_text(SMALL)
+    result = paceline("run", spec, "--out", out)
+    assert result.returncode == 0, result.stderr
+    dataset = json.loads((out / "manifest.json").read_text())["data"]["tiny"]
+
+    mpirun = Path(sys.executable).with_name("mpirun")
+    argv = [mpirun, "-n", "2", "--bind-to", "none", "--host", "localhost:2"]
+    argv += [sys.executable, HERE / "programs" / "broken_reducer.py", SCRIPT, *FLAGS]
+    argv += [word for pair in OPTIONS.items() for word in pair]
+    argv += ["--data", dataset, "--out", out]
+    broken = subprocess.run(
+        list(map(str, argv)),
+        env={
+            **os.environ,
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert broken.returncode == 0, broken.stderr
+
+    comparison = json.loads(paceline("compare", out, "--json").stdout)
+    identical = {row["launcher"]: row["identical"] for row in comparison["rows"]}
+    assert identical == {"local": True, "mpi": False}
+    # a trial that trained something else is not ranked
+    assert comparison["best"]["tiny"]["configuration"].startswith("tiny.local.none.sequential")
+    assert "✗" in paceline("compare", out).stdout

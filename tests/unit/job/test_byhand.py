@@ -1,0 +1,100 @@
+"""The records that a trial by hand keeps itself."""
+
+import json
+import os
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.job import byhand
+from paceline.job.byhand import finish, launching_pid, prepare
+from paceline.job.rank import RankEnd
+from paceline.launch.processes import process_started_unix_s
+
+
+def outcome(job):
+    return json.loads(job.files.outcome.read_text())
+
+
+def test_first_trial_makes_the_run(make_job):
+    job = make_job("--seed", "9")
+    prepare(job)
+    manifest = json.loads(job.run.manifest.read_text())
+    assert (manifest["schema"], manifest["by_hand"], manifest["name"]) == (1, True, "by-hand")
+    assert manifest["data"] == {"tiny": job.trial.training.dataset}
+    assert json.loads(job.files.trial.read_text())["training"]["seed"] == 9
+    assert "pytest" in job.files.command.read_text()
+
+
+def test_end_is_written_with_the_start_of_what_was_started_by_hand(make_job):
+    job = make_job()
+    prepare(job)
+    finish(job, RankEnd(rank=0, exit_code=0))
+    written = outcome(job)
+    assert (written["status"], written["exit_code"], written["failed_rank"]) == ("ok", 0, None)
+    started = process_started_unix_s(launching_pid())
+    assert written["launched_unix_s"] == pytest.approx(started, abs=0.1)
+    assert written["ended_unix_s"] > written["launched_unix_s"]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(3, "refused"), (4, "refused"), (5, "failed"), (6, "timed_out")]
+)
+def test_failure_is_written_with_its_rank(code, status, make_job):
+    job = make_job()
+    prepare(job)
+    finish(job, RankEnd(rank=1, exit_code=code, error="X: y"))
+    written = outcome(job)
+    assert (written["status"], written["exit_code"]) == (status, code)
+    assert (written["failed_rank"], written["message"]) == (1, "X: y")
+
+
+def test_finished_trial_is_not_overwritten(make_job):
+    job = make_job()
+    prepare(job)
+    finish(job, RankEnd(rank=0, exit_code=0))
+    with pytest.raises(UsageError, match="--repeat 1 "):
+        prepare(job)
+    second = make_job("--repeat", "1")
+    prepare(second)
+    finish(second, RankEnd(rank=0, exit_code=0))
+    with pytest.raises(UsageError, match="--repeat 2 "):
+        prepare(job)
+
+
+def test_unfinished_attempt_is_set_aside(make_job):
+    job = make_job()
+    prepare(job)
+    job.files.rank(0).steps.parent.mkdir(parents=True)
+    job.files.rank(0).steps.write_text("old\n")
+    prepare(job)
+    assert not job.files.rank(0).steps.exists()
+    assert job.files.trial.exists()
+    kept = job.run.root / "attempts" / f"{job.trial.id}.1" / "ranks" / "0" / "steps.jsonl"
+    assert kept.read_text() == "old\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "is_launcher"),
+    [
+        (["/opt/bin/prterun", "-n", "2"], True),
+        (["/jdk/bin/java", "-cp", "x"], True),
+        (["python", "-m", "torch.distributed.run"], True),
+        (["/usr/bin/python3", "/venv/bin/torchrun", "-m"], True),
+        (["bash"], False),
+        (["vim", "notes", "about", "mpirun"], False),
+    ],
+)
+def test_parent_is_the_launcher_if_it_is_one(words, is_launcher, monkeypatch):
+    monkeypatch.setattr(byhand, "command_line_of", lambda _pid: words)
+    assert launching_pid() == (os.getppid() if is_launcher else os.getpid())
+
+
+def test_spark_submit_is_written_as_it_was_typed(make_job, monkeypatch):
+    java = ["/jdk/bin/java", "-cp", "jars/*", "org.apache.spark.deploy.SparkSubmit"]
+    typed = ["--master", "local[2]", "spark-jobs/train.py", "--ranks", "2"]
+    monkeypatch.setattr(byhand, "command_line_of", lambda _pid: [*java, *typed])
+    job = make_job()
+    prepare(job)
+    expected = "spark-submit --master 'local[2]' spark-jobs/train.py --ranks 2\n"
+    assert job.files.command.read_text() == expected

@@ -1,0 +1,193 @@
+"""From a job script's arguments to the trial that they mean."""
+
+import pytest
+
+from paceline.errors import EnvironmentLacks, UsageError
+from paceline.job.options import (
+    asked_ranks,
+    check_not_alone,
+    check_world_size,
+    job_of,
+    parser,
+)
+
+
+def options(*words: object):
+    return parser("train.py").parse_args([str(word) for word in words])
+
+
+@pytest.fixture
+def by_hand(tmp_path):
+    def make(*words: object):
+        return options("--workload", "tiny", "--data", tmp_path, "--out", tmp_path / "run", *words)
+
+    return make
+
+
+def test_defaults_are_those_of_a_spec(by_hand, tmp_path):
+    job = job_of(by_hand(), "mpi", nodes=1, ranks_per_node=2)
+    trial = job.trial
+    assert trial.id == "tiny.mpi.mpi.processes.n1r2t1.fp32.r0"
+    assert trial.training.dataset == str(tmp_path)
+    assert trial.training.global_batch == 32
+    assert trial.training.learning_rate == 0.01
+    assert trial.training.dropout
+    assert trial.telemetry.enabled
+    assert job.files.root == tmp_path / "run" / "trials" / trial.id
+    assert not job.managed
+
+
+def test_every_option_reaches_the_trial(by_hand):
+    words = (
+        "--global-batch 12 --epochs 3 --max-steps 9 --warmup-steps 2 --image-size 96 "
+        "--precision bf16 --memory-format channels_last --learning-rate 0.5 --momentum 0.25 "
+        "--no-dropout --reading stream --seed 7 --repeat 4 --interface eth9 --bucket-mb 5 "
+        "--trust-data --oversubscribe --telemetry-interval 2.5 --no-sidecar --trial-timeout 11 "
+        "--collective-timeout 12 --rendezvous-timeout 13 --threads-per-rank 2 --transport gloo "
+        "--local-strategy processes --name mine"
+    )
+    trial = job_of(by_hand(*words.split()), "mpi", nodes=2, ranks_per_node=3).trial
+    training = trial.training
+    assert (training.global_batch, training.epochs, training.max_steps) == (12, 3, 9)
+    assert (training.warmup_steps, training.image_size, training.precision) == (2, 96, "bf16")
+    assert (training.memory_format, training.learning_rate) == ("channels_last", 0.5)
+    assert (training.momentum, training.dropout, training.reading) == (0.25, False, "stream")
+    assert (training.seed, training.trust_dataset) == (7, True)
+    assert (trial.repeat, trial.interface, trial.bucket_mb) == (4, "eth9", 5.0)
+    assert (trial.telemetry.interval_s, trial.telemetry.enabled) == (2.5, False)
+    assert (trial.limits.trial_s, trial.limits.collective_s, trial.limits.rendezvous_s) == (
+        11.0, 12.0, 13.0,
+    )  # fmt: skip
+    place = trial.placement
+    assert (place.nodes, place.ranks_per_node, place.threads_per_rank) == (2, 3, 2)
+    assert place.oversubscribe
+    assert (trial.transport, trial.experiment) == ("gloo", "mine")
+    assert trial.id.endswith(".b5.r4")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "ranks", "words", "strategy", "transport"),
+    [
+        ("local", 1, "", "sequential", "none"),
+        ("local", 1, "--threads-per-rank 2", "intraop", "none"),
+        ("local", 2, "", "processes", "gloo"),
+        ("mpi", 1, "", "sequential", "none"),
+        ("mpi", 2, "", "processes", "mpi"),
+        ("spark", 2, "", "processes", "gloo"),
+    ],
+)
+def test_strategy_and_transport_follow_from_ranks(
+    launcher, ranks, words, strategy, transport, by_hand
+):
+    trial = job_of(by_hand(*words.split()), launcher, nodes=1, ranks_per_node=ranks).trial
+    assert (trial.local_strategy, trial.transport) == (strategy, transport)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--precision fp16", "precision: expected one of"),
+        ("--global-batch 5", "a global batch of 5 cannot be divided among 2 ranks"),
+        ("--transport nccl", "transport: expected one of"),
+        ("--image-size 8", "image_size: "),
+        ("--max-steps 2 --warmup-steps 2", "leaves nothing to measure"),
+        ("--repeat -1", "--repeat: expected 0 or more"),
+        ("--local-strategy sequential", "one process a node, got 2"),
+    ],
+)
+def test_wrong_values_are_refused_in_the_words_of_the_spec(words, complaint, by_hand):
+    with pytest.raises(UsageError) as caught:
+        job_of(by_hand(*words.split()), "mpi", nodes=1, ranks_per_node=2)
+    assert complaint in str(caught.value)
+    assert "trials[1]" not in str(caught.value)
+
+
+def test_all_faults_are_told_at_once(by_hand):
+    with pytest.raises(UsageError) as caught:
+        job_of(by_hand("--precision", "x", "--epochs", 0), "mpi", nodes=1, ranks_per_node=2)
+    assert "precision" in str(caught.value)
+    assert "epochs" in str(caught.value)
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(UsageError, match="--workload, --data, --out"):
+        job_of(options(), "mpi", nodes=1, ranks_per_node=2)
+
+
+@pytest.mark.parametrize("words", ["--epochs many", "--no-such 1", "--epoch 1"])
+def test_arguments_that_do_not_parse_are_a_usage_error(words):
+    with pytest.raises(UsageError, match=r"train\.py: .*see --help"):
+        options(*words.split())
+
+
+def test_ranks_other_than_asked_are_refused_with_both_numbers(by_hand):
+    with pytest.raises(EnvironmentLacks, match="expected 4 ranks, the launcher made 1"):
+        job_of(by_hand("--ranks", 4), "mpi", nodes=1, ranks_per_node=1)
+    with pytest.raises(EnvironmentLacks, match="expected 4 ranks"):
+        check_world_size(4, 1)
+    check_world_size(4, 4)
+
+
+@pytest.fixture
+def trial_file(by_hand, tmp_path):
+    trial = job_of(by_hand("--seed", 3), "mpi", nodes=1, ranks_per_node=2).trial
+    path = tmp_path / "trials" / trial.id / "trial.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(trial.model_dump_json())
+    return path
+
+
+def test_trial_file_is_read_as_it_was_written(trial_file):
+    asked = options("--trial", trial_file)
+    job = job_of(asked, "mpi", nodes=1, ranks_per_node=2)
+    assert job.trial.training.seed == 3
+    assert job.files.root == trial_file.parent
+    assert job.managed
+    assert asked_ranks(asked) == 2
+
+
+def test_trial_file_allows_nothing_beside_it(trial_file):
+    asked = options("--trial", trial_file, "--seed", 4, "--no-sidecar")
+    with pytest.raises(UsageError, match="leave out --seed, --no-sidecar"):
+        job_of(asked, "mpi", nodes=1, ranks_per_node=2)
+
+
+def test_trial_file_of_another_launcher_is_refused(trial_file):
+    with pytest.raises(UsageError, match='for launcher "mpi", this is "spark"'):
+        job_of(options("--trial", trial_file), "spark", nodes=1, ranks_per_node=2)
+
+
+def test_trial_file_with_another_world_size_is_refused(trial_file):
+    with pytest.raises(EnvironmentLacks, match="expected 2 ranks, the launcher made 1"):
+        job_of(options("--trial", trial_file), "mpi", nodes=1, ranks_per_node=1)
+
+
+def test_file_that_is_no_trial_is_refused(tmp_path):
+    path = tmp_path / "trial.json"
+    path.write_text("{}")
+    with pytest.raises(UsageError, match="expected a trial"):
+        asked_ranks(options("--trial", path))
+    with pytest.raises(UsageError, match="expected a readable file"):
+        asked_ranks(options("--trial", tmp_path / "none.json"))
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"SLURM_NTASKS": "4"}, {"OMPI_COMM_WORLD_SIZE": "4"}, {"PMI_SIZE": "4", "SLURM_NTASKS": "1"}],
+)
+def test_singleton_that_was_to_be_one_of_four_is_refused(environment):
+    with pytest.raises(EnvironmentLacks, match="expected 4 ranks"):
+        check_not_alone(1, None, environment)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "asked", "environment"),
+    [
+        (1, None, {}),
+        (4, None, {"SLURM_NTASKS": "4"}),
+        (1, 1, {"SLURM_NTASKS": "4"}),  # said to be alone
+        (1, None, {"OMPI_COMM_WORLD_SIZE": "1", "SLURM_NTASKS": "4"}),  # mpirun -n 1 in a job
+    ],
+)
+def test_rank_that_may_be_alone_is_let_be(world_size, asked, environment):
+    check_not_alone(world_size, asked, environment)

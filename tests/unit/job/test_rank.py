@@ -1,0 +1,146 @@
+"""A rank's life as others see it: status, log, exit code, whatever the training does."""
+
+import dataclasses
+import json
+import os
+import sys
+
+import pytest
+
+from paceline.errors import DataError, RankFailed, TimedOut
+from paceline.job import rank as module
+from paceline.job.byhand import prepare
+from paceline.job.rank import RankEnd, is_secondary, run_rank
+from paceline.train.collectives import PeerLost
+
+
+@pytest.fixture
+def run(make_job, context_of, monkeypatch):
+    """Run rank 1 with `training` in place of the worker."""
+    monkeypatch.setattr(module, "die_with_parent", lambda _parent: None)  # the parent is pytest's
+    monkeypatch.setattr(module, "_LET_THE_CAUSE_SPEAK_S", 0.0)
+
+    def go(training, *, managed=False):
+        job = make_job()
+        prepare(job)
+        if managed:
+            job = dataclasses.replace(job, run=None)
+            # pytest's own sys.stderr is not on descriptor 2
+            plain = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+            monkeypatch.setattr(sys, "stderr", plain)
+        monkeypatch.setattr(module, "_train", training)
+        end = run_rank(job, context_of(1))
+        return end, json.loads(job.files.rank(1).status.read_text()), job
+
+    return go
+
+
+def failing(error):
+    def training(_job, _context):
+        raise error
+
+    return training
+
+
+def test_rank_that_trains_to_the_end_is_done(run):
+    seen = {}
+
+    def training(job, context):
+        seen.update(json.loads(job.files.rank(context.rank).status.read_text()))
+
+    end, status, _ = run(training)
+    assert seen["state"] == "running"
+    assert seen["pid"] == os.getpid()
+    assert end == RankEnd(rank=1, exit_code=0)
+    assert (status["state"], status["error"], status["secondary"]) == ("done", None, False)
+
+
+def test_error_of_ours_is_told_without_a_trace(run, capfd):
+    end, status, _ = run(failing(DataError("photo 3 is damaged")))
+    assert (end.exit_code, end.secondary) == (4, False)
+    assert (status["state"], status["error"]) == ("failed", "DataError: photo 3 is damaged")
+    told = capfd.readouterr().err
+    assert told == "paceline: rank 1 of 2 failed: DataError: photo 3 is damaged\n"
+
+
+def test_unexpected_error_leaves_its_trace_in_the_log(run, capfd):
+    end, status, job = run(failing(ZeroDivisionError("by zero")), managed=True)
+    assert end.exit_code == 5
+    assert status["error"] == "ZeroDivisionError: by zero"
+    log = job.files.rank(1).log.read_text()
+    assert "Traceback" in log
+    assert "raise error" in log
+    told = capfd.readouterr().err
+    assert told == "paceline: rank 1 of 2 failed: ZeroDivisionError: by zero\n"
+
+
+def test_what_c_code_prints_goes_to_the_ranks_log_too(run, capfd):
+    def training(_job, _context):
+        os.write(1, b"from below\n")
+        os.write(2, b"and beside\n")
+
+    _, _, job = run(training, managed=True)
+    log = job.files.rank(1).log.read_text()
+    assert "from below\nand beside\n" in log
+    assert "rank 1 of 2 (host here" in log
+    assert "from below" not in "".join(capfd.readouterr())
+
+
+def test_missing_a_peer_is_secondary(run, capfd):
+    end, status, _ = run(failing(PeerLost("rank 0 has gone", 0)))
+    assert (end.exit_code, end.secondary) == (5, True)
+    assert status["secondary"] is True
+    assert "another rank is the cause" in capfd.readouterr().err
+
+
+def test_rank_without_the_run_directory_says_that_it_must_be_shared(
+    make_job, context_of, monkeypatch
+):
+    monkeypatch.setattr(module, "die_with_parent", lambda _parent: None)
+    end = run_rank(make_job(), context_of(1))
+    assert end.exit_code == 3
+    assert "storage that all nodes share" in end.error
+
+
+def test_time_limit_by_hand_ends_the_process(make_job, context_of, monkeypatch):
+    class Ended(BaseException):
+        pass
+
+    codes = []
+    monkeypatch.setattr(module, "die_with_parent", lambda _parent: None)
+    monkeypatch.setattr(module.os, "_exit", codes.append)
+    job = make_job("--trial-timeout", "0.05")
+    prepare(job)
+
+    def training(_job, _context):
+        deadline = module.time.monotonic() + 10
+        while not codes and module.time.monotonic() < deadline:
+            module.time.sleep(0.01)
+        raise Ended
+
+    monkeypatch.setattr(module, "_train", training)
+    with pytest.raises(Ended):
+        run_rank(job, context_of(0))
+    assert codes == [6]
+    status = json.loads(job.files.rank(0).status.read_text())
+    assert status["error"].startswith("TimedOut: not done within its limit of 0.05 s")
+
+
+def caused_by(error, cause):
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "secondary"),
+    [
+        (RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1234"), True),
+        (ConnectionResetError("x"), True),
+        (caused_by(RankFailed("x"), ConnectionResetError("y")), True),
+        (TimedOut("waited 3 s"), False),
+        (RuntimeError("shapes do not match"), False),
+        (ValueError("connection reset by peer"), False),
+    ],
+)
+def test_secondary_errors_are_told_apart(error, secondary):
+    assert is_secondary(error) is secondary
