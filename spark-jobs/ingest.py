@@ -1,4 +1,3 @@
-# ruff: noqa: INP001  (a script for spark-submit, not a package)
 """Photos to a Petastorm data set on a Spark cluster: spark-submit spark-jobs/ingest.py PHOTOS OUT.
 
 PHOTOS is a folder that all executors see. The `paceline` package is taken from `paceline.zip`

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from paceline.train.collectives import mpi
 
 from common import median_interval, paired_ratio, shown, write_results
+from paceline.train.collectives import mpi
 
 LIMIT = timedelta(seconds=60)
 SIZES_BYTES = (25_000_000, 100_000_000)

@@ -13,9 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from paceline.telemetry import SidecarOptions, start_sidecar
-
 from common import write_results
+from paceline.telemetry import SidecarOptions, start_sidecar
 
 _USER, _SYSTEM = 13, 14  # fields of /proc/PID/stat, from 0 (proc(5))
 

@@ -15,9 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from paceline.launch.tools import find_java, find_spark
-
 from common import call, median_interval, paired_ratio, shown, write_results
+from paceline.launch.tools import find_java, find_spark
 from paceline.plan.planning import plan_trials
 from paceline.records.files import read_json, read_jsonl
 from paceline.records.layout import TrialFiles
@@ -39,7 +38,8 @@ def distributor(folder: Path) -> float:
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     script = Path(__file__).with_name("torch_distributor.py")
-    argv = [str(spark.path / "bin" / "spark-submit"), "--master", "local[2]", "--conf", "spark.ui.enabled=false"]
+    argv = [str(spark.path / "bin" / "spark-submit"), "--master", "local[2]"]
+    argv += ["--conf", "spark.ui.enabled=false"]
     argv += ["--driver-memory", "1g", str(script), str(folder)]
     started_unix_s = call(argv, environment, LIMIT_S, folder / "log.txt")
     rows = [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
@@ -57,7 +57,7 @@ def ours(dataset: Path, folder: Path) -> float:
         raise RuntimeError(outcome.message)
     launched = float(read_json(files.outcome)["launched_unix_s"])
     first = [next(read_jsonl(rank.steps)) for _, rank in files.ranks()]
-    return max(row["started_unix_s"] + row["step_s"] for row in first) - launched
+    return float(max(row["started_unix_s"] + row["step_s"] for row in first) - launched)
 
 
 def main() -> None:

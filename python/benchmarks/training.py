@@ -16,9 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.launch.base import launcher_for
-
 from common import call, median_interval, paired_ratio, shown, write_results
+from paceline.launch.base import launcher_for
 from paceline.plan.planning import plan_trials
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
@@ -79,7 +78,8 @@ def images_per_s(ends_by_rank: list[list[float]]) -> float:
     """Throughput after warm-up; a global step ends when its slowest rank ends."""
     ends = [max(step) for step in zip(*ends_by_rank, strict=True)]
     steps = len(ends) - WARMUP_STEPS
-    return steps * BATCH * RANKS / (ends[-1] - ends[WARMUP_STEPS - 1])
+    elapsed_s: float = ends[-1] - ends[WARMUP_STEPS - 1]
+    return steps * BATCH * RANKS / elapsed_s
 
 
 def bare(backend: str, steps: int, folder: Path) -> list[list[float]]:
@@ -97,7 +97,7 @@ def bare(backend: str, steps: int, folder: Path) -> list[list[float]]:
         argv = [mpirun, "-n", str(RANKS), "--bind-to", "none", sys.executable, *own]
     call(argv, environment, LIMIT_S, folder / "log.txt")
     rows = [json.loads((folder / f"rank{r}.json").read_text()) for r in range(RANKS)]
-    return [row["step_ended_unix_s"] for row in rows]
+    return [[float(end) for end in row["step_ended_unix_s"]] for row in rows]
 
 
 def paceline(trial: Trial, folder: Path) -> list[list[float]]:

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+
 from paceline.data.catalogue import ensure_dataset
 from paceline.launch.tools import find_java, find_spark
 

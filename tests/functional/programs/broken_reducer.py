@@ -7,6 +7,7 @@ import runpy
 import sys
 
 import torch
+
 from paceline.train.strategies import buckets
 
 

@@ -98,11 +98,11 @@ def _configuration(trial: Trial) -> dict[str, str]:
         }
     else:
         conf |= {f"spark.executorEnv.{k}": v for k, v in rank_environment(trial).items()}
-        conf |= cluster_shape(trial)
+        conf |= cluster_shape(trial, master_of(trial))
     return conf
 
 
-def cluster_shape(trial: Trial) -> dict[str, str]:
+def cluster_shape(trial: Trial, master: str) -> dict[str, str]:
     """Cores that are taken of a cluster, and how: one executor a node if there are several."""
     place = trial.placement
     shape = {
@@ -110,6 +110,10 @@ def cluster_shape(trial: Trial) -> dict[str, str]:
         # The session is up when all executors are, not when the first is.
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     }
+    if master.startswith("spark://"):
+        # Workers that wait there start an executor in a few seconds; YARN and Kubernetes, which
+        # may have to find a machine first, keep Spark's 30 s.
+        shape["spark.scheduler.maxRegisteredResourcesWaitingTime"] = "10s"
     if place.nodes > 1:
         shape["spark.executor.cores"] = str(place.cores_per_node)
         shape["spark.executor.instances"] = str(place.nodes)  # YARN and Kubernetes

@@ -33,7 +33,7 @@ _REMOVED = (
 )  # fmt: skip
 _RECORDED = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_")
 _INTEROP_THREADS = 1
-# mallopt(3)
+# What the manual page of mallopt calls them; -1 as a threshold means never.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _NEVER = -1
 
