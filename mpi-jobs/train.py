@@ -56,7 +56,8 @@ def main(comm: MPI.Intracomm) -> int:
         store=_store_address(comm, job),
     )
     watched = sorted({pid for host, *_, pid in places if host == context.host})
-    end = run_rank(job, context, watched)
+    started_by_mpi = launching_pid() != os.getpid()  # else by a shell, or by slurmstepd
+    end = run_rank(job, context, watched, parent_is_launcher=started_by_mpi)
     if end.exit_code == ExitCode.OK:
         _wait_for_all(comm, job.trial.limits.collective_s)
     if context.is_first or (end.error is not None and not end.secondary):

@@ -173,6 +173,8 @@ def test_training_on_a_standalone_master_with_two_workers(
         assert done.returncode == 0, done.stderr
         check_records(out, "spark")
 
+        # two cores are all there is: do not wait for a third
+        conf += ["--conf", "spark.scheduler.maxRegisteredResourcesWaitingTime=2s"]
         more = run_by_hand(*submit, *conf, SPARK_JOB, "--ranks", "3", "--global-batch", "9",
                            *task(dataset, out)[:6])  # fmt: skip
         assert more.returncode == 3, more.stdout
@@ -315,9 +317,11 @@ def test_mpi_job_refuses_what_cannot_work(dataset, run_by_hand, tmp_path):
 
 
 def test_bad_data_on_a_rank_ends_the_mpi_job_with_its_code(run_by_hand, tmp_path):
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    done = run_by_hand(*MPIRUN, "-n", "2", sys.executable, MPI_JOB, *task(empty, tmp_path / "run"))
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "_paceline_manifest.json").write_text("{")
+    job = [sys.executable, MPI_JOB, *task(broken, tmp_path / "run")]
+    done = run_by_hand(*MPIRUN, "-n", "2", *job)
     assert done.returncode == 4, done.stderr
     assert "of 2 failed: DataError" in done.stderr
     assert "Traceback" not in done.stderr

@@ -86,6 +86,17 @@ def test_what_c_code_prints_goes_to_the_ranks_log_too(run, capfd):
     assert "from below" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.parametrize("parent_is_launcher", [True, False])
+def test_rank_ends_with_its_launcher_but_not_with_a_shell(
+    parent_is_launcher, make_job, context_of, monkeypatch
+):
+    bound_to = []
+    monkeypatch.setattr(module, "die_with_parent", bound_to.append)
+    monkeypatch.setattr(module, "_train", lambda _job, _context: None)
+    run_rank(make_job(), context_of(1), parent_is_launcher=parent_is_launcher)
+    assert bound_to == ([os.getppid()] if parent_is_launcher else [])
+
+
 def test_missing_a_peer_is_secondary(run, capfd):
     end, status, _ = run(failing(PeerLost("rank 0 has gone", 0)))
     assert (end.exit_code, end.secondary) == (5, True)

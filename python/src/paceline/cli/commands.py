@@ -179,4 +179,4 @@ def _print_facts(facts: dict[str, Any], indent: str = "") -> None:
             print(f"{indent}{key}:")
             _print_facts(value, indent + "  ")
         else:
-            print(f"{indent}{key}: {value}")
+            print(f"{indent}{key}: {'none' if value in (None, [], ()) else value}")

@@ -39,7 +39,11 @@ def _node(options: argparse.Namespace) -> int:
     ranks = asked_ranks(options) or options.ranks_per_node or 1
     job = job_of(options, "local", nodes=1, ranks_per_node=ranks)
     prepare(job)
-    end = run_ranks(job) if ranks > 1 else run_rank(job, _context(0, 1, None), [os.getpid()])
+    if ranks > 1:
+        end = run_ranks(job)
+    else:
+        context, watched = _context(0, 1, None), [os.getpid()]
+        end = run_rank(job, context, watched, parent_is_launcher=job.managed)
     finish(job, end)
     return end.exit_code
 

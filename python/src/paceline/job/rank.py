@@ -50,13 +50,20 @@ class RankEnd:
     secondary: bool = False
 
 
-def run_rank(job: Job, context: RankContext, watched_pids: Sequence[int] = ()) -> RankEnd:
+def run_rank(
+    job: Job,
+    context: RankContext,
+    watched_pids: Sequence[int] = (),
+    *,
+    parent_is_launcher: bool = True,
+) -> RankEnd:
     """Train as one rank and leave its status; never raises a PacelineError or Exception.
 
     watched_pids: roots of this node's process trees, for a sidecar that has to be started here.
-    A rank never outlives the process that started it.
+    parent_is_launcher: then this rank does not outlive it; a shell, though, may well end first.
     """
-    die_with_parent(os.getppid())
+    if parent_is_launcher:
+        die_with_parent(os.getppid())
     end = _run(job, context, watched_pids)
     if end.secondary:
         time.sleep(_LET_THE_CAUSE_SPEAK_S)

