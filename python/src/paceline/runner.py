@@ -18,26 +18,25 @@ from paceline.analysis.identity import check_identity
 from paceline.data.catalogue import dataset_path, default_cache_dir, ensure_dataset
 from paceline.data.dataset import open_dataset
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut, UsageError
+from paceline.job.sidecars import SIDECAR_HOST_VARIABLE, watch
 from paceline.launch.base import launcher_for
 from paceline.launch.supervise import diagnose, supervise
 from paceline.plan.planning import plan_trials
 from paceline.plan.schedule import Schedule
+from paceline.records.attempts import set_aside
 from paceline.records.files import read_json, write_json, write_text
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.machine import host_name, machine_facts, package_versions, usable_cores
 from paceline.records.rows import SCHEMA, Outcome
 from paceline.spec import WORKLOADS, load_spec
 from paceline.spec.loading import parse_spec
-from paceline.telemetry import SidecarHandle, SidecarOptions, start_sidecar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.plan.trial import Trial
     from paceline.spec import Experiment, WorkloadRequest
-
-# How the job layer learns that this host's sidecar is the runner's business.
-SIDECAR_HOST_VARIABLE = "PACELINE_SIDECAR_HOST"
+    from paceline.telemetry import SidecarHandle
 
 
 class Progress(Protocol):
@@ -192,7 +191,7 @@ def _run_trials(planned: Planned, files: RunFiles, progress: Progress) -> None:
         trial_files = files.trial(trial.id)
         if _is_finished(trial_files):
             continue
-        _set_aside(files, trial.id)
+        set_aside(files, trial.id)
         progress.trial_started(trial, trial_files, number, total)
         outcome = run_trial(trial, trial_files)
         progress.trial_ended(trial, outcome)
@@ -203,18 +202,6 @@ def _run_trials(planned: Planned, files: RunFiles, progress: Progress) -> None:
 
 def _is_finished(files: TrialFiles) -> bool:
     return files.outcome.exists() and read_json(files.outcome)["status"] == "ok"
-
-
-def _set_aside(files: RunFiles, trial_id: str) -> None:
-    """Keep what an earlier, unfinished attempt left, out of the way of the next one."""
-    root = files.trial(trial_id).root
-    if not root.exists():
-        return
-    shutil.rmtree(files.trial(trial_id).weights.parent, ignore_errors=True)
-    attempts = files.root / "attempts"
-    attempts.mkdir(exist_ok=True)
-    number = sum(1 for _ in attempts.glob(f"{trial_id}.*")) + 1
-    root.rename(attempts / f"{trial_id}.{number}")
 
 
 def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
@@ -231,7 +218,7 @@ def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
             command,
             files,
             limit_s=trial.limits.trial_s,
-            on_started=lambda pid: sidecars.extend(_sidecar(trial, files, pid)),
+            on_started=lambda pid: sidecars.extend(watch(trial, files, host_name(), (pid,))),
         )
     finally:
         for sidecar in sidecars:
@@ -239,30 +226,6 @@ def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
     outcome = diagnose(trial, files, ended, launcher)
     write_json(files.outcome, asdict(outcome))
     return outcome
-
-
-def _sidecar(trial: Trial, files: TrialFiles, pid: int) -> list[SidecarHandle]:
-    settings = trial.telemetry
-    if not settings.enabled:
-        return []
-    host = files.host(host_name())
-    options = SidecarOptions(
-        listen_host=settings.listen_host,
-        listen_port=None if settings.listen_port < 0 else settings.listen_port,
-        interval_s=settings.interval_s,
-        pids=(pid,),
-        out=host.trace,
-        state=host.sidecar,
-        info={
-            "trial": trial.id,
-            "workload": trial.training.workload,
-            "launcher": trial.launcher,
-            "transport": trial.transport,
-            "local_strategy": trial.local_strategy,
-        },
-    )
-    handle = start_sidecar(options, log=host.log)
-    return [] if handle is None else [handle]
 
 
 def _failure(outcome: Outcome, files: RunFiles) -> PacelineError:

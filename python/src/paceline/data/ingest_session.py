@@ -102,7 +102,7 @@ def spark_failures() -> Iterator[None]:
 
     A DataError raised inside a task comes out as one, with its message.
     """
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415
+    from py4j.protocol import Py4JError  # noqa: PLC0415
 
     try:
         yield

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import ExitCode, UsageError
 from paceline.launch.processes import command_line_of, parent_of, process_started_unix_s
+from paceline.records.attempts import set_aside
 from paceline.records.files import read_json, write_json, write_text
 from paceline.records.machine import machine_facts, package_versions
 from paceline.records.rows import SCHEMA, Outcome
@@ -22,7 +23,6 @@ from paceline.records.rows import SCHEMA, Outcome
 if TYPE_CHECKING:
     from paceline.job.options import Job
     from paceline.job.rank import RankEnd
-    from paceline.records.layout import RunFiles
 
 # Programs that start ranks as their children; the interpreter itself is the launcher otherwise.
 _LAUNCHERS = ("mpirun", "mpiexec", "prterun", "java", "torchrun", "torch.distributed.run")
@@ -42,7 +42,7 @@ def prepare(job: Job) -> None:
             f"{job.files.root}: this trial is finished already; add --repeat {_next_repeat(job)} "
             "to repeat it, or choose another --out"
         )
-    _set_aside(job, job.run)
+    set_aside(job.run, job.trial.id)
     if not job.run.manifest.exists():
         write_json(job.run.manifest, _manifest(job))
     write_text(job.files.command, _command_line() + "\n")
@@ -88,15 +88,6 @@ def _command_line() -> str:
     if _SPARK_SUBMIT in words:  # spark-submit becomes `java … SparkSubmit` and the same options
         words = ["spark-submit", *words[words.index(_SPARK_SUBMIT) + 1 :]]
     return shlex.join(words)
-
-
-def _set_aside(job: Job, run: RunFiles) -> None:
-    if not job.files.root.exists():
-        return
-    attempts = run.root / "attempts"
-    attempts.mkdir(exist_ok=True)
-    number = sum(1 for _ in attempts.glob(f"{job.trial.id}.*")) + 1
-    job.files.root.rename(attempts / f"{job.trial.id}.{number}")
 
 
 def _next_repeat(job: Job) -> int:
