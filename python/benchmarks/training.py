@@ -25,7 +25,7 @@ from paceline.runner import run_trial
 from paceline.spec.loading import parse_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from paceline.plan.trial import Trial
 
@@ -33,6 +33,7 @@ BATCH = 32  # of each rank
 RANKS = 2
 WARMUP_STEPS = 4
 LIMIT_S = 600.0
+SAFE = str.maketrans("/+ ", "---")  # names of folders
 
 SPEC = """
 schema = 1
@@ -66,9 +67,13 @@ local_strategy = "processes"
 ranks_per_node = 2
 """
 
+# What Paceline sets with mallopt(3): large tensors are reused, not mapped anew in every step.
+ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**62)}
+
 CLAIMS = (
     ("mpi/mpi against bare torchrun/gloo", "paceline mpi/mpi", "bare torchrun/gloo", 1.1),
     ("own loop against bare, gloo", "paceline torchrun/gloo", "bare torchrun/gloo", 0.98),
+    ("the same, bare with our allocator", "paceline torchrun/gloo", "bare+allocator gloo", 0.98),
     ("own loop against bare, mpi", "paceline mpi/mpi", "bare mpirun/mpi4py", 0.98),
     ("spark/gloo against torchrun/gloo", "paceline spark/gloo", "paceline torchrun/gloo", 0.97),
 )
@@ -82,11 +87,13 @@ def images_per_s(ends_by_rank: list[list[float]]) -> float:
     return steps * BATCH * RANKS / elapsed_s
 
 
-def bare(backend: str, steps: int, folder: Path) -> list[list[float]]:
+def bare(
+    backend: str, steps: int, folder: Path, settings: Mapping[str, str] | None = None
+) -> list[list[float]]:
     script = str(Path(__file__).with_name("bare_ddp.py"))
     own = [script, "--backend", backend, "--batch", str(BATCH), "--steps", str(steps)]
     own += ["--out", str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(settings or {})}
     if backend == "gloo":
         argv = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         argv += ["--nproc-per-node", str(RANKS), *own]
@@ -116,6 +123,7 @@ def candidates(dataset: Path, steps: int) -> dict[str, Callable[[Path], list[lis
     trials = plan_trials(experiment, {"simple-big": str(dataset)}, RANKS)
     found: dict[str, Callable[[Path], list[list[float]]]] = {
         "bare torchrun/gloo": lambda folder: bare("gloo", steps, folder),
+        "bare+allocator gloo": lambda folder: bare("gloo", steps, folder, ALLOCATOR),
         "bare mpirun/mpi4py": lambda folder: bare("mpi4py", steps, folder),
     }
     for trial in trials:
@@ -143,7 +151,7 @@ def main() -> None:
             names = list(ways)
             order.shuffle(names)
             for name in names:
-                folder = Path(temporary) / f"{name.replace('/', '-').replace(' ', '-')}-{repeat}"
+                folder = Path(temporary) / f"{name.translate(SAFE)}-{repeat}"
                 ends = ways[name](folder)
                 raw[name].append(ends)
                 print(f"{repeat} {name}: {images_per_s(ends):.1f} images/s", file=sys.stderr)

@@ -8,6 +8,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+# The first optimiser imports it in any case, which takes a second or more: as an import it is
+# counted as one, not as part of building the model.
+import torch._dynamo  # noqa: F401
+
 from paceline.data.dataset import open_dataset
 from paceline.data.reading import Feed, SoloNode, open_feed
 from paceline.errors import PacelineError, RankFailed
