@@ -20,12 +20,13 @@ max_steps = 20
 epochs = 8
 warmup_steps = 2
 global_batch = 16
+image_size = 128
 dropout = false
 [[workloads]]
 name = "tiny"
 images = 48
 [telemetry]
-interval_s = 0.5
+interval_s = 0.1
 [limits]
 trial_s = 120
 rendezvous_s = 40

@@ -21,6 +21,7 @@ OPTIONS = {
     "--epochs": 8,
     "--warmup-steps": 2,
     "--global-batch": 16,
+    "--image-size": 128,
     "--transport": "gloo",
 }
 FLAGS = ("--no-dropout", "--no-sidecar", "--oversubscribe")
