@@ -387,14 +387,19 @@ def test_test_without_a_path_runs_the_whole_suite(checkout: Checkout) -> None:
     config = checkout.root / "python" / "pyproject.toml"
     (checkout.fakes / "slow").mkdir()  # exists, but is -m's value and no path
     done = checkout.run("test", "-q", "-m", "slow")
-    assert done.stdout == f"pytest|-c|{config}|-q|-m|slow|{checkout.root}/tests|\n"
+    assert (
+        done.stdout
+        == f"pytest|-c|{config}|--rootdir|{checkout.root}|-q|-m|slow|{checkout.root}/tests|\n"
+    )
 
 
 def test_test_with_a_path_runs_only_that(checkout: Checkout) -> None:
     config = checkout.root / "python" / "pyproject.toml"
     (checkout.root / "tests" / "test_a.py").touch()
     done = checkout.run("test", "tests/test_a.py::test_b[1]", cwd=checkout.root)
-    assert done.stdout == f"pytest|-c|{config}|tests/test_a.py::test_b[1]|\n"
+    assert (
+        done.stdout == f"pytest|-c|{config}|--rootdir|{checkout.root}|tests/test_a.py::test_b[1]|\n"
+    )
 
 
 def test_check_runs_every_step_and_fails_if_one_does(checkout: Checkout) -> None:

@@ -5,10 +5,14 @@ Without Spark itself: the job script hands over what it needs of a task.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import re
+import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, ExitCode
@@ -18,9 +22,10 @@ from paceline.launch.processes import parent_of, process_started_unix_s
 from paceline.launch.statuses import exit_code_of, read_statuses
 from paceline.records.machine import host_name
 from paceline.train.context import RankContext, StoreAddress
+from paceline.train.resources import set_thread_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from paceline.job.options import Job
 
@@ -46,7 +51,8 @@ def run_barrier_rank(job: Job, rank: int, all_gather: Callable[[str], list[str]]
         "store": [address.host, address.port],
         "executor": parent_of(os.getppid()),  # above the daemon that forks Python workers
     }
-    places = [json.loads(text) for text in all_gather(json.dumps(mine))]
+    with _importing_worker(job):
+        places = [json.loads(text) for text in all_gather(json.dumps(mine))]
     if rank != 0:
         close_listener(address)
         address = StoreAddress(host=places[0]["store"][0], port=places[0]["store"][1])
@@ -63,6 +69,30 @@ def run_barrier_rank(job: Job, rank: int, all_gather: Callable[[str], list[str]]
     if end.error is not None:
         raise _task_failed(end)
     return rank
+
+
+@contextmanager
+def _importing_worker(job: Job) -> Iterator[None]:
+    """Import the worker, and torch with it, beside the wait: that takes about as long.
+
+    The number of threads is set before, since torch reads it at its import. Its cores are set
+    later, as under every launcher before any of its threads has started.
+    """
+    set_thread_variables(job.trial.placement.threads_per_rank)
+    # If it fails, the training's own import fails again and is reported there.
+    thread = threading.Thread(
+        target=_import_quietly, args=("paceline.train.worker",), name="imports", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(job.trial.limits.rendezvous_s)
+
+
+def _import_quietly(name: str) -> None:
+    with contextlib.suppress(Exception):
+        importlib.import_module(name)
 
 
 def barrier_context(rank: int, hosts: Sequence[str], address: StoreAddress) -> RankContext:

@@ -48,10 +48,15 @@ def apply_resources(context: RankContext, trial: Trial) -> None:
     if not placement.oversubscribe:
         _check_quota(context, placement)
     os.sched_setaffinity(0, choose_cores(allowed, context, placement))
+    set_thread_variables(placement.threads_per_rank)
+    keep_freed_memory()
+
+
+def set_thread_variables(threads: int) -> None:
+    """Set what libraries read once, when they are imported; no library starts a thread then."""
     for name in _REMOVED:
         os.environ.pop(name, None)
-    os.environ.update(dict.fromkeys(_THREAD_COUNTS, str(placement.threads_per_rank)), **_FIXED)
-    keep_freed_memory()
+    os.environ.update(dict.fromkeys(_THREAD_COUNTS, str(threads)), **_FIXED)
 
 
 def keep_freed_memory() -> bool:
