@@ -22,7 +22,8 @@ def write_results(path: Path, name: str, results: Mapping[str, Any]) -> None:
     """Write raw values and conclusions with what they are worthless without."""
     document = {
         "benchmark": name,
-        "command": " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
+        # names only: where things lie on the machine is nobody's business
+        "command": " ".join(["python", *(word.rpartition("/")[2] for word in sys.argv)]),
         "date": time.strftime("%Y-%m-%d"),
         "host": {k: v for k, v in machine_facts().items() if k != "host"},
         "versions": package_versions(),
