@@ -85,7 +85,8 @@ def _title(comparison: Comparison, workload: str) -> str:
     row = comparison.rows_of(workload)[0]
     repeats = {r.repeats for r in comparison.rows_of(workload)}
     counted = DASH.join(str(n) for n in sorted({min(repeats), max(repeats)}))
-    return f"{workload} · global batch {row.global_batch} · {counted} repeats"
+    word = "repeat" if counted == "1" else "repeats"
+    return f"{workload} · global batch {row.global_batch} · {counted} {word}"
 
 
 def _cells(row: Row, wide: bool, tie: str) -> list[RenderableType]:
