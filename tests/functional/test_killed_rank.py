@@ -122,3 +122,27 @@ def test_killed_paceline_leaves_no_process(paceline, tmp_path):
         process.kill()
         process.wait(timeout=30)
     wait_for(lambda: alive(out) == [], 15, "every process of the run gone")
+
+
+def test_killed_sidecar_does_not_touch_the_training(paceline, tmp_path):
+    spec, out, log = tmp_path / "small.toml", tmp_path / "run", tmp_path / "log.txt"
+    spec.write_text(
+        SMALL.replace("max_steps = 20", "max_steps = 60").replace("epochs = 8", "epochs = 30")
+    )
+
+    def sidecar() -> int | None:
+        for path in out.glob("trials/*/hosts/*/sidecar.json"):
+            return int(json.loads(path.read_text())["pid"])
+        return None
+
+    process = paceline.start("run", spec, "--out", out, log=log)
+    try:
+        os.kill(wait_for(sidecar, STARTED_WITHIN_S, "the sidecar"), signal.SIGKILL)
+        assert process.wait(timeout=120) == 0, log.read_text()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(timeout=30)
+    (row,) = json.loads(paceline("compare", out, "--json").stdout)["rows"]
+    assert row["identical"] is True
+    assert row["images_per_s"]["median"] > 0
