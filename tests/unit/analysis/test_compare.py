@@ -214,6 +214,8 @@ def test_precisions_share_one_baseline_for_speed(fabricate: ModuleType, tmp_path
     row = _row(comparison, "bf16")
     assert row.speedup is not None
     assert row.speedup.median == pytest.approx(0.635 / 0.335, rel=1e-5)
+    assert not row.is_baseline
+    assert [r.precision for r in comparison.rows if r.is_baseline] == ["fp32"]
 
 
 def test_analysis_needs_neither_torch_nor_plotly() -> None:

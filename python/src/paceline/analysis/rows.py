@@ -62,7 +62,7 @@ def configuration_row(
         bucket_mb=trial.bucket_mb,
         global_batch=trial.training.global_batch,
         repeats=len(trials),
-        is_baseline=trial.is_baseline,
+        is_baseline=configuration == measured.baseline,
         images_per_s=median_interval(measured.images[configuration], measured.noise),
         step_s=median_interval(steps, measured.noise),
         speedup=speedup,
