@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common import call, median_interval, paired_ratio, shown, write_results
-from paceline.launch.base import launcher_for
+from paceline.launch.registry import launcher_for
 from paceline.plan.planning import plan_trials
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles

@@ -19,7 +19,7 @@ import pytest
 from paceline.data.catalogue import ensure_dataset
 from paceline.job.options import job_of, parser
 from paceline.launch import supervise as supervise_module
-from paceline.launch.base import launcher_for
+from paceline.launch.diagnosis import diagnose
 from paceline.launch.processes import (
     TOKEN_VARIABLE,
     command_line_of,
@@ -28,7 +28,8 @@ from paceline.launch.processes import (
     send,
     wait_until,
 )
-from paceline.launch.supervise import diagnose, supervise
+from paceline.launch.registry import launcher_for
+from paceline.launch.supervise import supervise
 from paceline.launch.tools import find_java, find_spark
 from paceline.records.layout import RunFiles
 
@@ -266,7 +267,7 @@ def test_killed_supervisor_leaves_no_process(launcher, dataset, tmp_path):
         "import sys\n"
         "from pathlib import Path\n"
         "from paceline.job.options import read_trial\n"
-        "from paceline.launch.base import launcher_for\n"
+        "from paceline.launch.registry import launcher_for\n"
         "from paceline.launch.supervise import supervise\n"
         "from paceline.records.layout import TrialFiles\n"
         "files = TrialFiles(Path(sys.argv[1]))\n"

@@ -19,8 +19,9 @@ from paceline.data.catalogue import dataset_path, default_cache_dir, ensure_data
 from paceline.data.dataset import open_dataset
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut, UsageError
 from paceline.job.sidecars import SIDECAR_HOST_VARIABLE, watch
-from paceline.launch.base import launcher_for
-from paceline.launch.supervise import diagnose, supervise
+from paceline.launch.diagnosis import diagnose
+from paceline.launch.registry import launcher_for
+from paceline.launch.supervise import supervise
 from paceline.plan.planning import plan_trials
 from paceline.plan.schedule import Schedule
 from paceline.records.attempts import set_aside

@@ -6,8 +6,9 @@ import pytest
 
 from paceline.errors import EnvironmentLacks
 from paceline.launch import checks, mpi, spark, torchrun
-from paceline.launch.base import Command, launcher_for
+from paceline.launch.base import Command
 from paceline.launch.mpi import hostfile_slots
+from paceline.launch.registry import launcher_for
 from paceline.launch.tools import Tool
 from paceline.spec import MpiSettings, SparkSettings
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from paceline.launch.base import launcher_for
 from paceline.launch.diagnosis import diagnose, log_tail
+from paceline.launch.registry import launcher_for
 from paceline.launch.supervise import Ended
 
 PEER = "PeerLost: connection closed by peer"

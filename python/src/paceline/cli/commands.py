@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> int:
     from paceline import runner
-    from paceline.launch.base import launcher_for
+    from paceline.launch.registry import launcher_for
 
     planned = runner.plan(arguments.spec)
     rows = []

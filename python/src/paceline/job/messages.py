@@ -19,7 +19,7 @@ def say(text: str) -> None:
 
 
 def rank_failed_line(rank: int, ranks: int, error: str) -> str:
-    """The line by which `launch` knows the failed rank (launch.local.OWN_FAILURE)."""
+    """The line by which `launch` knows the failed rank (launch.base.OWN_FAILURE)."""
     return f"rank {rank} of {ranks} failed: {error}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -11,6 +12,10 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
+
+
+# How our own job scripts name the rank that failed first, see paceline.job.messages.
+OWN_FAILURE = re.compile(r"^paceline: rank (\d+) of \d+ ", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +47,3 @@ class Launcher(Protocol):
     def failed_rank(self, log_text: str) -> int | None:
         """The rank that the launcher's own log names as the first to fail."""
         ...
-
-
-def launcher_for(name: str) -> Launcher:
-    """The launcher of that name (paceline.spec.values.Launcher)."""
-    # Here, not above: the launchers are built on this module.
-    from paceline.launch.local import LocalLauncher  # noqa: PLC0415
-    from paceline.launch.mpi import MpiLauncher  # noqa: PLC0415
-    from paceline.launch.spark import SparkLauncher  # noqa: PLC0415
-    from paceline.launch.torchrun import TorchrunLauncher  # noqa: PLC0415
-
-    launchers: dict[str, Launcher] = {
-        launcher.name: launcher
-        for launcher in (LocalLauncher(), TorchrunLauncher(), MpiLauncher(), SparkLauncher())
-    }
-    return launchers[name]

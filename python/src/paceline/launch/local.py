@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import TYPE_CHECKING
 
-from paceline.launch.base import Command
+from paceline.launch.base import OWN_FAILURE, Command
 from paceline.launch.checks import check_cores, check_dataset
 from paceline.launch.environment import rank_environment
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
-
-# How our own job scripts name the rank that failed first, see paceline.job.messages.
-OWN_FAILURE = re.compile(r"^paceline: rank (\d+) of \d+ ", re.MULTILINE)
 
 
 class LocalLauncher:

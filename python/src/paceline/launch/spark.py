@@ -8,10 +8,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
-from paceline.launch.base import Command
+from paceline.launch.base import OWN_FAILURE, Command
 from paceline.launch.checks import check_cores, check_dataset
 from paceline.launch.environment import rank_environment
-from paceline.launch.local import OWN_FAILURE
 from paceline.launch.tools import find_java, find_spark, job_script
 
 if TYPE_CHECKING:

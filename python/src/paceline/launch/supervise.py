@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.launch import exec_guarded
-from paceline.launch.diagnosis import diagnose
 from paceline.launch.processes import (
     TOKEN_VARIABLE,
     is_alive,
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from paceline.launch.base import Command
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import RankStatus
-
-__all__ = ["Ended", "diagnose", "supervise"]
 
 _POLL_S = 0.1
 _LOOK_AT_RANKS_S = 0.5

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from paceline.launch.base import Command
+from paceline.launch.base import OWN_FAILURE, Command
 from paceline.launch.checks import check_cores, check_dataset
 from paceline.launch.environment import rank_environment
-from paceline.launch.local import OWN_FAILURE
 from paceline.launch.tools import find_torchrun
 
 if TYPE_CHECKING:
