@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 
 from paceline.errors import UsageError
@@ -38,6 +41,12 @@ def test_shipped_experiment_is_valid(name):
 
 def test_shipped_experiments_are_those_documented():
     assert {"quickstart", "lerat2022-distributed"} <= set(shipped_experiments())
+
+
+def test_the_example_in_the_documentation_is_valid():
+    page = Path(__file__).parents[3] / "docs" / "spec.md"
+    (example,) = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
+    assert parse_spec(example, "docs/spec.md").name == "mine"
 
 
 def test_spec_file_is_read(tmp_path):
