@@ -18,12 +18,13 @@ from paceline.analysis.identity import check_identity
 from paceline.data.catalogue import dataset_path, default_cache_dir, ensure_dataset
 from paceline.data.dataset import open_dataset
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut, UsageError
-from paceline.job.sidecars import SIDECAR_HOST_VARIABLE, watch
+from paceline.job.sidecars import watch
 from paceline.launch.diagnosis import diagnose
+from paceline.launch.environment import SIDECAR_HOST_VARIABLE
 from paceline.launch.registry import launcher_for
 from paceline.launch.supervise import supervise
 from paceline.plan.planning import plan_trials
-from paceline.plan.schedule import Schedule
+from paceline.plan.schedule import schedule_of
 from paceline.records.attempts import set_aside
 from paceline.records.files import read_json, write_json, write_text
 from paceline.records.layout import RunFiles, TrialFiles
@@ -35,6 +36,7 @@ from paceline.spec.loading import parse_spec
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from paceline.plan.schedule import Schedule
     from paceline.plan.trial import Trial
     from paceline.spec import Experiment, WorkloadRequest
     from paceline.telemetry import SidecarHandle
@@ -266,13 +268,7 @@ def _schedule(trial: Trial) -> Schedule:
     """The samples that the trial's steps should have seen."""
     training = trial.training
     dataset = open_dataset(training.dataset, trust=training.trust_dataset)
-    return Schedule(
-        row_group_rows=dataset.row_group_rows,
-        seed=training.seed,
-        global_batch=training.global_batch,
-        epochs=training.epochs,
-        max_steps=training.max_steps,
-    )
+    return schedule_of(training, dataset.row_group_rows)
 
 
 def _reference(trial: Trial, finished: list[Trial], planned: list[Trial]) -> Trial | None:

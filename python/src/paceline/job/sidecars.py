@@ -6,6 +6,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from paceline.launch.environment import SIDECAR_HOST_VARIABLE
 from paceline.telemetry import SidecarOptions, sidecar_is_alive, start_sidecar
 
 if TYPE_CHECKING:
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from paceline.records.layout import TrialFiles
     from paceline.telemetry import SidecarHandle
     from paceline.train.context import RankContext
-
-# Set by the runner to the name of the host that it watches itself.
-SIDECAR_HOST_VARIABLE = "PACELINE_SIDECAR_HOST"
 
 
 def watch(

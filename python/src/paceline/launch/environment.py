@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
 
+# Set by the runner to the name of the host that it watches itself, for the ranks there.
+SIDECAR_HOST_VARIABLE = "PACELINE_SIDECAR_HOST"
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",

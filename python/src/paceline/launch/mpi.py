@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import EnvironmentLacks
 from paceline.launch.base import OWN_FAILURE, Command
 from paceline.launch.checks import check_cores, check_dataset
-from paceline.launch.environment import rank_environment
+from paceline.launch.environment import SIDECAR_HOST_VARIABLE, rank_environment
 from paceline.launch.tools import find_mpirun, job_script, mpi_mismatch
 from paceline.records.machine import usable_cores
 
@@ -27,7 +27,6 @@ _FAILURES = (
     re.compile(r"Process name: \[[^\]]*,(\d+)\]"),
 )
 _SLOTS = re.compile(r"\b(?:slots|max_slots|max-slots)\s*=\s*(\d+)")
-_FORWARDED = ("PACELINE_SIDECAR_HOST",)
 
 
 class MpiLauncher:
@@ -59,7 +58,7 @@ class MpiLauncher:
         argv += ["--bind-to", "none"]  # the worker sets affinity itself, alike under all launchers
         argv += _where(trial) + _interfaces(trial)
         if place.nodes > 1:
-            for name in (*rank_environment(trial), *_FORWARDED):
+            for name in (*rank_environment(trial), SIDECAR_HOST_VARIABLE):
                 argv += ["-x", name]
         argv += trial.mpi.arguments
         script = job_script("mpi-jobs", "train.py")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from paceline.plan.trial import Training
+
 # Streams of random numbers that must not touch each other.
 _ROW_GROUP_STREAM, _WINDOW_STREAM, _FLIP_STREAM = 1, 2, 3
 
@@ -163,6 +165,17 @@ class Schedule:
 
     def _generator(self, stream: int, epoch: int, number: int) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64([self.seed, stream, epoch, number]))
+
+
+def schedule_of(training: Training, row_group_rows: Sequence[int]) -> Schedule:
+    """The samples of every step of `training` on a data set with these row groups."""
+    return Schedule(
+        row_group_rows=row_group_rows,
+        seed=training.seed,
+        global_batch=training.global_batch,
+        epochs=training.epochs,
+        max_steps=training.max_steps,
+    )
 
 
 class _EpochOrders:

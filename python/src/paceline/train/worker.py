@@ -15,7 +15,7 @@ import torch._dynamo  # noqa: F401
 from paceline.data.dataset import open_dataset
 from paceline.data.reading import Feed, SoloNode, open_feed
 from paceline.errors import PacelineError, RankFailed
-from paceline.plan.schedule import Schedule
+from paceline.plan.schedule import schedule_of
 from paceline.records.files import write_json
 from paceline.records.rows import TrainingResult
 from paceline.train.loop import Loop
@@ -28,6 +28,7 @@ from paceline.train.tensors import save_tensors, sha256_of, update_l2
 from paceline.train.transforms import torch_memory_format
 
 if TYPE_CHECKING:
+    from paceline.plan.schedule import Schedule
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.train.context import RankContext
@@ -101,13 +102,7 @@ class _Worker:
     def _open_feed(self) -> tuple[Schedule, int, Feed]:
         training, context = self._trial.training, self._context
         dataset = open_dataset(training.dataset, trust=training.trust_dataset)
-        schedule = Schedule(
-            row_group_rows=dataset.row_group_rows,
-            seed=training.seed,
-            global_batch=training.global_batch,
-            epochs=training.epochs,
-            max_steps=training.max_steps,
-        )
+        schedule = schedule_of(training, dataset.row_group_rows)
         feed = open_feed(
             dataset,
             schedule,
