@@ -38,7 +38,7 @@ def test_all_faults_of_a_spec_at_once(paceline, tmp_path):
 def test_batch_that_cannot_be_divided(paceline, tmp_path):
     spec = tmp_path / "odd.toml"
     spec.write_text(SMALL.replace("global_batch = 16", "global_batch = 15") + trial("mpi", "mpi"))
-    assert "cannot be divided among 2 ranks" in complaint(paceline("plan", spec), 2)
+    assert "cannot be divided among 2 replicas" in complaint(paceline("plan", spec), 2)
 
 
 def test_missing_data_set_says_how_to_make_one(paceline, tmp_path):

@@ -1,8 +1,11 @@
 """From a job script's arguments to the trial that they mean."""
 
+import os
+
 import pytest
 
 from paceline.errors import EnvironmentLacks, UsageError
+from paceline.job import trial_by_hand as module
 from paceline.job.options import (
     asked_ranks,
     check_not_alone,
@@ -27,7 +30,7 @@ def by_hand(tmp_path):
 def test_defaults_are_those_of_a_spec(by_hand, tmp_path):
     job = job_of(by_hand(), "mpi", nodes=1, ranks_per_node=2)
     trial = job.trial
-    assert trial.id == "tiny.mpi.mpi.processes.n1r2t1.fp32.r0"
+    assert trial.id == "tiny.mpi.shared.processes.n1r2t1.fp32.r0"
     assert trial.training.dataset == str(tmp_path)
     assert trial.training.global_batch == 32
     assert trial.training.learning_rate == 0.01
@@ -70,10 +73,10 @@ def test_every_option_reaches_the_trial(by_hand):
     [
         ("local", 1, "", "sequential", "none"),
         ("local", 1, "--threads-per-rank 2", "intraop", "none"),
-        ("local", 2, "", "processes", "gloo"),
+        ("local", 2, "", "processes", "shared"),
         ("mpi", 1, "", "sequential", "none"),
-        ("mpi", 2, "", "processes", "mpi"),
-        ("spark", 2, "", "processes", "gloo"),
+        ("mpi", 2, "", "processes", "shared"),
+        ("spark", 2, "", "processes", "shared"),
     ],
 )
 def test_strategy_and_transport_follow_from_ranks(
@@ -84,11 +87,81 @@ def test_strategy_and_transport_follow_from_ranks(
 
 
 @pytest.mark.parametrize(
+    ("launcher", "nodes", "ranks", "words", "name"),
+    [
+        ("mpi", 1, 4, "hybrid --stages 2", "shared.hybrid.n1r4t1.fp32.s2m8-1f1b-time"),
+        ("mpi", 1, 6, "hybrid --replicas 2", "shared.hybrid.n1r6t1.fp32.s3m12-1f1b-time"),
+        (
+            "spark",
+            1,
+            3,
+            "pipeline --cuts 3,9 --schedule gpipe --micro-batches 2",
+            "shared.pipeline.n1r3t1.fp32.s3m2-gpipe-c3c9",
+        ),
+        (
+            "torchrun",
+            1,
+            2,
+            "pipeline --balance size",
+            "shared.pipeline.n1r2t1.fp32.s2m8-1f1b-size",
+        ),
+        ("mpi", 1, 1, "threads --replicas 2", "none.threads.n1r1t2.fp32.k2"),
+        (
+            "mpi",
+            2,
+            2,
+            "processes --reduction flat --interface eth0",
+            "mpi.processes.n2r2t1.fp32.flat",
+        ),
+        (
+            "mpi",
+            1,
+            2,
+            "processes --device cuda --replicas 2",
+            "nccl.processes.n1r2t1.fp32.cuda",
+        ),
+        ("local", 1, 1, "sequential --device cuda", "none.sequential.n1r1t1.fp32.cuda"),
+    ],
+)
+def test_strategy_by_hand_takes_what_the_launcher_made(
+    launcher, nodes, ranks, words, name, by_hand
+):
+    asked = by_hand("--global-batch", 24, "--local-strategy", *words.split())
+    trial = job_of(asked, launcher, nodes=nodes, ranks_per_node=ranks).trial
+    assert trial.configuration == f"tiny.{launcher}.{name}"
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks", "strategy"),
+    [
+        ("", 1, "sequential"),
+        ("--threads-per-rank 2", 1, "intraop"),
+        ("--ranks 2", 2, "processes"),
+        ("--ranks-per-node 4", 4, "processes"),
+        ("--local-strategy processes", 8, "processes"),
+        ("--local-strategy processes --replicas 2", 2, "processes"),
+        ("--local-strategy threads --replicas 2", 1, "threads"),
+        ("--local-strategy pipeline --stages 2", 2, "pipeline"),
+        ("--local-strategy hybrid --stages 2 --replicas 4", 8, "hybrid"),
+    ],
+)
+def test_where_nobody_started_ranks_the_strategy_says_how_many(
+    words, ranks, strategy, by_hand, monkeypatch
+):
+    monkeypatch.setattr(module, "_node_cores", lambda: 8)
+    trial = job_of(by_hand(*words.split()), "local", nodes=1, ranks_per_node=None).trial
+    assert (trial.placement.ranks, trial.local_strategy) == (ranks, strategy)
+
+
+@pytest.mark.parametrize(
     ("words", "complaint"),
     [
         ("--precision fp16", "precision: expected one of"),
-        ("--global-batch 5", "a global batch of 5 cannot be divided among 2 ranks"),
-        ("--transport nccl", "transport: expected one of"),
+        ("--global-batch 5", "a global batch of 5 cannot be divided among 2 replicas"),
+        ("--transport tcp", "transport: expected one of"),
+        ("--transport nccl", '"nccl" needs device = "cuda"'),
+        ("--stages 2", 'stages: means nothing to "processes"'),
+        ("--local-strategy pipeline --stages 3", "expected 3, got 2"),
         ("--image-size 8", "image_size: "),
         ("--max-steps 2 --warmup-steps 2", "leaves nothing to measure"),
         ("--repeat -1", "--repeat: expected 0 or more"),
@@ -109,12 +182,21 @@ def test_all_faults_are_told_at_once(by_hand):
     assert "epochs" in str(caught.value)
 
 
+def test_cores_of_a_rank_that_mpirun_bound_are_not_taken_for_the_nodes(by_hand, monkeypatch):
+    cores = {os.getpid(): {0}, 1: {0, 1}}
+    monkeypatch.setattr(module, "launching_pid", lambda: 1)
+    monkeypatch.setattr(module.os, "sched_getaffinity", cores.__getitem__)
+    words = ("--local-strategy", "hybrid", "--oversubscribe")
+    place = job_of(by_hand(*words), "mpi", nodes=1, ranks_per_node=4).trial.placement
+    assert place.core_budget == 2
+
+
 def test_what_is_missing_is_named():
     with pytest.raises(UsageError, match="--workload, --data, --out"):
         job_of(options(), "mpi", nodes=1, ranks_per_node=2)
 
 
-@pytest.mark.parametrize("words", ["--epochs many", "--no-such 1", "--epoch 1"])
+@pytest.mark.parametrize("words", ["--epochs many", "--no-such 1", "--epoch 1", "--cuts 4,x"])
 def test_arguments_that_do_not_parse_are_a_usage_error(words):
     with pytest.raises(UsageError, match=r"train\.py: .*see --help"):
         options(*words.split())
@@ -144,6 +226,8 @@ def test_trial_file_is_read_as_it_was_written(trial_file):
     assert job.files.root == trial_file.parent
     assert job.managed
     assert asked_ranks(asked) == 2
+    unstarted = job_of(asked, "mpi", nodes=1, ranks_per_node=None)
+    assert unstarted.trial == job.trial
 
 
 def test_trial_file_allows_nothing_beside_it(trial_file):

@@ -34,6 +34,7 @@ def make_trial() -> Callable[..., Trial]:
         ranks: int = 2,
         threads: int = 1,
         oversubscribe: bool = False,
+        core_budget: int | None = None,
         dataset: str = "/data/tiny",
         **changes: Any,
     ) -> Trial:
@@ -49,6 +50,7 @@ def make_trial() -> Callable[..., Trial]:
                 ranks_per_node=ranks,
                 threads_per_rank=threads,
                 oversubscribe=oversubscribe,
+                core_budget=core_budget,
             ),
             training=TRAINING.model_copy(update={"dataset": dataset}),
             **changes,

@@ -52,6 +52,13 @@ def test_local_is_the_job_module_itself(make_trial, files):
     assert made.environment == THREADS
 
 
+def test_thread_pools_are_of_one_replica_where_a_rank_has_several(make_trial, files):
+    trial = make_trial("spark", ranks=1, threads=6, thread_replicas=2)
+    made = command(trial, files)
+    assert {k: made.environment[k] for k in THREADS} == THREADS
+    assert confs(made.argv)["spark.task.cpus"] == "6"
+
+
 def test_torchrun_meets_over_a_file_and_opens_no_port(make_trial, files):
     made = command(make_trial("torchrun", ranks=4, threads=3), files)
     assert made.argv == (
@@ -124,6 +131,14 @@ def test_spark_has_a_slot_for_every_thread_and_loopback_only(make_trial, files):
     }
 
 
+def test_spark_has_a_slot_for_every_thread_also_where_ranks_share_cores(make_trial, files):
+    trial = make_trial("spark", ranks=4, oversubscribe=True, core_budget=2)
+    assert command(trial, files).argv[2] == "local[4]"
+    settings = SparkSettings(master="spark://head:7077")
+    trial = make_trial("spark", ranks=4, oversubscribe=True, core_budget=2, spark=settings)
+    assert confs(command(trial, files).argv)["spark.cores.max"] == "4"
+
+
 def test_spark_master_passes_through_and_conf_has_the_last_word(make_trial, files):
     settings = SparkSettings(
         master="spark://head:7077",
@@ -159,6 +174,18 @@ def test_more_threads_than_cores_are_refused_with_both_numbers(launcher, make_tr
         launcher_for(launcher).preflight(trial)
     shared = make_trial(launcher, ranks=3, threads=3, dataset=str(tmp_path), oversubscribe=True)
     launcher_for(launcher).preflight(shared)
+
+
+@pytest.mark.parametrize("launcher", ["local", "torchrun", "mpi", "spark"])
+def test_cores_that_were_to_be_shared_must_be_there(launcher, make_trial, tmp_path):
+    def trial(budget):
+        return make_trial(
+            launcher, ranks=16, oversubscribe=True, core_budget=budget, dataset=str(tmp_path)
+        )
+
+    launcher_for(launcher).preflight(trial(8))
+    with pytest.raises(EnvironmentLacks, match="planned to share 9 cores, there are 8"):
+        launcher_for(launcher).preflight(trial(9))
 
 
 def test_mpi_of_another_kind_is_refused(make_trial, monkeypatch):

@@ -3,6 +3,7 @@ import pytest
 from paceline.errors import UsageError
 from paceline.plan.planning import plan_trials
 from paceline.plan.trial import Trial
+from paceline.spec import load_spec
 from paceline.spec.loading import parse_spec
 
 SPEC = """
@@ -55,7 +56,7 @@ def test_order_is_the_seeds_and_differs_between_repeats():
 def test_names_are_stable_and_unique():
     ids = [t.id for t in planned()]
     assert len(set(ids)) == len(ids)
-    assert "tiny.mpi.mpi.processes.n1r4t1.fp32.r0" in ids
+    assert "tiny.mpi.shared.processes.n1r4t1.fp32.r0" in ids
     assert "simple-big.local.none.intraop.n1r1t4.bf16.r2" in ids
 
 
@@ -80,8 +81,8 @@ def test_auto_that_does_not_divide_the_batch_is_refused_for_each_workload():
     with pytest.raises(UsageError) as raised:
         planned(cores=3)
     message = str(raised.value)
-    assert "batch of 32 cannot be divided among 3 ranks" in message
-    assert "batch of 64 cannot be divided among 3 ranks" in message
+    assert "batch of 32 cannot be divided among 3 replicas" in message
+    assert "batch of 64 cannot be divided among 3 replicas" in message
 
 
 def test_trial_survives_json():
@@ -94,3 +95,207 @@ def test_only_the_sequential_local_trial_is_the_baseline():
         "tiny.local.none.sequential.n1r1t1.fp32",
         "simple-big.local.none.sequential.n1r1t1.fp32",
     }
+
+
+def one(way: str, keys: str = "", *, cores: int = 4, batch: int = 24) -> Trial:
+    """The single other trial of a spec; keys are TOML lines with `;` between them."""
+    launcher, strategy = way.split("/")
+    text = f"""
+    schema = 1
+    name = "one"
+    repeats = 1
+    [[workloads]]
+    name = "tiny"
+    global_batch = {batch}
+    [[trials]]
+    launcher = "local"
+    local_strategy = "sequential"
+    [[trials]]
+    launcher = "{launcher}"
+    local_strategy = "{strategy}"
+    """
+    text += "\n".join(keys.split("; "))
+    trials = plan_trials(parse_spec(text, "test"), {"tiny": "/data"}, cores)
+    (found,) = [t for t in trials if t.launcher == launcher and t.local_strategy == strategy]
+    return found
+
+
+INTERFACE = "; [network]; interface = 'eth0'"
+NODES = "; nodes = 2" + INTERFACE
+
+
+@pytest.mark.parametrize(
+    ("way", "keys", "cores", "name"),
+    [
+        # what "auto" takes, and never less than two
+        ("local/threads", "", 4, "none.threads.n1r1t4.fp32.k4"),
+        ("local/threads", "", 1, "none.threads.n1r1t2.fp32.k2"),
+        ("local/processes", "threads_per_rank = 2", 8, "shared.processes.n1r4t2.fp32"),
+        ("local/pipeline", "", 4, "shared.pipeline.n1r4t1.fp32.s4m16-1f1b-time"),
+        ("local/pipeline", "threads_per_rank = 2", 4, "shared.pipeline.n1r2t2.fp32.s2m8-1f1b-time"),
+        ("local/hybrid", "", 8, "shared.hybrid.n1r8t1.fp32.s2m6-1f1b-time"),
+        ("local/hybrid", "", 2, "shared.hybrid.n1r4t1.fp32.s2m8-1f1b-time"),
+        # what follows from the numbers given
+        ("local/threads", "threads_per_rank = 3", 8, "none.threads.n1r1t3.fp32.k3"),
+        ("local/threads", "replicas = 2", 8, "none.threads.n1r1t2.fp32.k2"),
+        (
+            "local/threads",
+            "replicas = 2; threads_per_rank = 4",
+            8,
+            "none.threads.n1r1t4.fp32.k2",
+        ),
+        ("local/processes", "replicas = 3", 8, "shared.processes.n1r3t1.fp32"),
+        ("local/pipeline", "ranks_per_node = 3", 8, "shared.pipeline.n1r3t1.fp32.s3m12-1f1b-time"),
+        ("local/hybrid", "ranks_per_node = 4", 8, "shared.hybrid.n1r4t1.fp32.s2m8-1f1b-time"),
+        (
+            "local/hybrid",
+            "ranks_per_node = 6; replicas = 2",
+            8,
+            "shared.hybrid.n1r6t1.fp32.s3m12-1f1b-time",
+        ),
+        (
+            "local/pipeline",
+            "cuts = [3, 9]; schedule = 'gpipe'; micro_batches = 5",
+            8,
+            "shared.pipeline.n1r3t1.fp32.s3m5-gpipe-c3c9",
+        ),
+        (
+            "local/pipeline",
+            "stages = 2; balance = 'size'",
+            8,
+            "shared.pipeline.n1r2t1.fp32.s2m8-1f1b-size",
+        ),
+        # transports and reductions
+        ("mpi/processes", "", 4, "shared.processes.n1r4t1.fp32"),
+        ("mpi/processes", "transport = 'mpi'", 4, "mpi.processes.n1r4t1.fp32"),
+        ("spark/hybrid", "", 4, "shared.hybrid.n1r4t1.fp32.s2m8-1f1b-time"),
+        ("mpi/sequential", NODES, 4, "mpi.sequential.n2r1t1.fp32"),
+        ("spark/sequential", NODES, 4, "gloo.sequential.n2r1t1.fp32"),
+        ("spark/threads", "replicas = 2" + NODES, 4, "gloo.threads.n2r1t2.fp32.k2"),
+        (
+            "mpi/processes",
+            "replicas = 2" + NODES,
+            4,
+            "mpi.processes.n2r2t1.fp32.hierarchical",
+        ),
+        (
+            "spark/processes",
+            "replicas = 2; reduction = 'flat'" + NODES,
+            4,
+            "gloo.processes.n2r2t1.fp32.flat",
+        ),
+        ("mpi/hybrid", "replicas = 2" + NODES, 4, "mpi.hybrid.n2r4t1.fp32.s2m6-1f1b-time"),
+        # GPUs
+        (
+            "mpi/processes",
+            "replicas = 2; device = 'cuda'",
+            4,
+            "nccl.processes.n1r2t1.fp32.cuda",
+        ),
+        (
+            "mpi/processes",
+            "replicas = 2; device = 'cuda'" + NODES,
+            4,
+            "nccl.processes.n2r2t1.fp32.flat.cuda",
+        ),
+        (
+            "mpi/pipeline",
+            "stages = 2; device = 'cuda'" + NODES,
+            4,
+            "gloo.pipeline.n2r2t1.fp32.s2m8-1f1b-time.cuda",
+        ),
+        ("local/threads", "replicas = 2; device = 'cuda'", 4, "none.threads.n1r1t2.fp32.k2.cuda"),
+    ],
+)
+def test_what_is_not_said_follows_from_what_is_and_from_the_cores(way, keys, cores, name):
+    trial = one(way, keys, cores=cores)
+    assert trial.configuration == f"tiny.{trial.launcher}.{name}"
+    assert Trial.model_validate_json(trial.model_dump_json()) == trial
+
+
+@pytest.mark.parametrize(
+    ("way", "keys", "replicas", "threads_per_worker"),
+    [
+        ("local/threads", "replicas = 2; threads_per_rank = 6", 2, 3),
+        ("spark/threads", "replicas = 3" + NODES, 6, 1),
+        ("local/processes", "replicas = 4; threads_per_rank = 2", 4, 2),
+        ("local/pipeline", "stages = 4; threads_per_rank = 2", 1, 2),
+        ("mpi/hybrid", "replicas = 3; stages = 2" + NODES, 6, 1),
+    ],
+)
+def test_replicas_are_of_all_nodes_and_have_their_own_threads(
+    way, keys, replicas, threads_per_worker
+):
+    trial = one(way, keys)
+    assert (trial.replicas, trial.threads_per_worker) == (replicas, threads_per_worker)
+
+
+def test_batch_is_shared_by_replicas_not_by_ranks():
+    assert one("local/pipeline", "stages = 5", batch=32).placement.ranks == 5
+    with pytest.raises(UsageError, match="32 cannot be divided among 5 replicas"):
+        one("local/hybrid", "stages = 2", cores=10, batch=32)
+
+
+def test_model_has_only_so_many_stages():
+    with pytest.raises(UsageError, match="tiny-alexnet has at most 13, got 16"):
+        one("local/pipeline", cores=16)
+
+
+def test_micro_batches_are_no_more_than_a_replica_has_samples():
+    assert one("local/hybrid", "replicas = 3", batch=6).pipeline.micro_batches == 2
+    with pytest.raises(UsageError, match=r"is 3 sample\(s\), expected at most as many, got 4"):
+        one("local/hybrid", "micro_batches = 4", cores=16, batch=24)
+
+
+@pytest.mark.parametrize(
+    ("keys", "cores", "budget", "cores_per_node"),
+    [
+        ("replicas = 2; oversubscribe = true", 2, 2, 2),
+        ("replicas = 2; oversubscribe = true", 4, None, 4),
+        ("replicas = 2", 2, None, 4),  # refused before it starts
+    ],
+)
+def test_ranks_that_share_cores_are_given_those_of_the_node(keys, cores, budget, cores_per_node):
+    place = one("local/hybrid", keys, cores=cores).placement
+    assert (place.core_budget, place.cores_per_node) == (budget, cores_per_node)
+
+
+def test_cores_that_ranks_of_other_nodes_share_are_not_known():
+    place = one("mpi/hybrid", "replicas = 2; oversubscribe = true" + NODES, cores=2).placement
+    assert place.core_budget is None
+
+
+def test_trials_that_only_differ_in_words_are_refused():
+    again = "[[trials]]; launcher = 'mpi'; local_strategy = 'processes'; replicas = 4"
+    with pytest.raises(UsageError) as raised:
+        one("mpi/processes", again)
+    assert "trials[3], workload tiny: with all defaults filled in it is" in str(raised.value)
+
+
+@pytest.mark.parametrize("cores", [2, 16])
+def test_shipped_matrix_is_every_strategy_under_every_launcher(cores):
+    trials = plan_trials(load_spec("strategies")[0], {"tiny": "/data"}, cores)
+    strategies = {"sequential", "intraop", "threads", "processes", "pipeline", "hybrid"}
+    assert {(t.launcher, t.local_strategy) for t in trials} == {
+        (launcher, strategy) for launcher in ("local", "mpi", "spark") for strategy in strategies
+    }
+    assert len(trials) == 18
+    assert {t.placement.cores for t in trials if t.local_strategy != "sequential"} <= {2, 4}
+    assert all(t.placement.cores <= cores for t in trials)
+
+
+def test_trial_runs_the_workloads_that_it_names():
+    text = (
+        SPEC + "[[trials]]\nlauncher = 'spark'\nlocal_strategy = 'threads'\nworkloads = ['tiny']\n"
+    )
+    trials = plan_trials(parse_spec(text, "test"), DATA, 4)
+    assert {t.training.workload for t in trials if t.launcher == "spark"} == {"tiny"}
+    assert len(trials) == 3 * 7
+
+
+@pytest.mark.parametrize(
+    ("way", "keys"), [("mpi/best", "[tune]"), ("mpi/hybrid", "nodes = 2" + INTERFACE + "; [tune]")]
+)
+def test_what_a_search_is_to_find_has_to_be_found_before_it_is_planned(way, keys):
+    with pytest.raises(UsageError, match=r"run `paceline tune local SPEC`"):
+        one(way, keys)

@@ -40,7 +40,7 @@ def test_shipped_experiment_is_valid(name):
 
 
 def test_shipped_experiments_are_those_documented():
-    assert {"quickstart", "lerat2022-distributed"} <= set(shipped_experiments())
+    assert {"quickstart", "lerat2022-distributed", "strategies"} <= set(shipped_experiments())
 
 
 def test_the_example_in_the_documentation_is_valid():
@@ -130,7 +130,7 @@ def test_batch_that_cannot_be_divided_names_one_that_can():
     message = faults_of(
         GOOD.replace('name = "tiny"', 'name = "tiny"\nglobal_batch = 33') + TWO_RANKS
     )
-    assert "33 cannot be divided among 2 ranks; use a multiple of 2, say 34" in message
+    assert "33 cannot be divided among 2 replicas; use a multiple of 2, say 34" in message
 
 
 def test_numbers_are_not_made_from_text():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from paceline.job.byhand import finish, launching_pid, prepare
 from paceline.job.messages import run_guarded
 from paceline.job.node import PARENT_VARIABLE, RANK_VARIABLE, STORE_VARIABLE, run_ranks
-from paceline.job.options import asked_ranks, job_of, parser
+from paceline.job.options import job_of, parser
 from paceline.job.rank import run_rank
 from paceline.job.torchrun import started_by_torchrun, torchrun_context, torchrun_world
 from paceline.launch.processes import die_with_parent, process_started_unix_s
@@ -36,10 +36,9 @@ def main() -> int:
 
 
 def _node(options: argparse.Namespace) -> int:
-    ranks = asked_ranks(options) or options.ranks_per_node or 1
-    job = job_of(options, "local", nodes=1, ranks_per_node=ranks)
+    job = job_of(options, "local", nodes=1, ranks_per_node=None)
     prepare(job)
-    if ranks > 1:
+    if job.trial.placement.ranks > 1:
         end = run_ranks(job)
     else:
         context, watched = _context(0, 1, None), [os.getpid()]
@@ -52,12 +51,13 @@ def _child(options: argparse.Namespace) -> int:
     die_with_parent(int(os.environ[PARENT_VARIABLE]))
     rank = int(os.environ[RANK_VARIABLE])
     host, port, descriptor = os.environ[STORE_VARIABLE].split(":")
-    ranks = asked_ranks(options) or options.ranks_per_node
-    job = job_of(options, "local", nodes=1, ranks_per_node=ranks)
+    job = job_of(options, "local", nodes=1, ranks_per_node=None)
     address = StoreAddress(
         host=host, port=int(port), listen_fd=int(descriptor) if descriptor else None
     )
-    return run_rank(job, _context(rank, ranks, address), [os.getppid()]).exit_code
+    return run_rank(
+        job, _context(rank, job.trial.placement.ranks, address), [os.getppid()]
+    ).exit_code
 
 
 def _torchrun_rank(options: argparse.Namespace) -> int:

@@ -8,35 +8,30 @@ differ. Every rank computes the same trial from them.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn, get_args
 
 from pydantic import ValidationError
 
 from paceline.errors import EnvironmentLacks, UsageError
-from paceline.plan.planning import plan_trials
-from paceline.plan.trial import Trial, trial_name
+from paceline.job.trial_by_hand import DEFAULT_NAME, trial_by_hand
+from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles, TrialFiles
-from paceline.records.machine import usable_cores
-from paceline.spec.loading import parse_spec
+from paceline.spec.values import (
+    Balance,
+    Device,
+    LocalStrategy,
+    PipelineSchedule,
+    Reduction,
+    Transport,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from paceline.spec.values import Launcher
-
-# option -> where it stands in a spec
-_TRAINING = (
-    "global_batch", "epochs", "max_steps", "warmup_steps", "image_size", "precision",
-    "memory_format", "learning_rate", "momentum", "reading",
-)  # fmt: skip
-_DEFAULT_NAME = "by-hand"
-# The first of a table is the only one that a command line can be about.
-_PLACE_IN_SPEC = re.compile(r"(trials|workloads)\[1\][.:] ?|training\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +79,10 @@ def _add_task(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--workload", metavar="NAME", help="complex-small, simple-big or tiny")
     group.add_argument("--data", metavar="DATASET", help="made by `paceline data ingest`")
     group.add_argument("--out", type=Path, metavar="RUN_DIR", help="may hold other trials already")
-    group.add_argument("--name", metavar="NAME", help=f"of the run (default: {_DEFAULT_NAME})")
+    group.add_argument("--name", metavar="NAME", help=f"of the run (default: {DEFAULT_NAME})")
     group.add_argument("--repeat", type=int, metavar="N", help="number of this repeat, from 0")
     group.add_argument("--seed", type=int, metavar="S")
-    group.add_argument("--global-batch", type=int, metavar="N", help="over all ranks")
+    group.add_argument("--global-batch", type=int, metavar="N", help="over all replicas")
     group.add_argument("--epochs", type=int, metavar="N")
     group.add_argument("--max-steps", type=int, metavar="N")
     group.add_argument("--warmup-steps", type=int, metavar="N")
@@ -107,14 +102,33 @@ def _add_task(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_placement(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--local-strategy", metavar="sequential|intraop|processes")
-    group.add_argument("--transport", metavar="none|gloo|mpi")
+    group.add_argument("--local-strategy", metavar="|".join(get_args(LocalStrategy)))
+    group.add_argument("--transport", metavar="|".join(get_args(Transport)))
+    group.add_argument("--reduction", metavar="|".join(get_args(Reduction)))
+    group.add_argument("--device", metavar="|".join(get_args(Device)))
     group.add_argument("--ranks", type=int, metavar="N", help="of all nodes together")
     group.add_argument("--ranks-per-node", type=int, metavar="N")
     group.add_argument("--threads-per-rank", type=int, metavar="N")
+    group.add_argument("--replicas", type=int, metavar="K", help="of the model, on a node")
+    group.add_argument("--stages", type=int, metavar="S", help="that a replica is cut into")
+    group.add_argument("--micro-batches", type=int, metavar="M", help="of a replica's samples")
+    group.add_argument("--schedule", metavar="|".join(get_args(PipelineSchedule)))
+    group.add_argument("--balance", metavar="|".join(get_args(Balance)))
+    group.add_argument(
+        "--cuts", type=_layers, metavar="5,10", help="first layer of each stage but the first"
+    )
     group.add_argument("--oversubscribe", action="store_true", default=None)
     group.add_argument("--interface", metavar="NAME", help="that ranks talk over (default: lo)")
     group.add_argument("--bucket-mb", type=float, metavar="MB", help="gradients a message")
+
+
+def _layers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"expected numbers of layers as in 5,10, got {text!r}"
+        ) from error
 
 
 def _add_limits(group: argparse._ArgumentGroup) -> None:
@@ -136,25 +150,29 @@ def asked_ranks(options: argparse.Namespace) -> int | None:
 
 
 def job_of(
-    options: argparse.Namespace, launcher: Launcher, *, nodes: int, ranks_per_node: int
+    options: argparse.Namespace, launcher: Launcher, *, nodes: int, ranks_per_node: int | None
 ) -> Job:
     """The job that the options ask for, on the placement that the launcher really made.
 
+    ranks_per_node: None where nobody has started ranks yet; then there are as many as `--ranks` or
+    `--ranks-per-node` say, else as many as the local strategy takes.
     Raises UsageError with every fault, EnvironmentLacks if there are not as many ranks as asked.
     """
     if options.trial is not None:
-        return _managed_job(options, launcher, nodes * ranks_per_node)
+        return _managed_job(options, launcher, ranks_per_node and nodes * ranks_per_node)
     missing = [f"--{n}" for n in ("workload", "data", "out") if getattr(options, n) is None]
     if missing:
         raise UsageError(f"expected --trial TRIAL_JSON, or {', '.join(missing)}; see --help")
-    if options.ranks is not None:
+    if ranks_per_node is None:
+        ranks_per_node = asked_ranks(options) or options.ranks_per_node
+    elif options.ranks is not None:
         check_world_size(options.ranks, nodes * ranks_per_node)
     if options.ranks_per_node not in (None, ranks_per_node):
         raise EnvironmentLacks(
             f"--ranks-per-node {options.ranks_per_node}: the launcher put {ranks_per_node} on a "
             "node; ask it for the same"
         )
-    trial = _planned(options, launcher, nodes, ranks_per_node)
+    trial = trial_by_hand(options, launcher, nodes, ranks_per_node)
     run = RunFiles(options.out.resolve())
     return Job(trial=trial, files=run.trial(trial.id), run=run)
 
@@ -204,7 +222,7 @@ def check_not_alone(
             return  # the launcher's word; the others are about the allocation
 
 
-def _managed_job(options: argparse.Namespace, launcher: Launcher, ranks: int) -> Job:
+def _managed_job(options: argparse.Namespace, launcher: Launcher, ranks: int | None) -> Job:
     others = [n for n, value in vars(options).items() if n != "trial" and value is not None]
     if others:
         listed = ", ".join("--" + name.replace("_", "-") for name in others)
@@ -216,83 +234,6 @@ def _managed_job(options: argparse.Namespace, launcher: Launcher, ranks: int) ->
             f'--trial {path}: is for launcher "{trial.launcher}", this is "{launcher}"; its '
             "command.txt has the right command"
         )
-    check_world_size(trial.placement.ranks, ranks)
+    if ranks is not None:
+        check_world_size(trial.placement.ranks, ranks)
     return Job(trial=trial, files=TrialFiles(path.parent), run=None)
-
-
-def _planned(
-    options: argparse.Namespace, launcher: Launcher, nodes: int, ranks_per_node: int
-) -> Trial:
-    """By way of a spec, so that there is one set of rules."""
-    threads = options.threads_per_rank or 1
-    strategy = options.local_strategy
-    if strategy is None:
-        alone = "sequential" if threads == 1 else "intraop"
-        strategy = "processes" if ranks_per_node > 1 else alone
-    request = {
-        "launcher": launcher,
-        "local_strategy": strategy,
-        "transport": options.transport,
-        "nodes": nodes,
-        "ranks_per_node": ranks_per_node,
-        "threads_per_rank": threads,
-        "oversubscribe": options.oversubscribe,
-        "bucket_mb": options.bucket_mb,
-    }
-    # A spec needs the baseline; a run directory gets it when it is run.
-    baseline = {"launcher": "local", "local_strategy": "sequential"}
-    is_baseline = launcher == "local" and strategy == "sequential"
-    trials = [request] if is_baseline else [request, baseline]
-    try:
-        experiment = parse_spec(_spec_text(options, trials), "options")
-        wanted = plan_trials(
-            experiment, {options.workload: _absolute(options.data)}, usable_cores()
-        )
-    except UsageError as error:
-        raise UsageError(_PLACE_IN_SPEC.sub("", str(error))) from error
-    trial = next(t for t in wanted if t.launcher == launcher and t.local_strategy == strategy)
-    repeat = options.repeat or 0
-    if repeat < 0:
-        raise UsageError(f"--repeat: expected 0 or more, got {repeat}")
-    return trial.model_copy(
-        update={"repeat": repeat, "id": trial_name(trial.configuration, repeat)}
-    )
-
-
-def _spec_text(options: argparse.Namespace, trials: Sequence[dict[str, Any]]) -> str:
-    top = {"schema": 1, "name": options.name or _DEFAULT_NAME, "repeats": 1, "seed": options.seed}
-    workload = {
-        "name": options.workload,
-        "data": _absolute(options.data),
-        "trust_data": options.trust_data,
-        "dropout": False if options.no_dropout else None,
-        **{name: getattr(options, name) for name in _TRAINING},
-    }
-    telemetry = {
-        "interval_s": options.telemetry_interval,
-        "enabled": False if options.no_sidecar else None,
-    }
-    limits = {
-        "trial_s": options.trial_timeout,
-        "rendezvous_s": options.rendezvous_timeout,
-        "collective_s": options.collective_timeout,
-    }
-    tables = [
-        ("", top),
-        ("[[workloads]]", workload),
-        *(("[[trials]]", trial) for trial in trials),
-        ("[telemetry]", telemetry),
-        ("[limits]", limits),
-        ("[network]", {"interface": options.interface}),
-    ]
-    return "\n".join(_toml_table(header, values) for header, values in tables)
-
-
-def _toml_table(header: str, values: dict[str, Any]) -> str:
-    # json's strings, numbers and booleans are TOML's, too
-    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]
-    return "\n".join([header, *lines])
-
-
-def _absolute(dataset: str) -> str:
-    return dataset if "://" in dataset else str(Path(dataset).resolve())

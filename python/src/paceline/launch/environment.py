@@ -22,8 +22,8 @@ THREAD_VARIABLES = (
 
 
 def rank_environment(trial: Trial) -> dict[str, str]:
-    """Thread counts for every rank, and output that reaches the log when it is written."""
-    threads = str(trial.placement.threads_per_rank)
+    """Sizes of thread pools for every rank, and output that reaches the log when it is written."""
+    threads = str(trial.threads_per_worker)  # replicas in threads have a pool each
     return {
         **dict.fromkeys(THREAD_VARIABLES, threads),
         "OMP_DYNAMIC": "FALSE",

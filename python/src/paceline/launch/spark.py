@@ -60,7 +60,12 @@ class SparkLauncher:
 
 def master_of(trial: Trial) -> str:
     """The spec's master, else this node with as many slots as the trial takes."""
-    return trial.spark.master or f"local[{trial.placement.cores}]"
+    return trial.spark.master or f"local[{_slots_per_node(trial) * trial.placement.nodes}]"
+
+
+def _slots_per_node(trial: Trial) -> int:
+    """What Spark calls cores, one a thread: more than there are where ranks share cores."""
+    return trial.placement.ranks_per_node * trial.placement.threads_per_rank
 
 
 def is_local(master: str) -> bool:
@@ -105,7 +110,7 @@ def cluster_shape(trial: Trial, master: str) -> dict[str, str]:
     """Cores that are taken of a cluster, and how: one executor a node if there are several."""
     place = trial.placement
     shape = {
-        "spark.cores.max": str(place.cores),
+        "spark.cores.max": str(_slots_per_node(trial) * place.nodes),
         # The session is up when all executors are, not when the first is.
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     }
@@ -114,7 +119,7 @@ def cluster_shape(trial: Trial, master: str) -> dict[str, str]:
         # may have to find a machine first, keep Spark's 30 s.
         shape["spark.scheduler.maxRegisteredResourcesWaitingTime"] = "10s"
     if place.nodes > 1:
-        shape["spark.executor.cores"] = str(place.cores_per_node)
+        shape["spark.executor.cores"] = str(_slots_per_node(trial))
         shape["spark.executor.instances"] = str(place.nodes)  # YARN and Kubernetes
     return shape
 
@@ -149,9 +154,10 @@ def _check_local_slots(trial: Trial) -> None:
     if inner == "*":
         return  # all cores: check_cores has counted them
     slots = int(inner) if inner.isdigit() else 1
-    if slots < trial.placement.cores:
+    wanted = _slots_per_node(trial) * trial.placement.nodes
+    if slots < wanted:
         raise EnvironmentLacks(
             f'[spark] master "{master}" has {slots} slot(s), {trial.placement.ranks} barrier tasks '
-            f"of {trial.placement.threads_per_rank} cpu(s) need {trial.placement.cores}; use "
-            f"local[{trial.placement.cores}] or leave the master out"
+            f"of {trial.placement.threads_per_rank} cpu(s) need {wanted}; use "
+            f"local[{wanted}] or leave the master out"
         )

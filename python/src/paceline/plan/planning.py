@@ -10,14 +10,31 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UsageError
-from paceline.plan.trial import LOOPBACK, Placement, Training, Trial, trial_name
+from paceline.plan.trial import (
+    LOOPBACK,
+    PipelineSettings,
+    Placement,
+    Training,
+    Trial,
+    trial_name,
+)
+from paceline.spec.counts import (
+    check_micro_batches,
+    counts_on_node,
+    default_micro_batches,
+    number,
+    share_of,
+)
+from paceline.spec.cut_places import check_stages
+from paceline.spec.trial_rules import applies, open_count_faults
 from paceline.spec.workloads import WORKLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from paceline.spec.counts import NodeCounts
     from paceline.spec.models import Experiment, TrialRequest, WorkloadRequest
-    from paceline.spec.values import Transport
+    from paceline.spec.values import Reduction, Transport
 
 DEFAULT_EPOCHS = 1
 DEFAULT_WARMUP_STEPS = 3
@@ -34,11 +51,15 @@ def plan_trials(experiment: Experiment, datasets: Mapping[str, str], cores: int)
     blocks: list[Trial] = []
     for workload in experiment.workloads:
         training = resolve_training(experiment, workload, datasets[workload.name])
-        for number, request in enumerate(experiment.trials, start=1):
+        for place, request in enumerate(experiment.trials, start=1):
+            if not applies(request, workload):
+                continue
             try:
-                blocks.append(_trial(experiment, request, training, cores))
+                trial = _trial(experiment, request, training, cores)
+                _check_new(trial, blocks)
+                blocks.append(trial)
             except UsageError as error:
-                faults.append(f"  - trials[{number}], workload {workload.name}: {error}")
+                faults.append(f"  - trials[{place}], workload {workload.name}: {error}")
     if faults:
         raise UsageError(f"experiment {experiment.name!r} cannot be planned:\n" + "\n".join(faults))
     return _interleaved(experiment, blocks)
@@ -79,34 +100,64 @@ def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset:
     )
 
 
-def resolve_placement(request: TrialRequest, cores: int) -> Placement:
-    """Fill in "auto": `processes` takes a rank a core, `intraop` a thread a core."""
-    ranks, threads = request.ranks_per_node, request.threads_per_rank
-    if ranks == "auto":
-        per_rank = 1 if threads == "auto" else threads
-        ranks = max(2, cores // per_rank) if request.local_strategy == "processes" else 1
-    if threads == "auto":
-        threads = cores if request.local_strategy == "intraop" else 1
+def resolve_placement(request: TrialRequest, counts: NodeCounts, cores: int) -> Placement:
+    """The counts as a placement; shared cores are told where that is known, on a single node."""
+    wanted = counts.ranks * counts.threads_per_rank
+    shared = request.oversubscribe and request.nodes == 1 and wanted > cores
     return Placement(
         nodes=request.nodes,
-        ranks_per_node=ranks,
-        threads_per_rank=threads,
+        ranks_per_node=counts.ranks,
+        threads_per_rank=counts.threads_per_rank,
         oversubscribe=request.oversubscribe,
+        core_budget=cores if shared else None,
     )
 
 
 def resolve_transport(request: TrialRequest, ranks: int) -> Transport:
-    """What carries gradients where the spec is silent: MPI's own under MPI, Gloo elsewhere."""
+    """What carries gradients where the spec is silent: a node's memory, or between nodes MPI's
+    own under MPI and Gloo elsewhere; NCCL between the GPUs of processes."""
     if request.transport is not None:
         return request.transport
     if ranks == 1:
         return "none"
-    return "mpi" if request.launcher == "mpi" else "gloo"
+    if request.device == "cuda" and request.local_strategy == "processes":
+        return "nccl"
+    if request.nodes == 1:
+        return "shared"
+    return "mpi" if request.launcher == "mpi" and request.device == "cpu" else "gloo"
+
+
+def resolve_reduction(request: TrialRequest) -> Reduction | None:
+    """Only processes on several nodes have a choice; GPUs have no memory to share."""
+    if request.local_strategy != "processes" or request.nodes == 1:
+        return None
+    return request.reduction or ("flat" if request.device == "cuda" else "hierarchical")
+
+
+def resolve_pipeline(
+    request: TrialRequest, counts: NodeCounts, share: int
+) -> PipelineSettings | None:
+    """share: samples of a full batch that a replica gets. Raises UsageError if it is too small."""
+    if counts.stages == 1:
+        return None
+    micro_batches = number(request.micro_batches)
+    check_micro_batches(micro_batches, share)
+    return PipelineSettings(
+        stages=counts.stages,
+        micro_batches=micro_batches or default_micro_batches(counts.stages, share),
+        schedule=request.schedule or "1f1b",
+        balance=None if request.cuts is not None else request.balance or "time",
+        cuts=request.cuts,
+    )
 
 
 def _trial(experiment: Experiment, request: TrialRequest, training: Training, cores: int) -> Trial:
-    placement = resolve_placement(request, cores)
-    check_batch(training.global_batch, placement.ranks)
+    for fault in open_count_faults(request):  # a search was to fill them in
+        raise UsageError(f"{fault}, or run `paceline tune local SPEC`")
+    counts = counts_on_node(request, cores)
+    share = share_of(training.global_batch, request.nodes * counts.replicas)
+    check_stages(training.model, counts.stages, request.cuts)
+    placement = resolve_placement(request, counts, cores)
     own = {
         name: getattr(request, name)
         for name in ("precision", "memory_format")
@@ -121,6 +172,10 @@ def _trial(experiment: Experiment, request: TrialRequest, training: Training, co
         local_strategy=request.local_strategy,
         placement=placement,
         training=training.model_copy(update=own),
+        thread_replicas=counts.replicas if request.local_strategy == "threads" else 1,
+        pipeline=resolve_pipeline(request, counts, share),
+        reduction=resolve_reduction(request),
+        device=request.device,
         interface=experiment.network.interface or LOOPBACK,
         bucket_mb=request.bucket_mb,
         telemetry=experiment.telemetry,
@@ -131,12 +186,12 @@ def _trial(experiment: Experiment, request: TrialRequest, training: Training, co
     return trial.model_copy(update={"id": trial_name(trial.configuration, 0)})
 
 
-def check_batch(global_batch: int, ranks: int) -> None:
-    """Raise UsageError if full batches cannot be shared out equally."""
-    if global_batch % ranks:
+def _check_new(trial: Trial, earlier: list[Trial]) -> None:
+    """Raise UsageError if a trial, once planned, is one that is there already."""
+    if trial.configuration in {t.configuration for t in earlier}:
         raise UsageError(
-            f"a global batch of {global_batch} cannot be divided among {ranks} ranks; "
-            f"use a multiple of {ranks}, say {-(-global_batch // ranks) * ranks}"
+            f"with all defaults filled in it is {trial.configuration}, as an earlier one; leave "
+            "one out, and use `repeats` to repeat"
         )
 
 

@@ -13,11 +13,15 @@ from paceline.spec.models import (
     TelemetrySettings,
 )
 from paceline.spec.values import (
+    Balance,
+    Device,
     Launcher,
     LocalStrategy,
     MemoryFormat,
+    PipelineSchedule,
     Precision,
     ReadingMode,
+    Reduction,
     Transport,
     WorkloadName,
 )
@@ -37,6 +41,8 @@ class Placement(_Value):
     ranks_per_node: int = Field(ge=1)
     threads_per_rank: int = Field(ge=1)
     oversubscribe: bool = False
+    # Cores that the ranks of a node share, where they are fewer than ranks x threads.
+    core_budget: int | None = Field(default=None, ge=1)
 
     @property
     def ranks(self) -> int:
@@ -44,11 +50,21 @@ class Placement(_Value):
 
     @property
     def cores_per_node(self) -> int:
-        return self.ranks_per_node * self.threads_per_rank
+        return self.core_budget or self.ranks_per_node * self.threads_per_rank
 
     @property
     def cores(self) -> int:
         return self.nodes * self.cores_per_node
+
+
+class PipelineSettings(_Value):
+    """A model in stages, one rank each; where it is cut is chosen by `balance` or given."""
+
+    stages: int = Field(ge=2)
+    micro_batches: int = Field(ge=1)  # of a replica's share of a batch
+    schedule: PipelineSchedule = "1f1b"
+    balance: Balance | None = "time"  # None: as `cuts` says
+    cuts: tuple[int, ...] | None = None  # the first layer of each stage but the first
 
 
 class Training(_Value):
@@ -86,6 +102,10 @@ class Trial(_Value):
     local_strategy: LocalStrategy
     placement: Placement
     training: Training
+    thread_replicas: int = Field(default=1, ge=1)  # copies of the model in each rank, a thread each
+    pipeline: PipelineSettings | None = None
+    reduction: Reduction | None = None  # None where there is one node, or one process on each
+    device: Device = "cpu"
     interface: str = LOOPBACK
     bucket_mb: float = 25.0
     save_tensors: bool = True
@@ -98,6 +118,25 @@ class Trial(_Value):
     def configuration(self) -> str:
         """The trial's name without its repeat: what medians are taken over."""
         return configuration_name(self)
+
+    @property
+    def stages(self) -> int:
+        """Ranks that one replica of the model is spread over."""
+        return 1 if self.pipeline is None else self.pipeline.stages
+
+    @property
+    def replicas_per_node(self) -> int:
+        """Copies of the model on a node, each with its own part of the batch."""
+        return self.placement.ranks_per_node // self.stages * self.thread_replicas
+
+    @property
+    def replicas(self) -> int:
+        return self.placement.nodes * self.replicas_per_node
+
+    @property
+    def threads_per_worker(self) -> int:
+        """Threads within an operation: of a rank, or of each of its replicas."""
+        return self.placement.threads_per_rank // self.thread_replicas
 
     @property
     def is_baseline(self) -> bool:
@@ -116,11 +155,26 @@ def configuration_name(trial: Trial) -> str:
         f"n{place.nodes}r{place.ranks_per_node}t{place.threads_per_rank}",
         training.precision,
     ]
+    if trial.thread_replicas > 1:
+        parts.append(f"k{trial.thread_replicas}")
+    if trial.pipeline is not None:
+        parts.append(_pipeline_name(trial.pipeline))
+    if trial.reduction is not None:
+        parts.append(trial.reduction)
+    if trial.device != "cpu":
+        parts.append(trial.device)
     if training.memory_format != "contiguous":
         parts.append(training.memory_format)
     if trial.bucket_mb != Trial.model_fields["bucket_mb"].default:
         parts.append(f"b{trial.bucket_mb:g}")
     return ".".join(parts)
+
+
+def _pipeline_name(pipeline: PipelineSettings) -> str:
+    """`s2m8-1f1b-time`, or with the cuts in place of the balance: `s3m8-gpipe-c4c9`."""
+    cuts = "".join(f"c{cut}" for cut in pipeline.cuts or ())
+    where = cuts or pipeline.balance
+    return f"s{pipeline.stages}m{pipeline.micro_batches}-{pipeline.schedule}-{where}"
 
 
 def trial_name(configuration: str, repeat: int) -> str:

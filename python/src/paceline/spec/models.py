@@ -10,11 +10,16 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.spec.values import (
+    Balance,
+    Device,
     Launcher,
     LocalStrategy,
     MemoryFormat,
+    PipelineSchedule,
     Precision,
     ReadingMode,
+    Reduction,
+    StrategyRequest,
     Transport,
     WorkloadName,
 )
@@ -66,17 +71,48 @@ class WorkloadRequest(_WorkloadOverrides):
 class TrialRequest(_Overrides):
     """[[trials]]: one way of running each workload.
 
-    "auto" ranks or threads means: as many as the local strategy has cores for.
+    `workloads`: of these alone. "auto" ranks, replicas, stages or threads means: as many as the
+    local strategy has cores for.
+    None is what the strategy's default stands for; a key that means nothing to it is a fault.
     """
 
     launcher: Launcher
-    local_strategy: LocalStrategy
+    local_strategy: StrategyRequest
+    workloads: Annotated[tuple[WorkloadName, ...], Field(min_length=1, strict=False)] | None = None
     transport: Transport | None = None
+    reduction: Reduction | None = None  # several nodes with several processes each
+    device: Device = "cpu"
     nodes: PositiveInt = 1
     ranks_per_node: Count = "auto"
     threads_per_rank: Count = "auto"
+    replicas: Count | None = None  # copies of the model on a node: threads, processes, hybrid
+    stages: Count | None = None  # pipeline, hybrid
+    micro_batches: Count | None = None  # of a replica's share of a batch: pipeline, hybrid
+    schedule: PipelineSchedule | None = None
+    balance: Balance | None = None
+    # layers before which the model is cut, in the order of the model's layers; instead of balance
+    cuts: Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)] | None = None
     oversubscribe: bool = False
     bucket_mb: PositiveFloat = 25.0
+
+
+class TuneSettings(_Model):
+    """[tune]: the search for each local strategy's best counts, schedule and cut on this node.
+
+    A candidate is measured in short trials of `steps` after `warmup_steps`, each a fresh process;
+    about one in `keep` goes on to be measured `keep` times as often, up to `repeats` times.
+    """
+
+    strategies: Annotated[tuple[LocalStrategy, ...], Field(min_length=1, strict=False)] | None = (
+        None  # those that the trials name; all where a trial wants the best one
+    )
+    steps: PositiveInt = 8
+    warmup_steps: Annotated[int, Field(ge=1)] = 2
+    repeats: Annotated[int, Field(ge=1, le=64)] = 4
+    keep: Annotated[int, Field(ge=2)] = 2
+    max_candidates: PositiveInt = 24  # of a strategy on a workload
+    timeout_s: PositiveFloat | None = None  # no short trial starts later than that
+    oversubscribe: bool = False
 
 
 class TelemetrySettings(_Model):
@@ -130,6 +166,7 @@ class Experiment(_Model):
     training: TrainingRequest = TrainingRequest()
     workloads: tuple[WorkloadRequest, ...] = Field(min_length=1, strict=False)
     trials: tuple[TrialRequest, ...] = Field(min_length=1, strict=False)
+    tune: TuneSettings | None = None
     telemetry: TelemetrySettings = TelemetrySettings()
     limits: Limits = Limits()
     network: NetworkSettings = NetworkSettings()

@@ -1,11 +1,19 @@
 """The words a spec may use; their meaning is in docs/words.md."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 WorkloadName = Literal["complex-small", "simple-big", "tiny"]
 Launcher = Literal["local", "torchrun", "mpi", "spark"]
-Transport = Literal["none", "gloo", "mpi"]
-LocalStrategy = Literal["sequential", "intraop", "processes"]
+Transport = Literal["none", "shared", "gloo", "mpi", "nccl"]
+LocalStrategy = Literal["sequential", "intraop", "threads", "processes", "pipeline", "hybrid"]
+LOCAL_STRATEGIES: tuple[LocalStrategy, ...] = get_args(LocalStrategy)
+# What a trial may ask for: "best" is the workload's fastest in the search of [tune].
+StrategyRequest = Literal[LocalStrategy, "best"]
+# How gradients of several nodes with several replicas each are averaged.
+Reduction = Literal["flat", "hierarchical"]
+PipelineSchedule = Literal["gpipe", "1f1b"]
+Balance = Literal["time", "size"]
+Device = Literal["cpu", "cuda"]
 Precision = Literal["fp32", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 ReadingMode = Literal["memory", "stream"]

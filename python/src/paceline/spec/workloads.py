@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from paceline.spec.values import WorkloadName
 
-ModelName = Literal["vgg16", "alexnet", "tiny-alexnet"]
+ModelName = Literal["vgg16", "alexnet", "tiny-alexnet", "tiny-vgg"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,191 @@
+"""One trial of a spec: what may be combined, and with which words the rest is refused."""
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.spec.loading import parse_spec
+
+HEAD = """
+schema = 1
+name = "mine"
+[[workloads]]
+name = "tiny"
+global_batch = 24
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+[[trials]]
+launcher = "{launcher}"
+local_strategy = "{strategy}"
+"""
+NODES = "nodes = 2; [network]; interface = 'eth0'"
+
+
+def spec(way: str, keys: str = "") -> str:
+    """`way` is launcher/strategy; keys are TOML lines with `;` between them."""
+    launcher, strategy = way.split("/")
+    head = HEAD.format(launcher=launcher, strategy=strategy)
+    return head + "\n".join(keys.split("; ")) + "\n"
+
+
+def faults_of(text: str) -> list[str]:
+    with pytest.raises(UsageError) as raised:
+        parse_spec(text, "mine.toml")
+    return str(raised.value).splitlines()[1:]
+
+
+@pytest.mark.parametrize(
+    ("way", "keys", "expected"),
+    [
+        # keys that a strategy knows nothing of
+        ("local/threads", "stages = 2", 'stages: means nothing to "threads"; leave it out, or use'),
+        ("local/processes", "micro_batches = 2", '= "pipeline" or "hybrid"'),
+        ("local/sequential", 'schedule = "gpipe"', "schedule: means nothing"),
+        ("local/intraop", 'balance = "time"', "balance: means nothing"),
+        ("local/processes", "cuts = [3]", "cuts: means nothing"),
+        ("local/pipeline", "replicas = 2", '"threads", "processes" or "hybrid"'),
+        ("local/pipeline", 'reduction = "flat"', '= "processes"'),
+        # too few
+        ("local/threads", "replicas = 1", 'with one it is local_strategy = "sequential"'),
+        ("local/threads", "threads_per_rank = 1", "one for each replica, got 1"),
+        ("local/threads", "ranks_per_node = 2", '"threads" is one process a node, got 2'),
+        ("local/hybrid", "replicas = 1", 'with one it is local_strategy = "pipeline"'),
+        ("local/hybrid", "stages = 1", 'with one it is local_strategy = "processes"'),
+        ("local/pipeline", "stages = 1", 'with one it is local_strategy = "sequential"'),
+        ("local/pipeline", "ranks_per_node = 1", "needs at least 2, got 1"),
+        # numbers that contradict each other
+        ("local/threads", "replicas = 2; threads_per_rank = 3", "multiple of 2, got 3; use 4"),
+        ("local/processes", "replicas = 2; ranks_per_node = 3", "expected 3 as ranks_per_node"),
+        ("local/pipeline", "stages = 2; ranks_per_node = 3", "expected 2, got 3"),
+        ("local/pipeline", "cuts = [3]; ranks_per_node = 3", "expected 2, got 3"),
+        ("local/hybrid", "stages = 2; replicas = 2; ranks_per_node = 6", "x stages = 4, got 6"),
+        ("local/hybrid", "ranks_per_node = 5", "multiple of the 2 stages, at least 4, got 5"),
+        ("local/hybrid", "ranks_per_node = 2", "multiple of the 2 stages, at least 4, got 2"),
+        ("local/hybrid", "ranks_per_node = 8; replicas = 3", "of the 3 replicas, at least 6"),
+        # cuts
+        ("local/pipeline", 'cuts = [3]; balance = "size"', 'leave out balance = "size"'),
+        ("local/pipeline", "cuts = [3, 3]", "ascending order, each once, got [3, 3]"),
+        ("local/pipeline", "stages = 2; cuts = [3, 5]", "2 stages have 1, got 2; use stages = 3"),
+        ("local/pipeline", "cuts = []", "cuts: "),
+        ("local/pipeline", "cuts = [0]", "cuts[1]: "),
+        ("local/pipeline", "cuts = [4]", "can begin at layer 2, 3, 5, 6, 8"),
+        ("local/pipeline", "stages = 14", "tiny-alexnet has at most 13, got 14"),
+        # micro-batches and batches
+        ("local/pipeline", "stages = 2; micro_batches = 25", "is 24 sample(s), expected at most"),
+        ("local/hybrid", "replicas = 2; micro_batches = 13", "is 12 sample(s), expected at most"),
+        ("local/hybrid", "replicas = 5", "24 cannot be divided among 5 replicas"),
+        ("local/threads", "replicas = 5", "24 cannot be divided among 5 replicas"),
+        # transports
+        ("local/threads", 'transport = "shared"', 'one rank has no peers, expected "none"'),
+        ("local/pipeline", 'transport = "none"', 'expected "shared", got "none"'),
+        ("local/pipeline", 'transport = "gloo"', 'expected "shared", got "gloo"'),
+        ("mpi/hybrid", 'replicas = 2; transport = "mpi"', 'expected "shared", got "mpi"'),
+        ("spark/processes", 'transport = "mpi"', 'needs launcher = "mpi", got "spark"'),
+        ("mpi/processes", 'transport = "none"', 'expected "shared", "gloo" or "mpi", got "none"'),
+        ("local/processes", 'transport = "nccl"', 'needs device = "cuda"'),
+        ("local/hybrid", 'device = "cuda"; replicas = 2; transport = "nccl"', '"hybrid"; use "sha'),
+        (
+            "mpi/processes",
+            'ranks_per_node = 2; transport = "shared"; ' + NODES,
+            'memory of one node, got nodes = 2; use "gloo" or "mpi"',
+        ),
+        # reductions
+        ("local/processes", 'reduction = "flat"', "about processes on several nodes"),
+        (
+            "spark/processes",
+            'device = "cuda"; ranks_per_node = 2; reduction = "hierarchical"; ' + NODES,
+            'on GPUs use "flat"',
+        ),
+        # GPUs
+        ("local/intraop", 'device = "cuda"; threads_per_rank = 2', "about threads of the CPU"),
+        ("local/threads", 'device = "cuda"', "say replicas as a number"),
+        ("local/pipeline", 'device = "cuda"', "say stages as a number"),
+        (
+            "local/processes",
+            'device = "cuda"; replicas = 2; transport = "shared"',
+            'use "nccl" or "gloo"',
+        ),
+        (
+            "mpi/sequential",
+            'device = "cuda"; transport = "mpi"; ' + NODES,
+            'carries the memory of CPUs, on GPUs use "gloo"',
+        ),
+        # several nodes
+        ("local/threads", "replicas = 2; " + NODES, "starts ranks on this node only"),
+        ("torchrun/pipeline", "stages = 2; " + NODES, "starts ranks on this node only"),
+        ("mpi/intraop", NODES, "say threads_per_rank as a number"),
+        ("mpi/threads", NODES, "say replicas as a number"),
+        ("mpi/processes", NODES, "say ranks_per_node as a number"),
+        ("spark/pipeline", NODES, "say stages as a number"),
+        ("spark/hybrid", NODES, "say replicas as a number"),
+        ("spark/pipeline", "stages = 2; nodes = 2", "[network] interface"),
+        # what a search is to find, and trials of some workloads
+        ("local/best", "", "add a table [tune]"),
+        ("local/best", "stages = 2; [tune]", 'stages: the search finds it for "best"'),
+        ("spark/best", "nodes = 2; [tune]", "[network] interface"),
+        ("spark/best", "transport = 'mpi'; " + NODES + "; [tune]", 'needs launcher = "mpi"'),
+        (
+            "local/threads",
+            "workloads = ['simple-big']",
+            '[[workloads]] (tiny), got "simple-big"',
+        ),
+    ],
+)
+def test_combination_that_cannot_work_is_refused_with_one_reason(way, keys, expected):
+    (fault,) = faults_of(spec(way, keys))
+    assert expected in fault
+    assert "trials[2]" in fault
+
+
+@pytest.mark.parametrize(
+    ("way", "keys"),
+    [
+        ("local/threads", ""),
+        ("local/threads", "replicas = 2; threads_per_rank = 4"),
+        ("mpi/processes", 'replicas = "auto"; ranks_per_node = 2; transport = "shared"'),
+        ("mpi/processes", 'ranks_per_node = 2; reduction = "flat"; transport = "mpi"; ' + NODES),
+        ("torchrun/pipeline", 'stages = "auto"; micro_batches = "auto"; schedule = "gpipe"'),
+        ("spark/pipeline", "stages = 3; ranks_per_node = 3; cuts = [2, 9]; micro_batches = 24"),
+        ("local/hybrid", "ranks_per_node = 6; replicas = 2"),
+        ("mpi/hybrid", 'replicas = 2; stages = 2; transport = "gloo"; ' + NODES),
+        ("spark/threads", "replicas = 2; " + NODES),
+        ("spark/sequential", NODES),
+        ("local/threads", 'device = "cuda"; replicas = 2; threads_per_rank = 2'),
+        ("mpi/processes", 'device = "cuda"; replicas = 2; transport = "nccl"'),
+        ("local/hybrid", 'device = "cuda"; replicas = 2; transport = "shared"'),
+        ("local/sequential", 'device = "cuda"'),
+        ("mpi/best", NODES + "; [tune]"),
+        ("mpi/best", "transport = 'mpi'; " + NODES + "; [tune]"),
+        ("spark/hybrid", NODES + "; [tune]"),  # the search fills in the replicas
+        ("local/threads", "workloads = ['tiny']"),
+    ],
+)
+def test_combination_that_works_is_read(way, keys):
+    trial = parse_spec(spec(way, keys), "mine.toml").trials[1]
+    assert f"{trial.launcher}/{trial.local_strategy}" == way
+
+
+def test_faults_of_one_trial_are_told_together():
+    text = spec("mpi/pipeline", 'replicas = 2; cuts = [5, 3]; balance = "time"; transport = "none"')
+    assert len(faults_of(text)) == 4
+
+
+def test_the_same_trial_twice_is_refused():
+    again = '[[trials]]; launcher = "local"; local_strategy = "threads"; replicas = 2'
+    (fault,) = faults_of(spec("local/threads", f"replicas = 2; {again}"))
+    assert "trials[3]: the same as an earlier one" in fault
+
+
+def test_every_workload_needs_its_baseline():
+    text = spec("local/threads").replace('"sequential"', "'sequential'; workloads = ['tiny']")
+    text += "[[workloads]]\nname = 'simple-big'\n"
+    (fault,) = faults_of("\n".join(text.split("; ")))
+    assert "expected the baseline of simple-big" in fault
+
+
+def test_batch_of_a_workload_that_a_trial_is_not_for_does_not_matter():
+    big = "[[workloads]]; name = 'simple-big'; global_batch = 25"
+    faults = faults_of(spec("local/threads", f"replicas = 2; {big}"))
+    assert len(faults) == 1
+    assert "workload simple-big" in faults[0]
+    parse_spec(spec("local/threads", f"replicas = 2; workloads = ['tiny']; {big}"), "mine.toml")
