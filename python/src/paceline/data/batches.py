@@ -32,7 +32,7 @@ class Batch:
     step: int
     epoch: int
     sample_ids: NDArray[np.int64]  # shape (n,)
-    images: NDArray[np.uint8]  # shape (n, S, S, 3), RGB, already flipped where it should be
+    images: NDArray[np.uint8]  # shape (n, S, S, 3), RGB, already flipped; S = 0 without pixels
     labels: NDArray[np.int64]  # shape (n,)
 
 
@@ -45,6 +45,7 @@ class FeedOptions:
     world_size: int
     decode_threads: int
     prefetch_batches: int
+    pixels: bool = True
 
 
 class Feed(Protocol):

@@ -79,10 +79,18 @@ class MemoryFeed(SingleUseFeed):
             step = self._schedule.step(number)
             ids = step.share(self._options.rank, self._options.world_size)
             slots = np.searchsorted(self._used, ids)
-            images = self._images[slots]
-            flip(images, self._schedule.seed, step.epoch, ids)
+            images = self._pixels(slots, step.epoch, ids)
             labels = self._labels[slots].astype(np.int64)
             yield Batch(step.step, step.epoch, ids, images, labels)
+
+    def _pixels(
+        self, slots: NDArray[np.intp], epoch: int, ids: NDArray[np.int64]
+    ) -> NDArray[np.uint8]:
+        if not self._options.pixels:
+            return np.empty((len(ids), 0, 0, 3), dtype=np.uint8)
+        images = self._images[slots]
+        flip(images, self._schedule.seed, epoch, ids)
+        return images
 
 
 def _arrays(

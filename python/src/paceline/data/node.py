@@ -1,8 +1,8 @@
 """Memory that the ranks of one node share, and how they find it.
 
-Decoded photos are kept once a node, not once a rank: local rank 0 makes an anonymous memory file
-(memfd_create, Linux) and the others open it through /proc. It has no name in any file system, so
-nothing is left behind however the ranks die.
+Decoded photos, say, are kept once a node, not once a rank: local rank 0 makes an anonymous memory
+file (memfd_create, Linux) and the others open it through /proc. It has no name in any file system,
+so nothing is left behind however the ranks die.
 """
 
 from __future__ import annotations
@@ -69,18 +69,33 @@ class NodeMemory:
     shared: bool  # whether all ranks of the node see the same bytes; else each has its own
 
 
-def node_memory(share: NodeShare, size: int, timeout_s: float) -> NodeMemory:
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What memory is for: for the message to a user whose machine has not enough of it."""
+
+    what: str
+    advice: str
+
+
+PHOTOS = MemoryUse(
+    "the decoded photos", 'use data mode "stream", a smaller image size or fewer steps'
+)
+
+
+def node_memory(
+    share: NodeShare, size: int, timeout_s: float, use: MemoryUse = PHOTOS
+) -> NodeMemory:
     """Memory that all ranks of the node share, or, if any cannot, private memory for each.
 
     Raises EnvironmentLacks if the machine has not that much free, TimedOut if the ranks of the
     node do not answer.
     """
     if share.ranks_on_node == 1:
-        _require_free(size)
+        _require_free(size, use)
         return NodeMemory(mmap.mmap(-1, size), shared=False)
     descriptor = -1
     if share.local_rank == 0:
-        descriptor, mapped = _create(share, size)
+        descriptor, mapped = _create(share, size, use)
     else:
         mapped = _attach(share.lookup("memory", timeout_s), size)
     share.publish(f"attached/{share.local_rank}", "yes" if mapped else "no")
@@ -93,25 +108,25 @@ def node_memory(share: NodeShare, size: int, timeout_s: float) -> NodeMemory:
         return NodeMemory(mapped, shared=True)
     if mapped is not None:
         mapped.close()
-    _require_free(size)
+    _require_free(size, use)
     return NodeMemory(mmap.mmap(-1, size), shared=False)
 
 
-def _create(share: NodeShare, size: int) -> tuple[int, mmap.mmap | None]:
+def _create(share: NodeShare, size: int, use: MemoryUse) -> tuple[int, mmap.mmap | None]:
     """Make the memory file and publish where it is; returns its open descriptor (-1: none).
 
     A nonce at its end tells whoever opens the path that it is this file: in another PID namespace
     the same path may be somebody else's.
     """
     try:
-        _require_free(size)
+        _require_free(size, use)
     except EnvironmentLacks as error:
         share.publish("memory", f"{_LACKS}{error}")
         raise
     if not hasattr(os, "memfd_create"):
         share.publish("memory", "none")
         return -1, None
-    descriptor = os.memfd_create("paceline-photos", os.MFD_CLOEXEC)
+    descriptor = os.memfd_create("paceline", os.MFD_CLOEXEC)
     nonce = secrets.token_bytes(_NONCE_BYTES)
     os.ftruncate(descriptor, size + _NONCE_BYTES)
     mapped = mmap.mmap(descriptor, size + _NONCE_BYTES)
@@ -135,12 +150,12 @@ def _attach(published: str, size: int) -> mmap.mmap | None:
     return None
 
 
-def _require_free(size: int) -> None:
+def _require_free(size: int, use: MemoryUse) -> None:
     free = available_bytes()
     if size > free:
         raise EnvironmentLacks(
-            f"the decoded photos need {size / 2**20:.0f} MiB of memory, {free / 2**20:.0f} MiB are "
-            'free; use data mode "stream", a smaller image size or fewer steps'
+            f"the node must have {size / 2**20:.0f} MiB of memory free for {use.what}, "
+            f"{free / 2**20:.0f} MiB are; {use.advice}"
         )
 
 

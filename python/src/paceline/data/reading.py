@@ -27,6 +27,7 @@ def open_feed(  # noqa: PLR0913  (the one place where all choices meet)
     image_size: int,
     rank: int,
     world_size: int,
+    pixels: bool = True,
     share_of_node: NodeShare | None = None,
     decode_threads: int = 1,
     prefetch_batches: int = 2,
@@ -36,7 +37,8 @@ def open_feed(  # noqa: PLR0913  (the one place where all choices meet)
 
     `memory` decodes every photo that the training uses before it returns, once a node, and checks
     first that they fit; `stream` starts at once and holds two shuffle windows of encoded photos.
-    Both give the same samples and the same pixels. timeout_s: how long ranks wait for each other
+    Both give the same samples and the same pixels; `pixels` off gives samples and labels alone, for
+    a stage of a pipeline that is not the first. timeout_s: how long ranks wait for each other
     to decode. Sets OpenCV to use no threads of its own in this process.
     Raises UsageError for values that cannot work, EnvironmentLacks if the memory is too small,
     DataError (also while iterating) if a photo or file is damaged.
@@ -51,7 +53,7 @@ def open_feed(  # noqa: PLR0913  (the one place where all choices meet)
     for name, value in (("image_size", image_size), ("decode_threads", decode_threads)):
         if value < 1:
             raise UsageError(f"{name}: expected at least 1, got {value}")
-    options = FeedOptions(image_size, rank, world_size, decode_threads, prefetch_batches)
+    options = FeedOptions(image_size, rank, world_size, decode_threads, prefetch_batches, pixels)
     if mode == "memory":
         return MemoryFeed(dataset, schedule, options, share_of_node or SoloNode(), timeout_s)
     if mode == "stream":

@@ -62,12 +62,13 @@ class StreamFeed(SingleUseFeed):
         held: Encoded,
         decoders: ThreadPoolExecutor,
     ) -> Batch:
-        size = self._options.image_size
+        size = self._options.image_size if self._options.pixels else 0
         images = np.empty((len(ids), size, size, 3), dtype=np.uint8)
         labels = np.empty(len(ids), dtype=np.int64)
 
         def place(row: int, photo: bytes, label: int) -> None:
-            images[row] = decode(photo, size)
+            if size:
+                images[row] = decode(photo, size)
             labels[row] = label
 
         photos = [held.pop(sample_id) for sample_id in ids.tolist()]
@@ -123,5 +124,6 @@ class StreamFeed(SingleUseFeed):
             first = rows.first_sample_id
             for sample_id in range(first, first + len(rows.images)):
                 if sample_id in own:
-                    kept[sample_id] = (rows.photo(sample_id), rows.label(sample_id))
+                    photo = rows.photo(sample_id) if self._options.pixels else b""
+                    kept[sample_id] = (photo, rows.label(sample_id))
         return kept
