@@ -9,15 +9,29 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors.numpy import save_file
+from tests.unit.analysis.ways import (
+    HYBRID,
+    INTRAOP,
+    LOCAL_WAYS,
+    MPI,
+    MPI_GLOO,
+    PIPELINE,
+    PROCESSES,
+    SEQUENTIAL,
+    SPARK,
+    THREADS,
+    TORCHRUN,
+    Way,
+)
 
 from paceline.plan.schedule import share_bounds
-from paceline.plan.trial import Placement, Training, Trial, trial_name
+from paceline.plan.trial import PipelineSettings, Placement, Training, Trial, trial_name
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import (
@@ -30,6 +44,7 @@ from paceline.records.rows import (
     SpanRow,
     StepRow,
     TrainingResult,
+    WorkerEnvironment,
 )
 
 if TYPE_CHECKING:
@@ -39,85 +54,24 @@ if TYPE_CHECKING:
 
     from paceline.records.rows import SpanName
 
+# for tests, beside what is defined here
+__all__ = [
+    "HYBRID",
+    "INTRAOP",
+    "LOCAL_WAYS",
+    "MPI",
+    "MPI_GLOO",
+    "PIPELINE",
+    "PROCESSES",
+    "SEQUENTIAL",
+    "SPARK",
+    "THREADS",
+    "TORCHRUN",
+    "Way",
+]
+
 LAUNCHED = 1_700_000_000.0
 LEARNED = 0.02  # loss lost a step
-
-
-@dataclass(frozen=True, kw_only=True)
-class Way:
-    """One configuration, with the seconds that each part of it takes."""
-
-    launcher: str = "local"
-    transport: str = "none"
-    local_strategy: str = "sequential"
-    ranks: int = 1
-    threads: int = 1
-    precision: str = "fp32"
-    data_wait_s: float = 0.01
-    forward_s: float = 0.2
-    backward_s: float = 0.4  # of the last rank; others are `lead_s` faster for each rank before it
-    lead_s: float = 0.0
-    transfer_s: float = 0.05
-    optimizer_s: float = 0.02
-    other_s: float = 0.005
-    launch_s: float = 0.5
-    imports_s: float = 2.0
-    rendezvous_s: float = 0.25
-    data_load_s: float = 1.0
-    model_build_s: float = 0.125
-    bookkeeping_s: float = 0.5
-    teardown_s: float = 0.25
-    clock_offset_s: float = 0.0  # of every rank but the first
-    cpu_percent: float = 50.0
-    weights_error: float = 0.0  # relative to the update
-    gradient_error: float = 0.0
-    omp: dict[str, str] = field(default_factory=lambda: {"OMP_NUM_THREADS": "1"})
-    affinity: tuple[int, ...] | None = None
-
-    @property
-    def step_s(self) -> float:
-        peers = self.transfer_s if self.ranks > 1 else 0.0
-        work = self.data_wait_s + self.forward_s + self.backward_s
-        return work + peers + self.optimizer_s + self.other_s
-
-
-SEQUENTIAL = Way()
-INTRAOP = Way(
-    local_strategy="intraop",
-    threads=2,
-    forward_s=0.11,
-    backward_s=0.22,
-    cpu_percent=97,
-    omp={"OMP_NUM_THREADS": "2"},
-)
-TORCHRUN = Way(
-    launcher="torchrun",
-    transport="gloo",
-    local_strategy="processes",
-    ranks=2,
-    forward_s=0.1,
-    backward_s=0.21,
-    lead_s=0.01,
-    transfer_s=0.06,
-    launch_s=1.5,
-    cpu_percent=96,
-)
-MPI = Way(
-    launcher="mpi",
-    transport="mpi",
-    local_strategy="processes",
-    ranks=2,
-    forward_s=0.1,
-    backward_s=0.2,
-    lead_s=0.02,
-    transfer_s=0.01,
-    launch_s=0.8,
-    cpu_percent=98,
-)
-MPI_GLOO = dataclasses.replace(MPI, transport="gloo", transfer_s=0.055)
-SPARK = dataclasses.replace(
-    TORCHRUN, launcher="spark", launch_s=9.0, transfer_s=0.065, teardown_s=1.5
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +119,15 @@ def make_trial_value(way: Way, case: Case = Case(), repeat: int = 0) -> Trial:
             "launcher": way.launcher,
             "transport": way.transport,
             "local_strategy": way.local_strategy,
-            "placement": Placement(nodes=1, ranks_per_node=way.ranks, threads_per_rank=way.threads),
+            "placement": Placement(
+                nodes=way.nodes,
+                ranks_per_node=way.ranks,
+                threads_per_rank=way.threads,
+                core_budget=way.core_budget,
+            ),
+            "thread_replicas": way.thread_replicas,
+            "pipeline": _pipeline(way),
+            "reduction": way.reduction,
             "training": Training(
                 workload=case.workload,
                 model=case.model,
@@ -189,6 +151,18 @@ def make_trial_value(way: Way, case: Case = Case(), repeat: int = 0) -> Trial:
     return trial.model_copy(update={"id": trial_name(trial.configuration, repeat)})
 
 
+def _pipeline(way: Way) -> PipelineSettings | None:
+    if way.stages == 1:
+        return None
+    return PipelineSettings(
+        stages=way.stages,
+        micro_batches=way.micro_batches,
+        schedule=way.schedule,
+        balance=None if way.cuts else way.balance,
+        cuts=way.cuts,
+    )
+
+
 def make_trial(
     files: TrialFiles, trial: Trial, way: Way, case: Case, launched: float, jitter: float = 0.0
 ) -> None:
@@ -207,7 +181,7 @@ def make_trial(
         + way.model_build_s
     )
     trained_s = float(way.step_s * factors.sum())
-    for rank in range(way.ranks):
+    for rank in range(way.world):
         _make_rank(
             files,
             trial,
@@ -219,7 +193,8 @@ def make_trial(
             factors=factors,
         )
     ended = train_start + trained_s + way.bookkeeping_s + way.teardown_s
-    _make_trace(files, way, launched, train_start, train_start + trained_s, ended)
+    for node in range(way.nodes):
+        _make_trace(files, way, node, launched, train_start, train_start + trained_s, ended)
     _make_tensors(files, way, case)
     write_json(
         files.outcome,
@@ -287,22 +262,25 @@ def _make_rank(
             rows.write(row)
             ledger.write(LedgerRow(step=step, epoch=row.epoch, sample_ids=ids))
             at += row.step_s
+    node, local_rank = divmod(rank, way.ranks)
     # ranks with clocks of their own are on hosts of their own
-    host = f"node{rank}" if way.clock_offset_s else "node0"
+    host = f"node{rank if way.clock_offset_s else node}"
+    each = way.threads // way.thread_replicas
+    affinity = list(way.affinity or range(local_rank * way.threads, (local_rank + 1) * way.threads))
     write_json(
         own.environment,
         dataclasses.asdict(
             RankEnvironment(
                 rank=rank,
-                world_size=way.ranks,
-                local_rank=rank,
-                node_index=0,
+                world_size=way.world,
+                local_rank=local_rank,
+                node_index=node,
                 host=host,
                 pid=100 + rank,
-                intraop_threads=way.threads,
+                intraop_threads=each,
                 interop_threads=1,
                 omp_environment=way.omp,
-                affinity=list(way.affinity or range(rank * way.threads, (rank + 1) * way.threads)),
+                affinity=affinity,
                 cgroup_cpu_limit=None,
                 cgroup_memory_limit_bytes=None,
                 cpu_model="Fabricated CPU @ 2.00GHz",
@@ -314,6 +292,16 @@ def _make_rank(
                 clock_error_s=1e-5,
                 versions={"python": "3.11.9", "torch": "2.13.0"},
                 initial_weights_sha256="ab" * 32,
+                workers=[
+                    WorkerEnvironment(
+                        worker=worker,
+                        thread_id=1000 + worker,
+                        intraop_threads=each,
+                        affinity=affinity[worker * each :][:each],
+                    )
+                    for worker in range(way.thread_replicas)
+                    if way.thread_replicas > 1
+                ],
             )
         ),
     )
@@ -335,36 +323,52 @@ def _step_row(
     way: Way, case: Case, rank: int, step: int, at: float, factor: float
 ) -> tuple[StepRow, list[int]]:
     epoch, ids = step_samples(case, step)
-    low, high = share_bounds(len(ids), rank, way.ranks)
-    lead = way.lead_s * (way.ranks - 1 - rank)
-    alone = way.ranks == 1
+    node, local_rank = divmod(rank, way.ranks)
+    replica, stage = divmod(local_rank, way.stages)
+    shares = way.ranks // way.stages  # a node
+    low, high = share_bounds(len(ids), node * shares + replica, way.nodes * shares)
+    lead = way.lead_s * (way.world - 1 - rank)
+    alone = way.replicas == 1
+    skew = way.skew_s * stage
+    forward = way.forward_s - skew
     backward = way.backward_s - lead
+    bubble = way.bubble_s + skew if way.stages > 1 else 0.0
     comm = way.transfer_s + lead
-    ready = at + (way.data_wait_s + way.forward_s + backward) * factor
+    ready = at + (way.data_wait_s + forward + backward + bubble) * factor
     loss = 1.2 - LEARNED * step
+    samples = high - low if stage == 0 else 0
     return StepRow(
         step=step,
         epoch=epoch,
         started_unix_s=at,
-        samples=high - low,
+        samples=samples,
         global_samples=len(ids),
-        loss_sum=loss * (high - low),
+        loss_sum=loss * (high - low) if stage == way.stages - 1 else 0.0,
         data_wait_s=way.data_wait_s * factor,
-        forward_s=way.forward_s * factor,
+        forward_s=forward * factor,
         backward_s=backward * factor,
         comm_s=None if alone else comm * factor,
         comm_ready_unix_s=None if alone else ready,
         optimizer_s=way.optimizer_s * factor,
         other_s=way.other_s * factor,
         step_s=way.step_s * factor,
-    ), ids[low:high]
+        bubble_s=bubble * factor if way.stages > 1 else None,
+    ), ids[low:high] if samples else []
 
 
 def _make_trace(
-    files: TrialFiles, way: Way, launched: float, train_start: float, train_end: float, ended: float
+    files: TrialFiles,
+    way: Way,
+    node: int,
+    launched: float,
+    train_start: float,
+    train_end: float,
+    ended: float,
 ) -> None:
-    with JsonlWriter(files.host("node0").trace) as trace:
-        trace.write({"schema": SCHEMA, "host": "node0", "cores": 2, "interval_s": 0.5})
+    host = f"node{node}"
+    threads = 7 * way.ranks if way.run_threads is None else way.run_threads
+    with JsonlWriter(files.host(host).trace) as trace:
+        trace.write({"schema": SCHEMA, "host": host, "cores": 2, "interval_s": 0.5})
         ticks = np.arange(launched + 0.5, ended, 0.5)
         for number, now in enumerate(ticks):
             training = train_start < now <= train_end
@@ -381,7 +385,7 @@ def _make_trace(
                     cpu_steal_percent=None if number == 0 else 0.0,
                     cpu_other_percent=None if number == 0 else 1.0,
                     iowait_valid=True,
-                    ram_used_bytes=4_000_000_000 if training else 2_000_000_000,
+                    ram_used_bytes=way.ram_bytes if training else 2_000_000_000,
                     ram_total_bytes=16_000_000_000,
                     swap_used_bytes=0,
                     disk_read_bytes=0,
@@ -391,9 +395,9 @@ def _make_trace(
                     run_processes=way.ranks,
                     run_cpu_seconds=0.0,
                     run_cpu_percent=2 * busy,
-                    run_rss_bytes=10**9,
-                    run_pss_bytes=None,
-                    run_threads=7 * way.ranks + (number % 2 if not training else 0),
+                    run_rss_bytes=way.run_rss_bytes,
+                    run_pss_bytes=None if number % 4 else way.run_pss_bytes,
+                    run_threads=threads + (number % 2 if not training else 0),
                     run_voluntary_context_switches=0,
                     run_involuntary_context_switches=0,
                     sidecar_cpu_seconds=0.5 + 0.002 * number,
@@ -425,9 +429,30 @@ def _make_tensors(files: TrialFiles, way: Way, case: Case) -> None:
                 ).hexdigest(),
                 update_l2={n: float(np.linalg.norm(final[n] - initial[n])) for n in shapes},
                 parameters=41,
+                communication=_communication(way),
             )
         ),
     )
+
+
+def _communication(way: Way) -> dict[str, object]:
+    """What a strategy says of itself; of a pipeline, a cut before every other layer."""
+    if way.stages == 1:
+        return {"transport": way.transport}
+    cuts = list(way.cuts or range(2, 2 * way.stages, 2))
+    return {
+        "transport": way.transport,
+        "stages": way.stages,
+        "micro_batches": way.micro_batches,
+        "schedule": way.schedule,
+        "balance": None if way.cuts else way.balance,
+        "cuts": cuts,
+        "cut_before": [f"features.{cut}" for cut in cuts],
+        "layers": 2 * way.stages + 2,
+        "bytes_forward": [1_500_000 * cut for cut in cuts],
+        "bytes_backward": [1_500_000 * cut for cut in cuts],
+        "theoretical_bubble": (way.stages - 1) / (way.micro_batches + way.stages - 1),
+    }
 
 
 def _manifest(ids: list[str], cases: Sequence[Case]) -> dict[str, object]:

@@ -19,13 +19,17 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from paceline.analysis.comparison import Comparison, Row
+    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.row import Row
 
 _ROW_KEYS = {
     "workload", "launcher", "transport", "local_strategy", "nodes", "ranks", "threads_per_rank",
     "precision", "global_batch", "repeats", "images_per_s", "step_s", "speedup", "efficiency",
     "time_to_first_step_s", "phases_s", "cpu_percent", "iowait_percent", "ram_percent_peak",
     "threads_median", "final_loss", "identical", "max_abs_weight_diff", "weights_sha256",
+    "replicas", "replicas_per_node", "stages", "micro_batches", "schedule", "balance", "cuts",
+    "reduction", "device", "cores", "memory_peak_bytes", "memory_peak_kind", "ram_percent_mean",
+    "threads_peak", "pipeline",
 }  # fmt: skip
 
 
@@ -216,6 +220,66 @@ def test_precisions_share_one_baseline_for_speed(fabricate: ModuleType, tmp_path
     assert row.speedup.median == pytest.approx(0.635 / 0.335, rel=1e-5)
     assert not row.is_baseline
     assert [r.precision for r in comparison.rows if r.is_baseline] == ["fp32"]
+
+
+def test_rows_say_how_a_node_was_used(fabricate: ModuleType, tmp_path: Path) -> None:
+    ways = [
+        *fabricate.LOCAL_WAYS,
+        dataclasses.replace(fabricate.HYBRID, nodes=2, transport="gloo", launcher="mpi"),
+    ]
+    comparison = compare_run(fabricate.make_run(tmp_path, ways))
+    shapes = {
+        (r.local_strategy, r.nodes): (
+            r.replicas, r.replicas_per_node, r.stages, r.threads_per_worker, r.cores
+        )
+        for r in comparison.rows
+    }  # fmt: skip
+    assert shapes == {
+        ("sequential", 1): (1, 1, 1, 1, 1),
+        ("intraop", 1): (1, 1, 1, 2, 2),
+        ("threads", 1): (2, 2, 1, 1, 2),
+        ("processes", 1): (2, 2, 1, 1, 2),
+        ("pipeline", 1): (1, 1, 2, 1, 2),
+        ("hybrid", 1): (2, 2, 2, 1, 2),
+        ("hybrid", 2): (4, 2, 2, 1, 4),
+    }
+    assert all(r.identical for r in comparison.rows)
+
+
+def test_efficiency_is_against_the_core_budget(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.HYBRID])
+    row = _row(compare_run(run), "hybrid")
+    # 4 ranks share 2 cores; a step: 0.01 + 0.12 + 0.24 + 0.08 + 0.02 + 0.02 + 0.005
+    assert row.efficiency is not None
+    assert row.efficiency.median == pytest.approx(0.635 / 0.495 / 2, rel=1e-5)
+
+
+def test_peak_memory_is_proportional_where_it_was_read(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    two = dataclasses.replace(
+        fabricate.MPI, nodes=2, run_pss_bytes=700_000_000, run_rss_bytes=800_000_000
+    )
+    comparison = compare_run(fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, two]))
+    sequential, several = _row(comparison, "sequential"), _row(comparison, ".mpi.")
+    assert (sequential.memory_peak_bytes, sequential.memory_peak_kind) == (10**9, "rss")
+    assert (several.memory_peak_bytes, several.memory_peak_kind) == (1_400_000_000, "pss")
+    assert several.threads_peak == 28
+    assert several.ram_percent_mean == pytest.approx(25)
+
+
+def test_unequal_budgets_come_with_the_comparison(fabricate: ModuleType, tmp_path: Path) -> None:
+    four = dataclasses.replace(fabricate.PROCESSES, ranks=4)
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.INTRAOP, four])
+    assert any("not the same budget" in flag for flag in compare_run(run).flags)
+
+
+def test_the_reason_can_be_the_bubble(fabricate: ModuleType, tmp_path: Path) -> None:
+    idle = dataclasses.replace(fabricate.PIPELINE, schedule="gpipe", bubble_s=0.2)
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.PIPELINE, idle])
+    best = compare_run(run).best["tiny"]
+    assert best.reason is not None
+    assert best.reason.phase == "bubble"
 
 
 def test_analysis_needs_neither_torch_nor_plotly() -> None:

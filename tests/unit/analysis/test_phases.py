@@ -34,6 +34,7 @@ def test_every_phase_is_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -
             "data_wait": 0.12,
             "forward": 1.2,
             "backward": 12 * 0.18,
+            "bubble": None,
             "comm_wait": 12 * 0.02,
             "comm_transfer": 12 * 0.01,
             "optimizer": 12 * 0.02,
@@ -49,7 +50,10 @@ def test_every_phase_is_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -
     )
 
 
-@pytest.mark.parametrize("way", ["SEQUENTIAL", "INTRAOP", "TORCHRUN", "MPI", "SPARK"])
+@pytest.mark.parametrize(
+    "way",
+    ["SEQUENTIAL", "INTRAOP", "TORCHRUN", "MPI", "SPARK", "THREADS", "PIPELINE", "HYBRID"],
+)
 def test_phases_add_up_to_the_wall_time(fabricate: ModuleType, tmp_path: Path, way: str) -> None:
     record = _trial(fabricate, tmp_path, getattr(fabricate, way), jitter=0.2)
     assert record.outcome is not None
@@ -90,6 +94,25 @@ def test_waits_follow_the_slowest_rank_of_each_step_on_one_clock(
     assert waits[0][5] == pytest.approx(3 * 0.02, abs=1e-5)
     assert waits[2][5] == pytest.approx(0.02, abs=1e-5)
     assert waits[3][5] == pytest.approx(0, abs=1e-5)
+
+
+def test_the_bubble_is_a_phase_of_its_own(fabricate: ModuleType, tmp_path: Path) -> None:
+    first, second = trial_phases(_trial(fabricate, tmp_path, fabricate.PIPELINE))
+    # the second stage computes 0.01 s less and waits 0.01 s more
+    assert first.whole["bubble"] == pytest.approx(12 * 0.05)
+    assert first.step["bubble"] == pytest.approx(0.05)
+    assert second.step["bubble"] == pytest.approx(0.06)
+    assert second.step["forward"] == pytest.approx(0.095)
+    assert sum(v or 0 for v in second.step.values()) == pytest.approx(fabricate.PIPELINE.step_s)
+
+
+def test_stages_wait_only_for_the_same_stage_of_other_replicas(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    # ranks 0 to 3 are 3, 2, 1 and 0 leads early; the first stage is ranks 0 and 2
+    way = dataclasses.replace(fabricate.HYBRID, lead_s=0.01)
+    waits = communication_waits(_trial(fabricate, tmp_path, way))
+    assert [waits[rank][5] for rank in range(4)] == pytest.approx([0.02, 0.02, 0, 0], abs=1e-5)
 
 
 def test_waiting_is_at_most_the_communication(fabricate: ModuleType, tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING
 
 from paceline.analysis.reading import load_run
-from paceline.analysis.resources import flags_between, trial_flags
+from paceline.analysis.resources import core_budget_flags, flags_between, trial_flags
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,4 +52,63 @@ def test_trials_of_one_placement_with_other_settings_are_flagged_once(
         "trials of 1 x 2 ranks x 1 threads had different OpenMP settings: "
         "OMP_NUM_THREADS=1 (mpi mpi processes, torchrun gloo processes); "
         "OMP_NUM_THREADS=2 (spark gloo processes)"
+    )
+
+
+def test_strategies_of_one_budget_have_no_flags(fabricate: ModuleType, tmp_path: Path) -> None:
+    records = load_run(fabricate.make_run(tmp_path, fabricate.LOCAL_WAYS))
+    assert [trial_flags(r) for r in records] == [[]] * len(fabricate.LOCAL_WAYS)
+    assert flags_between(records) == []
+    assert core_budget_flags(records) == []
+
+
+def test_unequal_core_budgets_are_flagged(fabricate: ModuleType, tmp_path: Path) -> None:
+    wide = dataclasses.replace(fabricate.HYBRID, core_budget=None, affinity=None)
+    ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.THREADS, wide]
+    (sentence,) = core_budget_flags(load_run(fabricate.make_run(tmp_path, ways, repeats=2)))
+    assert sentence == (
+        "workload tiny: local intraop and local threads had 2 cores, local hybrid had 4 cores: "
+        "not the same budget"
+    )
+
+
+def test_more_nodes_are_no_other_budget(fabricate: ModuleType, tmp_path: Path) -> None:
+    two = dataclasses.replace(fabricate.MPI, nodes=2)
+    records = load_run(fabricate.make_run(tmp_path, [fabricate.INTRAOP, fabricate.MPI, two]))
+    assert core_budget_flags(records) == []
+
+
+def _threads(fabricate: ModuleType, root: Path, **changes: object) -> list[str]:
+    """What is said of a `threads` trial whose second replica thread had other than planned."""
+    run = fabricate.make_run(root, [fabricate.THREADS])
+    (files,) = (f for _, f in run.trials())
+    environment = files.rank(0).environment
+    workers = json.loads(environment.read_text())["workers"]
+    workers[1].update(changes)
+    fabricate.edit_json(environment, workers=workers)
+    return trial_flags(load_run(run)[0])
+
+
+def test_replica_threads_with_other_threads_or_cores_are_flagged(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    assert _threads(fabricate, tmp_path / "a", intraop_threads=2) == [
+        "planned 1 threads a replica in rank 0, its replicas had 1, 2"
+    ]
+    assert _threads(fabricate, tmp_path / "b", affinity=[0, 1]) == [
+        "planned 1 cores a replica in rank 0, its replicas could run on 1, 2"
+    ]
+    assert _threads(fabricate, tmp_path / "c", affinity=[0]) == [
+        "the replicas of rank 0 share cores that were planned for one each"
+    ]
+
+
+def test_a_replica_thread_that_said_nothing_is_flagged(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.THREADS])
+    (files,) = (f for _, f in run.trials())
+    fabricate.edit_json(files.rank(0).environment, workers=[])
+    assert "planned 2 replica threads in rank 0, 0 said what they had" in trial_flags(
+        load_run(run)[0]
     )

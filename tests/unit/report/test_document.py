@@ -85,7 +85,9 @@ def test_the_page_holds_the_papers_numbers_beside_ours(run: RunFiles, tmp_path: 
         for value in row.speedups.values():
             assert value is None or f" {value} " in page.words
     assert "mpi · mpi · processes 2\u00d71 was fastest" in page.words
-    assert "GPU, model parallel (table 2)" in page.words
+    for title in ("Table 1: data", "Table 2: model and hybrid", "Table 3: distributed"):
+        assert title in page.words
+    assert "not run here GPU, model parallel" in page.words
 
 
 def test_every_chart_has_its_data_and_its_place(run: RunFiles, tmp_path: Path) -> None:
@@ -93,8 +95,8 @@ def test_every_chart_has_its_data_and_its_place(run: RunFiles, tmp_path: Path) -
     places = [a["data-chart"] for _, a in page.tags if "data-chart" in a]
     data = {a["id"] for t, a in page.tags if t == "script" and "id" in a}
     assert set(places) == data
-    # 5 a workload; a pair for each of 16 trials
-    assert len(places) == 2 * 5 + 2 * 16
+    # 5 a workload, strategies over time; a pair for each of 16 trials
+    assert len(places) == 2 * 6 + 2 * 16
     for text in page.scripts[: len(places)]:
         assert {"data", "layout"} <= set(json.loads(text))
 
@@ -160,15 +162,64 @@ def test_stacked_bars_hold_every_ranks_phases(run: RunFiles) -> None:
     chart = json.loads(figures.rank_time_chart(comparison, "complex-small").json)
     labels = set(chart["data"][0]["y"])
     assert "mpi · mpi · processes 2\u00d71  r1" in labels
-    assert len(chart["data"]) == 11
+    assert len(chart["data"]) == 12
     assert len(labels) == 1 + 1 + 2 + 2
 
 
-def test_the_paper_row_follows_launcher_and_strategy(run: RunFiles) -> None:
-    rows = {r.launcher + r.local_strategy: r for r in compare_run(run).rows_of("simple-big")}
-    assert paper.paper_speedup(rows["mpiprocesses"]) == 26.62
-    assert paper.paper_speedup(rows["sparkprocesses"]) == 0.53
-    assert paper.paper_speedup(rows["localintraop"]) == 6.15
-    assert paper.paper_speedup(rows["localsequential"]) is None
-    tiny = dataclasses.replace(rows["mpiprocesses"], workload="tiny")
-    assert paper.paper_speedup(tiny) is None
+def test_the_paper_row_follows_launcher_and_strategy(fabricate: ModuleType, tmp_path: Path) -> None:
+    ways = [*fabricate.LOCAL_WAYS, fabricate.MPI, fabricate.SPARK]
+    ways += [dataclasses.replace(fabricate.THREADS, launcher="mpi")]
+    case = fabricate.Case(workload="simple-big", model="alexnet")
+    rows = compare_run(fabricate.make_run(tmp_path, ways, cases=[case])).rows
+    found = {(r.launcher, r.local_strategy): paper.paper_speedup(r) for r in rows}
+    assert found == {
+        ("local", "sequential"): None,
+        ("local", "intraop"): None,
+        ("local", "threads"): 6.15,
+        ("local", "processes"): 15.57,
+        ("local", "pipeline"): 8.01,
+        ("local", "hybrid"): 3.85,
+        ("mpi", "processes"): 26.62,
+        ("mpi", "threads"): None,
+        ("spark", "processes"): 0.53,
+    }
+    row = next(r for r in rows if r.launcher == "mpi" and r.local_strategy == "processes")
+    assert paper.paper_speedup(dataclasses.replace(row, device="cuda")) == 11.79
+    assert paper.paper_speedup(dataclasses.replace(row, workload="tiny")) is None
+
+
+def test_a_run_of_all_strategies_has_all_its_sections(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    ways = [*fabricate.LOCAL_WAYS]
+    ways += [dataclasses.replace(way, launcher="spark") for way in fabricate.LOCAL_WAYS]
+    page = _report(fabricate.make_run(tmp_path / "run", ways), tmp_path / "report.html")
+    anchors = {a.get("id") for tag, a in page.tags if tag == "h2"}
+    links = {(a.get("href") or "").removeprefix("#") for tag, a in page.tags if tag == "a"}
+    assert {"local", "pipelines", "local-global"} <= anchors
+    assert anchors == links
+    assert "11.1 %" in page.words  # the bubble in theory, 1 / 9
+    assert "is also the fastest under spark" in page.words
+    assert "waiting for neighbouring stages" in page.words
+    assert "0-1 (replicas: 0 | 1)" in page.words
+
+
+def test_sections_without_anything_to_show_are_left_out(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = fabricate.make_run(tmp_path / "run", [fabricate.SEQUENTIAL, fabricate.MPI])
+    page = _report(run, tmp_path / "report.html")
+    anchors = {a.get("id") for tag, a in page.tags if tag == "h2"}
+    assert not anchors & {"local", "pipelines", "local-global"}
+
+
+def test_colours_follow_the_strategy_where_there_are_too_many_ways(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    ways = [*fabricate.LOCAL_WAYS]
+    ways += [dataclasses.replace(way, launcher="spark") for way in fabricate.LOCAL_WAYS]
+    comparison = compare_run(fabricate.make_run(tmp_path, ways))
+    colours = figures.colours(comparison)
+    by_strategy = {r.local_strategy: colours[r.configuration] for r in comparison.rows}
+    assert len(set(by_strategy.values())) == 6
+    assert all(colours[r.configuration] == by_strategy[r.local_strategy] for r in comparison.rows)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from paceline.analysis.compare import compare_run
 from paceline.report.table import comparison_text, comparison_view
-from paceline.report.wording import number, short_name
+from paceline.report.wording import number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,11 +74,14 @@ def test_failed_trials_and_flags_are_shown(fabricate: ModuleType, tmp_path: Path
     assert "its ranks could run on 1 only" in text
 
 
-def test_names_say_what_sets_configurations_apart(comparison: Comparison) -> None:
-    row = next(r for r in comparison.rows if r.launcher == "mpi")
-    assert short_name(row) == "mpi · mpi · processes 2\u00d71"
-    wide = dataclasses.replace(row, nodes=3, ranks=6, precision="bf16", bucket_mb=4.0)
-    assert short_name(wide) == "mpi · mpi · processes 3\u00d72\u00d71 · bf16 · 4 MB buckets"
+def test_a_narrow_table_breaks_names_between_their_parts(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.PIPELINE])
+    lines = comparison_text(compare_run(run), 80).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("local · shared "))
+    assert lines[first + 1].startswith("  pipeline 2\u00d71 m8 ")
+    assert lines[first].rstrip().endswith("1049    ✓")  # peak memory, MiB
 
 
 @pytest.mark.parametrize(

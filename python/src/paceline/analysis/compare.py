@@ -20,7 +20,9 @@ from paceline.analysis.comparison import (
     UnfinishedTrial,
 )
 from paceline.analysis.identity import identity_of
+from paceline.analysis.local_global import relate
 from paceline.analysis.phases import STEP_PHASES, trial_phases
+from paceline.analysis.pipeline import trial_pipeline
 from paceline.analysis.reading import TrialRecord, load_manifest, load_run
 from paceline.analysis.rows import Measured, configuration_row
 from paceline.analysis.statistics import Interval, Series, ratio_interval, run_noise, series
@@ -31,7 +33,7 @@ from paceline.errors import NotComparable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from paceline.analysis.comparison import Row
+    from paceline.analysis.row import Row
     from paceline.records.layout import RunFiles, TrialFiles
 
 
@@ -66,6 +68,7 @@ def compare_run(run: RunFiles, *, require_baseline: bool = True) -> Comparison:
         best={p.workload: p.best for p in parts if p.best is not None},
         unfinished=tuple(unfinished),
         flags=tuple(_flags(finished, parts)),
+        local_global=tuple(found for part in parts for found in part.local_global),
         trials={name: found for part in parts for name, found in part.trials.items()},
         manifest=load_manifest(run),
     )
@@ -99,6 +102,7 @@ class _WorkloadPart:
             if ratio is not None and ratio.contains(1)
         ]
         self.best = self._best(ranked)
+        self.local_global = relate(workload, ranked, self._ratio)
 
     def _ratio(self, faster: str, slower: str) -> Interval | None:
         return ratio_interval(self._images[faster], self._images[slower], self._noise)
@@ -126,8 +130,8 @@ class _WorkloadPart:
 def largest_difference(faster: Row, slower: Row) -> Difference | None:
     """The step phase in which `faster` saves most; None where neither was measured.
 
-    A phase that only one of them has (communication) counts as 0 for the other: it spends no time
-    there.
+    A phase that only one of them has (communication, the bubble of a pipeline) counts as 0 for the
+    other: it spends no time there.
     """
     pairs = {
         name: (faster.step_phases_s.get(name) or 0.0, slower.step_phases_s.get(name) or 0.0)
@@ -165,6 +169,7 @@ def _analyse(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnalysis:
         steps=steps,
         phases=trial_phases(record),
         usage=trial_usage(record),
+        pipeline=trial_pipeline(record),
         identity=None if baseline is None else identity_of(record.files, baseline),
         images_per_s=series(steps.images_per_s(warmup), record.trial.id),
         step_s=series(steps.time_s[steps.steady(warmup)], record.trial.id),
@@ -217,6 +222,7 @@ def _flags(finished: Sequence[TrialRecord], parts: Sequence[_WorkloadPart]) -> l
         for sentence in resources.trial_flags(record)
     ]
     flags += resources.flags_between(finished)
+    flags += resources.core_budget_flags(finished)
     return list(dict.fromkeys(flags))
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.phases import PHASES, STEP_PHASES
+from paceline.analysis.statistics import interval_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.analysis.identity import Identity
-    from paceline.analysis.phases import Phases, RankPhases
+    from paceline.analysis.local_global import LocalGlobal
+    from paceline.analysis.phases import RankPhases
+    from paceline.analysis.pipeline import Pipeline
     from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.row import Row
     from paceline.analysis.statistics import Interval, Series
     from paceline.analysis.steps import GlobalSteps
     from paceline.analysis.usage import Usage
@@ -28,6 +31,7 @@ class TrialAnalysis:
     steps: GlobalSteps
     phases: list[RankPhases]
     usage: Usage
+    pipeline: Pipeline | None
     identity: Identity | None
     images_per_s: Series | None
     step_s: Series | None
@@ -36,94 +40,6 @@ class TrialAnalysis:
     @property
     def repeat(self) -> int:
         return self.record.trial.repeat
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One configuration: medians over its finished repeats. None is what was not measured."""
-
-    configuration: str
-    workload: str
-    launcher: str
-    transport: str
-    local_strategy: str
-    nodes: int
-    ranks: int
-    ranks_per_node: int
-    threads_per_rank: int
-    precision: str
-    memory_format: str
-    bucket_mb: float
-    global_batch: int
-    repeats: int
-    is_baseline: bool
-    images_per_s: Interval | None
-    step_s: Interval | None
-    speedup: Interval | None
-    efficiency: Interval | None
-    images: int | None  # trained on after the warm-up, all repeats
-    images_per_s_overall: float | None  # those over the time they took: a mean, stalls included
-    time_to_first_step_s: float | None
-    wall_s: float | None
-    phases_s: Phases
-    step_phases_s: Phases
-    other_parts_s: Phases  # the known parts of `other`
-    cpu_percent: float | None
-    iowait_percent: float | None
-    ram_percent_peak: float | None
-    threads_median: float | None
-    final_loss: float | None
-    identical: bool | None
-    max_abs_weight_diff: float | None
-    weights_sha256: str | None
-    notes: tuple[str, ...]
-
-    @property
-    def cores(self) -> int:
-        return self.ranks * self.threads_per_rank
-
-    @property
-    def ranked(self) -> bool:
-        """Whether its speed may be set against others': only the same training may."""
-        return self.identical is True and self.images_per_s is not None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "configuration": self.configuration,
-            "workload": self.workload,
-            "launcher": self.launcher,
-            "transport": self.transport,
-            "local_strategy": self.local_strategy,
-            "nodes": self.nodes,
-            "ranks": self.ranks,
-            "threads_per_rank": self.threads_per_rank,
-            "precision": self.precision,
-            "memory_format": self.memory_format,
-            "bucket_mb": self.bucket_mb,
-            "global_batch": self.global_batch,
-            "repeats": self.repeats,
-            "is_baseline": self.is_baseline,
-            "images_per_s": interval_json(self.images_per_s),
-            "step_s": interval_json(self.step_s),
-            "speedup": interval_json(self.speedup),
-            "efficiency": interval_json(self.efficiency),
-            "images": self.images,
-            "images_per_s_overall": self.images_per_s_overall,
-            "time_to_first_step_s": self.time_to_first_step_s,
-            "wall_s": self.wall_s,
-            "phases_s": {name: self.phases_s.get(name) for name in PHASES},
-            "step_phases_s": {name: self.step_phases_s.get(name) for name in STEP_PHASES},
-            "other_parts_s": dict(self.other_parts_s),
-            "cpu_percent": self.cpu_percent,
-            "iowait_percent": self.iowait_percent,
-            "ram_percent_peak": self.ram_percent_peak,
-            "threads_median": self.threads_median,
-            "final_loss": self.final_loss,
-            "identical": self.identical,
-            "max_abs_weight_diff": self.max_abs_weight_diff,
-            "weights_sha256": self.weights_sha256,
-            "notes": list(self.notes),
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +132,7 @@ class Comparison:
     best: Mapping[str, Best]  # by workload
     unfinished: tuple[UnfinishedTrial, ...]
     flags: tuple[str, ...]
+    local_global: tuple[LocalGlobal, ...]
     trials: Mapping[str, tuple[TrialAnalysis, ...]]  # by configuration, in order of repeat
     manifest: Mapping[str, Any]
 
@@ -240,8 +157,5 @@ class Comparison:
             "best": {workload: best.to_json() for workload, best in self.best.items()},
             "unfinished": [trial.to_json() for trial in self.unfinished],
             "flags": list(self.flags),
+            "local_global": [found.to_json() for found in self.local_global],
         }
-
-
-def interval_json(interval: Interval | None) -> dict[str, float] | None:
-    return None if interval is None else interval.to_json()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from paceline.analysis.ranks import stage_of
 from paceline.analysis.steps import rows_by_step
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ PHASES = (
     "data_wait",
     "forward",
     "backward",
+    "bubble",
     "comm_wait",
     "comm_transfer",
     "optimizer",
@@ -35,6 +37,7 @@ STEP_PHASES = (
     "data_wait",
     "forward",
     "backward",
+    "bubble",
     "comm_wait",
     "comm_transfer",
     "optimizer",
@@ -50,7 +53,7 @@ class RankPhases:
     """One rank's time in seconds.
 
     whole: by PHASES, adding up to `wall_s`; None where there is nothing to measure (communication
-    without peers, launch where the process's start is unknown).
+    without peers, the bubble without a pipeline, launch where the process's start is unknown).
     step: by STEP_PHASES, mean over the steps after the warm-up, adding up to the mean step.
     other_parts: the known parts of `other`.
     """
@@ -77,17 +80,20 @@ def communication_waits(record: TrialRecord) -> dict[int, dict[int, float]]:
     """For each rank and step, how much of `comm_s` was waiting for the slowest rank's gradients.
 
     That is from this rank's gradients being ready to the last rank's, on one clock, at most
-    `comm_s`; the rest is transfer. Steps without communication are left out.
+    `comm_s`; the rest is transfer. Of a pipeline, only ranks of one stage average with one another.
+    Steps without communication are left out.
     """
-    slowest: dict[int, float] = {}
+    stages = {rank.rank: stage_of(record.trial, rank) for rank in record.ranks}
+    slowest: dict[tuple[int, int], float] = {}
     for rank in record.ranks:
         for row in rank.steps:
             if row.comm_ready_unix_s is not None:
+                key = (stages[rank.rank], row.step)
                 ready = row.comm_ready_unix_s + rank.clock_offset_s
-                slowest[row.step] = max(slowest.get(row.step, ready), ready)
+                slowest[key] = max(slowest.get(key, ready), ready)
     return {
         rank.rank: {
-            row.step: _wait(row, slowest[row.step] - rank.clock_offset_s)
+            row.step: _wait(row, slowest[stages[rank.rank], row.step] - rank.clock_offset_s)
             for row in rank.steps
             if row.comm_s is not None and row.comm_ready_unix_s is not None
         }
@@ -165,15 +171,17 @@ def _span_s(rank: RankRecord, name: str) -> float | None:
 
 
 def _step_sums(rows: Sequence[StepRow], waits: Mapping[int, float]) -> Phases:
-    """Totals over `rows`; communication is None where there was none."""
+    """Totals over `rows`; bubble and communication are None where there was none."""
     if not rows:
         return dict.fromkeys(name for name in STEP_PHASES if name != "other")
     communicated = [(row.step, row.comm_s) for row in rows if row.comm_s is not None]
     wait = sum(waits.get(step, 0.0) for step, _ in communicated)
+    bubbles = [row.bubble_s for row in rows if row.bubble_s is not None]
     return {
         "data_wait": sum(row.data_wait_s for row in rows),
         "forward": sum(row.forward_s for row in rows),
         "backward": sum(row.backward_s for row in rows),
+        "bubble": sum(bubbles) if bubbles else None,
         "comm_wait": wait if communicated else None,
         "comm_transfer": sum(s for _, s in communicated) - wait if communicated else None,
         "optimizer": sum(row.optimizer_s for row in rows),

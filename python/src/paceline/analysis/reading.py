@@ -23,6 +23,7 @@ from paceline.records.rows import (
     SpanRow,
     StepRow,
     TrainingResult,
+    WorkerEnvironment,
 )
 
 if TYPE_CHECKING:
@@ -126,7 +127,12 @@ def read_trial(files: TrialFiles) -> Trial:
 
 def read_environment(files: RankFiles) -> RankEnvironment | None:
     """What a rank really had, if it got as far as saying so."""
-    return _document(files.environment, RankEnvironment)
+    path = files.environment
+    if not path.exists():
+        return None
+    fields = read_json(path)
+    workers = [_typed(worker, WorkerEnvironment, path) for worker in fields.get("workers", [])]
+    return _typed({**fields, "workers": workers}, RankEnvironment, path)
 
 
 def read_result(files: TrialFiles) -> TrainingResult | None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from paceline.analysis.reading import TrialRecord
-    from paceline.plan.trial import Placement
+    from paceline.plan.trial import Placement, Trial
     from paceline.records.rows import RankEnvironment
 
 # what ranks of one trial must share; the name reads within a sentence
@@ -44,16 +44,44 @@ def trial_flags(record: TrialRecord) -> list[str]:
 def flags_between(records: Sequence[TrialRecord]) -> list[str]:
     """Sentences on trials of one placement whose ranks had unequal resources.
 
-    One sentence for each placement and kind of resource, however many trials and workloads.
+    One sentence for each placement and kind of resource, however many trials and workloads. A rank
+    that shares its threads out to replicas is none of those that keep them for one.
     """
-    by_placement: dict[Placement, list[TrialRecord]] = defaultdict(list)
+    alike: dict[tuple[Placement, int], list[TrialRecord]] = defaultdict(list)
     for record in records:
-        by_placement[record.trial.placement].append(record)
+        alike[record.trial.placement, record.trial.thread_replicas].append(record)
     return [
         sentence
-        for placement, same in by_placement.items()
+        for (placement, _), same in alike.items()
         for sentence in _unequal_trials(placement, same)
     ]
+
+
+def core_budget_flags(records: Sequence[TrialRecord]) -> list[str]:
+    """Sentences on trials of a workload that were given different numbers of cores.
+
+    On one number of nodes: that two nodes have more cores than one is no surprise. `sequential`
+    uses one core a node by its definition, whatever the others get.
+    """
+    budgets: dict[tuple[str, int], dict[int, dict[str, None]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
+    for record in records:
+        trial = record.trial
+        if trial.local_strategy != "sequential":
+            place = trial.placement
+            found = budgets[trial.training.workload, place.nodes][place.cores]
+            found[f"{trial.launcher} {trial.local_strategy}"] = None
+    sentences = []
+    for (workload, nodes), by_cores in budgets.items():
+        if len(by_cores) > 1:
+            described = ", ".join(
+                f"{_and(list(ways))} had {cores} {'core' if cores == 1 else 'cores'}"
+                for cores, ways in sorted(by_cores.items())
+            )
+            where = "" if nodes == 1 else f" on {nodes} nodes"
+            sentences.append(f"workload {workload}{where}: {described}: not the same budget")
+    return sentences
 
 
 def _unequal_ranks(environments: list[RankEnvironment]) -> Iterator[str]:
@@ -71,10 +99,13 @@ def _unequal_ranks(environments: list[RankEnvironment]) -> Iterator[str]:
 
 def _other_than_planned(record: TrialRecord, environments: list[RankEnvironment]) -> Iterator[str]:
     place, training = record.trial.placement, record.trial.training
+    planned = record.trial.threads_per_worker
     threads = {e.intraop_threads for e in environments}
-    if threads != {place.threads_per_rank}:
+    if threads != {planned}:
         had = ", ".join(map(str, sorted(threads)))
-        yield f"planned {place.threads_per_rank} threads a rank, its ranks had {had}"
+        yield f"planned {planned} threads a rank, its ranks had {had}"
+    for environment in environments:
+        yield from _worker_faults(record.trial, environment)
     if len(environments) != place.ranks:
         yield f"planned {place.ranks} ranks, {len(environments)} said what they had"
     if {e.precision for e in environments} != {training.precision}:
@@ -95,6 +126,30 @@ def _other_than_planned(record: TrialRecord, environments: list[RankEnvironment]
             )
 
 
+def _worker_faults(trial: Trial, environment: RankEnvironment) -> Iterator[str]:
+    """Threads with replicas of their own: each has its own cores, a thread for each of them."""
+    if trial.thread_replicas == 1:
+        return
+    rank, workers, each = environment.rank, environment.workers, trial.threads_per_worker
+    if len(workers) != trial.thread_replicas:
+        yield (
+            f"planned {trial.thread_replicas} replica threads in rank {rank}, {len(workers)} said "
+            "what they had"
+        )
+    threads = {w.intraop_threads for w in workers}
+    if threads - {each}:
+        had = ", ".join(map(str, sorted(threads)))
+        yield f"planned {each} threads a replica in rank {rank}, its replicas had {had}"
+    if trial.placement.oversubscribe or trial.placement.core_budget is not None:
+        return
+    cores = {len(w.affinity) for w in workers}
+    if cores - {each}:
+        had = ", ".join(map(str, sorted(cores)))
+        yield f"planned {each} cores a replica in rank {rank}, its replicas could run on {had}"
+    elif len({core for w in workers for core in w.affinity}) < each * len(workers):
+        yield f"the replicas of rank {rank} share cores that were planned for one each"
+
+
 def _unequal_trials(placement: Placement, records: Sequence[TrialRecord]) -> Iterator[str]:
     for name, value in _SHARED.items():
         if name in _NOT_BETWEEN_TRIALS:
@@ -112,6 +167,10 @@ def _unequal_trials(placement: Placement, records: Sequence[TrialRecord]) -> Ite
                 f"trials of {placement.nodes} x {placement.ranks_per_node} ranks x "
                 f"{placement.threads_per_rank} threads had different {name}: {described}"
             )
+
+
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _listed(settings: dict[str, str]) -> str:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.analysis.comparison import Row
 from paceline.analysis.phases import mean_over_ranks, median_over_repeats
+from paceline.analysis.pipeline import median_pipeline
+from paceline.analysis.row import Row
 from paceline.analysis.statistics import (
     Interval,
     RunNoise,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from paceline.analysis.comparison import TrialAnalysis
     from paceline.analysis.phases import Phases, RankPhases
+    from paceline.analysis.usage import MemoryKind
 
 _SUPERLINEAR = 1.05  # efficiency above which a result asks for an explanation
 
@@ -46,6 +48,8 @@ def configuration_row(
     efficiency = None if speedup is None else speedup.scaled(1 / place.cores)
     images, overall = _overall(trials)
     hashes = [t.record.result.weights_sha256 for t in trials if t.record.result is not None]
+    memory, memory_kind = _memory_peak(trials)
+    split = trial.pipeline
     steps = {t.repeat: t.step_s for t in trials if t.step_s is not None}
     return Row(
         configuration=configuration,
@@ -57,6 +61,16 @@ def configuration_row(
         ranks=place.ranks,
         ranks_per_node=place.ranks_per_node,
         threads_per_rank=place.threads_per_rank,
+        replicas=trial.replicas,
+        replicas_per_node=trial.replicas_per_node,
+        stages=trial.stages,
+        micro_batches=None if split is None else split.micro_batches,
+        schedule=None if split is None else split.schedule,
+        balance=None if split is None else split.balance,
+        cuts=None if split is None else split.cuts,
+        reduction=trial.reduction,
+        device=trial.device,
+        cores=place.cores,
         precision=trial.training.precision,
         memory_format=trial.training.memory_format,
         bucket_mb=trial.bucket_mb,
@@ -76,8 +90,13 @@ def configuration_row(
         other_parts_s=_over_trials(trials, lambda rank: rank.other_parts),
         cpu_percent=_median(t.usage.cpu_percent for t in trials),
         iowait_percent=_median(t.usage.iowait_percent for t in trials),
+        ram_percent_mean=_median(t.usage.ram_percent_mean for t in trials),
         ram_percent_peak=_median(t.usage.ram_percent_peak for t in trials),
+        memory_peak_bytes=memory,
+        memory_peak_kind=memory_kind,
         threads_median=_median(t.usage.threads_median for t in trials),
+        threads_peak=_median(t.usage.threads_peak for t in trials),
+        pipeline=median_pipeline([t.pipeline for t in trials if t.pipeline is not None]),
         final_loss=_median(t.steps.final_loss for t in trials),
         identical=_identical(trials),
         max_abs_weight_diff=max(
@@ -116,6 +135,18 @@ def _overall(trials: Sequence[TrialAnalysis]) -> tuple[int | None, float | None]
         images += int(t.steps.samples[steady].sum())
         seconds += float(np.sum(t.steps.time_s[steady]))
     return (images, images / seconds) if images and seconds > 0 else (None, None)
+
+
+def _memory_peak(trials: Sequence[TrialAnalysis]) -> tuple[float | None, MemoryKind | None]:
+    """The median of one kind, proportional where any repeat has it: the two do not mix."""
+    kinds: tuple[MemoryKind, ...] = ("pss", "rss")
+    for kind in kinds:
+        found = _median(
+            t.usage.memory_peak_bytes for t in trials if t.usage.memory_peak_kind == kind
+        )
+        if found is not None:
+            return found, kind
+    return None, None
 
 
 def _identical(trials: Sequence[TrialAnalysis]) -> bool | None:

@@ -62,6 +62,10 @@ class Interval:
         return {"median": self.median, "low": self.low, "high": self.high}
 
 
+def interval_json(interval: Interval | None) -> dict[str, float] | None:
+    return None if interval is None else interval.to_json()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
     """One repeat's positive per-step values, reduced: logarithm of the median, and of resamples."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -12,20 +12,29 @@ if TYPE_CHECKING:
     from paceline.analysis.reading import HostTrace, RankRecord, TrialRecord
     from paceline.records.rows import HostSample
 
+MemoryKind = Literal["pss", "rss"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """One trial's use of its hosts during the `train` span; None where nothing was sampled.
 
     CPU and IOWait are means over time and hosts, percent of all of a host's cores; IOWait only of
-    ticks at which the kernel's counter is valid. RAM is the highest share of any host's. Threads
-    are those of the run, median over time, summed over hosts.
+    ticks at which the kernel's counter is valid. RAM is the mean over time and hosts, and the
+    highest share of any host's. Threads are those of the run, over time, summed over hosts.
+    memory_peak_bytes is of the trial's whole life, not only of the training: the most that its
+    processes held on each host, summed over hosts; as the proportional set size (`pss`, shared
+    memory counted once) of the ticks at which it was read, else as resident set size (`rss`).
     """
 
     cpu_percent: float | None
     iowait_percent: float | None
+    ram_percent_mean: float | None
     ram_percent_peak: float | None
+    memory_peak_bytes: int | None
+    memory_peak_kind: MemoryKind | None
     threads_median: float | None
+    threads_peak: float | None
     run_cpu_percent: float | None  # of one core, mean over time, summed over hosts
     sidecar_core_percent: float | None  # of one core, the dearest host's
     sidecar_rss_peak_bytes: int | None
@@ -35,13 +44,18 @@ def trial_usage(record: TrialRecord) -> Usage:
     """Summarise the traces of all hosts of a trial."""
     train = [(host, _during_training(host, record)) for host in record.hosts]
     sampled = [samples for _, samples in train if samples]
+    memory, kind = _memory_peak([h.samples for h in record.hosts if h.samples])
     return Usage(
         cpu_percent=_mean(_mean(busy_percent(s) for s in samples) for samples in sampled),
         iowait_percent=_mean(_mean(iowait_percent(s) for s in samples) for samples in sampled),
+        ram_percent_mean=_mean(_mean(ram_percent(s) for s in samples) for samples in sampled),
         ram_percent_peak=max(
             (ram_percent(s) for samples in sampled for s in samples), default=None
         ),
+        memory_peak_bytes=memory,
+        memory_peak_kind=kind,
         threads_median=_total(sampled, lambda s: median(x.run_threads for x in s)),
+        threads_peak=_total(sampled, lambda s: max(x.run_threads for x in s)),
         run_cpu_percent=_total(sampled, lambda s: _mean(x.run_cpu_percent for x in s)),
         sidecar_core_percent=max(
             (v for h in record.hosts if (v := _sidecar_percent(h)) is not None), default=None
@@ -95,6 +109,18 @@ def _during_training(trace: HostTrace, record: TrialRecord) -> list[HostSample]:
         return []
     # a tick tells of the time before it
     return [s for s in trace.samples if train[0] < s.unix_s <= train[1]]
+
+
+def _memory_peak(
+    hosts: Sequence[tuple[HostSample, ...]],
+) -> tuple[int | None, MemoryKind | None]:
+    """Hosts' peaks, summed; proportional only if every host has read it at least once."""
+    if not hosts:
+        return None, None
+    shares = [[s.run_pss_bytes for s in h if s.run_pss_bytes is not None] for h in hosts]
+    if all(shares):
+        return sum(max(host) for host in shares), "pss"
+    return sum(max(s.run_rss_bytes for s in host) for host in hosts), "rss"
 
 
 def _sidecar_percent(trace: HostTrace) -> float | None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files as package_files
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from paceline.analysis.compare import compare_run
 from paceline.analysis.phases import PHASES
 from paceline.records.files import write_text
-from paceline.report import figures, paper, sections, wording
+from paceline.report import figures, paper, sections, strategies, wording
+from paceline.report.labels import short_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,19 +60,27 @@ def write_report(run: RunFiles, out: Path) -> None:
 def render(comparison: Comparison) -> str:
     """The whole page as text."""
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=FunctionLoader(_template),
     )
     environment.filters.update(
         number=wording.number,
         percent=wording.percent,
+        mebibytes=wording.mebibytes,
         interval=wording.with_bounds,
     )
-    source = package_files("paceline.report").joinpath(_TEMPLATE).read_text("utf-8")
     book = ChartBook()
     context = _context(comparison, book)
-    return environment.from_string(source).render(
+    return environment.get_template(_TEMPLATE).render(
         **context, book=book, plotly=_script(figures.plotly_js())
     )
+
+
+def _template(name: str) -> str:
+    return package_files("paceline.report").joinpath(name).read_text("utf-8")
 
 
 def _context(comparison: Comparison, book: ChartBook) -> dict[str, Any]:
@@ -86,6 +96,9 @@ def _context(comparison: Comparison, book: ChartBook) -> dict[str, Any]:
         "workloads": [_workload(comparison, w, book) for w in comparison.workloads],
         "phases": [(p, wording.PHASE_WORDS[p], wording.PHASE_MEANINGS[p]) for p in PHASES],
         "shades": figures.shades(),
+        "node_local": strategies.node_local(comparison, book.add),
+        "pipelines": strategies.pipelines(comparison, book.add),
+        "local_global": strategies.local_global(comparison, book.add),
         "resources": _resources(comparison, book),
         "identity": sections.identity_rows(comparison),
         "environments": sections.environment_rows(comparison),
@@ -95,9 +108,10 @@ def _context(comparison: Comparison, book: ChartBook) -> dict[str, Any]:
         "sidecar": sections.sidecar_cost(comparison),
         "unfinished": comparison.unfinished,
         "flags": comparison.flags,
-        "short_name": wording.short_name,
+        "short_name": partial(short_name, among=comparison.rows),
+        "cut_words": strategies.cut_words,
+        "place_name": wording.place_name,
         "verdict_mark": wording.verdict_mark,
-        "tied_names": wording.tied_names,
         "not_measured": wording.NOT_MEASURED,
     }
 
@@ -108,6 +122,16 @@ def _workload(comparison: Comparison, workload: str, book: ChartBook) -> Mapping
     return {
         "name": workload,
         "rows": rows,
+        "notes": [(short_name(r, comparison.rows), note) for r in rows for note in r.notes],
+        "ties": [
+            (
+                short_name(comparison.row(tie.faster), comparison.rows),
+                short_name(comparison.row(tie.slower), comparison.rows),
+                tie.ratio,
+            )
+            for tie in comparison.ties
+            if tie.workload == workload
+        ],
         "speedup": book.add(figures.speedup_chart(comparison, workload)) if has_speedup else None,
         "rank_time": book.add(figures.rank_time_chart(comparison, workload)),
         "step_time": book.add(figures.step_time_chart(comparison, workload)),
@@ -131,7 +155,7 @@ def _resources(comparison: Comparison, book: ChartBook) -> list[dict[str, Any]]:
         ]
         sampled = [r for r in repeats if r["hosts"]]
         if sampled:
-            name = f"{row.workload}: {wording.short_name(row)}"
+            name = f"{row.workload}: {short_name(row, comparison.rows)}"
             found.append({"name": name, "row": row, "repeats": sampled})
     return found
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.report import wording
-from paceline.report.paper import PAPER_ROWS, USE_CASES, paper_row
+from paceline.report.labels import short_name
+from paceline.report.paper import PAPER_ROWS, TABLES, USE_CASES, PaperRow, paper_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from paceline.analysis.comparison import Comparison, Row, TrialAnalysis
+    from paceline.analysis.comparison import Comparison, TrialAnalysis
     from paceline.analysis.identity import Check
+    from paceline.analysis.row import Row
     from paceline.records.rows import RankEnvironment
 
 _CHECK_WORDS = {
@@ -26,45 +28,54 @@ _MARKS = {True: "✓", False: "✗", None: "?"}
 
 
 def paper_table(comparison: Comparison) -> dict[str, Any]:
-    """The paper's layout: technology by use case, ours beside the paper's.
+    """The paper's tables, ours beside the paper's lines; a line that we did not run stands alone.
 
-    {"use_cases": [...], "rows": [{"technology", "ours": bool, "cells": [(ours, paper)]}]}
-    The paper's lines that nothing of ours corresponds to come last.
+    {"use_cases": [...], "groups": [{"title", "rows": [{"technology", "paper", "cells"}]}]}, where
+    cells are (our row, the paper's speedup) by use case. What the paper has not comes last.
     """
     cases = [*USE_CASES, *(w for w in comparison.workloads if w not in USE_CASES)]
-    by_way: dict[str, dict[str, Row]] = {}
+    ours: dict[str | None, dict[str, dict[str, Row]]] = {}
     for row in comparison.rows:
         if not row.is_baseline:
-            by_way.setdefault(wording.short_name(row), {})[row.workload] = row
-    rows = []
-    matched = set()
-    for way, by_workload in by_way.items():
-        paper = paper_row(next(iter(by_workload.values())))
-        if paper is not None:
-            matched.add(paper.technology)
-        rows.append(
-            {
-                "technology": way,
-                "paper": None if paper is None else f"{paper.technology} (table {paper.table})",
-                "cells": [
-                    (
-                        by_workload.get(case),
-                        None if paper is None else paper.speedups.get(case),
-                    )
-                    for case in cases
-                ],
-            }
-        )
-    rows += [
+            paper = paper_row(row)
+            ways = ours.setdefault(None if paper is None else paper.technology, {})
+            ways.setdefault(short_name(row, comparison.rows), {})[row.workload] = row
+    groups = [
         {
-            "technology": None,
-            "paper": f"{p.technology} (table {p.table})",
-            "cells": [(None, p.speedups.get(case)) for case in cases],
+            "title": f"Table {table}: {title}",
+            "rows": [
+                line
+                for paper in PAPER_ROWS
+                if paper.table == table
+                for line in _paper_lines(paper, ours.get(paper.technology, {}), cases)
+            ],
         }
-        for p in PAPER_ROWS
-        if p.technology not in matched
+        for table, title in TABLES.items()
     ]
-    return {"use_cases": cases, "rows": rows}
+    rest = _paper_lines(None, ours.get(None, {}), cases)
+    if rest:
+        groups.append({"title": "Not in the paper", "rows": rest})
+    return {"use_cases": cases, "groups": groups}
+
+
+def _paper_lines(
+    paper: PaperRow | None, ways: Mapping[str, Mapping[str, Row]], cases: list[str]
+) -> list[dict[str, Any]]:
+    """A line for each of our ways; one without ours if there are none but the paper has one."""
+    found: list[tuple[str | None, Mapping[str, Row]]] = list(ways.items())
+    if not found and paper is not None:
+        found = [(None, {})]
+    return [
+        {
+            "technology": way,
+            "paper": None if paper is None else paper.technology,
+            "cells": [
+                (by_workload.get(case), None if paper is None else paper.speedups.get(case))
+                for case in cases
+            ],
+        }
+        for way, by_workload in found
+    ]
 
 
 def identity_rows(comparison: Comparison) -> list[dict[str, Any]]:
@@ -79,7 +90,7 @@ def identity_rows(comparison: Comparison) -> list[dict[str, Any]]:
         found.append(
             {
                 "row": row,
-                "name": f"{row.workload}: {wording.short_name(row)}",
+                "name": f"{row.workload}: {short_name(row, comparison.rows)}",
                 "arithmetic": identities[0].arithmetic,
                 "baseline": identities[0].baseline_id,
                 "checks": [_check_cells(check) for check in checks],
@@ -107,9 +118,9 @@ def environment_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """What each rank of each configuration's first repeat really had."""
     return [
         {
-            "name": f"{row.workload}: {wording.short_name(row)}" if number == 0 else "",
+            "name": f"{row.workload}: {short_name(row, comparison.rows)}" if number == 0 else "",
             "environment": environment,
-            "affinity": _ranges(environment.affinity),
+            "affinity": _affinity(environment),
             "omp": _settings(environment.omp_environment),
             "limits": _limits(environment),
         }
@@ -214,6 +225,17 @@ def _limits(environment: RankEnvironment) -> str:
     if environment.cgroup_memory_limit_bytes is not None:
         parts.append(f"{environment.cgroup_memory_limit_bytes / 2**30:.1f} GiB")
     return ", ".join(parts) or "none"
+
+
+def _affinity(environment: RankEnvironment) -> str:
+    """The rank's cores; of replica threads each one's own, which need not be its main thread's."""
+    cores = _ranges(environment.affinity)
+    if environment.workers:
+        each = " | ".join(_ranges(w.affinity) for w in environment.workers)
+        cores += f" (replicas: {each})"
+    if environment.numa_nodes:
+        cores += f", NUMA {_ranges(environment.numa_nodes)}"
+    return cores
 
 
 def _ranges(cores: list[int]) -> str:

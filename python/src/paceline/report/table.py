@@ -10,23 +10,26 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from paceline.report.labels import SEPARATOR, short_name
 from paceline.report.wording import (
     DASH,
     NOT_MEASURED,
     bounds,
     headline,
+    mebibytes,
     number,
     percent,
-    short_name,
     verdict_mark,
 )
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from paceline.analysis.comparison import Comparison, Row
+    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.row import Row
 
 _WIDE = 104  # columns from which the speedup's interval stands beside it, not below
+_NAME_WIDTH = 27  # of a narrow table; longer names go on in the line that the interval is in
 _MARK_STYLES = {"✓": "green", "✗": "bold red", "?": "yellow"}
 
 
@@ -61,15 +64,16 @@ def workload_table(comparison: Comparison, workload: str, width: int) -> Table:
         padding=(0, 2, 0, 0) if wide else (0, 1, 0, 0),
         header_style="dim",
     )
-    table.add_column("\nconfiguration", no_wrap=wide, min_width=18)
+    table.add_column("\nconfiguration", no_wrap=wide, min_width=None if wide else _NAME_WIDTH)
     # the interval of a narrow table stands in a second line
     for name in ("speedup\n(95 %)", "effi-\nciency", "images\n/s", "s per\nstep"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ("1st step\nafter s", "CPU\n%", "same"):
+    for name in ("first\nstep s", "CPU\n%", "peak\nMiB", "same"):
         table.add_column(name, justify="right", no_wrap=True)
     marks = tie_marks(comparison, workload)
     for row in comparison.rows_of(workload):
-        table.add_row(*_cells(row, wide, marks.get(row.configuration, "")))
+        name = short_name(row, comparison.rows)
+        table.add_row(*_cells(row, name, wide, marks.get(row.configuration, "")))
     return table
 
 
@@ -89,21 +93,34 @@ def _title(comparison: Comparison, workload: str) -> str:
     return f"{workload} · global batch {row.global_batch} · {counted} {word}"
 
 
-def _cells(row: Row, wide: bool, tie: str) -> list[RenderableType]:
+def _cells(row: Row, name: str, wide: bool, tie: str) -> list[RenderableType]:
     mark = verdict_mark(row)
-    name = Text(short_name(row), style="" if row.ranked else "dim")
+    shown = Text(name if wide else _folded(name), style="" if row.ranked else "dim")
     if row.is_baseline:
-        name.append(" (baseline)" if wide else " (base)", style="dim")
+        shown.append(" (baseline)" if wide else " (base)", style="dim")
     return [
-        name,
+        shown,
         _speedup(row, wide, tie),
         NOT_MEASURED if row.efficiency is None else f"{row.efficiency.median:.2f}",
         number(None if row.images_per_s is None else row.images_per_s.median),
         number(None if row.step_s is None else row.step_s.median),
         number(row.time_to_first_step_s),
         percent(row.cpu_percent),
+        mebibytes(row.memory_peak_bytes),
         Text(mark, style=_MARK_STYLES[mark]),
     ]
+
+
+def _folded(name: str) -> str:
+    """In lines of a narrow table's width, broken between the name's parts only."""
+    lines = [""]
+    for part in name.split(SEPARATOR):
+        longer = f"{lines[-1]}{SEPARATOR}{part}" if lines[-1] else part
+        if len(longer) <= _NAME_WIDTH:
+            lines[-1] = longer
+        else:
+            lines.append(f"  {part}")
+    return "\n".join(lines)
 
 
 def _speedup(row: Row, wide: bool, tie: str) -> Text:
@@ -120,12 +137,11 @@ def _footnotes(comparison: Comparison) -> list[RenderableType]:
     lines: list[Text] = []
     if any(comparison.best[w].tied_with for w in comparison.best):
         lines.append(Text("= fastest, and tied: the 95 % interval of the ratio holds 1"))
-    lines += [
-        Text(f"{verdict_mark(row)} {row.workload}: {short_name(row)} is not ranked: {note}")
-        for row in comparison.rows
-        if not row.ranked
-        for note in (row.notes[:1] or ("no baseline to check it against",))
-    ]
+    for row in comparison.rows:
+        if not row.ranked:
+            name = f"{row.workload}: {short_name(row, comparison.rows)}"
+            notes = row.notes[:1] or ("no baseline to check it against",)
+            lines += [Text(f"{verdict_mark(row)} {name} is not ranked: {note}") for note in notes]
     one_repeat = [row for row in comparison.rows if row.repeats == 1]
     if one_repeat:
         lines.append(

@@ -1,4 +1,4 @@
-"""The words of the report: names, numbers with their intervals, and the sentence on each workload.
+"""The words of the report: phases, numbers with their intervals, and the sentence on each workload.
 
 Used by the table and the document alike, so that both say the same.
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline.report.labels import short_name
+
 if TYPE_CHECKING:
-    from paceline.analysis.comparison import Best, Comparison, Row
+    from paceline.analysis.comparison import Best, Comparison
+    from paceline.analysis.row import Row
     from paceline.analysis.statistics import Interval
 
-DASH, TIMES = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
+DASH = "\N{EN DASH}"
 NOT_MEASURED = DASH
 
 PHASE_WORDS = {
@@ -21,6 +24,7 @@ PHASE_WORDS = {
     "data_wait": "waiting for data",
     "forward": "forward",
     "backward": "backward",
+    "bubble": "waiting for neighbouring stages",
     "comm_wait": "waiting for the slowest rank",
     "comm_transfer": "transfer of gradients",
     "optimizer": "optimiser",
@@ -35,40 +39,13 @@ PHASE_MEANINGS = {
     "data_wait": "a step waiting for its batch",
     "forward": "forward pass and loss",
     "backward": "backward pass, to this rank's last gradient",
+    "bubble": "a stage of a pipeline waiting for its neighbours between its passes",
     "comm_wait": "from this rank's last gradient to the slowest rank's",
     "comm_transfer": "the rest of the exposed communication",
     "optimizer": "the optimiser's step",
     "other": "rendezvous, building the model, writing results, and what no other phase claims",
     "teardown": "from the rank's last work to the launcher's exit",
 }
-
-
-def short_name(row: Row) -> str:
-    """`mpi · mpi · processes 2x1`: launcher, transport, local strategy, ranks x threads a rank.
-
-    Several nodes stand before the ranks of each: `2x4x1`.
-    """
-    parts = [row.launcher]
-    if row.transport != "none":
-        parts.append(row.transport)
-    strategy = row.local_strategy
-    if row.cores > 1:
-        nodes = f"{row.nodes}{TIMES}" if row.nodes > 1 else ""
-        strategy += f" {nodes}{row.ranks_per_node}{TIMES}{row.threads_per_rank}"
-    parts.append(strategy)
-    return " · ".join([*parts, *_unusual(row)])
-
-
-def _unusual(row: Row) -> list[str]:
-    """What sets a configuration apart beyond launcher, transport, strategy and placement."""
-    found = []
-    if row.precision != "fp32":
-        found.append(row.precision)
-    if row.memory_format != "contiguous":
-        found.append(row.memory_format)
-    if row.bucket_mb != 25:
-        found.append(f"{row.bucket_mb:g} MB buckets")
-    return found
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -93,6 +70,11 @@ def percent(value: float | None) -> str:
     return NOT_MEASURED if value is None else f"{value:.0f}"
 
 
+def mebibytes(value: float | None) -> str:
+    """Bytes in MiB; GiB would need digits after the point that MiB says without."""
+    return NOT_MEASURED if value is None else f"{value / 2**20:.0f}"
+
+
 def bounds(interval: Interval) -> str:
     return f"{interval.low:.2f}{DASH}{interval.high:.2f}"
 
@@ -102,6 +84,11 @@ def with_bounds(interval: Interval | None) -> str:
     if interval is None:
         return NOT_MEASURED
     return f"{interval.median:.2f} ({bounds(interval)})"
+
+
+def place_name(launcher: str, nodes: int) -> str:
+    """`mpi`, or `mpi on 2 nodes`."""
+    return launcher if nodes == 1 else f"{launcher} on {nodes} nodes"
 
 
 def verdict_mark(row: Row) -> str:
@@ -119,16 +106,17 @@ def headline(comparison: Comparison, workload: str) -> str:
         )
     row = comparison.row(best.configuration)
     if len([r for r in comparison.rows_of(workload) if r.ranked]) == 1:
-        return f"{workload}: only {short_name(row)} was measured, so there is nothing to compare."
+        name = short_name(row, comparison.rows)
+        return f"{workload}: only {name} was measured, so there is nothing to compare."
     return f"{workload}: " + " ".join([_fastest(comparison, best), *_behind(comparison, best)])
 
 
 def _fastest(comparison: Comparison, best: Best) -> str:
-    name = short_name(comparison.row(best.configuration))
+    name = short_name(comparison.row(best.configuration), comparison.rows)
     if not best.tied_with:
         return f"{name} was fastest{_times_baseline(comparison, best)}."
-    names = [short_name(comparison.row(c)) for c in best.tied_with]
-    return f"a tie between {name}{_times_baseline(comparison, best)} and {_listed(names)}."
+    names = [short_name(comparison.row(c), comparison.rows) for c in best.tied_with]
+    return f"a tie between {name}{_times_baseline(comparison, best)} and {listed(names)}."
 
 
 def _times_baseline(comparison: Comparison, best: Best) -> str:
@@ -143,7 +131,7 @@ def _times_baseline(comparison: Comparison, best: Best) -> str:
 def _behind(comparison: Comparison, best: Best) -> list[str]:
     if best.runner_up is None or best.over_runner_up is None:
         return []
-    name = short_name(comparison.row(best.runner_up))
+    name = short_name(comparison.row(best.runner_up), comparison.rows)
     ratio = best.over_runner_up
     next_one = f"The next, {name}, took {ratio.median:.2f} times as long ({bounds(ratio)})"
     if best.reason is None:
@@ -159,16 +147,5 @@ def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.0f} ms" if seconds >= 0.01 else f"{1000 * seconds:.1f} ms"
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def tied_names(comparison: Comparison, row: Row) -> list[str]:
-    """Configurations that `row` is tied with, by their short names."""
-    return [
-        short_name(comparison.row(other))
-        for tie in comparison.ties
-        if row.configuration in (tie.faster, tie.slower)
-        for other in (tie.faster, tie.slower)
-        if other != row.configuration
-    ]

@@ -1,0 +1,188 @@
+"""What a pipeline's stages did: computing, waiting for neighbours, and what crossed the cuts.
+
+The bubble of a stage in a step is the share of its gradient computation in which it waited for a
+neighbour: bubble / (forward + backward + bubble). No stage waits for the others at the end of a
+step: it starts on the next one, and what it then waits for its first micro-batch is that step's
+bubble, so nothing that a stage idles is left out. The measured bubble of a trial is the mean over
+its stages (and replicas), then the median over the steps after the warm-up, then over repeats.
+Beside it stands (s - 1) / (m + s - 1), which holds for both schedules if all stages and
+micro-batches take the same time and moving data takes none (Huang et al., GPipe, NeurIPS 2019,
+section 2.3; Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021,
+section 2.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.analysis.ranks import stage_of
+from paceline.analysis.steps import common_steps, rows_by_step
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from paceline.analysis.reading import TrialRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """One stage's median step in seconds; the mean over replicas where there are several."""
+
+    stage: int
+    forward_s: float
+    backward_s: float
+    bubble_s: float
+    busy_share: float  # (forward + backward) / (forward + backward + bubble)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "stage": self.stage,
+            "forward_s": self.forward_s,
+            "backward_s": self.backward_s,
+            "bubble_s": self.bubble_s,
+            "busy_share": self.busy_share,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Where the model is cut, and the bytes that cross there in a step of one replica."""
+
+    before: str  # the first layer after the cut
+    bytes_forward: float | None
+    bytes_backward: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "before": self.before,
+            "bytes_forward": self.bytes_forward,
+            "bytes_backward": self.bytes_backward,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """How a pipeline used its time: of one trial, or the medians of its repeats."""
+
+    stages: tuple[StageTimes, ...]  # in order; empty where no step was measured
+    bubble_measured: float | None
+    bubble_theoretical: float
+    cuts: tuple[Cut, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "stages": [stage.to_json() for stage in self.stages],
+            "bubble_measured": self.bubble_measured,
+            "bubble_theoretical": self.bubble_theoretical,
+            "cuts": [cut.to_json() for cut in self.cuts],
+        }
+
+
+def theoretical_bubble(stages: int, micro_batches: int) -> float:
+    """Idle share of a pipeline whose stages and micro-batches all take the same time."""
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+def trial_pipeline(record: TrialRecord) -> Pipeline | None:
+    """The pipeline of one trial; None if it has none."""
+    settings = record.trial.pipeline
+    if settings is None:
+        return None
+    warmup = record.trial.training.warmup_steps
+    steps = [step for step in common_steps(record) if step >= warmup]
+    times = _times(record, steps)
+    busy = _share(times[:, :, 0] + times[:, :, 1], times.sum(axis=2))
+    stages = np.array([stage_of(record.trial, rank) for rank in record.ranks], dtype=np.int64)
+    return Pipeline(
+        stages=tuple(
+            _stage(stage, times[stages == stage], busy[stages == stage])
+            for stage in range(settings.stages)
+            if len(steps) and (stages == stage).any()
+        ),
+        bubble_measured=1 - float(np.median(busy.mean(axis=0))) if busy.size else None,
+        bubble_theoretical=theoretical_bubble(settings.stages, settings.micro_batches),
+        cuts=_cuts({} if record.result is None else record.result.communication),
+    )
+
+
+def median_pipeline(repeats: Sequence[Pipeline]) -> Pipeline | None:
+    """The medians over the repeats of a configuration; None without any.
+
+    The cuts are the first repeat's: where they are chosen by profiling, repeats may differ.
+    """
+    if not repeats:
+        return None
+    measured = [p.bubble_measured for p in repeats if p.bubble_measured is not None]
+    by_stage: dict[int, list[StageTimes]] = {}
+    for repeat in repeats:
+        for stage in repeat.stages:
+            by_stage.setdefault(stage.stage, []).append(stage)
+    return Pipeline(
+        stages=tuple(_median_stage(stage, found) for stage, found in sorted(by_stage.items())),
+        bubble_measured=median(measured) if measured else None,
+        bubble_theoretical=repeats[0].bubble_theoretical,
+        cuts=repeats[0].cuts,
+    )
+
+
+def _times(record: TrialRecord, steps: Sequence[int]) -> NDArray[np.float64]:
+    """Forward, backward and bubble, seconds, shape (ranks, steps, 3)."""
+    times = np.zeros((len(record.ranks), len(steps), 3))
+    for i, rank in enumerate(record.ranks):
+        rows = rows_by_step(rank)
+        for j, step in enumerate(steps):
+            row = rows[step]
+            times[i, j] = (row.forward_s, row.backward_s, row.bubble_s or 0.0)
+    return times
+
+
+def _share(part: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
+    """part / whole, 0 where there was nothing to do."""
+    shares: NDArray[np.float64] = np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
+    return shares
+
+
+def _stage(stage: int, times: NDArray[np.float64], busy: NDArray[np.float64]) -> StageTimes:
+    """times: shape (replicas, steps, 3); busy: shape (replicas, steps)."""
+    forward, backward, bubble = np.median(times.mean(axis=0), axis=0).tolist()
+    return StageTimes(
+        stage=stage,
+        forward_s=forward,
+        backward_s=backward,
+        bubble_s=bubble,
+        busy_share=float(np.median(busy.mean(axis=0))),
+    )
+
+
+def _median_stage(stage: int, found: Sequence[StageTimes]) -> StageTimes:
+    return StageTimes(
+        stage=stage,
+        forward_s=median(s.forward_s for s in found),
+        backward_s=median(s.backward_s for s in found),
+        bubble_s=median(s.bubble_s for s in found),
+        busy_share=median(s.busy_share for s in found),
+    )
+
+
+def _cuts(said: Mapping[str, Any]) -> tuple[Cut, ...]:
+    """What the strategy left in `result.json`; layers without a name go by their number."""
+    layers = said.get("cut_before") or said.get("cuts") or ()
+    forward = _each(said.get("bytes_forward"), len(layers))
+    backward = _each(said.get("bytes_backward"), len(layers))
+    return tuple(
+        Cut(before=str(layer), bytes_forward=there, bytes_backward=back)
+        for layer, there, back in zip(layers, forward, backward, strict=True)
+    )
+
+
+def _each(values: Any, cuts: int) -> list[float | None]:
+    """One number for each cut; None for all where the list does not fit the cuts."""
+    if not isinstance(values, list) or len(values) != cuts:
+        return [None] * cuts
+    return [float(v) for v in values]

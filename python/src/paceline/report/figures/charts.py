@@ -1,0 +1,117 @@
+"""What all figures share: colours, layout, curves, and Plotly's library.
+
+Colours are those of Okabe and Ito (Color Universal Design, 2008), which people with any kind of
+colour blindness can tell apart; a configuration has one colour in every figure. Text and grid
+colours are left to the page, which knows whether it is light or dark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from paceline.spec.values import LocalStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from paceline.analysis.comparison import Comparison, TrialAnalysis
+    from paceline.analysis.row import Row
+
+_POINTS = 600  # of a curve: more cannot be seen, and would make the page heavy
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B8A900", "#999999")
+BLUE, GREEN, ORANGE, RED = PALETTE[0], PALETTE[2], PALETTE[1], PALETTE[4]
+GREY = "#888888"
+PHASE_COLOURS = {
+    "launch": "#6E6E6E",
+    "imports": "#9C8F7A",
+    "data_load": "#C9B458",
+    "data_wait": "#F0E442",
+    "forward": "#56B4E9",
+    "backward": "#0072B2",
+    "bubble": "#CC79A7",
+    "comm_wait": "#E69F00",
+    "comm_transfer": "#D55E00",
+    "optimizer": "#009E73",
+    "other": "#C8C8C8",
+    "teardown": "#3F3F3F",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A figure for the page: Plotly's JSON, its height in pixels, and what it shows in words."""
+
+    json: str
+    height_px: int
+    title: str
+    caption: str
+
+
+def plotly_js() -> str:
+    """Plotly's library, to be put into the page once (MIT licence, stated in its text)."""
+    script: str = get_plotlyjs()
+    return script
+
+
+def colours(comparison: Comparison) -> dict[str, str]:
+    """A colour for each configuration, the same for its way of running in every workload.
+
+    Where there are more ways than colours, one for each local strategy.
+    """
+    ways = sorted({_way(row) for row in comparison.rows})
+    if len(ways) <= len(PALETTE):
+        by_way = dict(zip(ways, PALETTE, strict=False))
+        return {row.configuration: by_way[_way(row)] for row in comparison.rows}
+    by_strategy = dict(zip(get_args(LocalStrategy), PALETTE, strict=False))
+    return {row.configuration: by_strategy[row.local_strategy] for row in comparison.rows}
+
+
+def chart(
+    figure: go.Figure,
+    *,
+    title: str,
+    caption: str,
+    height_px: int,
+    legend: bool = False,
+    right: int = 24,
+) -> Chart:
+    layout: dict[str, Any] = {
+        "template": "none",
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 60, "r": right, "t": 12, "b": 48},
+        "font": {"family": "system-ui, sans-serif", "size": 12},
+        "showlegend": legend,
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+        "hovermode": "closest",
+    }
+    figure.update_layout(**layout)
+    figure.update_xaxes(automargin=True, zeroline=False)
+    figure.update_yaxes(automargin=True, zeroline=False)
+    return Chart(json=figure.to_json(), height_px=height_px, title=title, caption=caption)
+
+
+def first_repeats(comparison: Comparison, workload: str) -> list[tuple[Row, TrialAnalysis]]:
+    return [(row, comparison.trials[row.configuration][0]) for row in comparison.rows_of(workload)]
+
+
+def curve(values: Iterable[float | None]) -> NDArray[np.float32]:
+    """A curve's values with gaps where nothing was measured."""
+    return thinned(np.array([np.nan if v is None else v for v in values], dtype=np.float32))
+
+
+def thinned(values: NDArray[Any]) -> NDArray[np.float32]:
+    """At most _POINTS evenly spaced values, in single precision."""
+    stride = -(-len(values) // _POINTS) or 1
+    return values[::stride].astype(np.float32)
+
+
+def _way(row: Row) -> str:
+    return row.configuration.removeprefix(f"{row.workload}.")

@@ -1,0 +1,213 @@
+"""Figures of node-local strategies: their use of a node over time, their stages, and what the
+choice between them does to the speed under other launchers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from paceline.analysis.usage import busy_percent, ram_percent
+from paceline.report.figures.charts import (
+    GREY,
+    PALETTE,
+    PHASE_COLOURS,
+    chart,
+    colours,
+    curve,
+    thinned,
+)
+from paceline.report.figures.usage import time_zero
+from paceline.report.labels import local_name, short_name, strategy_name
+from paceline.report.wording import DASH, bounds, place_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.local_global import Elsewhere, LocalGlobal, StrategyLine
+    from paceline.analysis.reading import HostTrace
+    from paceline.analysis.row import Row
+    from paceline.analysis.statistics import Interval
+    from paceline.records.rows import HostSample
+    from paceline.report.figures.charts import Chart
+
+_USES: tuple[tuple[str, Callable[[HostSample], float | None]], ...] = (
+    ("CPU, %", busy_percent),
+    ("RAM, %", ram_percent),
+    ("threads", lambda sample: sample.run_threads),
+)
+_DASHES = ("solid", "dash", "dot", "dashdot")
+_SYMBOLS = ("circle", "diamond", "triangle-up", "star", "cross", "x")
+
+
+def local_use_chart(comparison: Comparison, workload: str, rows: Sequence[Row]) -> Chart | None:
+    """CPU, RAM and threads over time, a curve for each strategy; None where nothing was sampled.
+
+    rows: of launcher `local`. This is figure 2 of the paper, with all strategies in one place.
+    """
+    palette = colours(comparison)
+    figure = make_subplots(rows=len(_USES), cols=1, shared_xaxes=True, vertical_spacing=0.05)
+    drawn: list[str] = []  # colours; what shares one is told apart by its dashes
+    for row in rows:
+        trial = comparison.trials[row.configuration][0]
+        host: HostTrace | None = next((h for h in trial.record.hosts if h.samples), None)
+        if host is None:
+            continue
+        colour = palette[row.configuration]
+        dash = _DASHES[drawn.count(colour) % len(_DASHES)]
+        drawn.append(colour)
+        start = time_zero(trial.record, host)
+        time = thinned(np.array([s.unix_s - start for s in host.samples]))
+        for number, (_, value) in enumerate(_USES, start=1):
+            figure.add_scatter(
+                x=time,
+                y=curve([value(s) for s in host.samples]),
+                name=local_name(row, comparison.rows),
+                legendgroup=row.configuration,
+                showlegend=number == 1,
+                mode="lines",
+                line={"color": colour, "dash": dash, "width": 1.5},
+                row=number,
+                col=1,
+            )
+    if not drawn:
+        return None
+    for number, (title, _) in enumerate(_USES, start=1):
+        figure.update_yaxes(title_text=title, rangemode="tozero", nticks=5, row=number, col=1)
+    figure.update_xaxes(rangemode="tozero")
+    figure.update_xaxes(title_text="seconds since the launch command", row=len(_USES), col=1)
+    return chart(
+        figure,
+        title=f"CPU, RAM and threads over time, {workload}",
+        caption="First repeat of each strategy under launcher local. CPU and RAM are the host's, "
+        "threads the run's.",
+        height_px=440 + 10 * len(drawn),
+        legend=True,
+    )
+
+
+def stage_chart(comparison: Comparison, workload: str, rows: Sequence[Row]) -> Chart:
+    """A median step of every stage of every pipeline: computing, and waiting for neighbours."""
+    figure = go.Figure()
+    bars = [
+        (f"{short_name(row, comparison.rows)}  stage {stage.stage}", stage)
+        for row in rows
+        if row.pipeline is not None
+        for stage in row.pipeline.stages
+    ][::-1]
+    parts = (
+        ("forward", PHASE_COLOURS["forward"], [s.forward_s for _, s in bars]),
+        ("backward", PHASE_COLOURS["backward"], [s.backward_s for _, s in bars]),
+        ("bubble", PHASE_COLOURS["bubble"], [s.bubble_s for _, s in bars]),
+    )
+    for name, colour, seconds in parts:
+        figure.add_bar(
+            orientation="h",
+            y=[label for label, _ in bars],
+            x=[1000 * s for s in seconds],
+            name=name,
+            marker={"color": colour, "line": {"width": 0}},
+            hovertemplate="%{y}<br>" + name + " %{x:.4g} ms<extra></extra>",
+        )
+    figure.update_layout(barmode="stack", bargap=0.25)
+    figure.update_xaxes(title="milliseconds of a step, median after the warm-up")
+    return chart(
+        figure,
+        title=f"Stages, {workload}",
+        caption="One bar a stage: computing, and waiting for its neighbours (bubble). Stages that "
+        "compute for unequal times have unequal work: the cut could lie better.",
+        height_px=150 + 26 * len(bars),
+        legend=True,
+    )
+
+
+def local_global_chart(comparison: Comparison, found: LocalGlobal) -> Chart:
+    """Speedup of each strategy alone against its speedup under other launchers."""
+    palette = _strategy_colours(comparison, found)
+    names = {
+        line.configuration: strategy_name(comparison.row(line.configuration), comparison.rows)
+        for line in found.lines
+        if line.elsewhere
+    }
+    figure = go.Figure()
+    most = 0.0
+    for number, relation in enumerate(found.relations):
+        place = (relation.launcher, relation.nodes)
+        pairs = [(li, e) for li in found.lines if (e := li.under(*place)) is not None]
+        most = max([most, *(max(li.speedup.high, e.speedup.high) for li, e in pairs)])
+        symbol = _SYMBOLS[number % len(_SYMBOLS)]
+        _legend_entry(figure, f"under {place_name(*place)}", symbol, GREY)
+        figure.add_scatter(
+            x=[li.speedup.median for li, _ in pairs],
+            y=[e.speedup.median for _, e in pairs],
+            error_x=_spread([li.speedup for li, _ in pairs]),
+            error_y=_spread([e.speedup for _, e in pairs]),
+            showlegend=False,
+            mode="markers",
+            marker={
+                "size": 11,
+                "symbol": symbol,
+                "color": [palette[li.configuration] for li, _ in pairs],
+            },
+            customdata=[_both(*pair) for pair in pairs],
+            text=[names[li.configuration] for li, _ in pairs],
+            hovertemplate="%{text}<br>%{customdata}<extra></extra>",
+        )
+    for configuration, name in names.items():
+        _legend_entry(figure, name, "square", palette[configuration])
+    figure.add_shape(
+        type="line", x0=0, y0=0, x1=most, y1=most, line={"dash": "dot", "width": 1, "color": GREY}
+    )
+    figure.update_xaxes(title="speedup alone (launcher local)", range=[0, most * 1.08])
+    figure.update_yaxes(title="speedup under another launcher", range=[0, most * 1.08])
+    return chart(
+        figure,
+        title=f"Alone and launched, {found.workload}",
+        caption="A point is a strategy under a launcher, its colour the strategy, its shape the "
+        "launcher; lines: 95 % intervals. On the dotted line a launcher costs and gains nothing.",
+        height_px=460,
+        legend=True,
+    )
+
+
+def _strategy_colours(comparison: Comparison, found: LocalGlobal) -> dict[str, str]:
+    """Those of the other figures, unless strategies share one there."""
+    names = [line.configuration for line in found.lines if line.elsewhere]
+    palette = colours(comparison)
+    if len({palette[name] for name in names}) == len(names):
+        return palette
+    return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
+
+
+def _legend_entry(figure: go.Figure, name: str, symbol: str, colour: str) -> None:
+    figure.add_scatter(
+        x=[None],
+        y=[None],
+        name=name,
+        mode="markers",
+        marker={"size": 10, "symbol": symbol, "color": colour},
+    )
+
+
+def _both(line: StrategyLine, elsewhere: Elsewhere) -> str:
+    ratio = DASH if elsewhere.ratio is None else f"{elsewhere.ratio.median:.2f}"
+    return (
+        f"alone {line.speedup.median:.2f} ({bounds(line.speedup)})<br>"
+        f"{place_name(elsewhere.launcher, elsewhere.nodes)} {elsewhere.speedup.median:.2f} "
+        f"({bounds(elsewhere.speedup)})<br>ratio {ratio}"
+    )
+
+
+def _spread(intervals: Sequence[Interval]) -> dict[str, object]:
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [i.high - i.median for i in intervals],
+        "arrayminus": [i.median - i.low for i in intervals],
+        "thickness": 1.2,
+        "width": 3,
+        "color": GREY,
+    }

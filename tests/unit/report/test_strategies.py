@@ -1,0 +1,129 @@
+"""What the report says of node-local strategies, in tables and in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from paceline.analysis.compare import compare_run
+from paceline.report import figures, strategies
+from paceline.report.document import ChartBook
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+    from paceline.analysis.comparison import Comparison
+
+
+def _under(way: Any, launcher: str, **changes: object) -> Any:
+    return dataclasses.replace(way, launcher=launcher, **changes)
+
+
+@pytest.fixture
+def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
+    ways = [*fabricate.LOCAL_WAYS, *(_under(w, "mpi") for w in fabricate.LOCAL_WAYS)]
+    return compare_run(fabricate.make_run(tmp_path, ways, repeats=2, jitter=0.01))
+
+
+def test_local_strategies_stand_in_a_table_of_their_own(comparison: Comparison) -> None:
+    (part,) = strategies.node_local(comparison, ChartBook().add)
+    assert {name for name, _ in part["rows"]} == {
+        "sequential",
+        "intraop 1\u00d72",
+        "threads 2\u00d71",
+        "processes 2\u00d71",
+        "pipeline 2\u00d71 m8",
+        "hybrid 2·2\u00d71 m4",
+    }
+    assert part["memory_kinds"] == ["pss", "rss"]
+
+
+def test_a_lone_local_trial_is_no_comparison(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
+    assert strategies.node_local(compare_run(run), ChartBook().add) == []
+
+
+def test_the_figure_over_time_has_each_strategy_three_times(comparison: Comparison) -> None:
+    rows = [r for r in comparison.rows if r.launcher == "local"]
+    chart = figures.local_use_chart(comparison, "tiny", rows)
+    assert chart is not None
+    traces = json.loads(chart.json)["data"]
+    assert len(traces) == 3 * 6
+    assert sum(t["showlegend"] for t in traces) == 6
+    assert {t["yaxis"] for t in traces} == {"y", "y2", "y3"}
+
+
+def test_without_traces_there_is_no_figure(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.THREADS])
+    for _, files in run.trials():
+        files.host("node0").trace.unlink()
+    (part,) = strategies.node_local(compare_run(run), ChartBook().add)
+    assert part["use"] is None
+
+
+def test_stage_bars_hold_forward_backward_and_bubble(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.PIPELINE])
+    comparison = compare_run(run)
+    (part,) = strategies.pipelines(comparison, ChartBook().add)
+    chart = figures.stage_chart(comparison, "tiny", part["rows"])
+    bars = {t["name"]: dict(zip(t["y"], t["x"], strict=True)) for t in _data(chart.json)}
+    name = "local · shared · pipeline 2\u00d71 m8"
+    assert bars["forward"] == pytest.approx({f"{name}  stage 0": 105, f"{name}  stage 1": 95})
+    assert bars["bubble"] == pytest.approx({f"{name}  stage 0": 50, f"{name}  stage 1": 60})
+    (row,) = part["rows"]
+    assert strategies.cut_words(row) == [("features.2", "3 MB", "3 MB")]
+
+
+def _data(chart: str) -> list[dict[str, Any]]:
+    """Plotly may write arrays as base64; these are lists."""
+    traces: list[dict[str, Any]] = json.loads(chart)["data"]
+    return traces
+
+
+def test_the_fastest_everywhere_is_said_to_be(comparison: Comparison) -> None:
+    (part,) = strategies.local_global(comparison, ChartBook().add)
+    assert part["places"] == ["mpi"]
+    assert part["sentences"][0].startswith(
+        "The strategy that is fastest alone, processes 2\u00d71, is also the fastest under mpi. "
+        "Spearman's rank correlation of the speedups is "
+    )
+    assert part["sentences"][0].endswith("(n = 6 strategies).")
+
+
+def test_another_fastest_and_few_strategies_are_said(fabricate: ModuleType, tmp_path: Path) -> None:
+    local = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.PROCESSES]
+    slow = _under(fabricate.PROCESSES, "spark", transfer_s=0.9)
+    spark = [_under(fabricate.SEQUENTIAL, "spark"), _under(fabricate.INTRAOP, "spark"), slow]
+    run = fabricate.make_run(tmp_path, [*local, *spark])
+    (part,) = strategies.local_global(compare_run(run), ChartBook().add)
+    # processes, intraop, sequential alone; intraop, sequential, processes under spark
+    (sentence,) = part["sentences"]
+    assert sentence == (
+        "The strategy that is fastest alone, processes 2\u00d71, is not the fastest under spark: "
+        "there it is intraop 1\u00d72. Spearman's rank correlation of the speedups is "
+        "\N{MINUS SIGN}0.50 (n = 3 strategies; so few that any order would be no surprise)."
+    )
+
+
+def test_a_tie_is_not_decided(fabricate: ModuleType, tmp_path: Path) -> None:
+    twin = dataclasses.replace(
+        fabricate.PROCESSES,
+        local_strategy="threads",
+        transport="none",
+        ranks=1,
+        threads=2,
+        thread_replicas=2,
+    )
+    ways = [fabricate.PROCESSES, twin]
+    ways = [fabricate.SEQUENTIAL, *ways, *(_under(w, "mpi", nodes=2) for w in ways)]
+    run = fabricate.make_run(tmp_path, ways, repeats=3, jitter=0.05)
+    (part,) = strategies.local_global(compare_run(run), ChartBook().add)
+    (sentence,) = part["sentences"]
+    assert "under mpi on 2 nodes" in sentence
+    assert "but it is a tie alone with" in sentence
+    assert "the run does not tell" in sentence
+    assert sentence.endswith("With n = 2 strategies there is no order to compare.")
