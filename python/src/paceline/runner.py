@@ -34,7 +34,7 @@ from paceline.spec import WORKLOADS, load_spec
 from paceline.spec.loading import parse_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from paceline.plan.schedule import Schedule
     from paceline.plan.trial import Trial
@@ -64,7 +64,7 @@ class Planned:
 def plan(spec: str) -> Planned:
     """What `run` would do: makes nothing, needs no data set to exist yet."""
     experiment, text = load_spec(spec)
-    datasets = {str(w.name): _expected_dataset(experiment, w) for w in experiment.workloads}
+    datasets = {str(w.name): expected_dataset(experiment, w) for w in experiment.workloads}
     return _planned(experiment, text, datasets)
 
 
@@ -76,13 +76,13 @@ def run(spec: str, run_dir: Path, *, resume: bool, progress: Progress) -> None:
     """
     experiment, text = load_spec(spec)
     files = RunFiles(run_dir)
-    _check_run_dir(files, experiment, text, resume=resume)
-    planned = _planned(experiment, text, _make_datasets(experiment, progress))
-    _preflight(planned.trials)
+    check_run_dir(files, experiment, text, resume=resume)
+    planned = _planned(experiment, text, make_datasets(experiment, progress))
+    preflight(planned.trials)
     run_dir.mkdir(parents=True, exist_ok=True)
-    with _only_runner(run_dir):
+    with only_runner(run_dir):
         if not files.manifest.exists():
-            write_json(files.manifest, _manifest(planned))
+            write_json(files.manifest, manifest_of(planned))
         _run_trials(planned, files, progress)
 
 
@@ -91,7 +91,8 @@ def default_run_dir(experiment_name: str) -> Path:
     return Path("runs") / f"{experiment_name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _expected_dataset(experiment: Experiment, workload: WorkloadRequest) -> Path:
+def expected_dataset(experiment: Experiment, workload: WorkloadRequest) -> Path:
+    """Where the workload's data set is, or will be once it was made."""
     if workload.data is not None:
         return Path(workload.data).resolve()
     images = workload.images or WORKLOADS[workload.name].images
@@ -100,7 +101,8 @@ def _expected_dataset(experiment: Experiment, workload: WorkloadRequest) -> Path
     )
 
 
-def _make_datasets(experiment: Experiment, progress: Progress) -> dict[str, Path]:
+def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, Path]:
+    """The data set of each workload by its name, made where it is to be synthesised."""
     datasets: dict[str, Path] = {}
     for workload in experiment.workloads:
         if workload.data is not None:
@@ -124,14 +126,16 @@ def _planned(experiment: Experiment, text: str, datasets: dict[str, Path]) -> Pl
     return Planned(experiment=experiment, spec_text=text, datasets=datasets, trials=trials)
 
 
-def _check_run_dir(files: RunFiles, experiment: Experiment, text: str, *, resume: bool) -> None:
+def check_run_dir(files: RunFiles, experiment: Experiment, text: str, *, resume: bool) -> None:
+    """Raise UsageError unless `files` is a run of this spec to resume, or may become one."""
     if not files.manifest.exists():
         if resume:
             raise UsageError(
                 f"{files.root}: expected a run to resume, there is no {files.manifest.name}; "
                 "leave out --resume to start one"
             )
-        if files.root.exists() and any(files.root.iterdir()):
+        others = [p for p in files.root.glob("*") if p != files.tune.root]
+        if others:
             raise UsageError(
                 f"{files.root}: expected a new or empty directory; choose another with --out"
             )
@@ -151,7 +155,7 @@ def _check_run_dir(files: RunFiles, experiment: Experiment, text: str, *, resume
         )
 
 
-def _preflight(trials: Sequence[Trial]) -> None:
+def preflight(trials: Iterable[Trial]) -> None:
     """Refuse before anything runs, not after an hour of other trials."""
     checked: set[str] = set()
     for trial in trials:
@@ -161,7 +165,7 @@ def _preflight(trials: Sequence[Trial]) -> None:
 
 
 @contextmanager
-def _only_runner(run_dir: Path) -> Iterator[None]:
+def only_runner(run_dir: Path) -> Iterator[None]:
     """Hold the run directory; a second `paceline run` on it is refused, not queued."""
     with (run_dir / ".lock").open("w") as lock:
         try:
@@ -174,7 +178,8 @@ def _only_runner(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def _manifest(planned: Planned) -> dict[str, Any]:
+def manifest_of(planned: Planned) -> dict[str, Any]:
+    """What a run directory says of itself."""
     return {
         "schema": SCHEMA,
         "name": planned.experiment.name,
@@ -192,18 +197,19 @@ def _run_trials(planned: Planned, files: RunFiles, progress: Progress) -> None:
     total = len(planned.trials)
     for number, trial in enumerate(planned.trials, start=1):
         trial_files = files.trial(trial.id)
-        if _is_finished(trial_files):
+        if is_finished(trial_files):
             continue
         set_aside(files, trial.id)
         progress.trial_started(trial, trial_files, number, total)
         outcome = run_trial(trial, trial_files)
         progress.trial_ended(trial, outcome)
         if outcome.status != "ok":
-            raise _failure(outcome, files)
-        _check_identities(planned, files)
+            raise failure_of(outcome, files)
+        check_identities(planned.trials, files, keep_tensors=planned.experiment.keep_tensors)
 
 
-def _is_finished(files: TrialFiles) -> bool:
+def is_finished(files: TrialFiles) -> bool:
+    """Whether the trial ended well."""
     return files.outcome.exists() and read_json(files.outcome)["status"] == "ok"
 
 
@@ -231,7 +237,8 @@ def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
     return outcome
 
 
-def _failure(outcome: Outcome, files: RunFiles) -> PacelineError:
+def failure_of(outcome: Outcome, files: RunFiles) -> PacelineError:
+    """The error that ends a run whose trial ended so."""
     message = (
         f"{outcome.message}\n"
         f"Finished trials are intact in {files.root}; complete the run with --resume."
@@ -245,22 +252,22 @@ def _failure(outcome: Outcome, files: RunFiles) -> PacelineError:
     return RankFailed(message, outcome.failed_rank)
 
 
-def _check_identities(planned: Planned, files: RunFiles) -> None:
-    """Compare finished trials with their baseline as soon as both are there.
+def check_identities(trials: Sequence[Trial], files: RunFiles, *, keep_tensors: bool) -> None:
+    """Compare those of `trials` that have finished with their baseline as soon as both have.
 
     Tensors of a trial are big (VGG16: 2 x 537 MB) and are deleted once compared, but for the
     first baseline of each workload and precision.
     """
-    finished = [t for t in planned.trials if _is_finished(files.trial(t.id))]
+    finished = [t for t in trials if is_finished(files.trial(t.id))]
     for trial in finished:
         trial_files = files.trial(trial.id)
         if trial_files.identity.exists():
             continue
-        baseline = _reference(trial, finished, planned.trials)
+        baseline = _reference(trial, finished, trials)
         if baseline is None:
             continue
         check_identity(trial_files, files.trial(baseline.id), _schedule(trial))
-        if trial.id != baseline.id and not planned.experiment.keep_tensors:
+        if trial.id != baseline.id and not keep_tensors:
             shutil.rmtree(trial_files.weights.parent, ignore_errors=True)
 
 
@@ -271,7 +278,7 @@ def _schedule(trial: Trial) -> Schedule:
     return schedule_of(training, dataset.row_group_rows)
 
 
-def _reference(trial: Trial, finished: list[Trial], planned: list[Trial]) -> Trial | None:
+def _reference(trial: Trial, finished: list[Trial], planned: Sequence[Trial]) -> Trial | None:
     """The baseline that `trial` is held against: of its precision if one is planned, else fp32."""
     ours = [t for t in planned if t.is_baseline and t.training.workload == trial.training.workload]
     same = [t for t in ours if t.training.precision == trial.training.precision]

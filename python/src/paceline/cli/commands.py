@@ -25,16 +25,55 @@ def run(arguments: argparse.Namespace) -> int:
 
     experiment, _ = load_spec(arguments.spec)
     run_dir = arguments.out or runner.default_run_dir(experiment.name)
-    with ConsoleProgress() as progress:
-        runner.run(arguments.spec, run_dir, resume=arguments.resume, progress=progress)
+    if experiment.tune is not None:
+        _run_staged(arguments, run_dir)
+    else:
+        with ConsoleProgress() as progress:
+            runner.run(arguments.spec, run_dir, resume=arguments.resume, progress=progress)
     _show_comparison(RunFiles(run_dir))
+    return ExitCode.OK
+
+
+def _run_staged(arguments: argparse.Namespace, run_dir: Path) -> None:
+    from paceline.cli.findings import print_findings
+    from paceline.cli.progress import ConsoleProgress
+    from paceline.tune.staged import run_staged
+
+    with ConsoleProgress() as progress:
+        findings = run_staged(arguments.spec, run_dir, resume=arguments.resume, progress=progress)
+    if findings is not None:
+        print_findings(findings)
+
+
+def tune_local(arguments: argparse.Namespace) -> int:
+    from paceline import runner
+    from paceline.cli.findings import print_findings
+    from paceline.cli.progress import ConsoleProgress
+    from paceline.spec import load_spec
+    from paceline.tune.local import tune_local as search
+
+    experiment, _ = load_spec(arguments.spec)
+    run_dir = arguments.out or runner.default_run_dir(f"{experiment.name}-tune")
+    with ConsoleProgress() as progress:
+        findings = search(
+            arguments.spec,
+            run_dir,
+            resume=arguments.resume,
+            progress=progress,
+            budget_s=arguments.budget,
+        )
+    print_findings(findings)
+    print(f"\ntuned spec: {RunFiles(run_dir).tuned_spec}")
     return ExitCode.OK
 
 
 def plan(arguments: argparse.Namespace) -> int:
     from paceline import runner
     from paceline.launch.registry import launcher_for
+    from paceline.spec import load_spec
 
+    if load_spec(arguments.spec)[0].tune is not None:
+        return _plan_search(arguments)
     planned = runner.plan(arguments.spec)
     rows = []
     for trial in planned.trials:
@@ -53,6 +92,18 @@ def plan(arguments: argparse.Namespace) -> int:
         return ExitCode.OK
     for number, (trial, line) in enumerate(rows, start=1):
         print(f"# {number}/{len(rows)} {trial.id}\n{line}")
+    return ExitCode.OK
+
+
+def _plan_search(arguments: argparse.Namespace) -> int:
+    from paceline.cli.findings import print_search_plan, search_plan_json
+    from paceline.tune.local import plan_search
+
+    search_plan = plan_search(arguments.spec)
+    if arguments.json:
+        _print_json(search_plan_json(search_plan))
+    else:
+        print_search_plan(search_plan)
     return ExitCode.OK
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +23,18 @@ from paceline.launch.tools import (
     mpi_mismatch,
 )
 from paceline.records.cgroups import read_limits
-from paceline.records.machine import machine_facts, package_versions
+from paceline.records.machine import machine_facts, package_versions, torch_cuda
 
 # Tensors of two trials of the largest workload (VGG16: weights and gradient, 537 MB each) and its
 # photos.
 _WANTED_DISK_BYTES = 4_000_000_000
+# What a rank does to see the memory of another (paceline.data.node).
+_ATTACH = """
+import mmap, sys
+with open(sys.argv[1], "r+b") as file, mmap.mmap(file.fileno(), 4) as memory:
+    memory[:] = b"seen"
+"""
+_ATTACH_LIMIT_S = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +52,13 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Look at everything that a trial may need; changes nothing."""
+    facts = machine_facts()
     return [
-        _machine(),
+        _machine(facts),
+        _numa(facts["numa_cores"]),
+        _gpus(facts["gpus"], torch_cuda()),
         _limits(),
+        _shared_memory(),
         _python(),
         _tool("Open MPI", find_mpirun),
         _mpi4py(),
@@ -55,13 +69,71 @@ def examine() -> list[Finding]:
     ]
 
 
-def _machine() -> Finding:
-    facts = machine_facts()
+def _machine(facts: Mapping[str, Any]) -> Finding:
+    threads, cores = facts["usable_cores"], facts["usable_physical_cores"]
+    siblings = "" if threads == cores else f" (hardware threads of {cores})"
     return Finding(
         what="machine",
         ok=True,
-        found=f"{facts['usable_cores']} cores, {facts['ram_bytes'] / 2**30:.0f} GiB",
+        found=f"{threads} cores{siblings}, {facts['ram_bytes'] / 2**30:.0f} GiB",
         why=f"{facts['cpu_model']}, {facts['kernel']}",
+    )
+
+
+def _numa(numa_cores: Mapping[str, Sequence[int]]) -> Finding:
+    sizes = [len(cores) for cores in numa_cores.values()]
+    return Finding(
+        what="NUMA nodes",
+        ok=True,
+        found=f"{len(sizes)} of {', '.join(map(str, sizes))} cores" if sizes else "unknown",
+        why="a rank's cores are on one, where they fit"
+        if sizes
+        else "the kernel does not say; cores are dealt out in the order of their numbers",
+    )
+
+
+def _gpus(models: Sequence[str], cuda: str | None) -> Finding:
+    if not models:
+        return Finding(what="GPUs", ok=True, found="none", why='so device = "cpu" only')
+    return Finding(
+        what="GPUs",
+        ok=cuda is not None,
+        found=", ".join(f"{count} x {model}" for model, count in Counter(models).items()),
+        why=f'torch is built for CUDA {cuda}: device = "cuda" uses them'
+        if cuda
+        else "torch is built without CUDA; install the same version's CUDA build (pytorch.org, "
+        'Get Started) to use device = "cuda"',
+    )
+
+
+def _shared_memory() -> Finding:
+    """Whether one process sees memory of another, which the strategies within a node want."""
+    fault = None
+    descriptor = -1
+    try:
+        descriptor = os.memfd_create("paceline-doctor", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, 4)
+        subprocess.run(
+            [sys.executable, "-c", _ATTACH, f"/proc/{os.getpid()}/fd/{descriptor}"],
+            capture_output=True, text=True, timeout=_ATTACH_LIMIT_S, check=True,
+        )  # fmt: skip
+        if os.pread(descriptor, 4, 0) != b"seen":
+            fault = "another process wrote to it, and nothing came"
+    except subprocess.CalledProcessError as error:
+        fault = error.stderr.strip().rpartition("\n")[2]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        fault = str(error)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    return Finding(
+        what="shared memory",
+        ok=fault is None,
+        found="works" if fault is None else "fails",
+        why="processes of a node average gradients and hand on activations in it"
+        if fault is None
+        else f"{fault}; processes must run as one user, see each other in /proc and have "
+        "memfd_create; without it pipelines cannot run, and processes need transport gloo or mpi",
     )
 
 

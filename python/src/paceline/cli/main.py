@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(verbs)
     _add_plan(verbs)
+    _add_tune(verbs)
     _add_compare(verbs)
     _add_report(verbs)
     _add_data(verbs)
@@ -96,6 +97,28 @@ def _add_plan(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     plan.add_argument("spec", metavar="SPEC")
     plan.add_argument("--json", action="store_true")
     plan.set_defaults(command=commands.plan)
+
+
+def _add_tune(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    tune = verbs.add_parser("tune", help="find the fastest settings by short trials")
+    actions = tune.add_subparsers(title="actions", metavar="ACTION", required=True)
+    local = actions.add_parser(
+        "local", help="of each local strategy on this node; writes a spec with the winners"
+    )
+    local.add_argument("spec", metavar="SPEC", help="a TOML file, or a shipped experiment's name")
+    local.add_argument("--out", type=Path, metavar="DIR", help="default: runs/NAME-tune-DATE-TIME")
+    local.add_argument("--resume", action="store_true", help="go on with the search in DIR")
+    local.add_argument(
+        "--budget", type=_seconds, metavar="SECONDS", help="start no short trial later than that"
+    )
+    local.set_defaults(command=commands.tune_local)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text}")
+    return seconds
 
 
 def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -146,6 +146,21 @@ class RunFiles:
     def report(self) -> Path:
         return self.root / "report.html"
 
+    @property
+    def tune(self) -> RunFiles:
+        """The search that came before this run's trials: a run directory of its own."""
+        return RunFiles(self.root / "tune")
+
+    @property
+    def tuned_spec(self) -> Path:
+        """The spec with a search's winners filled in."""
+        return self.root / "tuned.toml"
+
+    @property
+    def tuning(self) -> Path:
+        """What a search found."""
+        return self.root / "tuning.json"
+
     def trial(self, trial_id: str) -> TrialFiles:
         return TrialFiles(self.root / "trials" / _checked(trial_id, "trial id"))
 

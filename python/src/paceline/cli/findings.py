@@ -1,0 +1,140 @@
+"""What a search would measure, and what it found, for reading."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from paceline.analysis.statistics import Interval
+    from paceline.plan.trial import Trial
+    from paceline.tune.findings import Findings, StrategyFinding
+    from paceline.tune.local import SearchPlan
+
+LEGEND = "k replicas, s stages, t threads each, m micro-batches; cut before these layers"
+_REPLICATED = ("threads", "processes", "hybrid")
+_COLUMNS = ("strategy", "", "settings", "images/s", "best/default")
+
+
+def print_findings(findings: Findings) -> None:
+    """A table a workload on standard output: the default and the best of each strategy."""
+    console = Console()
+    for number, workload in enumerate(findings.workloads):
+        if number:
+            console.print()
+        best = findings.best(workload)
+        table = Table(box=None, pad_edge=False, title=workload, title_justify="left")
+        for column in _COLUMNS:
+            table.add_column(column, justify="right" if column == "images/s" else "left")
+        ours = [found for found in findings.strategies if found.workload == workload]
+        for found in ours:
+            for row in _rows(found, fastest=found is best):
+                table.add_row(*map(Text, row))
+        console.print(table)
+        console.print(LEGEND, markup=False, highlight=False)
+        for line in _remarks(ours):
+            console.print(line, markup=False, highlight=False)
+
+
+def print_search_plan(plan: SearchPlan) -> None:
+    """Every candidate by workload and strategy, what is left out and why, and what comes then."""
+    settings = plan.settings
+    print(
+        f"search on this node, {plan.cores} cores: candidates are measured {settings.steps} steps "
+        f"after {settings.warmup_steps},\n1 in {settings.keep} goes on, up to "
+        f"{settings.repeats} times each"
+    )
+    for space in plan.spaces:
+        print(f"\n{space.workload} {space.strategy}: {len(space.candidates)} candidates")
+        for trial in space.candidates:
+            note = "  (default)" if trial is space.default else ""
+            print(f"  {settings_text(trial)}{note}")
+        for out in space.left_out:
+            print(f"  left out: {out.what}: {out.reason}")
+    if plan.experiment.tune is not None:
+        print("\nthen these trials, with winners that are not known yet:")
+        for request in plan.experiment.trials:
+            nodes = f" on {request.nodes} nodes" if request.nodes > 1 else ""
+            print(f"  {request.launcher} {request.local_strategy}{nodes}")
+
+
+def search_plan_json(plan: SearchPlan) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "experiment": plan.experiment.name,
+        "data": {name: str(path) for name, path in plan.datasets.items()},
+        "search": [
+            {
+                "workload": space.workload,
+                "local_strategy": space.strategy,
+                "default": None if space.default is None else space.default.configuration,
+                "candidates": [trial.model_dump(mode="json") for trial in space.candidates],
+                "left_out": [{"what": o.what, "reason": o.reason} for o in space.left_out],
+            }
+            for space in plan.spaces
+        ],
+        "trials": None,  # not known before the search
+    }
+
+
+def settings_text(trial: Trial) -> str:
+    """`k2 s2 t1 m8 1f1b time`; see LEGEND."""
+    pipeline = trial.pipeline
+    parts = [f"k{trial.replicas_per_node}"] if trial.local_strategy in _REPLICATED else []
+    if pipeline is None:
+        return " ".join([*parts, f"t{trial.threads_per_worker}"])
+    cut = pipeline.balance or "cut " + "+".join(map(str, pipeline.cuts or ()))
+    parts += [f"s{pipeline.stages}", f"t{trial.threads_per_worker}", f"m{pipeline.micro_batches}"]
+    return " ".join([*parts, pipeline.schedule, cut])
+
+
+def _rows(found: StrategyFinding, *, fastest: bool) -> list[tuple[str, str, str, str, str]]:
+    name = found.strategy + (" *" if fastest else "")
+    rows = []
+    if found.default is not None:
+        speed = _speed(found.default_images_per_s)
+        rows.append((name, "default", settings_text(found.default), speed, ""))
+    if found.fastest is not None and found.fastest != found.default:
+        rows.append(
+            (
+                "" if rows else name,
+                "best",
+                settings_text(found.fastest),
+                _speed(found.fastest_images_per_s),
+                _ratio(found),
+            )
+        )
+    return rows or [(name, "", "nothing measured", "-", "")]
+
+
+def _speed(interval: Interval | None) -> str:
+    if interval is None:
+        return "failed"
+    return f"{interval.median:.0f}" if interval.median >= 100 else f"{interval.median:.3g}"
+
+
+def _ratio(found: StrategyFinding) -> str:
+    if found.ratio is None:
+        return ""
+    r = found.ratio
+    text = f"{r.median:.2f} ({r.low:.2f} to {r.high:.2f})"
+    return f"{text} tie" if found.tie else text
+
+
+def _first_line(text: str) -> str:
+    return text.splitlines()[0]
+
+
+def _remarks(findings: list[StrategyFinding]) -> list[str]:
+    lines = ["* the fastest here"] if any(f.chosen for f in findings) else []
+    if any(f.tie for f in findings):
+        lines.append("tie: the best may be no faster (95 % interval), so the default is kept")
+    for found in findings:
+        lines += [f"{found.strategy}: left out: {o.what}: {o.reason}" for o in found.left_out]
+        lines += [f"{found.strategy}: failed: {_first_line(f)}" for f in found.failures.values()]
+        if found.cut_short:
+            lines.append(f"{found.strategy}: the time was spent; --resume goes on")
+    return lines

@@ -1,0 +1,141 @@
+"""A search on this node from spec to tuned spec, and a run that begins with one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tomllib
+
+import pytest
+from tests.functional.cli_runs import Cli
+
+pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
+
+SPEC = """
+schema = 1
+name = "search"
+[training]
+global_batch = 16
+image_size = 32
+[[workloads]]
+name = "tiny"
+images = 32
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+[[trials]]
+launcher = "mpi"
+local_strategy = "best"
+[tune]
+strategies = ["sequential", "intraop", "processes"]
+steps = 3
+warmup_steps = 1
+repeats = 1
+oversubscribe = true
+[telemetry]
+interval_s = 0.2
+[limits]
+trial_s = 120
+rendezvous_s = 60
+collective_s = 60
+"""
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory, cache):
+    folder = tmp_path_factory.mktemp("search")
+    spec = folder / "search.toml"
+    spec.write_text(SPEC)
+    environment = {**os.environ, "PACELINE_CACHE": str(cache), "COLUMNS": "80", "NO_COLOR": "1"}
+    cli = Cli(environment=environment, cwd=folder)
+    result = cli("tune", "local", spec, "--out", folder / "found")
+    assert result.returncode == 0, result.stderr
+    return cli, spec, folder / "found", result
+
+
+def outcomes(run_dir):
+    return {p: p.stat().st_mtime_ns for p in run_dir.glob("trials/*/outcome.json")}
+
+
+def test_every_strategy_is_in_the_table_within_80_columns(searched):
+    _, _, found, result = searched
+    table = result.stdout.partition("tuned spec:")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    for strategy in ("sequential", "intraop", "processes"):
+        assert strategy in table
+    assert (found / "tuned.toml").exists()
+
+
+def test_trials_of_the_search_are_recorded_and_compared(searched):
+    cli, _, found, _ = searched
+    rows = json.loads(cli("compare", found, "--json").stdout)["rows"]
+    strategies = {row["local_strategy"] for row in rows}
+    assert strategies == {"sequential", "intraop", "processes"}
+    assert all(row["identical"] for row in rows)
+    told = json.loads((found / "tuning.json").read_text())
+    assert told["best"]["tiny"] in {row["configuration"] for row in rows}
+
+
+def test_tuned_spec_says_the_best_strategy_and_can_be_planned(searched):
+    cli, _, found, _ = searched
+    tuned = tomllib.loads((found / "tuned.toml").read_text())
+    (mpi,) = [t for t in tuned["trials"] if t["launcher"] == "mpi"]
+    best = json.loads((found / "tuning.json").read_text())["best"]["tiny"]
+    assert mpi["local_strategy"] in best
+    planned = json.loads(cli("plan", found / "tuned.toml", "--json").stdout)
+    assert {t["launcher"] for t in planned["trials"]} == {"local", "mpi"}
+
+
+def test_finished_search_resumes_to_nothing_and_says_the_same(searched):
+    cli, spec, found, result = searched
+    before = outcomes(found)
+    again = cli("tune", "local", spec, "--out", found, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert outcomes(found) == before
+    assert again.stdout == result.stdout
+
+
+def test_unfinished_trial_alone_is_measured_again(searched):
+    cli, spec, found, _ = searched
+    victim = next((found / "trials").glob("*intraop*"))
+    (victim / "outcome.json").unlink()
+    before = outcomes(found)
+    assert cli("tune", "local", spec, "--out", found, "--resume").returncode == 0
+    assert outcomes(found).items() - before.items() == {
+        (victim / "outcome.json", (victim / "outcome.json").stat().st_mtime_ns)
+    }
+
+
+def test_plan_shows_what_would_be_searched_and_runs_nothing(searched, tmp_path):
+    cli, spec, _, _ = searched
+    shown = cli("plan", spec)
+    assert shown.returncode == 0, shown.stderr
+    assert "tiny processes:" in shown.stdout
+    assert "winners that are not known yet" in shown.stdout
+    told = json.loads(cli("plan", spec, "--json").stdout)
+    assert [s["local_strategy"] for s in told["search"]] == ["sequential", "intraop", "processes"]
+    assert told["trials"] is None
+
+
+def test_run_goes_on_from_a_search_with_the_best_strategy(searched, tmp_path):
+    """The search of this very spec is there already, as after an interruption."""
+    cli, spec, found, _ = searched
+    run_dir = tmp_path / "run"
+    shutil.copytree(found, run_dir / "tune")
+    result = cli("run", spec, "--out", run_dir, "--resume")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads((run_dir / "comparison.json").read_text())["rows"]
+    assert {row["launcher"] for row in rows} == {"local", "mpi"}
+    assert (run_dir / "report.html").exists()
+    again = cli("run", spec, "--out", run_dir, "--resume")
+    assert again.returncode == 0, again.stderr
+
+
+def test_search_without_time_says_how_to_go_on(paceline, tmp_path):
+    spec = tmp_path / "search.toml"
+    spec.write_text(SPEC)
+    result = paceline("tune", "local", spec, "--out", tmp_path / "found", "--budget", "1e-6")
+    assert result.returncode == 7
+    assert "--resume" in result.stderr
+    assert "Traceback" not in result.stderr

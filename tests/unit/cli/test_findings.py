@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+from tests.unit.analysis.fabricate import INTRAOP, SEQUENTIAL, make_trial_value
+
+from paceline.analysis.statistics import Interval
+from paceline.cli.findings import print_findings, settings_text
+from paceline.plan.trial import PipelineSettings
+from paceline.tune.candidates import LeftOut
+from paceline.tune.findings import Findings, StrategyFinding
+
+PIPELINE = PipelineSettings(stages=3, micro_batches=6, schedule="gpipe", balance=None, cuts=(4, 9))
+
+
+def exactly(value):
+    return Interval(median=value, low=value, high=value)
+
+
+def finding(**changes):
+    default, fastest = make_trial_value(SEQUENTIAL), make_trial_value(INTRAOP)
+    values = {
+        "workload": "tiny",
+        "strategy": "intraop",
+        "default": default,
+        "default_images_per_s": exactly(20.0),
+        "fastest": fastest,
+        "fastest_images_per_s": exactly(30.0),
+        "ratio": Interval(median=1.5, low=1.25, high=1.75),
+        "candidates": 2,
+        "left_out": (),
+        "failures": {},
+        "cut_short": False,
+    }
+    return StrategyFinding(**{**values, **changes})
+
+
+@pytest.fixture
+def shown(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def show(*findings):
+        print_findings(Findings(strategies=findings))
+        return capsys.readouterr().out
+
+    return show
+
+
+def test_default_and_best_have_a_row_each_with_the_ratio(shown):
+    text = shown(finding())
+    (default,) = [line.split() for line in text.splitlines() if " default " in line]
+    (best,) = [line.split() for line in text.splitlines() if " best " in line]
+    assert default == ["intraop", "*", "default", "t1", "20"]
+    assert best == ["best", "t2", "30", "1.50", "(1.25", "to", "1.75)"]
+
+
+def test_tie_is_called_one_and_explained(shown):
+    text = shown(finding(ratio=Interval(median=1.1, low=0.9, high=1.3)))
+    assert "1.10 (0.90 to 1.30) tie" in text
+    assert "the default is kept" in text
+
+
+def test_strategy_without_any_measurement_says_why(shown):
+    text = shown(
+        finding(
+            default=None,
+            default_images_per_s=None,
+            fastest=None,
+            fastest_images_per_s=None,
+            ratio=None,
+            left_out=(LeftOut(what="default", reason="wants 4 cores, this node has 2"),),
+            failures={"x": "out of memory\nand a long log"},
+        )
+    )
+    assert "nothing measured" in text
+    assert "left out: default: wants 4 cores" in text
+    assert "failed: out of memory\n" in text
+    assert "long log" not in text
+
+
+def test_settings_of_a_pipeline_tell_stages_micro_batches_schedule_and_cut():
+    trial = make_trial_value(SEQUENTIAL).model_copy(
+        update={"local_strategy": "pipeline", "pipeline": PIPELINE}
+    )
+    assert settings_text(trial) == "s3 t1 m6 gpipe cut 4+9"

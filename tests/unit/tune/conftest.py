@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from paceline.analysis.statistics import series
+from paceline.spec.loading import parse_spec
+from paceline.tune.candidates import short_experiment, strategy_space
+from paceline.tune.measuring import Measurement
+
+SPEC = """
+schema = 1
+name = "mine"
+[[workloads]]
+name = "tiny"
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+"""
+
+
+@dataclass
+class FakeBench:
+    """Speeds by configuration; those that it does not know fail. Remembers what it was asked."""
+
+    speeds: dict[str, float]
+    jitter: float = 0.001  # between steps and between repeats, relative
+    trials_left: float = math.inf
+    asked: list[str] = field(default_factory=list)
+
+    def measure(self, trial, number, of):
+        del number, of
+        if self.trials_left <= 0:
+            return None
+        self.trials_left -= 1
+        self.asked.append(trial.id)
+        speed = self.speeds.get(trial.configuration)
+        if speed is None:
+            return Measurement(images_per_s=None, failure="it was made to fail")
+        wave = np.array([1.0, 1 + self.jitter, 1 - self.jitter, 1.0, 1 + self.jitter])
+        drift = 1 + self.jitter * (-1) ** trial.repeat
+        return Measurement(images_per_s=series(speed * drift * wave, trial.id))
+
+
+@pytest.fixture
+def bench():
+    return FakeBench
+
+
+@pytest.fixture
+def make_space():
+    """The candidates of a strategy for `tiny`."""
+
+    def make(strategy, *, cores=2, spec=SPEC, tune=""):
+        experiment = parse_spec(f"{spec}\n[tune]\n{tune}", "mine.toml")
+        short = short_experiment(experiment, experiment.tune)
+        (workload,) = short.workloads
+        return strategy_space(
+            short, workload, strategy, "data/tiny", cores=cores, settings=experiment.tune
+        )
+
+    return make
