@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.records.cgroups import CgroupLimits, read_limits
+from paceline.records.cgroups import CgroupLimits, cpu_quotas, read_limits
 
 
 class Machine:
@@ -106,3 +106,34 @@ def test_this_machine_can_be_read() -> None:
     limits = read_limits(os.getpid())
     assert limits.cpus is None or limits.cpus > 0
     assert limits.memory_bytes is None or limits.memory_bytes > 0
+
+
+def test_groups_that_two_processes_share_are_told_from_their_own(machine: Machine) -> None:
+    machine.mount("", "cgroup2", "rw")
+    machine.file("job/cpu.max", "300000 100000\n")
+    machine.file("job/a/cpu.max", "200000 100000\n")
+    machine.file("job/b/cpu.max", "max 100000\n")
+    machine.process(7, "0::/job/a\n")
+    machine.process(8, "0::/job/b\n")
+    first, second = (cpu_quotas(pid, machine.proc) for pid in (7, 8))
+    assert sorted(first.values()) == [2.0, 3.0]
+    assert list(second.values()) == [3.0]
+    assert second.items() <= first.items()
+
+
+def test_group_has_the_same_name_from_a_container_that_mounts_it_elsewhere(
+    tmp_path: Path,
+) -> None:
+    host = Machine(tmp_path)
+    host.mount("", "cgroup2", "rw")
+    host.file("job/cpu.max", "200000 100000\n")
+    host.process(7, "0::/job\n")
+    inside = Machine(tmp_path)
+    inside.mount("job", "cgroup2", "rw")
+    inside.process(8, "0::/\n")
+    assert cpu_quotas(7, host.proc) == cpu_quotas(8, inside.proc) != {}
+
+
+def test_without_control_groups_nothing_is_withheld(machine: Machine) -> None:
+    machine.process(7, "")
+    assert cpu_quotas(7, machine.proc) == {}

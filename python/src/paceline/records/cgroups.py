@@ -47,6 +47,22 @@ def read_limits(pid: int | str = "self", proc: Path = Path("/proc")) -> CgroupLi
     return CgroupLimits(min(cpus, default=None), min(memory_bytes, default=None))
 
 
+def cpu_quotas(pid: int | str = "self", proc: Path = Path("/proc")) -> dict[str, float]:
+    """Cores that each control group around `pid` allows, by a name of the group.
+
+    The names are those of inodes: the same group is called the same from every container of a host,
+    in which it may well be mounted elsewhere. Groups without a limit are left out.
+    """
+    mounts = list(_mounts(proc / str(pid) / "mountinfo"))
+    groups = list(_groups(proc / str(pid) / "cgroup"))
+    quotas = {}
+    for folder in _folders(mounts, groups, "cpu"):
+        for cpus in _cpu_limit(folder):
+            inode = folder.stat()
+            quotas[f"{inode.st_dev}:{inode.st_ino}"] = cpus
+    return quotas
+
+
 def _mounts(mountinfo: Path) -> Iterator[_Mount]:
     for line in _text(mountinfo).splitlines():
         place, separator, kind = line.partition(" - ")

@@ -35,7 +35,8 @@ class SpanRow:
 class StepRow:
     """One training step of one rank (`ranks/<rank>/steps.jsonl`).
 
-    data_wait_s + forward_s + backward_s + comm_s + optimizer_s + other_s = step_s.
+    data_wait_s + forward_s + backward_s + bubble_s + comm_s + optimizer_s + other_s = step_s.
+    In a pipeline, the samples are counted by the first stage and the loss by the last.
     `comm_s` is exposed communication: from the rank's last gradient being ready to all gradients
     averaged. `comm_ready_unix_s` is when this rank's last gradient was ready; the analysis splits
     comm_s with it into waiting for the slowest rank and transfer. Both are None without peers.
@@ -55,6 +56,7 @@ class StepRow:
     optimizer_s: float
     other_s: float
     step_s: float
+    bubble_s: float | None = None  # a stage's waiting for its neighbours; None without a pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,16 @@ class LedgerRow:
     step: int
     epoch: int
     sample_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnvironment:
+    """What a thread that trains a replica of its own really had."""
+
+    worker: int  # within its rank
+    thread_id: int  # the kernel's
+    intraop_threads: int
+    affinity: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +103,10 @@ class RankEnvironment:
     clock_error_s: float
     versions: dict[str, str]
     initial_weights_sha256: str
+    device: str = "cpu"  # as torch names it, with its model: "cuda:0 (NVIDIA H200)"
+    numa_nodes: list[int] = field(default_factory=list)  # that `affinity` lies on; [] if unknown
+    workers: list[WorkerEnvironment] = field(default_factory=list)  # threads with replicas
+    keeps_freed_memory: bool | None = None  # whether malloc agreed to; None if not asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

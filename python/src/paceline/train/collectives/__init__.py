@@ -14,27 +14,36 @@ from paceline.train.collectives.base import PeerLost, Transport
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
+    from paceline.spec.values import Device
 
 __all__ = ["PeerLost", "Transport", "create_transport", "transport_names"]
 
 _MODULES = {
     "gloo": ("paceline.train.collectives.gloo", "GlooTransport"),
     "mpi": ("paceline.train.collectives.mpi", "MpiTransport"),
+    "nccl": ("paceline.train.collectives.nccl", "NcclTransport"),
 }
+_CARRIERS: dict[Device, tuple[str, ...]] = {"cpu": ("gloo", "mpi"), "cuda": ("nccl", "gloo")}
 
 
-def transport_names() -> tuple[str, ...]:
-    return tuple(_MODULES)
+def transport_names(device: Device = "cpu") -> tuple[str, ...]:
+    """Those that carry tensors which lie in the memory of `device`."""
+    return _CARRIERS[device]
 
 
 def create_transport(trial: Trial) -> Transport | None:
-    """The transport that `trial` asks for, not yet open; None for a single rank."""
-    if trial.placement.ranks == 1:
+    """The transport that `trial` asks for, not yet open.
+
+    None where no process group is needed: for a single rank, and for ranks that share memory.
+    """
+    if trial.placement.ranks == 1 or trial.transport == "shared":
         return None
-    if trial.transport not in _MODULES:
+    names = transport_names(trial.device)
+    if trial.transport not in names:
         raise UsageError(
             f"transport {trial.transport!r} cannot carry gradients between "
-            f"{trial.placement.ranks} ranks; use one of {', '.join(_MODULES)}"
+            f"{trial.placement.ranks} ranks on device {trial.device}; use one of "
+            f"{', '.join(names)}"
         )
     module, name = _MODULES[trial.transport]
     return cast("Transport", getattr(importlib.import_module(module), name)())

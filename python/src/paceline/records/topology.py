@@ -1,0 +1,82 @@
+"""Which cores share a memory controller (NUMA node), and which are hardware threads of one core.
+
+Sources: kernel documentation, ABI/stable/sysfs-devices-node (cpulist), admin-guide/cputopology
+(thread_siblings_list, physical_package_id). A container sees its host's, with the host's numbers,
+as its affinity has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+SYSTEM = Path("/sys/devices/system")
+
+
+@dataclass(frozen=True, slots=True)
+class PhysicalCore:
+    """A core and those of its hardware threads that may be used; Linux numbers each thread."""
+
+    numa_node: int | None  # None where the kernel does not say
+    package: int | None
+    threads: tuple[int, ...]  # ascending
+
+
+def physical_cores(allowed: Iterable[int], root: Path = SYSTEM) -> list[PhysicalCore]:
+    """The cores behind the numbers `allowed`: NUMA node by NUMA node, then ascending.
+
+    Whatever `root` does not tell is taken to be one node of cores without siblings.
+    """
+    left = sorted(set(allowed))
+    nodes = {core: node for node, cores in numa_cores(root).items() for core in cores}
+    found = []
+    while left:
+        topology = root / "cpu" / f"cpu{left[0]}" / "topology"
+        siblings = {left[0], *_numbers(topology / "thread_siblings_list")}
+        threads = tuple(core for core in left if core in siblings)
+        left = [core for core in left if core not in siblings]
+        package = _numbers(topology / "physical_package_id")
+        found.append(PhysicalCore(nodes.get(threads[0]), package[0] if package else None, threads))
+    return sorted(found, key=_place)
+
+
+def numa_cores(root: Path = SYSTEM) -> dict[int, list[int]]:
+    """The cores of each NUMA node that has any, by the node's number; {} where unknown."""
+    nodes = {}
+    for folder in (root / "node").glob("node[0-9]*"):
+        cores = _numbers(folder / "cpulist")
+        if cores and folder.name[4:].isdigit():
+            nodes[int(folder.name[4:])] = cores
+    return dict(sorted(nodes.items()))
+
+
+def numa_nodes_of(cores: Collection[int], root: Path = SYSTEM) -> list[int]:
+    """The NUMA nodes that `cores` lie on; [] where unknown."""
+    return [node for node, own in numa_cores(root).items() if not set(own).isdisjoint(cores)]
+
+
+def parse_list(text: str) -> list[int]:
+    """The numbers of a list as the kernel writes it, "0-3,8". Raises ValueError for others."""
+    numbers: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if part:
+            numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def _place(core: PhysicalCore) -> tuple[bool, int, int, int]:
+    """Where a core comes in the order; a virtual machine may have several packages in one node."""
+    unknown = core.numa_node is None
+    return unknown, core.numa_node or 0, core.package or 0, core.threads[0]
+
+
+def _numbers(path: Path) -> list[int]:
+    try:
+        return parse_list(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return []
