@@ -1,18 +1,22 @@
-"""The same training whatever the transport and the number of ranks.
+"""The same training whatever the strategy, the transport and the number of ranks: one body for all.
 
 The oracle is written out with torch alone: the gradient of the mean loss over the whole batch.
 
 Tolerance. With dropout off or on (masks belong to samples), float32 sums differ in their order
-only. Measured with this net, for 2 and 3 ranks: gradients 1e-7 to 6e-7, weights after 20 steps up
-to 1e-6 of the length of their update, a few times float32's 6e-8 as summation error theory has it
-(Higham: Accuracy and Stability of Numerical Algorithms, section 4.2). 1e-4 leaves room for other
-processors' sums; the smallest real defect that is looked for, one rank's gradient left out or
+only. Measured with these nets: gradients 1e-7 to 6e-7, weights after 20 steps up to 1e-6 of the
+length of their update, a few times float32's 6e-8 as summation error theory has it (Higham:
+Accuracy and Stability of Numerical Algorithms, section 4.2). 1e-4 leaves room for other
+processors' sums; the smallest real defect that is looked for, one replica's gradient left out or
 counted twice, is of the order of 1.
+
+With bf16 the oracle runs under autocast, too. Its activations have 8 bits, so a sum that is rounded
+the other way moves a result by 2**-8 = 4e-3; over 20 steps such differences grow. See BF16.
 """
 
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -22,16 +26,76 @@ from torch.nn.functional import cross_entropy
 from paceline.plan.schedule import Schedule
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
-from paceline.train.collectives import transport_names
 from paceline.train.models import build_model, set_sample_keys
+from paceline.train.transforms import put_in_memory_format
 
 pytestmark = pytest.mark.contract
 
 TOLERANCE = 1e-4
+BF16 = {"gradient": 0.02, "weights": 0.05}
 SEED, BATCH, SAMPLES, STEPS = 3, 10, 41, 20  # as in programs/ranks.py and programs/strategies.py
-# Batches of 10 among 3 ranks are uneven; every fifth batch has one sample, so other ranks none.
+# Batches of 10 among 3 replicas are uneven; every fifth has one sample, so other replicas none.
 STEP_OF_ONE_SAMPLE = 4
-SETUPS = [(t, n) for t in transport_names() for n in (2, 3)]
+CASES = {
+    "alexnet": ("tiny-alexnet", False, "fp32", "contiguous"),
+    "alexnet-dropout": ("tiny-alexnet", True, "fp32", "contiguous"),
+    "vgg": ("tiny-vgg", False, "fp32", "contiguous"),
+    "vgg-dropout": ("tiny-vgg", True, "fp32", "contiguous"),
+    "channels_last": ("tiny-vgg", False, "fp32", "channels_last"),
+    "bf16": ("tiny-alexnet", False, "bf16", "contiguous"),
+}
+EXACT = [case for case in CASES if case != "bf16"]
+
+
+def pipeline(stages, micro_batches, schedule="1f1b", **cuts):
+    return {"stages": stages, "micro_batches": micro_batches, "schedule": schedule, **cuts}
+
+
+# name -> (transport, ranks, what else the trial says)
+SETUPS = {
+    "sequential": ("none", 1, {"local_strategy": "sequential"}),
+    "threads-2": ("none", 1, {"local_strategy": "threads", "thread_replicas": 2}),
+    "threads-3": ("none", 1, {"local_strategy": "threads", "thread_replicas": 3}),
+    "processes-gloo-3": ("gloo", 3, {"local_strategy": "processes"}),
+    "processes-mpi-2": ("mpi", 2, {"local_strategy": "processes"}),
+    "processes-mpi-3": ("mpi", 3, {"local_strategy": "processes"}),
+    "processes-shared-2": ("shared", 2, {"local_strategy": "processes"}),
+    "processes-shared-3": ("shared", 3, {"local_strategy": "processes"}),
+    "pipeline-1f1b-2": (
+        "shared", 2, {"local_strategy": "pipeline", "pipeline": pipeline(2, 4)},
+    ),
+    "pipeline-gpipe-3": (
+        "shared", 3,
+        {"local_strategy": "pipeline", "pipeline": pipeline(3, 3, "gpipe", balance="size")},
+    ),
+    "pipeline-cuts-2": (
+        "shared", 2,
+        {
+            "local_strategy": "pipeline",
+            "pipeline": pipeline(2, 10, balance=None, cuts=(5,)),
+        },
+    ),
+    "hybrid-2x2": ("shared", 4, {"local_strategy": "hybrid", "pipeline": pipeline(2, 2)}),
+    "two-nodes-sequential": ("gloo", 2, {"nodes": 2, "local_strategy": "sequential"}),
+    "two-nodes-threads-2": (
+        "mpi", 2, {"nodes": 2, "local_strategy": "threads", "thread_replicas": 2},
+    ),
+    "two-nodes-processes-2-hierarchical": (
+        "gloo", 4, {"nodes": 2, "local_strategy": "processes", "reduction": "hierarchical"},
+    ),
+    "two-nodes-processes-2-hierarchical-mpi": (
+        "mpi", 4, {"nodes": 2, "local_strategy": "processes", "reduction": "hierarchical"},
+    ),
+    "two-nodes-processes-2-flat": (
+        "gloo", 4, {"nodes": 2, "local_strategy": "processes", "reduction": "flat"},
+    ),
+    "two-nodes-pipeline-2": (
+        "mpi", 4, {"nodes": 2, "local_strategy": "pipeline", "pipeline": pipeline(2, 4)},
+    ),
+    "two-nodes-hybrid-2x2": (
+        "gloo", 8, {"nodes": 2, "local_strategy": "hybrid", "pipeline": pipeline(2, 2)},
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +106,22 @@ def data():
     return {"images": noise + (labels.float() - 1).view(-1, 1, 1, 1), "labels": labels}
 
 
-def train_by_hand(data, dropout):
+def train_by_hand(data, model_name, dropout, precision, memory_format):
     """What programs/strategies.py leaves, computed in one process without Paceline's loop."""
     schedule = Schedule([20, 21], SEED, BATCH, 4)
-    model = build_model("tiny-alexnet", 3, dropout=dropout, seed=SEED)
+    model = build_model(model_name, 3, dropout=dropout, seed=SEED)
+    put_in_memory_format(model, memory_format)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    bf16 = torch.autocast("cpu", dtype=torch.bfloat16)
     left = {}
     for number in range(STEPS):
         step = schedule.step(number)
         set_sample_keys(model, SEED, step.epoch, step.sample_ids)
         optimizer.zero_grad()
-        logits = model(data["images"][step.sample_ids])
-        cross_entropy(logits, data["labels"][step.sample_ids]).backward()
+        with bf16 if precision == "bf16" else nullcontext():
+            logits = model(data["images"][step.sample_ids])
+            loss = cross_entropy(logits, data["labels"][step.sample_ids])
+        loss.backward()
         if number in (0, STEP_OF_ONE_SAMPLE):
             for name, parameter in model.named_parameters():
                 left[f"gradient{number}/{name}"] = parameter.grad.clone()
@@ -63,19 +131,20 @@ def train_by_hand(data, dropout):
 
 @pytest.fixture(scope="module")
 def sequential(data):
-    return {"plain": train_by_hand(data, False), "dropout": train_by_hand(data, True)}
+    return {case: train_by_hand(data, *values) for case, values in CASES.items()}
 
 
-@pytest.fixture(scope="module", params=SETUPS, ids=str)
+@pytest.fixture(scope="module", params=SETUPS)
 def trained(request, run_ranks, tmp_path_factory, data):
     """What each rank left, by case."""
-    transport, ranks = request.param
+    transport, ranks, setup = SETUPS[request.param]
     folder = tmp_path_factory.mktemp("strategies")
     save_file(data, folder / "data.safetensors")
-    run_ranks(ranks, transport, "strategies", folder, "plain", "dropout", "broken")
+    cases = [*CASES, "broken"]
+    run_ranks(ranks, transport, "strategies", folder, json.dumps(setup), *cases)
     return {
         case: [load_file(folder / f"{case}.{rank}.safetensors") for rank in range(ranks)]
-        for case in ("plain", "dropout", "broken")
+        for case in cases
     }
 
 
@@ -88,9 +157,9 @@ def gradient_difference(found, wanted, step):
     )
 
 
-def weight_difference(found, wanted):
+def weight_difference(found, wanted, model_name):
     """Largest difference of a tensor, relative to the length of its update."""
-    initial = build_model("tiny-alexnet", 3, dropout=False, seed=SEED).state_dict()
+    initial = build_model(model_name, 3, dropout=False, seed=SEED).state_dict()
     return max(
         (
             (found[f"weights/{name}"] - wanted[f"weights/{name}"]).norm()
@@ -100,39 +169,65 @@ def weight_difference(found, wanted):
     )
 
 
-@pytest.mark.parametrize("case", ["plain", "dropout"])
+@pytest.mark.parametrize("case", EXACT)
 def test_uneven_shares_give_the_sequential_gradient(trained, sequential, case):
     assert gradient_difference(trained[case][0], sequential[case], 0) < TOLERANCE
 
 
-@pytest.mark.parametrize("case", ["plain", "dropout"])
+@pytest.mark.parametrize("case", EXACT)
 def test_empty_shares_give_the_sequential_gradient(trained, sequential, case):
     found = trained[case][0]
     assert gradient_difference(found, sequential[case], STEP_OF_ONE_SAMPLE) < TOLERANCE
 
 
-@pytest.mark.parametrize("case", ["plain", "dropout"])
+@pytest.mark.parametrize("case", EXACT)
 def test_weights_after_20_steps_are_the_sequential_ones(trained, sequential, case):
-    assert weight_difference(trained[case][0], sequential[case]) < TOLERANCE
+    assert weight_difference(trained[case][0], sequential[case], CASES[case][0]) < TOLERANCE
 
 
-@pytest.mark.parametrize("case", ["plain", "dropout"])
+def test_bf16_gives_the_sequential_bf16_run_within_its_own_tolerance(trained, sequential):
+    found, wanted = trained["bf16"][0], sequential["bf16"]
+    assert gradient_difference(found, wanted, 0) < BF16["gradient"]
+    assert weight_difference(found, wanted, CASES["bf16"][0]) < BF16["weights"]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_all_ranks_end_with_the_very_same_weights(trained, case):
     first, *others = trained[case]
     names = [name for name in first if name.startswith("weights/")]
+    assert len(names) == len(build_model(CASES[case][0], 3, dropout=False, seed=0).state_dict())
     assert all(torch.equal(first[n], other[n]) for other in others for n in names)
 
 
-def test_broken_reducer_fails_the_same_check(trained, sequential):
-    assert gradient_difference(trained["broken"][0], sequential["plain"], 0) > 1000 * TOLERANCE
-    assert weight_difference(trained["broken"][0], sequential["plain"]) > 1000 * TOLERANCE
+def test_losses_of_all_ranks_add_up_to_the_sequential_loss(trained, data):
+    model = build_model("tiny-alexnet", 3, dropout=False, seed=SEED)
+    ids = Schedule([20, 21], SEED, BATCH, 4).step(0).sample_ids
+    wanted = cross_entropy(model(data["images"][ids]), data["labels"][ids], reduction="sum")
+    found = sum(rank["losses"][0].item() for rank in trained["alexnet"])
+    assert found == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def test_fault_in_the_averaging_fails_the_same_check(request, trained, sequential):
+    if request.node.callspec.params["trained"] == "sequential":
+        pytest.skip("one replica, one process: there is no averaging")
+    found, wanted = trained["broken"][0], sequential["alexnet"]
+    assert gradient_difference(found, wanted, 0) > 1000 * TOLERANCE
+    assert weight_difference(found, wanted, "tiny-alexnet") > 1000 * TOLERANCE
 
 
 def test_dropout_does_something(sequential):
-    assert weight_difference(sequential["dropout"], sequential["plain"]) > 1000 * TOLERANCE
+    difference = weight_difference(
+        sequential["alexnet-dropout"], sequential["alexnet"], "tiny-alexnet"
+    )
+    assert difference > 1000 * TOLERANCE
 
 
-@pytest.mark.parametrize("transport", transport_names())
+def test_bf16_does_something(sequential):
+    difference = weight_difference(sequential["bf16"], sequential["alexnet"], "tiny-alexnet")
+    assert difference > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi", "shared"])
 def test_whole_worker_trains_and_leaves_nothing_behind(transport, run_ranks, tmp_path):
     run_ranks(2, transport, "training", tmp_path)
     files = TrialFiles(tmp_path)
@@ -153,5 +248,6 @@ def test_whole_worker_trains_and_leaves_nothing_behind(transport, run_ranks, tmp
     communication = json.loads(files.result.read_text())["communication"]
     assert communication["transport"] == transport
     parameters = json.loads(files.result.read_text())["parameters"]
-    assert sum(communication["bucket_bytes"]) == 4 * parameters
+    sent = "slice_bytes" if transport == "shared" else "bucket_bytes"
+    assert sum(communication[sent]) == 4 * parameters
     assert [(tmp_path / f"threads.{r}").read_text() for r in range(2)] == ["", ""]

@@ -16,17 +16,21 @@ _MEET_S = 30.0
 CORES = sorted(os.sched_getaffinity(0))
 
 
-def make_context(folder: Path) -> RankContext:
-    """Rank and size as mpirun says, also for Gloo; rank 0 leaves the store's port in `folder`."""
+def make_context(folder: Path, nodes: int = 1) -> RankContext:
+    """Rank and size as mpirun says, also for Gloo; rank 0 leaves the store's port in `folder`.
+
+    nodes: into how many the ranks of this machine are counted; they then share no memory.
+    """
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
     size = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
+    on_node = size // nodes
     return RankContext(
         rank=rank,
         world_size=size,
-        local_rank=rank,
-        ranks_on_node=size,
-        node_index=0,
-        host="testhost",
+        local_rank=rank % on_node,
+        ranks_on_node=on_node,
+        node_index=rank // on_node,
+        host=f"testhost{rank // on_node}",
         process_started_unix_s=time.time(),
         store=_meeting_place(folder / "port", rank) if size > 1 else None,
     )
@@ -52,11 +56,16 @@ def make_trial(
     transport: str,
     ranks: int,
     *,
+    nodes: int = 1,
+    local_strategy: str | None = None,
+    thread_replicas: int = 1,
+    pipeline: dict[str, Any] | None = None,
+    reduction: str | None = None,
     collective_s: float = 20.0,
     bucket_mb: float = 25.0,
     **training: Any,
 ) -> Trial:
-    """A tiny trial; `training` overrides values of its training."""
+    """A tiny trial on `ranks` ranks in all; `training` overrides values of its training."""
     values: dict[str, Any] = {
         "workload": "tiny", "model": "tiny-alexnet", "dataset": "none", "trust_dataset": False,
         "seed": 3, "image_size": 32, "global_batch": 10, "epochs": 4, "max_steps": None,
@@ -69,9 +78,17 @@ def make_trial(
         repeat=0,
         launcher="mpi" if ranks > 1 else "local",
         transport=transport,
-        local_strategy="processes" if ranks > 1 else "sequential",
-        placement=Placement(nodes=1, ranks_per_node=ranks, threads_per_rank=1, oversubscribe=True),
+        local_strategy=local_strategy or ("processes" if ranks > 1 else "sequential"),
+        placement=Placement(
+            nodes=nodes,
+            ranks_per_node=ranks // nodes,
+            threads_per_rank=thread_replicas,
+            oversubscribe=True,
+        ),
         training=Training(**{**values, **training}),
+        thread_replicas=thread_replicas,
+        pipeline=pipeline,
+        reduction=reduction,
         bucket_mb=bucket_mb,
         limits=Limits(rendezvous_s=_MEET_S, collective_s=collective_s),
     )

@@ -1,10 +1,11 @@
 """Run by mpirun: trains with a strategy on given samples and leaves gradients and weights.
 
-usage: strategies.py TRANSPORT FOLDER CASE...   (plain, dropout, broken)
+usage: strategies.py TRANSPORT FOLDER SETUP_JSON CASE...   (cases: see CASES)
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,78 +14,102 @@ import torch
 from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).parent))
+from faults import break_the_averaging
 from ranks import make_context, make_trial
 
 from paceline.plan.schedule import Schedule, share_bounds
-from paceline.train.loop import make_optimizer
 from paceline.train.models import build_model
 from paceline.train.peers import join_peers
-from paceline.train.strategies import TrainBatch, buckets, create_strategy
+from paceline.train.strategies import TrainBatch, create_strategy
+from paceline.train.transforms import put_in_memory_format, torch_memory_format
 
 STEPS = 20
+CASES: dict[str, dict[str, Any]] = {
+    "alexnet": {"model": "tiny-alexnet", "dropout": False},
+    "alexnet-dropout": {"model": "tiny-alexnet", "dropout": True},
+    "vgg": {"model": "tiny-vgg", "dropout": False},
+    "vgg-dropout": {"model": "tiny-vgg", "dropout": True},
+    "bf16": {"model": "tiny-alexnet", "dropout": False, "precision": "bf16"},
+    "channels_last": {"model": "tiny-vgg", "dropout": False, "memory_format": "channels_last"},
+    "broken": {"model": "tiny-alexnet", "dropout": False},
+}
 
 
-def break_the_reducer() -> None:
-    """The mean of what ranks already divided by the global batch: gradients too small."""
-    healthy = buckets.sum_gradients
-
-    def mean_gradients(state, bucket):
-        size = torch.distributed.get_world_size()
-        return healthy(state, bucket).then(lambda f: f.value().div_(size))
-
-    buckets.sum_gradients = mean_gradients
-
-
-def train(context: Any, trial: Any, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def train(
+    context: Any, trial: Any, peers: Any, data: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     training = trial.training
     schedule = Schedule([20, 21], training.seed, training.global_batch, training.epochs)
-    strategy = create_strategy(trial.local_strategy)
+    strategy = create_strategy(trial)
     model = build_model(training.model, 3, dropout=training.dropout, seed=training.seed)
-    strategy.prepare(model, context, trial)
-    optimizer = make_optimizer(strategy, training)
+    put_in_memory_format(model, training.memory_format)
+    strategy.prepare(model, context, trial, peers)
+    replica, stage = divmod(context.local_rank, trial.stages)
+    shares_on_node = context.ranks_on_node // trial.stages
+    share = context.node_index * shares_on_node + replica
     left: dict[str, torch.Tensor] = {}
     losses = []
     for number in range(STEPS):
         step = schedule.step(number)
-        low, high = share_bounds(len(step.sample_ids), context.rank, context.world_size)
-        ids = step.sample_ids[low:high]
+        bounds = share_bounds(len(step.sample_ids), share, shares_on_node * trial.placement.nodes)
+        ids = step.sample_ids[slice(*bounds)]
+        images = data["images"][ids].to(memory_format=torch_memory_format(training.memory_format))
         result = strategy.gradient(
             TrainBatch(
                 step=number,
                 epoch=step.epoch,
-                images=data["images"][ids],
+                images=images if stage == 0 else images[:, :, :0, :0],
                 labels=data["labels"][ids],
                 sample_ids=ids,
                 global_samples=len(step.sample_ids),
             )
         )
-        assert (result.comm_s is None) == (context.world_size == 1)
+        alone = trial.replicas == 1
+        assert (result.comm_s is None) == alone
         assert result.comm_s is None or result.comm_s >= 0
-        assert result.backward_s > 0
+        assert (result.bubble_s is None) == (trial.stages == 1)
         losses.append(result.loss_sum)
         if number in (0, 4):
-            for name, parameter in strategy.parameters().items():
-                assert parameter.grad is not None
-                left[f"gradient{number}/{name}"] = parameter.grad.clone()
-        optimizer.step()
-    left |= {f"weights/{name}": t.clone() for name, t in strategy.state_dict().items()}
+            gradients = strategy.gradients()
+            if context.is_first:
+                for name, gradient in gradients.items():
+                    left[f"gradient{number}/{name}"] = gradient.contiguous().clone()
+        strategy.step()
+    weights = strategy.state_dict()
+    left |= {f"weights/{name}": t.contiguous().clone() for name, t in weights.items()}
     left["losses"] = torch.tensor(losses)
+    strategy.close(failed=False)
     return left
+
+
+class Case:
+    """The same neighbours, under names of this case alone."""
+
+    def __init__(self, peers: Any, name: str) -> None:
+        self._peers, self._name = peers, name
+
+    def node(self, purpose: str) -> Any:
+        return self._peers.node(f"{self._name}/{purpose}")
+
+    def world(self, purpose: str) -> Any:
+        return self._peers.world(f"{self._name}/{purpose}")
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    transport, folder, cases = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
-    context = make_context(folder)
+    transport, folder, setup, cases = sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4:]
+    values = json.loads(setup)
+    context = make_context(folder, values.get("nodes", 1))
     # Small buckets, so that there are several.
-    trial = make_trial(transport, context.world_size, bucket_mb=0.02)
+    trial = make_trial(transport, context.world_size, bucket_mb=0.02, **values)
     data = load_file(folder / "data.safetensors")
     peers = join_peers(context, trial)
     for case in cases:
         if case == "broken":
-            break_the_reducer()
-        training = trial.training.model_copy(update={"dropout": case == "dropout"})
-        left = train(context, trial.model_copy(update={"training": training}), data)
+            break_the_averaging()
+        training = trial.training.model_copy(update=CASES[case])
+        own = trial.model_copy(update={"training": training})
+        left = train(context, own, Case(peers, case), data)
         save_file(left, folder / f"{case}.{context.rank}.safetensors")
     peers.leave(failed=False)
 

@@ -12,7 +12,6 @@ from paceline.errors import RankFailed
 from paceline.records.files import JsonlWriter
 from paceline.records.rows import LedgerRow, StepRow
 from paceline.train.strategies import GradientResult, LocalStrategy, TrainBatch
-from paceline.train.transforms import to_input
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,16 +20,6 @@ if TYPE_CHECKING:
     from paceline.plan.schedule import Schedule
     from paceline.plan.trial import Training
     from paceline.records.layout import RankFiles
-
-
-def make_optimizer(strategy: LocalStrategy, training: Training) -> torch.optim.Optimizer:
-    """SGD with momentum over the strategy's parameters, in one pass over them (fused)."""
-    return torch.optim.SGD(
-        strategy.parameters().values(),
-        lr=training.learning_rate,
-        momentum=training.momentum,
-        fused=True,
-    )
 
 
 class Loop:
@@ -42,14 +31,19 @@ class Loop:
         training: Training,
         strategy: LocalStrategy,
         rank: int,
+        *,
+        counts_samples: bool,
         on_first_gradient: Callable[[], None],
     ) -> None:
-        """on_first_gradient: called when the first step's gradient is averaged."""
+        """counts_samples: whether this rank's samples are its own, not another stage's as well.
+
+        on_first_gradient: called when the first step's gradient is averaged.
+        """
         self._schedule = schedule
         self._training = training
         self._strategy = strategy
-        self._optimizer = make_optimizer(strategy, training)
         self._rank = rank
+        self._counts_samples = counts_samples
         self._on_first_gradient = on_first_gradient
 
     def run(self, batches: Iterable[Batch], files: RankFiles) -> int:
@@ -69,7 +63,9 @@ class Loop:
                 rows.write(row)
                 ledger.write(
                     LedgerRow(
-                        step=batch.step, epoch=batch.epoch, sample_ids=batch.sample_ids.tolist()
+                        step=batch.step,
+                        epoch=batch.epoch,
+                        sample_ids=batch.sample_ids.tolist() if self._counts_samples else [],
                     )
                 )
                 started_s = ended_s
@@ -84,7 +80,7 @@ class Loop:
             TrainBatch(
                 step=batch.step,
                 epoch=batch.epoch,
-                images=to_input(batch.images, self._training.memory_format),
+                images=self._strategy.to_input(batch.images),
                 labels=torch.from_numpy(batch.labels),
                 sample_ids=batch.sample_ids,
                 global_samples=global_samples,
@@ -94,17 +90,18 @@ class Loop:
         if batch.step == 0:
             self._on_first_gradient()
         optimizing_s = time.perf_counter()
-        self._optimizer.step()
+        self._strategy.step()
         ended_s = time.perf_counter()
         step_s = ended_s - started_s
         data_wait_s = waited_s - started_s
         optimizer_s = ended_s - optimizing_s
-        gradient_s = result.forward_s + result.backward_s + (result.comm_s or 0.0)
+        waited_for_s = (result.bubble_s or 0.0) + (result.comm_s or 0.0)
+        gradient_s = result.forward_s + result.backward_s + waited_for_s
         row = StepRow(
             step=batch.step,
             epoch=batch.epoch,
             started_unix_s=started_s + unix_offset_s,
-            samples=len(batch.sample_ids),
+            samples=len(batch.sample_ids) if self._counts_samples else 0,
             global_samples=global_samples,
             loss_sum=result.loss_sum,
             data_wait_s=data_wait_s,
@@ -115,6 +112,7 @@ class Loop:
             optimizer_s=optimizer_s,
             other_s=step_s - data_wait_s - gradient_s - optimizer_s,
             step_s=step_s,
+            bubble_s=result.bubble_s,
         )
         return row, ended_s
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
@@ -10,7 +9,7 @@ from paceline.train.clock import SAME_CLOCK, ClockOffset, measure_offset
 from paceline.train.collectives import Transport, create_transport
 from paceline.train.collectives.group_store import GroupStore
 from paceline.train.collectives.store import meet, open_store, wait_for
-from paceline.train.resources import check_disjoint
+from paceline.train.resources import RankCores, check_node
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -39,6 +38,13 @@ class Peers:
     def node(self, purpose: str) -> GroupStore | None:
         """The ranks of this node, for one purpose; None for a single rank."""
         return None if self._store is None else _node(self._store, self._context, purpose)
+
+    def world(self, purpose: str) -> GroupStore | None:
+        """All ranks, for one purpose, as if on one node; None for a single rank."""
+        if self._store is None:
+            return None
+        context = self._context
+        return GroupStore(self._store, context.rank, context.world_size, f"world/{purpose}")
 
     def all_equal(self, name: str, value: str) -> list[int]:
         """Ranks whose `value` is not rank 0's; collective, [] on the other ranks."""
@@ -96,7 +102,7 @@ def join_peers(context: RankContext, trial: Trial) -> Peers:
     store = open_store(context, limit_s)
     meet(store, "joined", context.rank, range(context.world_size), limit_s)
     node = _node(store, context, "cores")
-    check_disjoint(context, trial.placement, _affinities(node, limit_s))
+    check_node(context, trial.placement, _cores(node, limit_s))
     clock = measure_offset(store, context, limit_s)
     transport = create_transport(trial)
     peers = Peers(context, trial, store, transport, clock)
@@ -114,10 +120,9 @@ def _node(store: TCPStore, context: RankContext, purpose: str) -> GroupStore:
     return GroupStore(store, context.local_rank, context.ranks_on_node, prefix)
 
 
-def _affinities(node: GroupStore, limit_s: float) -> list[list[int]]:
+def _cores(node: GroupStore, limit_s: float) -> list[RankCores]:
     """Cores that each of the node's ranks may use, by local rank; collective."""
-    node.publish(str(node.local_rank), ",".join(map(str, os.sched_getaffinity(0))))
+    node.publish(str(node.local_rank), RankCores.own().to_json())
     return [
-        [int(core) for core in node.lookup(str(rank), limit_s).split(",")]
-        for rank in range(node.ranks_on_node)
+        RankCores.from_json(node.lookup(str(rank), limit_s)) for rank in range(node.ranks_on_node)
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,14 +26,29 @@ def torch_memory_format(name: MemoryFormat) -> torch.memory_format:
     return _FORMATS[name]
 
 
-def to_input(images: NDArray[np.uint8], memory_format: MemoryFormat) -> Tensor:
+def put_in_memory_format(model: nn.Module, name: MemoryFormat) -> None:
+    """Give the model's convolutions' weights that memory format."""
+    model.to(memory_format=_FORMATS[name])  # type: ignore[call-overload]  # torch's stub lacks it
+
+
+def empty_input(images: NDArray[np.uint8], memory_format: MemoryFormat) -> Tensor:
+    """Memory for what `to_input` makes of these images."""
+    samples, height, width, channels = images.shape
+    shape = (samples, channels, height, width)
+    return torch.empty(shape, memory_format=_FORMATS[memory_format])
+
+
+def to_input(
+    images: NDArray[np.uint8], memory_format: MemoryFormat, out: Tensor | None = None
+) -> Tensor:
     """(images / 255 - MEAN) / STD as float32.
 
     images: shape (n, height, width, 3), RGB. Returns shape (n, 3, height, width) in
-    `memory_format`; for channels_last the bytes stay in their order.
+    `memory_format`; for channels_last the bytes stay in their order. out: of that shape, to be
+    filled and returned.
     """
-    pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
-    scaled = pixels.to(torch.float32, memory_format=_FORMATS[memory_format])
+    scaled = empty_input(images, memory_format) if out is None else out
+    scaled.copy_(torch.from_numpy(images).permute(0, 3, 1, 2))
     scale, offset = _channel_constants()
     return torch.addcmul(offset, scaled, scale, out=scaled)
 

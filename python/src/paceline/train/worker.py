@@ -6,6 +6,7 @@ Call `resources.apply_resources` first, then import this module (it imports torc
 from __future__ import annotations
 
 import dataclasses
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 # The first optimiser imports it in any case, which takes a second or more: as an import it is
@@ -25,9 +26,11 @@ from paceline.train.resources import read_back, set_threads
 from paceline.train.spans import Spans
 from paceline.train.strategies import LocalStrategy, create_strategy
 from paceline.train.tensors import save_tensors, sha256_of, update_l2
-from paceline.train.transforms import torch_memory_format
+from paceline.train.transforms import put_in_memory_format
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from paceline.plan.schedule import Schedule
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
@@ -43,7 +46,7 @@ def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
     """
     with Spans(files.rank(context.rank).spans) as spans:
         spans.ended("imports", context.process_started_unix_s)
-        set_threads(trial.placement.threads_per_rank)
+        set_threads(trial.threads_per_worker)
         with spans("rendezvous"):
             peers = join_peers(context, trial)
         try:
@@ -63,6 +66,17 @@ def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
         peers.leave(failed=False)
 
 
+@contextmanager
+def _closing(strategy: LocalStrategy) -> Iterator[None]:
+    """Close it whatever happens; if it is an error, tell the peers that wait for this rank."""
+    try:
+        yield
+    except BaseException:
+        strategy.close(failed=True)
+        raise
+    strategy.close(failed=False)
+
+
 class _Worker:
     """The stages between joining and leaving."""
 
@@ -79,28 +93,41 @@ class _Worker:
         with self._spans("data_load"):
             schedule, classes, feed = self._open_feed()
         with feed:
-            with self._spans("model_build"):
-                strategy = self._build(classes)
-                loop = Loop(
-                    schedule,
-                    self._trial.training,
-                    strategy,
-                    self._context.rank,
-                    lambda: self._save_gradient(strategy),
-                )
-            with self._spans("train"):
-                steps = loop.run(feed, self._files.rank(self._context.rank))
+            strategy = create_strategy(self._trial)
+            with _closing(strategy):
+                with self._spans("model_build"):
+                    self._prepare(strategy, classes)
+                with self._spans("train"):
+                    steps = self._train(strategy, schedule, feed)
+                with self._spans("bookkeeping"):
+                    self._finish(strategy, classes, steps)
+
+    def _train(self, strategy: LocalStrategy, schedule: Schedule, feed: Feed) -> int:
+        rank = self._context.rank
+        loop = Loop(
+            schedule,
+            self._trial.training,
+            strategy,
+            rank,
+            counts_samples=self._stage == 0,
+            on_first_gradient=lambda: self._save_gradient(strategy),
+        )
+        steps = loop.run(feed, self._files.rank(rank))
         if steps != schedule.steps:
             raise RankFailed(
-                f"rank {self._context.rank}: expected {schedule.steps} steps, the data set's "
-                f"reader ended after {steps}",
-                self._context.rank,
+                f"rank {rank}: expected {schedule.steps} steps, the data set's reader ended after "
+                f"{steps}",
+                rank,
             )
-        with self._spans("bookkeeping"):
-            self._finish(strategy, classes, steps)
+        return steps
+
+    @property
+    def _stage(self) -> int:
+        return self._context.local_rank % self._trial.stages
 
     def _open_feed(self) -> tuple[Schedule, int, Feed]:
         training, context = self._trial.training, self._context
+        shares_on_node = context.ranks_on_node // self._trial.stages
         dataset = open_dataset(training.dataset, trust=training.trust_dataset)
         schedule = schedule_of(training, dataset.row_group_rows)
         feed = open_feed(
@@ -108,41 +135,41 @@ class _Worker:
             schedule,
             mode=training.reading,
             image_size=training.image_size,
-            rank=context.rank,
-            world_size=context.world_size,
+            rank=context.node_index * shares_on_node + context.local_rank // self._trial.stages,
+            world_size=self._trial.placement.nodes * shares_on_node,
+            pixels=self._stage == 0,
             share_of_node=self._peers.node("photos") or SoloNode(),
             decode_threads=self._trial.placement.threads_per_rank,
             timeout_s=self._trial.limits.trial_s,
         )
         return schedule, len(dataset.classes), feed
 
-    def _build(self, classes: int) -> LocalStrategy:
-        """Model and strategy; the environment is read back and written once all is set up."""
+    def _prepare(self, strategy: LocalStrategy, classes: int) -> None:
+        """Build the model; the environment is read back and written once all is set up."""
         trial, training = self._trial, self._trial.training
         model = build_model(training.model, classes, dropout=training.dropout, seed=training.seed)
         initial = sha256_of(model.state_dict())
-        model.to(memory_format=torch_memory_format(training.memory_format))  # type: ignore[call-overload]  # torch's stub lacks it
-        strategy = create_strategy(trial.local_strategy)
-        strategy.prepare(model, self._context, trial)
+        put_in_memory_format(model, training.memory_format)
+        strategy.prepare(model, self._context, trial, self._peers)
+        del model  # a strategy may keep less of it
         environment = read_back(
             self._context,
             trial,
             clock_offset_s=self._peers.clock.offset_s,
             clock_error_s=self._peers.clock.error_s,
             initial_weights_sha256=initial,
+            workers=strategy.workers(),
         )
         write_json(
             self._files.rank(self._context.rank).environment, dataclasses.asdict(environment)
         )
-        return strategy
 
     def _save_gradient(self, strategy: LocalStrategy) -> None:
-        if not (self._context.is_first and self._trial.save_tensors):
+        if not self._trial.save_tensors:
             return
-        gradients = {name: p.grad for name, p in strategy.parameters().items()}
-        save_tensors(
-            self._files.gradient, {name: g for name, g in gradients.items() if g is not None}
-        )
+        gradients = strategy.gradients()
+        if self._context.is_first:
+            save_tensors(self._files.gradient, gradients)
 
     def _finish(self, strategy: LocalStrategy, classes: int, steps: int) -> None:
         """Check that all ranks end with the same weights; rank 0 writes weights and result."""
@@ -165,7 +192,7 @@ class _Worker:
             steps=steps,
             weights_sha256=sha256,
             update_l2=update_l2(weights, initial.state_dict()),
-            parameters=sum(p.numel() for p in strategy.parameters().values()),
+            parameters=sum(p.numel() for p in initial.parameters()),
             communication={
                 "transport": self._trial.transport,
                 **self._peers.describe(),

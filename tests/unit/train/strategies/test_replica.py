@@ -7,9 +7,20 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from paceline.errors import UsageError
 from paceline.train.models import build_model
 from paceline.train.strategies import TrainBatch, create_strategy
+
+
+class Nobody:
+    """A rank without peers."""
+
+    def node(self, _purpose):
+        return None
+
+    world = node
+
+
+NOBODY = Nobody()
 
 
 def batch_of(samples, global_samples):
@@ -26,9 +37,9 @@ def batch_of(samples, global_samples):
 
 def prepared(make_trial, solo, **training):
     trial = make_trial(**training)
-    strategy = create_strategy("sequential")
+    strategy = create_strategy(trial)
     model = build_model("tiny-alexnet", 3, dropout=trial.training.dropout, seed=3)
-    strategy.prepare(model, solo, trial)
+    strategy.prepare(model, solo, trial, NOBODY)
     return strategy
 
 
@@ -41,22 +52,22 @@ def test_gradient_is_that_of_the_mean_loss_over_the_global_batch(make_trial, sol
     loss.backward()
     assert result.loss_sum == pytest.approx(4 * loss.item())
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(strategy.parameters()[name].grad, parameter.grad / 3)
+        torch.testing.assert_close(strategy.gradients()[name], parameter.grad / 3)
 
 
 def test_gradients_do_not_add_up_over_steps(make_trial, solo):
     strategy = prepared(make_trial, solo)
     strategy.gradient(batch_of(4, 4))
-    first = [p.grad.clone() for p in strategy.parameters().values()]
+    first = [g.clone() for g in strategy.gradients().values()]
     strategy.gradient(batch_of(4, 4))
-    assert all(map(torch.equal, first, (p.grad for p in strategy.parameters().values())))
+    assert all(map(torch.equal, first, strategy.gradients().values()))
 
 
 def test_empty_share_takes_part_with_no_weight(make_trial, solo):
     strategy = prepared(make_trial, solo)
     result = strategy.gradient(batch_of(0, global_samples=2))
     assert result.loss_sum == 0.0
-    assert not any(p.grad.any() for p in strategy.parameters().values())
+    assert not any(g.any() for g in strategy.gradients().values())
 
 
 def test_communication_is_none_without_peers(make_trial, solo):
@@ -73,9 +84,13 @@ def test_bf16_computes_in_bfloat16_and_leaves_float32_gradients(make_trial, solo
     exact_sum, rough_sum = (s.gradient(batch_of(4, 4)).loss_sum for s in (exact, rough))
     assert rough_sum != exact_sum
     assert rough_sum == pytest.approx(exact_sum, rel=0.02)
-    assert {p.grad.dtype for p in rough.parameters().values()} == {torch.float32}
+    assert {g.dtype for g in rough.gradients().values()} == {torch.float32}
 
 
-def test_unknown_strategy_is_answered_with_the_known_ones():
-    with pytest.raises(UsageError, match="sequential, intraop, processes"):
-        create_strategy("pipeline")
+def test_step_moves_the_weights_against_the_gradient(make_trial, solo):
+    strategy = prepared(make_trial, solo, momentum=0.0, learning_rate=0.1)
+    before = {name: t.clone() for name, t in strategy.state_dict().items()}
+    strategy.gradient(batch_of(4, 4))
+    strategy.step()
+    for name, gradient in strategy.gradients().items():
+        torch.testing.assert_close(strategy.state_dict()[name], before[name] - 0.1 * gradient)

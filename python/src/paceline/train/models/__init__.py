@@ -9,7 +9,7 @@ import torch
 from paceline.errors import UsageError
 from paceline.train.models.alexnet import AlexNet, TinyAlexNet
 from paceline.train.models.dropout import SampleDropout, set_sample_keys
-from paceline.train.models.vgg import VGG16
+from paceline.train.models.vgg import VGG16, TinyVGG
 
 if TYPE_CHECKING:
     from paceline.train.models.base import Model
@@ -20,6 +20,7 @@ _MODELS: dict[str, type[Model]] = {
     "alexnet": AlexNet,
     "vgg16": VGG16,
     "tiny-alexnet": TinyAlexNet,
+    "tiny-vgg": TinyVGG,
 }
 
 

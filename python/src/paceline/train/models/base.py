@@ -24,6 +24,16 @@ class Model(nn.Module):
         """Logits, shape (samples, classes), of images of shape (samples, 3, height, width)."""
         return self.classifier(self.avgpool(self.features(images)).flatten(1))
 
+    def layers(self) -> list[tuple[str, nn.Module]]:
+        """The model as one sequence: calling these in turn is `forward`, and the names of their
+        parameters, behind each layer's own name and a dot, are the model's."""
+        return [
+            *((f"features.{name}", layer) for name, layer in self.features.named_children()),
+            ("avgpool", self.avgpool),
+            ("flatten", nn.Flatten(1)),
+            *((f"classifier.{name}", layer) for name, layer in self.classifier.named_children()),
+        ]
+
     def draw_weights(self) -> None:
         """Set all weights from torch's default generator; this one as nn's layers do."""
         for module in self.modules():

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
 from paceline.train.strategies.base import GradientResult, LocalStrategy, TrainBatch
-from paceline.train.strategies.replica import ReplicaStrategy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from paceline.spec.values import LocalStrategy as StrategyName
+    from paceline.plan.trial import Trial
 
 __all__ = ["GradientResult", "LocalStrategy", "TrainBatch", "create_strategy"]
 
-# One replica a rank serves these three: they differ in how many ranks and threads there are.
-_STRATEGIES: dict[StrategyName, Callable[[], LocalStrategy]] = {
-    "sequential": ReplicaStrategy,
-    "intraop": ReplicaStrategy,
-    "processes": ReplicaStrategy,
+# Module and class, imported when asked for: each run needs one of them.
+_REPLICA = ("replica", "ReplicaStrategy")
+_THREADS = ("threads", "ThreadsStrategy")
+_PROCESSES = ("processes", "ProcessesStrategy")
+_PIPELINE = ("pipeline", "PipelineStrategy")
+_STRATEGIES = {
+    "sequential": _REPLICA,
+    "intraop": _REPLICA,
+    "threads": _THREADS,
+    "processes": _PROCESSES,
+    "pipeline": _PIPELINE,
+    "hybrid": _PIPELINE,
 }
 
 
-def create_strategy(name: StrategyName) -> LocalStrategy:
-    """The strategy, not yet prepared. Raises UsageError for an unknown name."""
+def create_strategy(trial: Trial) -> LocalStrategy:
+    """The trial's strategy, not yet prepared. Raises UsageError for an unknown name."""
+    name = trial.local_strategy
     if name not in _STRATEGIES:
         raise UsageError(f"local strategy {name!r}: expected one of {', '.join(_STRATEGIES)}")
-    return _STRATEGIES[name]()
+    module, kind = _STRATEGIES[name]
+    if name == "processes" and not reduces_in_shared_memory(trial):
+        module, kind = _REPLICA
+    strategy: LocalStrategy = getattr(import_module(f"{__name__}.{module}"), kind)()
+    return strategy
+
+
+def reduces_in_shared_memory(trial: Trial) -> bool:
+    """Whether the processes of a node sum their gradients in memory that they share."""
+    return trial.transport == "shared" or trial.reduction == "hierarchical"

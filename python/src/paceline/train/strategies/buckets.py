@@ -4,25 +4,25 @@ DDP compares the hook's annotations with the classes themselves, so here, unlike
 must not be strings (no `from __future__ import annotations`).
 """
 
-import time
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
+from paceline.train.devices import Mark, Stopwatch
+
 
 class Buckets:
     """Watches DDP's buckets go: their sizes, and when the last one was ready on this rank."""
 
-    def __init__(self) -> None:
-        self.ready_s = 0.0  # perf_counter
-        self.ready_unix_s = 0.0
+    def __init__(self, watch: Stopwatch) -> None:
+        self._watch = watch
+        self.ready: Mark = watch.mark()
         self.sizes_bytes: list[int] = []
         self._current: list[int] = []
 
     def saw(self, bucket: GradBucket) -> None:
-        self.ready_s, self.ready_unix_s = time.perf_counter(), time.time()
+        self.ready = self._watch.mark()
         buffer = bucket.buffer()
         self._current.append(buffer.numel() * buffer.element_size())
         if bucket.is_last():

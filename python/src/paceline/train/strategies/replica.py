@@ -1,4 +1,4 @@
-"""One replica a rank: sequential, intraop and processes.
+"""One replica a rank: sequential, intraop, and processes that a transport joins.
 
 With peers the replica is wrapped in torch's DistributedDataParallel, whose buckets are reduced
 while the backward pass still runs (Li et al.: PyTorch Distributed, VLDB 2020).
@@ -11,7 +11,6 @@ over all gradients.)
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +20,29 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.train.devices import (
+    InputMover,
+    Stopwatch,
+    device_of,
+    on_cpu,
+    synchronize,
+    unix_s,
+    use_device,
+)
 from paceline.train.models import set_sample_keys
+from paceline.train.optimizers import make_optimizer
 from paceline.train.strategies import buckets
 from paceline.train.strategies.base import GradientResult, TrainBatch
+from paceline.train.transforms import to_input
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch.optim import Optimizer
+
     from paceline.plan.trial import Trial
+    from paceline.records.rows import WorkerEnvironment
     from paceline.train.context import RankContext
+    from paceline.train.strategies.base import Neighbours
 
 
 class ReplicaStrategy:
@@ -38,15 +53,31 @@ class ReplicaStrategy:
         self._parallel: nn.Module
         self._model: nn.Module
         self._trial: Trial
+        self._optimizer: Optimizer
+        self._device: torch.device
+        self._mover: InputMover
+        self._watch: Stopwatch
+        self._set: dict[str, Any] = {}
 
-    def prepare(self, model: nn.Module, context: RankContext, trial: Trial) -> None:
+    def prepare(
+        self,
+        model: nn.Module,
+        context: RankContext,
+        trial: Trial,
+        peers: Neighbours,  # noqa: ARG002  (DistributedDataParallel finds them itself)
+    ) -> None:
         self._trial = trial
-        self._model = self._parallel = model
+        self._device = device_of(trial, context)
+        self._set = use_device(self._device)
+        self._mover, self._watch = InputMover(self._device), Stopwatch(self._device)
+        self._model = self._parallel = model.to(self._device)
+        self._optimizer = make_optimizer(model.parameters(), trial.training)
         if context.world_size == 1:
             return
-        self._buckets = buckets.Buckets()
+        self._buckets = buckets.Buckets(self._watch)
         parallel = DistributedDataParallel(
             model,
+            device_ids=None if self._device.type == "cpu" else [self._device.index],
             bucket_cap_mb=trial.bucket_mb,
             forward_sync_buffers=False,
             gradient_as_bucket_view=True,
@@ -54,38 +85,59 @@ class ReplicaStrategy:
         parallel.register_comm_hook(self._buckets, buckets.sum_gradients)
         self._parallel = parallel
 
+    def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
+        return to_input(pixels, self._trial.training.memory_format)
+
     def gradient(self, batch: TrainBatch) -> GradientResult:
-        started_s = time.perf_counter()
+        watch = self._watch
+        started_s = watch.start()
         for parameter in self._model.parameters():
             parameter.grad = None
         loss = self._loss_sum(batch)
         loss_sum = float(loss.detach())
-        forwarded_s = time.perf_counter()
+        forwarded = watch.mark()
         (loss / batch.global_samples).backward()  # type: ignore[no-untyped-call]
-        ended_s = time.perf_counter()
-        ready_s = ended_s if self._buckets is None else self._buckets.ready_s
+        ended_s = watch.reached_s(watch.mark())
+        forwarded_s = watch.reached_s(forwarded)
+        ready_s = ended_s if self._buckets is None else watch.reached_s(self._buckets.ready)
         return GradientResult(
             loss_sum=loss_sum,
             forward_s=forwarded_s - started_s,
             backward_s=ready_s - forwarded_s,
             comm_s=None if self._buckets is None else ended_s - ready_s,
-            comm_ready_unix_s=None if self._buckets is None else self._buckets.ready_unix_s,
+            comm_ready_unix_s=None if self._buckets is None else unix_s(ready_s),
         )
 
-    def parameters(self) -> dict[str, nn.Parameter]:
-        return dict(self._model.named_parameters())
+    def step(self) -> None:
+        self._optimizer.step()
+        synchronize(self._device)
+
+    def gradients(self) -> dict[str, Tensor]:
+        named = self._model.named_parameters()
+        return on_cpu({name: p.grad for name, p in named if p.grad is not None})
 
     def state_dict(self) -> dict[str, Tensor]:
-        return dict(self._model.state_dict())
+        return on_cpu(self._model.state_dict())
+
+    def workers(self) -> list[WorkerEnvironment]:
+        return []
 
     def describe(self) -> dict[str, Any]:
         if self._buckets is None:
-            return {}
-        return {"bucket_bytes": self._buckets.sizes_bytes, "bucket_mb_asked": self._trial.bucket_mb}
+            return self._set
+        return {
+            **self._set,
+            "bucket_bytes": self._buckets.sizes_bytes,
+            "bucket_mb_asked": self._trial.bucket_mb,
+        }
+
+    def close(self, *, failed: bool) -> None:
+        """There is nothing to end; the process group is the transport's."""
 
     def _loss_sum(self, batch: TrainBatch) -> Tensor:
         """Sum of the samples' losses. A rank without samples takes part with one of no weight."""
-        images, labels, ids = batch.images, batch.labels, batch.sample_ids
+        images, labels = self._mover.move(batch.images), self._mover.move(batch.labels)
+        ids = batch.sample_ids
         weight = 1.0
         if len(ids) == 0:
             images = images.new_zeros((1, *images.shape[1:]))
@@ -98,5 +150,5 @@ class ReplicaStrategy:
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self._trial.training.precision == "bf16":
-            return torch.autocast("cpu", dtype=torch.bfloat16)
+            return torch.autocast(self._device.type, dtype=torch.bfloat16)
         return nullcontext()

@@ -1,0 +1,75 @@
+"""A linear layer in two halves: its input's gradient now, its weight's gradient later.
+
+The gradient of a weight is a product of the layer's inputs and the gradients of its outputs, which
+together are far smaller than the weight where samples are few. Whoever keeps them can compute it
+once for several passes, or only the rows that it needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def linear_that_keeps(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, keep: Callable[[Tensor, Tensor], None]
+) -> Tensor:
+    """inputs @ weight.T + bias, shape (samples, outputs); its backward pass yields the gradient of
+    `inputs` alone, and calls `keep` with inputs and gradients of the outputs.
+
+    All operands have one dtype.
+    """
+    if not torch.is_grad_enabled():
+        return linear(inputs, weight, bias)
+    if not inputs.requires_grad:  # else autograd would not come back to this layer
+        inputs = inputs.detach().requires_grad_()
+    output: Tensor = _InputGradient.apply(inputs, weight, bias, keep)  # type: ignore[no-untyped-call]
+    return output
+
+
+def weight_gradient(inputs: Tensor, outputs_gradients: Tensor, out: Tensor) -> None:
+    """outputs_gradients.T @ inputs in the operands' precision, as one product, into float32 `out`.
+
+    inputs: shape (samples, inputs); outputs_gradients: (samples, rows); out: (rows, inputs).
+    """
+    if inputs.dtype == out.dtype:
+        torch.mm(outputs_gradients.t(), inputs, out=out)
+    else:
+        out.copy_(outputs_gradients.t() @ inputs)
+
+
+def bias_gradient(outputs_gradients: Tensor, out: Tensor) -> None:
+    """Sum over the samples into float32 `out`, shape (rows,)."""
+    torch.sum(outputs_gradients, 0, dtype=out.dtype, out=out)
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """All samples of several passes, one after the other; a single part is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class _InputGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        keep: Callable[[Tensor, Tensor], None],
+    ) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.keep = keep
+        return linear(inputs, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        inputs, weight = ctx.saved_tensors
+        (outputs_gradients,) = gradients
+        ctx.keep(inputs.detach(), outputs_gradients)
+        return outputs_gradients @ weight, None, None, None

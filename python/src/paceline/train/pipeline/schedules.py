@@ -1,0 +1,50 @@
+"""What a stage does in one step, in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.spec.values import PipelineSchedule
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The forward pass of one micro-batch."""
+
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """The backward pass of one micro-batch, some time after its forward pass."""
+
+    micro_batch: int
+
+
+Action = Forward | Backward
+
+
+def actions(
+    schedule: PipelineSchedule, stage: int, stages: int, micro_batches: int
+) -> list[Action]:
+    """The stage's actions of one step, in order; every micro-batch in ascending order.
+
+    `gpipe`: all forward passes, then all backward passes: a stage holds the activations of all m
+    micro-batches. `1f1b`: after s - 1 - stage forward passes, one forward and one backward in
+    turn: it holds those of s - stage. Both leave the same part of the time idle.
+    """
+    ahead = micro_batches if schedule == "gpipe" else min(stages - 1 - stage, micro_batches)
+    result: list[Action] = [Forward(i) for i in range(ahead)]
+    for i in range(ahead, micro_batches):
+        result += [Forward(i), Backward(i - ahead)]
+    return result + [Backward(i) for i in range(micro_batches - ahead, micro_batches)]
+
+
+def theoretical_bubble(stages: int, micro_batches: int) -> float:
+    """The part of a step that a stage idles if all stages take equally long: (s-1) / (m+s-1).
+
+    Huang et al.: GPipe, section 2.3; the same for 1f1b (Narayanan et al. 2021, section 2.2).
+    """
+    return (stages - 1) / (micro_batches + stages - 1)

@@ -1,0 +1,19 @@
+"""The precision that a training computes in."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from paceline.plan.trial import Training
+
+
+def autocast(training: Training, device: str = "cpu") -> AbstractContextManager[object]:
+    """Lower precision on a type of device, where the training asks for it; belongs to the thread
+    that enters it."""
+    if training.precision == "bf16":
+        return torch.autocast(device, dtype=torch.bfloat16)
+    return nullcontext()

@@ -1,0 +1,72 @@
+"""Sums over nodes: the ranks that have the same local rank on each node, and so the same slice."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from paceline.errors import EnvironmentLacks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from paceline.train.context import RankContext
+    from paceline.train.strategies.base import Neighbours
+
+
+def join_counterparts(
+    context: RankContext, peers: Neighbours, limit_s: float
+) -> dist.ProcessGroup | None:
+    """The group of this rank's counterparts; None on a single node.
+
+    Collective over all ranks: torch wants every rank to make every group, in the same order.
+    limit_s: of each wait. Raises EnvironmentLacks if nodes have different numbers of ranks.
+    """
+    own = None
+    for ranks in group_by_local_rank(_places(context, peers, limit_s)):
+        group = (
+            dist.new_group(ranks, timeout=timedelta(seconds=limit_s)) if len(ranks) > 1 else None
+        )
+        if context.rank in ranks:
+            own = group
+    return own
+
+
+def group_by_local_rank(places: Mapping[int, tuple[int, int]]) -> list[list[int]]:
+    """Ranks with the same local rank, by node, for each local rank.
+
+    places: rank -> (node index, local rank); launchers number ranks as they like.
+    Raises EnvironmentLacks if some node has no rank of a local rank.
+    """
+    by_place = {place: rank for rank, place in places.items()}
+    nodes = sorted({node for node, _ in by_place})
+    local_ranks = sorted({local for _, local in by_place})
+    missing = [(n, r) for n in nodes for r in local_ranks if (n, r) not in by_place]
+    if missing:
+        raise EnvironmentLacks(
+            f"expected {len(local_ranks)} ranks on each of {len(nodes)} nodes, but node "
+            f"{missing[0][0]} has no local rank {missing[0][1]}: start as many on every node"
+        )
+    return [[by_place[node, local] for node in nodes] for local in local_ranks]
+
+
+def sum_over(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Sum each tensor, in place, over a group's ranks, which all come with the same; without a
+    group, over all ranks."""
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+def _places(context: RankContext, peers: Neighbours, limit_s: float) -> dict[int, tuple[int, int]]:
+    world = peers.world("counterparts")
+    if world is None:
+        return {context.rank: (context.node_index, context.local_rank)}
+    world.publish(str(context.rank), f"{context.node_index} {context.local_rank}")
+    published = [world.lookup(str(r), limit_s).split() for r in range(context.world_size)]
+    return {rank: (int(node), int(local)) for rank, (node, local) in enumerate(published)}

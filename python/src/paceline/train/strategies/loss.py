@@ -1,0 +1,49 @@
+"""What one replica computes of a step: its part of the batch, and the loss of that part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from paceline.plan.schedule import share_bounds
+from paceline.train.models import set_sample_keys
+from paceline.train.precision import autocast
+
+if TYPE_CHECKING:
+    from paceline.plan.trial import Training
+    from paceline.train.strategies.base import TrainBatch
+
+
+def share_of(batch: TrainBatch, replica: int, replicas: int) -> TrainBatch:
+    """The contiguous part of a rank's batch that one of its replicas trains on; may be empty.
+
+    Nothing is copied; the part keeps the batch's memory format.
+    """
+    low, high = share_bounds(len(batch.sample_ids), replica, replicas)
+    return replace(
+        batch,
+        images=batch.images[low:high],
+        labels=batch.labels[low:high],
+        sample_ids=batch.sample_ids[low:high],
+    )
+
+
+def sum_of_losses(model: nn.Module, batch: TrainBatch, training: Training) -> Tensor:
+    """Sum of the samples' cross entropies, a scalar with a graph.
+
+    An empty batch takes part with one sample of no weight: its gradients are all 0.
+    """
+    images, labels, ids = batch.images, batch.labels, batch.sample_ids
+    weight = 1.0
+    if len(ids) == 0:
+        images = images.new_zeros((1, *images.shape[1:]))
+        labels = labels.new_zeros(1)
+        ids, weight = np.zeros(1, dtype=np.int64), 0.0
+    set_sample_keys(model, training.seed, batch.epoch, ids)
+    with autocast(training):
+        loss = cross_entropy(model(images), labels, reduction="sum")
+    return loss * weight if weight != 1.0 else loss

@@ -1,0 +1,216 @@
+"""One replica a process, gradients summed in memory that the node's processes share (`processes`).
+
+The node has one copy of the weights; each process has gradients of its own. A step is
+
+    each: forward and backward of its part of the batch; what others own of each gradient, and the
+          factors of those of linear layers (see factors.py), are copied into shared memory as the
+          backward pass goes
+    all meet
+    each: sums its slice of the gradients over the node's processes, or computes it from the factors
+    on several nodes, each: sums its slice with the processes of the other nodes that own the same,
+          through the transport: one gradient a node crosses the wire
+    each: steps the optimiser of its slice, which moves the shared weights
+    all meet
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.data.node import SoloNode
+from paceline.train.sharing import Meeting, SharedNode
+from paceline.train.strategies.base import GradientResult, TrainBatch
+from paceline.train.strategies.counterparts import join_counterparts, sum_over
+from paceline.train.strategies.factors import (
+    FactorBox,
+    LowPrecisionWeights,
+    RowGradients,
+    keep_factors,
+    rows_of,
+)
+from paceline.train.strategies.flat import FlatLayout
+from paceline.train.strategies.loss import sum_of_losses
+from paceline.train.strategies.outbox import GradientOutbox
+from paceline.train.strategies.shard import Shard, sum_of_pieces
+from paceline.train.transforms import to_input
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+    from torch.distributed import ProcessGroup
+
+    from paceline.plan.trial import Trial
+    from paceline.records.rows import WorkerEnvironment
+    from paceline.train.context import RankContext
+    from paceline.train.strategies.base import Neighbours
+    from paceline.train.strategies.flat import Piece
+
+
+class ProcessesStrategy:
+    """One replica of the several on a node, each in a process of its own."""
+
+    def __init__(self) -> None:
+        self._shared: SharedNode | None = None
+        self._rank = 0  # on this node
+        self._ranks = 1
+        self._model: nn.Module
+        self._trial: Trial
+        self._layout: FlatLayout
+        self._meeting: Meeting
+        self._rows: dict[str, int]  # of the parameters that are dealt out by rows
+        self._shares: list[list[Piece]]  # by local rank, as what follows
+        self._outboxes: list[GradientOutbox]
+        self._factor_boxes: list[FactorBox]
+        self._low_precision: LowPrecisionWeights | None = None
+        self._shard: Shard
+        self._row_gradients: RowGradients
+        self._counterparts: ProcessGroup | None = None
+
+    def prepare(
+        self, model: nn.Module, context: RankContext, trial: Trial, peers: Neighbours
+    ) -> None:
+        """Move the weights into shared memory; all ranks come with the same.
+
+        Raises EnvironmentLacks if the ranks of this node cannot share memory, or the nodes have
+        different numbers of ranks.
+        """
+        self._model, self._trial = model, trial
+        self._rank, self._ranks = context.local_rank, context.ranks_on_node
+        limit_s = trial.limits.collective_s
+        self._shared = shared = SharedNode(peers.node("gradients") or SoloNode(), limit_s)
+        self._layout = FlatLayout.of(model.named_parameters())
+        self._meeting = shared.meeting(range(self._ranks))
+        weights = shared_floats(shared, "the weights", self._layout.elements)
+        parameters = dict(model.named_parameters())
+        self._layout.bind(parameters, weights, copy=self._rank == 0)
+        self._rows = rows_of(model)
+        self._shares = self._layout.shares(self._ranks, self._rows)
+        own = self._shares[self._rank]
+        self._shard = Shard(own, weights, trial.training)
+        self._row_gradients = RowGradients(own, self._rows)
+        self._open_outboxes(shared, parameters)
+        self._open_boxes(shared, weights)
+        if trial.placement.nodes > 1:
+            self._counterparts = join_counterparts(context, peers, limit_s)
+        self._meeting.meet()  # the weights are there
+        self._refresh()
+        self._meeting.meet()
+
+    def _open_outboxes(self, shared: SharedNode, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Of every rank, for the gradients that are summed."""
+        summed = [[p for p in pieces if p.name not in self._rows] for pieces in self._shares]
+        self._outboxes = []
+        for rank in range(self._ranks):
+            elements = GradientOutbox.elements_needed(summed, rank)
+            memory = shared_floats(shared, "gradients", elements)
+            self._outboxes.append(GradientOutbox(self._layout, summed, rank, memory))
+        self._outboxes[self._rank].fill_in_backward(parameters)
+
+    def _open_boxes(self, shared: SharedNode, weights: Tensor) -> None:
+        """Of every rank, for the factors of those that are computed by rows."""
+        trial, model = self._trial, self._model
+        bf16 = trial.training.precision == "bf16"
+        dtype = torch.bfloat16 if bf16 else torch.float32
+        if bf16:
+            copied = shared.memory("weights in bfloat16", dtype.itemsize * len(weights))
+            self._low_precision = LowPrecisionWeights(
+                self._layout, weights, torch.from_numpy(copied).view(dtype)
+            )
+        samples = -(-trial.training.global_batch // trial.replicas)
+        size = FactorBox.bytes_needed(model, samples, dtype)
+        self._factor_boxes = [
+            FactorBox(model, samples, dtype, torch.from_numpy(shared.memory("factors", size)))
+            for _ in range(self._ranks)
+        ]
+        keep_factors(model, self._factor_boxes[self._rank].store, self._low_precision)
+
+    def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
+        return to_input(pixels, self._trial.training.memory_format)
+
+    def gradient(self, batch: TrainBatch) -> GradientResult:
+        started_s = time.perf_counter()
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        loss = sum_of_losses(self._model, batch, self._trial.training)
+        loss_sum = float(loss.detach())
+        forwarded_s = time.perf_counter()
+        (loss / batch.global_samples).backward()  # type: ignore[no-untyped-call]
+        ready_s, ready_unix_s = time.perf_counter(), time.time()
+        self._meeting.meet()
+        self._reduce()
+        alone = self._ranks == 1 and self._counterparts is None
+        ended_s = time.perf_counter()
+        return GradientResult(
+            loss_sum=loss_sum,
+            forward_s=forwarded_s - started_s,
+            backward_s=(ended_s if alone else ready_s) - forwarded_s,
+            comm_s=None if alone else ended_s - ready_s,
+            comm_ready_unix_s=None if alone else ready_unix_s,
+        )
+
+    def step(self) -> None:
+        """Ends when the slowest rank of the node has stepped."""
+        self._shard.step()
+        self._refresh()
+        self._meeting.meet()
+
+    def gradients(self) -> dict[str, Tensor]:
+        """In memory that the node's ranks share, complete on all of them."""
+        shared = self._shared
+        assert shared is not None, "prepare comes first"
+        whole = shared_floats(shared, "the gradients", self._layout.elements)
+        self._shard.put_gradients(whole)
+        self._meeting.meet()
+        return {name: self._layout.view(whole, name) for name in self._layout.names}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The weights themselves: they move on with the next step."""
+        return dict(self._model.state_dict())
+
+    def workers(self) -> list[WorkerEnvironment]:
+        return []
+
+    def describe(self) -> dict[str, Any]:
+        slices = [4 * sum(p.stop - p.start for p in pieces) for pieces in self._shares]
+        return {"slice_bytes": slices, "by_factors": sorted(self._rows)}
+
+    def close(self, *, failed: bool) -> None:
+        shared, self._shared = self._shared, None
+        if shared is None:
+            return
+        if failed:
+            shared.fail()
+        shared.close()
+
+    def _reduce(self) -> None:
+        own = {n: p.grad for n, p in self._model.named_parameters() if p.grad is not None}
+        others = [box.read for rank, box in enumerate(self._outboxes) if rank != self._rank]
+        summed = sum_of_pieces(self._layout, own, others)
+        factors = [box.read() for box in self._factor_boxes]
+
+        def gradient_of(piece: Piece) -> Tensor:
+            if piece.name not in self._rows:
+                return summed(piece)
+            elements = self._layout.size(piece.name)
+            return self._row_gradients.gradient(piece, elements, factors)
+
+        self._shard.reduce(gradient_of)
+        if self._counterparts is not None:
+            sum_over(self._shard.gradient_tensors(), self._counterparts)
+
+    def _refresh(self) -> None:
+        """Bring the weights in lower precision, as far as they are this rank's, up to date."""
+        if self._low_precision is not None:
+            self._low_precision.refresh([p for p in self._shard.pieces if p.name in self._rows])
+
+
+def shared_floats(shared: SharedNode, name: str, elements: int) -> Tensor:
+    """Shape (elements,), float32, 0 at first: the same memory in all processes; collective."""
+    memory = shared.memory(name, 4 * max(1, elements))  # there is no memory of no size
+    return torch.from_numpy(memory.view(np.float32))[:elements]

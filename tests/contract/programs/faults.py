@@ -1,0 +1,41 @@
+"""Faults in averaging that the checks must find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from paceline.train.strategies import buckets
+from paceline.train.strategies.shard import Shard
+
+
+def break_the_averaging() -> None:
+    """Wherever this process sums gradients from now on, it does so wrongly."""
+    _take_the_mean_of_buckets()
+    _halve_what_is_summed()
+
+
+def _take_the_mean_of_buckets() -> None:
+    """The mean of what ranks already divided by the global batch: gradients too small."""
+    healthy = buckets.sum_gradients
+
+    def mean_gradients(state: Any, bucket: Any) -> Any:
+        size = torch.distributed.get_world_size()
+        return healthy(state, bucket).then(lambda f: f.value().div_(size))
+
+    # DDP looks at the hook's annotations
+    mean_gradients.__annotations__ = healthy.__annotations__
+    buckets.sum_gradients = mean_gradients
+
+
+def _halve_what_is_summed() -> None:
+    """What a worker sums for all replicas is half of what it should be."""
+    healthy = Shard.reduce
+
+    def reduce_half(self: Shard, gradient_of: Any) -> None:
+        healthy(self, gradient_of)
+        for gradient in self.gradient_tensors():
+            gradient.mul_(0.5)
+
+    Shard.reduce = reduce_half
