@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _ARCHIVE = Path(__file__).resolve().with_name("paceline.zip")
-# Executors register one by one after the session is up.
+# Executors register one by one, soon after the first.
 _SLOTS_WAIT_S = 4.0
 _POLL_S = 0.2
 
@@ -103,15 +103,21 @@ def _complete(conf: SparkConf, job: Job, *, local: bool) -> None:
 
 
 def _check_slots(context: SparkContext, job: Job) -> None:
-    """Raise EnvironmentLacks if the stage could never start; Spark would wait ten minutes."""
+    """Raise EnvironmentLacks if the stage could never start; Spark would wait ten minutes.
+
+    A cluster that has no executor for us yet may be starting one, for which it has
+    `limits.rendezvous_s`; from when the last one came, the others have _SLOTS_WAIT_S.
+    """
     spark = context._jsc.sc()  # noqa: SLF001  (the number that Spark's own check uses, no public way)
     profile = spark.resourceProfileManager().defaultResourceProfile()
     wanted = job.trial.placement.ranks
-    deadline = time.monotonic() + _SLOTS_WAIT_S
-    while (slots := int(spark.maxNumConcurrentTasks(profile))) < wanted:
+    slots, deadline = 0, time.monotonic() + job.trial.limits.rendezvous_s
+    while (found := int(spark.maxNumConcurrentTasks(profile))) < wanted:
+        if found != slots:
+            slots, deadline = found, time.monotonic() + _SLOTS_WAIT_S
         if time.monotonic() > deadline or is_local(str(context.master)):
             raise EnvironmentLacks(
-                f"Spark master {context.master} has {slots} slot(s) of "
+                f"Spark master {context.master} has {found} slot(s) of "
                 f"{context.getConf().get('spark.task.cpus', '1')} cpu(s), the barrier stage needs "
                 f"{wanted} at once; use fewer ranks, or more or bigger executors (local[N], "
                 "--num-executors, --executor-cores, --total-executor-cores)"
