@@ -1,0 +1,59 @@
+"""On PYTHONPATH: makes one worker of a trial raise in the middle of its training.
+
+FAULT_RANK: the rank that raises (of `local` ranks that are children, or 0), or FAULT_THREAD: the
+end of the name of the thread that does. The patch waits for the training loop to be imported, since
+torch must not be imported before the rank has been given its threads.
+"""
+
+import importlib.abc
+import importlib.util
+import os
+import sys
+import threading
+
+_AFTER = "paceline.train.loop"
+_CALLS = 40  # of ReLU.forward: some steps
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name != _AFTER:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            _seed_fault()
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def _seed_fault():
+    from torch import nn
+
+    healthy = nn.ReLU.forward
+    calls = 0
+
+    def forward(self, units):
+        nonlocal calls
+        if _is_here():
+            calls += 1
+            if calls == _CALLS:
+                raise ArithmeticError("seeded fault")
+        return healthy(self, units)
+
+    nn.ReLU.forward = forward
+
+
+def _is_here():
+    thread = os.environ.get("FAULT_THREAD")
+    if thread is not None:
+        return threading.current_thread().name.endswith(thread)
+    return os.environ.get("PACELINE_RANK", "0") == os.environ["FAULT_RANK"]
+
+
+if {"FAULT_RANK", "FAULT_THREAD"} & set(os.environ):
+    sys.meta_path.insert(0, _Finder())

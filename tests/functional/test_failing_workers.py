@@ -1,0 +1,151 @@
+"""A worker that raises or is killed ends the trial with its own error and leaves nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.data.catalogue import ensure_dataset
+
+pytestmark = [pytest.mark.functional, pytest.mark.timeout(200)]
+
+FAULTS = Path(__file__).parent / "programs" / "faults"
+STARTED_WITHIN_S = 90.0
+GONE_WITHIN_S = 10.0  # what the project promises
+# Long enough to be ended within; nothing waits for it to end.
+OPTIONS = [
+    "--workload", "tiny", "--image-size", "64", "--global-batch", "16", "--epochs", "100000",
+    "--max-steps", "100000", "--oversubscribe", "--no-sidecar", "--collective-timeout", "60",
+]  # fmt: skip
+STRATEGIES = {
+    "threads": ["--replicas", "2"],
+    "processes": ["--ranks", "2", "--transport", "shared"],
+    "pipeline": ["--stages", "2", "--micro-batches", "4", "--balance", "size"],
+    "hybrid": ["--replicas", "2", "--stages", "2", "--micro-batches", "4", "--balance", "size"],
+}
+SEVERAL_PROCESSES = ["processes", "pipeline", "hybrid"]
+
+
+@pytest.fixture(scope="module")
+def dataset(cache):
+    return ensure_dataset("tiny", images=48, seed=1, cache_dir=cache)
+
+
+class Training:
+    """An endless training, started by hand, in a session of its own."""
+
+    def __init__(self, strategy, dataset, folder, environment):
+        self.out, self.log = folder / "run", folder / "log.txt"
+        argv = [sys.executable, "-m", "paceline.job", "--local-strategy", strategy]
+        argv += [*STRATEGIES[strategy], *OPTIONS, "--data", dataset, "--out", self.out]
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "OMP_"))}
+        self.process = subprocess.Popen(
+            list(map(str, argv)),
+            env={**kept, **environment},
+            cwd=folder,
+            stdout=self.log.open("wb"),
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def ranks(self):
+        """Process ids of the ranks, once all of them have trained for a step."""
+        pids = {}
+        folders = list(self.out.glob("trials/*/ranks/*"))
+        for folder in folders:
+            steps, status = folder / "steps.jsonl", folder / "status.json"
+            if steps.exists() and steps.stat().st_size > 0 and status.exists():
+                pids[int(folder.name)] = int(json.loads(status.read_text())["pid"])
+        return pids if folders and len(pids) == len(folders) else None
+
+    def alive(self):
+        """Processes of the session that have not ended."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = path.read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if fields[0] != "Z" and int(fields[3]) == self.process.pid:
+                found.append(int(path.parent.name))
+        return found
+
+    def end(self):
+        for pid in self.alive():
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait(timeout=30)
+
+
+@pytest.fixture
+def start(dataset, tmp_path):
+    started = []
+
+    def start_training(strategy, **environment):
+        started.append(Training(strategy, dataset, tmp_path, environment))
+        return started[-1]
+
+    yield start_training
+    for training in started:
+        training.end()
+
+
+def wait_for(condition, limit_s, what):
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{what}: not within {limit_s:.0f} s")
+
+
+def shared_memory():
+    """Names of shared memory; what has none goes with the last process that maps it."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_worker_that_raises_ends_the_trial_with_its_error(start, strategy):
+    before = shared_memory()
+    fault = {"FAULT_THREAD": "1"} if strategy == "threads" else {"FAULT_RANK": "1"}
+    training = start(strategy, PYTHONPATH=str(FAULTS), **fault)
+    wait_for(lambda: "seeded fault" in training.log.read_text(), STARTED_WITHIN_S, "the fault")
+    assert training.process.wait(timeout=GONE_WITHIN_S) == 5, training.log.read_text()
+    assert training.alive() == []
+    assert shared_memory() <= before
+    (outcome,) = training.out.glob("trials/*/outcome.json")
+    told = json.loads(outcome.read_text())
+    assert told["status"] == "failed"
+    assert told["failed_rank"] == (0 if strategy == "threads" else 1)
+    assert "seeded fault" in told["message"]
+    if strategy == "threads":
+        assert "replica 1" in told["message"]
+
+
+@pytest.mark.parametrize("strategy", SEVERAL_PROCESSES)
+def test_killed_worker_ends_the_trial_and_is_named(start, strategy):
+    before = shared_memory()
+    training = start(strategy)
+    ranks = wait_for(training.ranks, STARTED_WITHIN_S, "all ranks training")
+    os.kill(ranks[1], signal.SIGKILL)
+    assert training.process.wait(timeout=GONE_WITHIN_S) == 5, training.log.read_text()
+    assert "rank 1" in training.log.read_text()
+    assert training.alive() == []
+    assert shared_memory() <= before
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_killed_parent_leaves_no_process_and_no_shared_memory(start, strategy):
+    before = shared_memory()
+    training = start(strategy)
+    wait_for(training.ranks, STARTED_WITHIN_S, "all ranks training")
+    training.process.kill()
+    training.process.wait(timeout=GONE_WITHIN_S)
+    wait_for(lambda: training.alive() == [], GONE_WITHIN_S, "every process gone")
+    assert shared_memory() <= before
