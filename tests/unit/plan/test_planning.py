@@ -204,7 +204,6 @@ NODES = "; nodes = 2" + INTERFACE
             4,
             "gloo.pipeline.n2r2t1.fp32.s2m8-1f1b-time.cuda",
         ),
-        ("local/threads", "replicas = 2; device = 'cuda'", 4, "none.threads.n1r1t2.fp32.k2.cuda"),
     ],
 )
 def test_what_is_not_said_follows_from_what_is_and_from_the_cores(way, keys, cores, name):

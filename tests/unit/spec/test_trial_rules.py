@@ -98,7 +98,7 @@ def faults_of(text: str) -> list[str]:
         ),
         # GPUs
         ("local/intraop", 'device = "cuda"; threads_per_rank = 2', "about threads of the CPU"),
-        ("local/threads", 'device = "cuda"', "say replicas as a number"),
+        ("local/threads", 'device = "cuda"; replicas = 2', "one process a GPU"),
         ("local/pipeline", 'device = "cuda"', "say stages as a number"),
         (
             "local/processes",
@@ -150,7 +150,6 @@ def test_combination_that_cannot_work_is_refused_with_one_reason(way, keys, expe
         ("mpi/hybrid", 'replicas = 2; stages = 2; transport = "gloo"; ' + NODES),
         ("spark/threads", "replicas = 2; " + NODES),
         ("spark/sequential", NODES),
-        ("local/threads", 'device = "cuda"; replicas = 2; threads_per_rank = 2'),
         ("mpi/processes", 'device = "cuda"; replicas = 2; transport = "nccl"'),
         ("local/hybrid", 'device = "cuda"; replicas = 2; transport = "shared"'),
         ("local/sequential", 'device = "cuda"'),

@@ -254,6 +254,11 @@ def _cuda_faults(trial: TrialRequest) -> Iterator[str]:
             'device: "intraop" is about threads of the CPU, expected "cpu", got "cuda"; '
             'one GPU alone is local_strategy = "sequential"'
         )
+    elif strategy == "threads":
+        yield (
+            'device: "threads" are replicas in one process, and on GPUs there is one process a GPU; '
+            'use local_strategy = "processes"'
+        )
     elif trial.nodes == 1 and counts_if_known(trial) is None:
         yield (
             f'device: with "cuda" say {_FROM_CORES[strategy]} as a number; this machine\'s cores '

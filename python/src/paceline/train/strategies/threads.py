@@ -11,8 +11,8 @@ else is held twice. A step is
     each thread: steps the optimiser of its slice
 
 The GIL. Held: Python between operations (layers, dropout keys), a few milliseconds a step. Let go:
-every torch operation, the whole backward pass but for a hook for each parameter, numpy's loops
-over arrays.
+every torch operation, the backward pass but for a hook for each parameter and the few lines of
+linear.py for each linear layer, numpy's loops over arrays.
 """
 
 from __future__ import annotations
