@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # What collectives raise when the other end has gone: the cause lies on another rank.
 _PEER_GONE = (
     "connection reset by peer", "connection closed by peer", "connection refused", "broken pipe",
-    "socket closed", "peer closed",
+    "socket closed", "peer closed", "connection was likely closed",
 )  # fmt: skip
 # A rank that only misses a peer ends later than that peer, so that launchers, which report and
 # act upon the first end, see the cause first.

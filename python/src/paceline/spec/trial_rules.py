@@ -256,7 +256,7 @@ def _cuda_faults(trial: TrialRequest) -> Iterator[str]:
         )
     elif strategy == "threads":
         yield (
-            'device: "threads" are replicas in one process, and on GPUs there is one process a GPU; '
+            'device: "threads" are replicas in one process, on GPUs there is one process a GPU; '
             'use local_strategy = "processes"'
         )
     elif trial.nodes == 1 and counts_if_known(trial) is None:

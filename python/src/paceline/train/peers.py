@@ -8,7 +8,7 @@ from paceline.errors import PacelineError
 from paceline.train.clock import SAME_CLOCK, ClockOffset, measure_offset
 from paceline.train.collectives import Transport, create_transport
 from paceline.train.collectives.group_store import GroupStore
-from paceline.train.collectives.store import meet, open_store, wait_for
+from paceline.train.collectives.store import limited, meet, open_store, server_lost, wait_for
 from paceline.train.resources import RankCores, check_node
 
 if TYPE_CHECKING:
@@ -63,7 +63,10 @@ class Peers:
 
     def explain(self, error: Exception) -> PacelineError | None:
         """What an error out of a collective means; None if it is not about communication."""
-        return None if self._transport is None else self._transport.explain(error)
+        lost = server_lost(error, f"rank {self._context.rank}: rank 0's store")
+        if lost is not None or self._transport is None:
+            return lost
+        return self._transport.explain(error)
 
     def leave(self, *, failed: bool) -> None:
         """Close everything. If all went well, rank 0, which serves the store, goes last."""
@@ -100,6 +103,11 @@ def join_peers(context: RankContext, trial: Trial) -> Peers:
         return Peers(context, trial)
     limit_s = trial.limits.rendezvous_s
     store = open_store(context, limit_s)
+    with limited(f"rank {context.rank}: rank 0's store", limit_s):
+        return _join(context, trial, store, limit_s)
+
+
+def _join(context: RankContext, trial: Trial, store: TCPStore, limit_s: float) -> Peers:
     meet(store, "joined", context.rank, range(context.world_size), limit_s)
     node = _node(store, context, "cores")
     check_node(context, trial.placement, _cores(node, limit_s))

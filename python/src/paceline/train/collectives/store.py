@@ -6,6 +6,7 @@ a listening descriptor it opens no other (checked against /proc/net/tcp with tor
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from paceline.errors import EnvironmentLacks, TimedOut
+from paceline.train.collectives.base import PeerLost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from paceline.train.context import RankContext
+
+# c10d's words on a connection that was there before.
+_SERVER_GONE = re.compile(r"likely closed|reset by peer|broken pipe", re.IGNORECASE)
 
 
 def open_store(context: RankContext, limit_s: float) -> TCPStore:
@@ -48,13 +53,23 @@ def open_store(context: RankContext, limit_s: float) -> TCPStore:
 
 @contextmanager
 def limited(what: str, limit_s: float) -> Iterator[None]:
-    """Turn the store's own time-out into TimedOut that says what was waited for."""
+    """Turn the store's errors into TimedOut that says what was waited for, or PeerLost."""
     try:
         yield
     except dist.DistStoreError as error:
         raise TimedOut(f"{what} did not answer within {limit_s:g} s ({error})") from error
     except dist.DistNetworkError as error:
+        lost = server_lost(error, what)
+        if lost is not None:
+            raise lost from error
         raise TimedOut(f"{what} could not be reached within {limit_s:g} s ({error})") from error
+
+
+def server_lost(error: Exception, what: str) -> PeerLost | None:
+    """That rank 0 went away while `what` used its store; None if the error says something else."""
+    if isinstance(error, dist.DistNetworkError) and _SERVER_GONE.search(str(error)):
+        return PeerLost(f"{what}: rank 0, which serves it, went away; look at its log", 0)
+    return None
 
 
 def wait_for(store: Store, keys: Sequence[str], limit_s: float, what: str) -> None:
