@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import shown, write_results
-
 from paceline.analysis.compare import compare_run
 from paceline.analysis.statistics import ratio_interval, run_noise
 from paceline.records.layout import RunFiles
