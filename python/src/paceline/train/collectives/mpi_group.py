@@ -14,7 +14,7 @@ import numpy as np
 import torch.distributed as dist
 from mpi4py import MPI
 
-from paceline.data.node import node_memory
+from paceline.data.node import MemoryUse, node_memory
 from paceline.train.collectives.group_store import GroupStore
 from paceline.train.collectives.mpi_buffers import (
     as_bytes,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 BACKEND = "mpi4py"
 _LARGEST_TAG = 32767  # what the MPI standard guarantees for MPI_TAG_UB
 _CLOSE_LIMIT_S = 10.0
+_USE = MemoryUse("the ranks' shared segments", 'use transport "gloo"')
 _ABORT_LIMIT_S = 0.5
 
 
@@ -319,7 +320,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
     def _share_memory(self) -> SharedSegments | None:
         """Memory of all ranks; None where they cannot see one another's (containers, say)."""
         meeting_place = GroupStore(self._store, self._rank, self._size)
-        memory = node_memory(meeting_place, SHARED_BYTES, self._limit_s)
+        memory = node_memory(meeting_place, SHARED_BYTES, self._limit_s, _USE)
         if not memory.shared:
             return None
         array = np.frombuffer(memory.buffer, dtype=np.uint8)

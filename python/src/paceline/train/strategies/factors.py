@@ -149,18 +149,31 @@ def _forward(
 class RowGradients:
     """The gradients of one worker's rows of the linear layers, in memory of their own."""
 
-    def __init__(self, pieces: Sequence[Piece], rows: Mapping[str, int]) -> None:
-        """pieces: whole rows of the parameters in `rows`."""
+    def __init__(
+        self, layout: FlatLayout, pieces: Sequence[Piece], rows: Mapping[str, int]
+    ) -> None:
+        """pieces: what the worker owns; of the parameters in `rows`, whole rows."""
+        self._layout = layout
         self._memory = {p.name: torch.empty(p.stop - p.start) for p in pieces if p.name in rows}
         self._rows = rows
 
-    def gradient(self, piece: Piece, elements: int, factors: Sequence[Factors]) -> Tensor:
-        """The gradient of `piece` over all replicas' samples, shape (stop - start,), float32.
+    def reader(
+        self, factors: Sequence[Factors], otherwise: Callable[[Piece], Tensor]
+    ) -> Callable[[Piece], Tensor]:
+        """What gives a piece's gradient over all replicas' samples, shape (stop - start,), float32.
 
-        elements: of the whole parameter. factors: of every replica, in one order for all workers.
+        factors: of every replica, in one order for all workers. otherwise: for pieces of other
+        parameters.
         """
+
+        def gradient_of(piece: Piece) -> Tensor:
+            return self._gradient(piece, factors) if piece.name in self._rows else otherwise(piece)
+
+        return gradient_of
+
+    def _gradient(self, piece: Piece, factors: Sequence[Factors]) -> Tensor:
         layer, _, own = piece.name.rpartition(".")
-        per_row = elements // self._rows[piece.name]
+        per_row = self._layout.size(piece.name) // self._rows[piece.name]
         rows = slice(piece.start // per_row, piece.stop // per_row)
         outputs_gradients = joined([of_replica[layer][1][:, rows] for of_replica in factors])
         gradient = self._memory[piece.name]

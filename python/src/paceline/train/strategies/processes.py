@@ -93,7 +93,7 @@ class ProcessesStrategy:
         self._shares = self._layout.shares(self._ranks, self._rows)
         own = self._shares[self._rank]
         self._shard = Shard(own, weights, trial.training)
-        self._row_gradients = RowGradients(own, self._rows)
+        self._row_gradients = RowGradients(self._layout, own, self._rows)
         self._open_outboxes(shared, parameters)
         self._open_boxes(shared, weights)
         if trial.placement.nodes > 1:
@@ -193,14 +193,7 @@ class ProcessesStrategy:
         others = [box.read for rank, box in enumerate(self._outboxes) if rank != self._rank]
         summed = sum_of_pieces(self._layout, own, others)
         factors = [box.read() for box in self._factor_boxes]
-
-        def gradient_of(piece: Piece) -> Tensor:
-            if piece.name not in self._rows:
-                return summed(piece)
-            elements = self._layout.size(piece.name)
-            return self._row_gradients.gradient(piece, elements, factors)
-
-        self._shard.reduce(gradient_of)
+        self._shard.reduce(self._row_gradients.reader(factors, summed))
         if self._counterparts is not None:
             sum_over(self._shard.gradient_tensors(), self._counterparts)
 

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from paceline.records.rows import WorkerEnvironment
     from paceline.train.context import RankContext
     from paceline.train.strategies.base import Neighbours
-    from paceline.train.strategies.flat import Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ class ThreadsStrategy:
         self._rows = rows_of(model)
         shares = self._layout.shares(replicas, self._rows)
         self._shards = [Shard(pieces, weights, trial.training) for pieces in shares]
-        self._row_gradients = [RowGradients(pieces, self._rows) for pieces in shares]
+        self._row_gradients = [RowGradients(self._layout, pieces, self._rows) for pieces in shares]
         if trial.training.precision == "bf16":
             copy_of_weights = weights.to(torch.bfloat16)
             self._low_precision = LowPrecisionWeights(self._layout, weights, copy_of_weights)
@@ -189,14 +188,8 @@ class ThreadsStrategy:
             _gradients(self._parameters[worker]),
             [partial(piece_of, self._layout, _gradients(parameters)) for parameters in others],
         )
-
-        def gradient_of(piece: Piece) -> Tensor:
-            if piece.name not in self._rows:
-                return summed(piece)
-            elements = self._layout.size(piece.name)
-            return self._row_gradients[worker].gradient(piece, elements, self._factors)
-
-        self._shards[worker].reduce(gradient_of)
+        reader = self._row_gradients[worker].reader(self._factors, summed)
+        self._shards[worker].reduce(reader)
         return passed
 
     def _step_shard(self, worker: int) -> None:
