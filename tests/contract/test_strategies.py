@@ -10,7 +10,8 @@ processors' sums; the smallest real defect that is looked for, one replica's gra
 counted twice, is of the order of 1.
 
 With bf16 the oracle runs under autocast, too. Its activations have 8 bits, so a sum that is rounded
-the other way moves a result by 2**-8 = 4e-3; over 20 steps such differences grow. See BF16.
+the other way moves a result by 2**-8 = 4e-3; over 20 steps such differences grow (measured: 0.003
+and 0.03 to 0.05; bf16 itself is 0.19 and 0.065 away from float32). See BF16.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from paceline.train.transforms import put_in_memory_format
 pytestmark = pytest.mark.contract
 
 TOLERANCE = 1e-4
-BF16 = {"gradient": 0.02, "weights": 0.05}
+BF16 = {"gradient": 0.02, "weights": 0.15}
 SEED, BATCH, SAMPLES, STEPS = 3, 10, 41, 20  # as in programs/ranks.py and programs/strategies.py
 # Batches of 10 among 3 replicas are uneven; every fifth has one sample, so other replicas none.
 STEP_OF_ONE_SAMPLE = 4

@@ -20,10 +20,13 @@ max-pooling also decide otherwise (measured: 0.21 on a small AlexNet), hence 2^-
 
 Over n steps the differences grow: momentum sums them twice, as n^2, and later they grow
 exponentially, because the loss is not convex (measured on a small AlexNet, learning rate 0.01,
-relative to the update: 3e-5 after 1 step, 8e-3 after 24, 0.13 after 48). So weights may differ by
-n^2 times the gradient's tolerance, at most a quarter of the distance that training moved them
-(fp32; half of it for bf16), which is what mistakes still exceed: a sum for a mean over k ranks
-differs by k - 1, ranks that do not exchange gradients by about sqrt(1 - 1/k). After
+relative to the update: 3e-5 after 1 step, 8e-3 after 24, 0.13 after 48). In deep nets units of
+ReLU and max-pooling soon decide otherwise: with VGG16 at 224x224 the framework's own threads alone,
+whose first gradient differs by 1e-5, give 0.025 after 7 steps. That is n^2 * 2^-11 and leaves no
+room, so there is a factor of 4. Weights may differ by 4 n^2 times the gradient's tolerance, at most
+a quarter of the distance that training moved them (fp32; half of it for bf16), which is what
+mistakes still exceed: a sum for a mean over k ranks differs by k - 1, ranks that do not exchange
+gradients by about sqrt(1 - 1/k). After
 `WEIGHTS_HORIZON_STEPS` rounding alone may have grown that far, and the weights prove nothing.
 """
 
@@ -58,6 +61,7 @@ class Tolerance:
 
 
 _GRADIENT: dict[Arithmetic, float] = {"fp32": 2.0**-11, "bf16": 2.0**-4, "bf16 against fp32": 0.25}
+_ROOM = 4.0
 _WEIGHTS_LIMIT: dict[Arithmetic, float] = {"fp32": 0.25, "bf16": 0.5, "bf16 against fp32": 0.5}
 
 
@@ -73,5 +77,5 @@ def tolerance(ours: Precision, baseline: Precision, steps: int) -> Tolerance:
         # the loss is the end of the forward half of the same computation
         loss=min(gradient, _GRADIENT["bf16"]),
         gradient=gradient,
-        weights=min(gradient * steps**2, _WEIGHTS_LIMIT[arithmetic]),
+        weights=min(_ROOM * gradient * steps**2, _WEIGHTS_LIMIT[arithmetic]),
     )
