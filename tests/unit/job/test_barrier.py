@@ -119,6 +119,19 @@ def test_rank_that_missed_its_peer_does_not_hide_the_lost_one(make_job):
     assert "killed or crashed" in end.error
 
 
+def test_lost_rank_is_the_one_that_wrote_no_end(make_job):
+    job = make_job(launcher="spark")
+    for rank, state in ((0, "failed"), (1, "running")):
+        status = RankStatus(
+            rank=rank, host="h", pid=1, process_started_unix_s=0.0, state=state, secondary=True
+        )
+        write_json(job.files.rank(rank).status, dataclasses.asdict(status))
+    content = {"exit_code": 5, "error": "PeerLost: x", "secondary": True}
+    end = failed_stage(job, f"BarrierTaskFailed: paceline rank 0 ended {json.dumps(content)}\n")
+    assert (end.rank, end.exit_code) == (1, 5)
+    assert "killed or crashed" in end.error
+
+
 def test_what_a_rank_wrote_itself_outweighs_sparks_words(make_job):
     job = make_job(launcher="spark")
     status = RankStatus(

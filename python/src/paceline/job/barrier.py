@@ -134,7 +134,8 @@ def _check_placement(job: Job, hosts: Sequence[str]) -> None:
 
 def failed_stage(job: Job, message: str) -> RankEnd:
     """Which rank a failed stage is about, from Spark's message and the ranks' own statuses."""
-    told = [s for s in read_statuses(job.files) if s.state == "failed" and not s.secondary]
+    statuses = read_statuses(job.files)
+    told = [s for s in statuses if s.state == "failed" and not s.secondary]
     if told:
         error = told[0].error or "no reason given"
         return RankEnd(rank=told[0].rank, exit_code=exit_code_of(error), error=error)
@@ -144,8 +145,11 @@ def failed_stage(job: Job, message: str) -> RankEnd:
         if not end["secondary"]:
             return RankEnd(rank=int(found.group(1)), **end)
     lost = _LOST_TASK.search(message)
-    rank = int(lost.group(1)) if lost else 0
-    what = "its Python worker was killed or crashed" if lost else _first_line(message)
+    # On a busy machine Spark may hear of a rank that misses its peer before it misses that peer.
+    silent = [s.rank for s in statuses if s.state == "running"]
+    rank = int(lost.group(1)) if lost else next(iter(silent), 0)
+    crashed = lost is not None or bool(silent)
+    what = "its Python worker was killed or crashed" if crashed else _first_line(message)
     return RankEnd(rank=rank, exit_code=ExitCode.RANK_FAILED, error=f"RankFailed: {what}")
 
 
