@@ -70,8 +70,8 @@ def _failed_rank(
         return named if named in prompt else prompt[0]
     if ended.dead_ranks:
         # Spark ends the peers of a lost task at once: between two looks several may have gone.
-        silent = {r.rank for r in ranks if r.state == "running"}
-        return named if named in silent else ended.dead_ranks[0]
+        wordless = {r.rank for r in ranks if r.state == "running"}
+        return named if named is not None and named in wordless else ended.dead_ranks[0]
     if named is not None and named not in {r.rank for r in ranks if r.secondary}:
         return named
     silent = [r.rank for r in ranks if r.state == "running"]
