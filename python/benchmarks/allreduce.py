@@ -19,7 +19,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from common import median_interval, paired_ratio, shown, write_results
-from paceline.train.collectives import mpi
+from paceline.train.collectives.mpi import transport as mpi
 
 LIMIT = timedelta(seconds=60)
 SIZES_BYTES = (25_000_000, 100_000_000)

@@ -56,7 +56,7 @@ def alexnet(classes: int) -> nn.Module:
 def join(backend: str) -> tuple[int, int]:
     if backend == "mpi4py":
         # the only line of Paceline: its backend, registered by importing it
-        from paceline.train.collectives import mpi  # noqa: PLC0415
+        from paceline.train.collectives.mpi import transport as mpi  # noqa: PLC0415
 
         mpi.init_process_group(timeout=LIMIT)
     else:

@@ -109,7 +109,7 @@ def test_every_fault_is_reported_at_once():
         (GOOD.replace("[[trials]]", "[[trials]]\nthreads_per_rank = 2"), '"intraop"'),
         (GOOD.replace("[[trials]]", '[[trials]]\ntransport = "gloo"'), "no peers"),
         (GOOD + TWO_RANKS + 'transport = "none"', "must average gradients"),
-        (GOOD + TWO_RANKS.replace('"mpi"', '"spark"') + 'transport = "mpi"', 'launcher = "mpi"'),
+        (GOOD + TWO_RANKS.replace('"mpi"', '"torchrun"') + 'transport = "mpi"', 'launcher = "mpi"'),
         (GOOD + TWO_RANKS.replace("= 2", "= 1"), "at least 2"),
         (GOOD + TWO_RANKS + "nodes = 2", "[network] interface"),
         (GOOD + TWO_RANKS.replace('"mpi"', '"torchrun"') + "nodes = 2", "this node only"),

@@ -80,8 +80,35 @@ def faults_of(text: str) -> list[str]:
         ("local/pipeline", 'transport = "none"', 'expected "shared", got "none"'),
         ("local/pipeline", 'transport = "gloo"', 'expected "shared", got "gloo"'),
         ("mpi/hybrid", 'replicas = 2; transport = "mpi"', 'expected "shared", got "mpi"'),
-        ("spark/processes", 'transport = "mpi"', 'needs launcher = "mpi", got "spark"'),
+        (
+            "torchrun/processes",
+            'transport = "mpi"',
+            'needs launcher = "mpi" or "spark", got "torchrun"',
+        ),
         ("mpi/processes", 'transport = "none"', 'expected "shared", "gloo" or "mpi", got "none"'),
+        # how gradients travel
+        ("mpi/processes", 'transport = "spark-rounds"', 'needs launcher = "spark", got "mpi"'),
+        (
+            "spark/pipeline",
+            'nodes = 2; stages = 2; transport = "spark-allgather"; [network]; interface = "eth0"',
+            'expected local_strategy = "processes"',
+        ),
+        ("mpi/processes", 'algorithm = "ring"', 'algorithm: is a choice of transport = "mpi"'),
+        ("mpi/processes", 'compression = "bf16"', "expected a transport that sends"),
+        (
+            "mpi/processes",
+            'transport = "gloo"; compression_rank = 2',
+            'a setting of compression = "powersgd"',
+        ),
+        ("mpi/processes", 'transport = "gloo"; averaging_start = 2', "set that, too"),
+        ("mpi/processes", "averaging_period = 4", "expected a transport that averages weights"),
+        (
+            "mpi/processes",
+            'transport = "gloo"; averaging_period = 4; compression = "bf16"',
+            "use one of both",
+        ),
+        ("mpi/processes", "buckets_in_flight = 2", "is about buckets of gradients"),
+        ("spark/processes", 'mpi_parameters = {coll = "^han"}', "are for mpirun"),
         ("local/processes", 'transport = "nccl"', 'needs device = "cuda"'),
         ("local/hybrid", 'device = "cuda"; replicas = 2; transport = "nccl"', '"hybrid"; use "sha'),
         (
@@ -123,7 +150,7 @@ def faults_of(text: str) -> list[str]:
         ("local/best", "", "add a table [tune]"),
         ("local/best", "stages = 2; [tune]", 'stages: the search finds it for "best"'),
         ("spark/best", "nodes = 2; [tune]", "[network] interface"),
-        ("spark/best", "transport = 'mpi'; " + NODES + "; [tune]", 'needs launcher = "mpi"'),
+        ("mpi/best", "transport = 'nccl'; " + NODES + "; [tune]", 'needs device = "cuda"'),
         (
             "local/threads",
             "workloads = ['simple-big']",

@@ -20,7 +20,9 @@ from paceline.job.trial_by_hand import DEFAULT_NAME, trial_by_hand
 from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.spec.values import (
+    Algorithm,
     Balance,
+    Compression,
     Device,
     LocalStrategy,
     PipelineSchedule,
@@ -71,6 +73,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     made.add_argument("--trial", type=Path, metavar="TRIAL_JSON", help="then nothing else")
     _add_task(made.add_argument_group("what is trained, and where the records go"))
     _add_placement(made.add_argument_group("how it is spread"))
+    _add_communication(made.add_argument_group("how gradients travel"))
     _add_limits(made.add_argument_group("limits and telemetry"))
     return made
 
@@ -120,6 +123,18 @@ def _add_placement(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--oversubscribe", action="store_true", default=None)
     group.add_argument("--interface", metavar="NAME", help="that ranks talk over (default: lo)")
     group.add_argument("--bucket-mb", type=float, metavar="MB", help="gradients a message")
+
+
+def _add_communication(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--buckets-in-flight", type=int, metavar="N", help="messages at once")
+    group.add_argument("--algorithm", metavar="|".join(get_args(Algorithm)))
+    group.add_argument("--compression", metavar="|".join(get_args(Compression)))
+    group.add_argument("--compression-rank", type=int, metavar="R", help="of powersgd")
+    group.add_argument("--compression-density", type=float, metavar="SHARE", help="of topk")
+    group.add_argument(
+        "--averaging-period", type=int, metavar="STEPS", help="local SGD: average weights so often"
+    )
+    group.add_argument("--averaging-start", type=int, metavar="STEPS", help="before local SGD")
 
 
 def _layers(text: str) -> list[int]:

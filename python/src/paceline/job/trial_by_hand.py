@@ -28,7 +28,9 @@ _TRAINING = (
 )  # fmt: skip
 _PLACEMENT = (
     "transport", "reduction", "device", "replicas", "stages", "micro_batches", "schedule",
-    "balance", "cuts", "oversubscribe", "bucket_mb",
+    "balance", "cuts", "oversubscribe", "bucket_mb", "buckets_in_flight", "algorithm",
+    "compression", "compression_rank", "compression_density", "averaging_period",
+    "averaging_start",
 )  # fmt: skip
 DEFAULT_NAME = "by-hand"
 # The first of a table is the only one that a command line can be about.

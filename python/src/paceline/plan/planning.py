@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import UsageError
 from paceline.plan.trial import (
     LOOPBACK,
+    AveragingSettings,
+    CompressionSettings,
     PipelineSettings,
     Placement,
     Training,
     Trial,
     trial_name,
 )
+from paceline.spec.communication_rules import is_flat
 from paceline.spec.counts import (
     check_micro_batches,
     counts_on_node,
@@ -34,10 +37,13 @@ if TYPE_CHECKING:
 
     from paceline.spec.counts import NodeCounts
     from paceline.spec.models import Experiment, TrialRequest, WorkloadRequest
-    from paceline.spec.values import Reduction, Transport
+    from paceline.spec.values import Algorithm, Reduction, Transport
 
 DEFAULT_EPOCHS = 1
 DEFAULT_WARMUP_STEPS = 3
+DEFAULT_POWERSGD_RANK = 4  # as Vogels et al. (PowerSGD, NeurIPS 2019) use for language models
+DEFAULT_DENSITY = 0.01  # Lin et al. (Deep Gradient Compression, ICLR 2018) send 0.1 to 1 %
+DEFAULT_ROUND_STEPS = 10  # SparkNet (Moritz et al., ICLR 2016) takes 10 to 50
 
 
 def plan_trials(experiment: Experiment, datasets: Mapping[str, str], cores: int) -> list[Trial]:
@@ -131,7 +137,33 @@ def resolve_reduction(request: TrialRequest) -> Reduction | None:
     """Only processes on several nodes have a choice; GPUs have no memory to share."""
     if request.local_strategy != "processes" or request.nodes == 1:
         return None
-    return request.reduction or ("flat" if request.device == "cuda" else "hierarchical")
+    return request.reduction or ("flat" if is_flat(request) else "hierarchical")
+
+
+def resolve_algorithm(request: TrialRequest, transport: Transport) -> Algorithm | None:
+    """Only MPI has a choice that is ours to make."""
+    return request.algorithm or "auto" if transport == "mpi" else None
+
+
+def resolve_compression(request: TrialRequest) -> CompressionSettings | None:
+    method = request.compression
+    if method is None:
+        return None
+    return CompressionSettings(
+        method=method,
+        rank=(request.compression_rank or DEFAULT_POWERSGD_RANK) if method == "powersgd" else None,
+        density=(request.compression_density or DEFAULT_DENSITY) if method == "topk" else None,
+    )
+
+
+def resolve_averaging(request: TrialRequest, transport: Transport) -> AveragingSettings | None:
+    """Rounds of Spark are local SGD by their nature."""
+    period = request.averaging_period
+    if period is None:
+        if transport != "spark-rounds":
+            return None
+        period = DEFAULT_ROUND_STEPS
+    return AveragingSettings(period=period, start_step=request.averaging_start or 0)
 
 
 def resolve_pipeline(
@@ -158,6 +190,7 @@ def _trial(experiment: Experiment, request: TrialRequest, training: Training, co
     share = share_of(training.global_batch, request.nodes * counts.replicas)
     check_stages(training.model, counts.stages, request.cuts)
     placement = resolve_placement(request, counts, cores)
+    transport = resolve_transport(request, placement.ranks)
     own = {
         name: getattr(request, name)
         for name in ("precision", "memory_format")
@@ -168,7 +201,7 @@ def _trial(experiment: Experiment, request: TrialRequest, training: Training, co
         experiment=experiment.name,
         repeat=0,
         launcher=request.launcher,
-        transport=resolve_transport(request, placement.ranks),
+        transport=transport,
         local_strategy=request.local_strategy,
         placement=placement,
         training=training.model_copy(update=own),
@@ -178,6 +211,11 @@ def _trial(experiment: Experiment, request: TrialRequest, training: Training, co
         device=request.device,
         interface=experiment.network.interface or LOOPBACK,
         bucket_mb=request.bucket_mb,
+        buckets_in_flight=request.buckets_in_flight,
+        algorithm=resolve_algorithm(request, transport),
+        mpi_parameters=request.mpi_parameters,
+        compression=resolve_compression(request),
+        averaging=resolve_averaging(request, transport),
         telemetry=experiment.telemetry,
         limits=experiment.limits,
         mpi=experiment.mpi,

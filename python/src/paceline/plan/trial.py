@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+import zlib
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,7 +15,9 @@ from paceline.spec.models import (
     TelemetrySettings,
 )
 from paceline.spec.values import (
+    Algorithm,
     Balance,
+    Compression,
     Device,
     Launcher,
     LocalStrategy,
@@ -26,6 +30,9 @@ from paceline.spec.values import (
     WorkloadName,
 )
 from paceline.spec.workloads import ModelName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LOOPBACK = "lo"
 
@@ -65,6 +72,25 @@ class PipelineSettings(_Value):
     schedule: PipelineSchedule = "1f1b"
     balance: Balance | None = "time"  # None: as `cuts` says
     cuts: tuple[int, ...] | None = None  # the first layer of each stage but the first
+
+
+class CompressionSettings(_Value):
+    """Less to send than the gradients themselves, and what is lost by it."""
+
+    method: Compression
+    rank: int | None = Field(default=None, ge=1)  # powersgd
+    density: float | None = Field(default=None, gt=0, le=1)  # topk: share of elements that is sent
+
+
+class AveragingSettings(_Value):
+    """Local SGD: ranks step with their own gradients and average weights every `period` steps.
+
+    The first `start_step` steps average every gradient (post-local SGD: Lin et al.: Don't Use
+    Large Mini-Batches, Use Local SGD, ICLR 2020).
+    """
+
+    period: int = Field(ge=1)
+    start_step: int = Field(default=0, ge=0)
 
 
 class Training(_Value):
@@ -108,6 +134,11 @@ class Trial(_Value):
     device: Device = "cpu"
     interface: str = LOOPBACK
     bucket_mb: float = 25.0
+    buckets_in_flight: int | None = Field(default=None, ge=1)
+    algorithm: Algorithm | None = None  # of transport mpi; None where another carries
+    mpi_parameters: dict[str, str] = Field(default_factory=dict)
+    compression: CompressionSettings | None = None
+    averaging: AveragingSettings | None = None
     save_tensors: bool = True
     telemetry: TelemetrySettings = TelemetrySettings()
     limits: Limits = Limits()
@@ -139,6 +170,11 @@ class Trial(_Value):
         return self.placement.threads_per_rank // self.thread_replicas
 
     @property
+    def is_exact(self) -> bool:
+        """Whether it computes what the baseline does; else only its loss can be compared."""
+        return self.compression is None and self.averaging is None
+
+    @property
     def is_baseline(self) -> bool:
         """The sequential process that every speedup is against."""
         return self.launcher == "local" and self.local_strategy == "sequential"
@@ -167,7 +203,30 @@ def configuration_name(trial: Trial) -> str:
         parts.append(training.memory_format)
     if trial.bucket_mb != Trial.model_fields["bucket_mb"].default:
         parts.append(f"b{trial.bucket_mb:g}")
-    return ".".join(parts)
+    return ".".join([*parts, *_communication_names(trial)])
+
+
+def _communication_names(trial: Trial) -> Iterator[str]:
+    if trial.buckets_in_flight is not None:
+        yield f"f{trial.buckets_in_flight}"
+    if trial.algorithm not in (None, "auto"):
+        yield str(trial.algorithm)
+    if trial.compression is not None:
+        yield _compression_name(trial.compression)
+    if trial.averaging is not None:
+        start = f"after{trial.averaging.start_step}" if trial.averaging.start_step else ""
+        yield f"local{trial.averaging.period}{start}"
+    if trial.mpi_parameters:
+        text = json.dumps(trial.mpi_parameters, sort_keys=True)
+        yield f"mca{zlib.crc32(text.encode()):08x}"
+
+
+def _compression_name(compression: CompressionSettings) -> str:
+    """`send-powersgd4`: not `bf16` alone, which is a precision."""
+    how = compression.rank or (
+        f"{compression.density:g}" if compression.density is not None else ""
+    )
+    return f"send-{compression.method}{how}"
 
 
 def _pipeline_name(pipeline: PipelineSettings) -> str:

@@ -42,6 +42,10 @@ class RankFiles:
         return self.root / "ledger.jsonl"
 
     @property
+    def communication(self) -> Path:
+        return self.root / "communication.jsonl"
+
+    @property
     def environment(self) -> Path:
         return self.root / "environment.json"
 

@@ -60,6 +60,27 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicationRow:
+    """One operation of one process group on one rank (`ranks/<rank>/communication.jsonl`).
+
+    Times are on the clock of the rank's host; RankEnvironment has its offset from rank 0's. The
+    same (group, sequence) on all ranks of a group is the same operation.
+    """
+
+    group: str  # its name; the same on all of its ranks
+    ranks: int  # of the group
+    sequence: int  # within the group, from 0
+    operation: str  # as torch names it: "allreduce"
+    algorithm: str | None  # how it was carried out, where the transport has a choice
+    payload_bytes: int  # of this rank's tensors
+    arrived_unix_s: float  # when this rank asked for it
+    started_unix_s: float | None  # when its turn came, where a group's operations queue
+    ended_unix_s: float
+    sent_bytes: int | None  # by this rank to others; None where the transport does not count
+    sent_messages: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRow:
     """Which samples a rank saw in a step (`ranks/<rank>/ledger.jsonl`)."""
 

@@ -10,7 +10,9 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.spec.values import (
+    Algorithm,
     Balance,
+    Compression,
     Device,
     Launcher,
     LocalStrategy,
@@ -94,6 +96,14 @@ class TrialRequest(_Overrides):
     cuts: Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)] | None = None
     oversubscribe: bool = False
     bucket_mb: PositiveFloat = 25.0
+    buckets_in_flight: PositiveInt | None = None  # at once; None: as they come
+    algorithm: Algorithm | None = None  # transport mpi
+    mpi_parameters: dict[str, str] = Field(default_factory=dict)  # launcher mpi: MCA, by name
+    compression: Compression | None = None  # of what a step sends; then nothing is identical
+    compression_rank: PositiveInt | None = None  # powersgd: of the approximation
+    compression_density: Annotated[float, Field(gt=0, le=1, strict=False)] | None = None  # topk
+    averaging_period: PositiveInt | None = None  # local SGD: steps from one averaging to the next
+    averaging_start: Annotated[int, Field(ge=0)] | None = None  # steps that average every gradient
 
 
 class TuneSettings(_Model):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from paceline.spec.communication_rules import SPARK_NATIVE, communication_faults
 from paceline.spec.counts import DEFAULT_HYBRID_STAGES, counts_if_known, number, stages_given
 from paceline.spec.tune_rules import best_faults, is_filled_in
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 _ONE_PROCESS = ("sequential", "intraop", "threads")
 _PIPELINED = ("pipeline", "hybrid")
+_JOIN_MPI = ("mpi", "spark")  # launchers whose ranks can be one MPI job
 _REPLICATED = ("threads", "processes", "hybrid")
 # key -> the strategies that it means something to
 _MEANT_FOR = {
@@ -60,6 +62,7 @@ def trial_faults(trial: TrialRequest, experiment: Experiment) -> Iterator[str]:
         yield from _transport_faults(trial)
     if trial.nodes > 1:
         yield from _multi_node_faults(trial, experiment)
+    yield from communication_faults(trial)
 
 
 def has_peers(trial: TrialRequest) -> bool:
@@ -203,9 +206,9 @@ def _transport_faults(trial: TrialRequest) -> Iterator[str]:
             "transport: several ranks must average gradients, expected "
             f'{_either(_transports(trial))}, got "none"'
         )
-    if transport == "mpi" and trial.launcher != "mpi":
+    if transport == "mpi" and trial.launcher not in _JOIN_MPI:
         yield (
-            f'transport: "mpi" needs launcher = "mpi", got "{trial.launcher}"; '
+            f'transport: "mpi" needs launcher = {_either(_JOIN_MPI)}, got "{trial.launcher}"; '
             'use transport = "gloo" there'
         )
     if transport == "shared" and trial.nodes > 1:
@@ -231,7 +234,9 @@ def _transports(trial: TrialRequest) -> tuple[str, ...]:
         return ("shared",)
     if trial.device == "cuda":
         return ("nccl", "gloo") if trial.local_strategy == "processes" else ("gloo",)
-    between = ("gloo", "mpi") if trial.launcher == "mpi" else ("gloo",)
+    between: tuple[str, ...] = ("gloo", "mpi") if trial.launcher in _JOIN_MPI else ("gloo",)
+    if trial.launcher == "spark" and trial.local_strategy == "processes":
+        between += SPARK_NATIVE
     return between if trial.nodes > 1 else ("shared", *between)
 
 

@@ -34,10 +34,12 @@ class Loop:
         *,
         counts_samples: bool,
         on_first_gradient: Callable[[], None],
+        on_step_end: Callable[[], None] = lambda: None,
     ) -> None:
         """counts_samples: whether this rank's samples are its own, not another stage's as well.
 
         on_first_gradient: called when the first step's gradient is averaged.
+        on_step_end: called when a step's rows are written.
         """
         self._schedule = schedule
         self._training = training
@@ -45,6 +47,7 @@ class Loop:
         self._rank = rank
         self._counts_samples = counts_samples
         self._on_first_gradient = on_first_gradient
+        self._on_step_end = on_step_end
 
     def run(self, batches: Iterable[Batch], files: RankFiles) -> int:
         """Train on `batches`, one for each step; returns the number of steps.
@@ -68,6 +71,7 @@ class Loop:
                         sample_ids=batch.sample_ids.tolist() if self._counts_samples else [],
                     )
                 )
+                self._on_step_end()
                 started_s = ended_s
                 steps += 1
         return steps

@@ -19,6 +19,7 @@ from paceline.errors import PacelineError, RankFailed
 from paceline.plan.schedule import schedule_of
 from paceline.records.files import write_json
 from paceline.records.rows import TrainingResult
+from paceline.train.collectives.recorder import recording
 from paceline.train.loop import Loop
 from paceline.train.models import build_model
 from paceline.train.peers import Peers, join_peers
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from paceline.plan.schedule import Schedule
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
+    from paceline.train.collectives.recorder import Recorder
     from paceline.train.context import RankContext
 
 
@@ -44,13 +46,14 @@ def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
     Raises what PacelineError has: EnvironmentLacks, DataError, TimedOut, RankFailed (PeerLost where
     another rank is the cause).
     """
-    with Spans(files.rank(context.rank).spans) as spans:
+    own = files.rank(context.rank)
+    with Spans(own.spans) as spans, recording(own.communication) as recorder:
         spans.ended("imports", context.process_started_unix_s)
         set_threads(trial.threads_per_worker)
         with spans("rendezvous"):
             peers = join_peers(context, trial)
         try:
-            _Worker(trial, context, files, spans, peers).run()
+            _Worker(trial, context, files, spans, peers, recorder).run()
         except PacelineError:
             peers.leave(failed=True)
             raise
@@ -81,13 +84,20 @@ class _Worker:
     """The stages between joining and leaving."""
 
     def __init__(
-        self, trial: Trial, context: RankContext, files: TrialFiles, spans: Spans, peers: Peers
+        self,
+        trial: Trial,
+        context: RankContext,
+        files: TrialFiles,
+        spans: Spans,
+        peers: Peers,
+        recorder: Recorder,
     ) -> None:
         self._trial = trial
         self._context = context
         self._files = files
         self._spans = spans
         self._peers = peers
+        self._recorder = recorder
 
     def run(self) -> None:
         with self._spans("data_load"):
@@ -111,6 +121,7 @@ class _Worker:
             rank,
             counts_samples=self._stage == 0,
             on_first_gradient=lambda: self._save_gradient(strategy),
+            on_step_end=self._recorder.flush,
         )
         steps = loop.run(feed, self._files.rank(rank))
         if steps != schedule.steps:

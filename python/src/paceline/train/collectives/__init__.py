@@ -20,7 +20,7 @@ __all__ = ["PeerLost", "Transport", "create_transport", "transport_names"]
 
 _MODULES = {
     "gloo": ("paceline.train.collectives.gloo", "GlooTransport"),
-    "mpi": ("paceline.train.collectives.mpi", "MpiTransport"),
+    "mpi": ("paceline.train.collectives.mpi.transport", "MpiTransport"),
     "nccl": ("paceline.train.collectives.nccl", "NcclTransport"),
 }
 _CARRIERS: dict[Device, tuple[str, ...]] = {"cpu": ("gloo", "mpi"), "cuda": ("nccl", "gloo")}

@@ -1,10 +1,7 @@
-"""A thread that carries out a group's MPI calls one after the other.
+"""A thread that carries out a group's operations one after the other, in the order of submission.
 
-Why a thread with blocking calls: on shared memory Open MPI's blocking Allreduce of 25 MB is about
-three times as fast as Iallreduce, which only advances while somebody calls MPI. Why no rank blocks
-before all are there: a blocking call spins while it waits for a late peer, and here it would take
-the core from the backward pass that still runs; it also could not be given up. So each operation
-begins with a non-blocking barrier that is polled with sleeps, and only then blocks.
+For libraries that every rank must call in the same order, and that block: the backward pass goes on
+beside it.
 """
 
 from __future__ import annotations
@@ -15,32 +12,36 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError, RankFailed
-from paceline.train.collectives.mpi_work import WATCH_SHARE, MpiWork, poll, timed_out
+from paceline.train.collectives.work import WATCH_SHARE, PendingWork, timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpi4py import MPI
+    from paceline.train.collectives.recorder import Operation
 
 
 class ProgressThread:
     """Carries out operations in the order of submission, each within `limit_s`.
 
     After the first failure nothing is called any more: every later operation fails with it.
-    The threads are daemons, so a call that MPI never returns from does not keep the process alive.
+    The threads are daemons, so a call that never returns does not keep the process alive.
     """
 
-    def __init__(self, rank: int, limit_s: float, name: str) -> None:
+    def __init__(self, library: str, rank: int, limit_s: float, name: str) -> None:
+        """library: what carries the operations, for messages; name: of the group."""
         self.failure: PacelineError | None = None
+        self._library = library
         self._rank = rank
         self._limit_s = limit_s
-        self._queue: queue.SimpleQueue[tuple[MpiWork, Callable[[], None]] | None] = (
-            queue.SimpleQueue()
-        )
-        self._current: tuple[MpiWork, float] | None = None
+        self._queue: queue.SimpleQueue[
+            tuple[PendingWork, Callable[[], None], Operation | None] | None
+        ] = queue.SimpleQueue()
+        self._current: tuple[PendingWork, float] | None = None
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"mpi-{name}", daemon=True)
-        self._watcher = threading.Thread(target=self._watch, name=f"mpi-watch-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{library}-{name}", daemon=True)
+        self._watcher = threading.Thread(
+            target=self._watch, name=f"{library}-watch-{name}", daemon=True
+        )
         self._thread.start()
         self._watcher.start()
 
@@ -49,21 +50,15 @@ class ProgressThread:
         name: str,
         call: Callable[[], None],
         tensors: list[Any],
-        meet: Callable[[], MPI.Request] | None = None,
-    ) -> MpiWork:
-        """Queue `call`; with `meet` (a barrier that it starts), once every rank has come to it."""
-        work = MpiWork(name, self._rank, self._limit_s, tensors)
-
-        def operation() -> None:
-            if meet is not None and not poll(meet(), self._limit_s):
-                raise timed_out(name, self._rank, self._limit_s)
-            call()
-
-        self._queue.put((work, operation))
+        operation: Operation | None = None,
+    ) -> PendingWork:
+        """Queue `call`; `operation` is what a profile is to know of it."""
+        work = PendingWork(f"{self._library} {name}", self._rank, self._limit_s, tensors)
+        self._queue.put((work, call, operation))
         return work
 
     def close(self, limit_s: float) -> None:
-        """End the threads after what is queued; a thread stuck in MPI is left behind."""
+        """End the threads after what is queued; a thread that is stuck is left behind."""
         self._queue.put(None)
         self._thread.join(limit_s)
         self._closing.set()
@@ -71,36 +66,40 @@ class ProgressThread:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            work, operation = item
+            work, call, operation = item
             if self.failure is not None:
                 work.finish(self.failure)
                 continue
             self._current = (work, time.monotonic())
             try:
-                operation()
+                if operation is not None:
+                    operation.start()
+                call()
             except Exception as error:  # noqa: BLE001  (handed to whoever waits for the work)
                 self._fail(work, error)
             else:
                 self._current = None
+                if operation is not None:
+                    operation.end()
                 work.finish()
             # Nothing of this operation may outlive it: the next get() can block for long.
-            del item, work, operation
+            del item, work, call, operation
 
     def _watch(self) -> None:
-        """Fail the operation that MPI does not return from; nothing can cancel the call."""
+        """Fail the operation that the library does not return from; nothing can cancel the call."""
         while not self._closing.wait(self._limit_s * WATCH_SHARE):
             current = self._current
             if current is None or time.monotonic() - current[1] < self._limit_s:
                 continue
             self._fail(current[0], timed_out(current[0].name, self._rank, self._limit_s))
 
-    def _fail(self, work: MpiWork, error: Exception) -> None:
+    def _fail(self, work: PendingWork, error: Exception) -> None:
         if self.failure is None:
             if isinstance(error, PacelineError):
                 self.failure = error
             else:
                 self.failure = RankFailed(
-                    f"rank {self._rank}: MPI {work.name} failed: {error}", self._rank
+                    f"rank {self._rank}: {work.name} failed: {error}", self._rank
                 )
                 self.failure.__cause__ = error
         self._current = None

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from paceline.data.node import MemoryUse, node_memory
 from paceline.train.collectives.group_store import GroupStore
-from paceline.train.collectives.mpi_buffers import (
+from paceline.train.collectives.mpi.buffers import (
     as_bytes,
     divide,
     is_average,
@@ -24,9 +24,12 @@ from paceline.train.collectives.mpi_buffers import (
     pieces,
     reducible,
 )
-from paceline.train.collectives.mpi_progress import ProgressThread
-from paceline.train.collectives.mpi_shared import SHARED_BYTES, SharedSegments, one_host
-from paceline.train.collectives.mpi_work import MpiMessage, poll, timed_out
+from paceline.train.collectives.mpi.messages import MpiMessage
+from paceline.train.collectives.mpi.polling import poll
+from paceline.train.collectives.mpi.shared import SHARED_BYTES, SharedSegments, one_host
+from paceline.train.collectives.progress import ProgressThread
+from paceline.train.collectives.recorder import arrive, payload_bytes
+from paceline.train.collectives.work import timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from paceline.errors import PacelineError
-    from paceline.train.collectives.mpi_work import MpiWork
+    from paceline.train.collectives.work import PendingWork
 
 BACKEND = "mpi4py"
 _LARGEST_TAG = 32767  # what the MPI standard guarantees for MPI_TAG_UB
@@ -72,7 +75,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
         self._name = name
         self._limit_s = limit_s
         self._store = store
-        self._progress = ProgressThread(rank, limit_s, name)
+        self._progress = ProgressThread("MPI", rank, limit_s, name)
         self._open = True
         self._shared: SharedSegments | None = None
         self._comm = MPI.COMM_NULL
@@ -120,7 +123,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
 
     # -- collectives ---------------------------------------------------------------------------
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> MpiWork:
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> PendingWork:
         """Reduce each tensor over all ranks, in place."""
         reduce_op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
         operations = [operation_of(reduce_op, t.dtype) for t in tensors]
@@ -130,13 +133,13 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
                 self._reduce_over_all(tensor, operation, average=is_average(reduce_op))
 
         # Through shared memory the ranks meet in any case.
-        meet = self._meet if self._shared is None else None
-        return self._progress.submit("allreduce", call, tensors, meet)
+        meet = self._shared is None
+        return self._submit("allreduce", call, tensors, meet=meet)
 
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> MpiWork:
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> PendingWork:
         return self.allreduce(tensors, opts)
 
-    def reduce(self, tensors: list[Tensor], opts: Any) -> MpiWork:
+    def reduce(self, tensors: list[Tensor], opts: Any) -> PendingWork:
         """Reduce onto `opts.rootRank`; the other ranks' tensors stay as they are."""
         operation = operation_of(opts.reduceOp, tensors[0].dtype)
         root: int = opts.rootRank
@@ -153,7 +156,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
 
         return self._submit("reduce", call, tensors)
 
-    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> MpiWork:
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> PendingWork:
         root: int = opts.rootRank if opts is not None else 0
 
         def call() -> None:
@@ -167,7 +170,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
         output_tensors: list[list[Tensor]],
         input_tensors: list[Tensor],
         opts: Any = None,  # noqa: ARG002
-    ) -> MpiWork:
+    ) -> PendingWork:
         """Every rank's tensor on every rank; shapes may differ between ranks."""
 
         def call() -> None:
@@ -178,7 +181,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
 
         return self._submit("allgather", call, output_tensors)
 
-    def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> MpiWork:
+    def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> PendingWork:
         """Every rank's tensor one after the other in `output`."""
         parts = [p.view(own.shape) for p in output.view(-1).chunk(self._size)]
         return self.allgather([parts], [own], opts)
@@ -187,7 +190,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
 
     def gather(
         self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any
-    ) -> MpiWork:
+    ) -> PendingWork:
         """Every rank's tensor on `opts.rootRank`."""
         root: int = opts.rootRank
         own = input_tensors[0]
@@ -206,7 +209,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
 
     def scatter(
         self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any
-    ) -> MpiWork:
+    ) -> PendingWork:
         """The parts that `opts.rootRank` has, one for each rank."""
         root: int = opts.rootRank
         own = output_tensors[0]
@@ -225,7 +228,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
 
     def reduce_scatter(
         self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any
-    ) -> MpiWork:
+    ) -> PendingWork:
         """Each rank's part of the reduction of all ranks' lists; the inputs are kept."""
         parts = [part.clone() for part in input_tensors[0]]
         operations = [operation_of(opts.reduceOp, part.dtype) for part in parts]
@@ -238,7 +241,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
 
         return self._submit("reduce_scatter", call, output_tensors)
 
-    def barrier(self, opts: Any = None) -> MpiWork:  # noqa: ARG002
+    def barrier(self, opts: Any = None) -> PendingWork:  # noqa: ARG002
         return self._submit("barrier", lambda: None, [])  # to meet is all
 
     # -- messages between two ranks ------------------------------------------------------------
@@ -271,15 +274,26 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
             self._open = False
             self._progress.close(limit_s)
 
-    def _submit(self, name: str, call: Callable[[], None], tensors: list[Any]) -> MpiWork:
-        return self._progress.submit(name, call, tensors, meet=self._meet)
+    def _submit(
+        self, name: str, call: Callable[[], None], tensors: list[Any], *, meet: bool = True
+    ) -> PendingWork:
+        """Queue `call`; with `meet`, it begins when every rank has come to it.
 
-    def _meet(self) -> MPI.Request:
-        return self._comm.Ibarrier()
+        Why no rank may block before all are there: a blocking call spins while it waits for a late
+        peer, and here it would take the core from the backward pass that still runs; nor could it
+        be given up. So an operation begins with a non-blocking barrier, polled with sleeps.
+        """
+        operation = arrive(self._name, self._size, name, payload_bytes(tensors))
 
-    def _meet_now(self) -> None:
+        def met() -> None:
+            self._meet(name)
+            call()
+
+        return self._progress.submit(name, met if meet else call, tensors, operation)
+
+    def _meet(self, name: str) -> None:
         if not poll(self._comm.Ibarrier(), self._limit_s):
-            raise timed_out("allreduce", self._rank, self._limit_s)
+            raise timed_out(f"MPI {name}", self._rank, self._limit_s)
 
     def _reduce_over_all(self, tensor: Tensor, operation: MPI.Op, *, average: bool) -> None:
         with reducible(tensor) as buffer:
@@ -324,7 +338,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
         if not memory.shared:
             return None
         array = np.frombuffer(memory.buffer, dtype=np.uint8)
-        return SharedSegments(array, self._rank, self._size, self._meet_now)
+        return SharedSegments(array, self._rank, self._size, lambda: self._meet("allreduce"))
 
     def _free_communicators(self) -> None:
         self._shared = None

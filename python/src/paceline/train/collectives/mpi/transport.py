@@ -16,7 +16,7 @@ from mpi4py import MPI
 from torch._C._distributed_c10d import PrefixStore
 
 from paceline.errors import EnvironmentLacks, PacelineError
-from paceline.train.collectives.mpi_group import BACKEND, MpiProcessGroup
+from paceline.train.collectives.mpi.group import BACKEND, MpiProcessGroup
 from paceline.train.collectives.store import open_store
 from paceline.train.context import RankContext, StoreAddress
 
