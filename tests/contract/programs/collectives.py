@@ -223,9 +223,9 @@ def main() -> None:
     torch.set_num_threads(1)
     transport, folder = sys.argv[1], Path(sys.argv[2])
     if sys.argv[3:] == ["apart"] and transport == "mpi":
-        from paceline.train.collectives.mpi import group
+        from paceline.train.collectives.mpi import reductions
 
-        group.one_host = lambda _: False
+        reductions.one_host = lambda _: False
     context = make_context(folder)
     peers = join_peers(context, make_trial(transport, context.world_size))
     for check in CHECKS:

@@ -10,12 +10,10 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch.distributed as dist
 from mpi4py import MPI
 
-from paceline.data.node import MemoryUse, node_memory
-from paceline.train.collectives.group_store import GroupStore
+from paceline.data.node import MemoryUse
 from paceline.train.collectives.mpi.buffers import (
     as_bytes,
     divide,
@@ -25,11 +23,9 @@ from paceline.train.collectives.mpi.buffers import (
     reducible,
 )
 from paceline.train.collectives.mpi.messages import MpiMessage
-from paceline.train.collectives.mpi.polling import poll
-from paceline.train.collectives.mpi.shared import SHARED_BYTES, SharedSegments, one_host
+from paceline.train.collectives.mpi.reductions import Reductions
 from paceline.train.collectives.progress import ProgressThread
 from paceline.train.collectives.recorder import arrive, payload_bytes
-from paceline.train.collectives.work import timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +34,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from paceline.errors import PacelineError
+    from paceline.spec.values import Algorithm
     from paceline.train.collectives.work import PendingWork
 
 BACKEND = "mpi4py"
@@ -56,6 +53,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
 
     world_ranks: ranks in MPI's world, in the group's order; empty means all.
     store: of this group alone; where the ranks tell one another of memory that they share.
+    algorithm: of all-reduce, where it matters.
     limit_s: of every operation, from when it is this rank's turn to carry it out.
     """
 
@@ -68,6 +66,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
         name: str,
         limit_s: float,
         store: Store,
+        algorithm: Algorithm = "auto",
     ) -> None:
         super().__init__(rank, size)
         self._rank = rank
@@ -75,14 +74,15 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
         self._name = name
         self._limit_s = limit_s
         self._store = store
+        self._algorithm = algorithm
         self._progress = ProgressThread("MPI", rank, limit_s, name)
         self._open = True
-        self._shared: SharedSegments | None = None
+        self._reductions: Reductions
         self._comm = MPI.COMM_NULL
         self._messages = MPI.COMM_NULL
         members = world_ranks or list(range(size))
         self._progress.submit("communicator", lambda: self._make_communicators(members), [])
-        self._submit("barrier", lambda: None, []).wait()
+        self.barrier().wait()
 
     @property
     def failure(self) -> PacelineError | None:
@@ -132,9 +132,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
             for tensor, operation in zip(tensors, operations, strict=True):
                 self._reduce_over_all(tensor, operation, average=is_average(reduce_op))
 
-        # Through shared memory the ranks meet in any case.
-        meet = self._shared is None
-        return self._submit("allreduce", call, tensors, meet=meet)
+        return self._submit("allreduce", call, tensors, meet=False)  # the reductions meet
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> PendingWork:
         return self.allreduce(tensors, opts)
@@ -286,22 +284,14 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
         operation = arrive(self._name, self._size, name, payload_bytes(tensors))
 
         def met() -> None:
-            self._meet(name)
+            self._reductions.meet(name)
             call()
 
         return self._progress.submit(name, met if meet else call, tensors, operation)
 
-    def _meet(self, name: str) -> None:
-        if not poll(self._comm.Ibarrier(), self._limit_s):
-            raise timed_out(f"MPI {name}", self._rank, self._limit_s)
-
     def _reduce_over_all(self, tensor: Tensor, operation: MPI.Op, *, average: bool) -> None:
         with reducible(tensor) as buffer:
-            if self._shared is not None:
-                self._shared.allreduce(buffer.numpy(), operation)
-            else:
-                for piece in pieces(buffer.numpy()):
-                    self._comm.Allreduce(MPI.IN_PLACE, piece, operation)
+            self._reductions.allreduce(buffer.numpy(), operation)
             if average:
                 divide(buffer, self._size)
 
@@ -328,19 +318,16 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, s
         self._comm = world.Create_group(group, tag)
         self._messages = self._comm.Dup()
         group.Free()
-        if self._size > 1 and one_host(self._comm):
-            self._shared = self._share_memory()
-
-    def _share_memory(self) -> SharedSegments | None:
-        """Memory of all ranks; None where they cannot see one another's (containers, say)."""
-        meeting_place = GroupStore(self._store, self._rank, self._size)
-        memory = node_memory(meeting_place, SHARED_BYTES, self._limit_s, _USE)
-        if not memory.shared:
-            return None
-        array = np.frombuffer(memory.buffer, dtype=np.uint8)
-        return SharedSegments(array, self._rank, self._size, lambda: self._meet("allreduce"))
+        self._reductions = Reductions(
+            self._comm,
+            rank=self._rank,
+            size=self._size,
+            store=self._store,
+            limit_s=self._limit_s,
+            algorithm=self._algorithm,
+        )
 
     def _free_communicators(self) -> None:
-        self._shared = None
+        self._reductions.close()
         self._messages.Free()
         self._comm.Free()
