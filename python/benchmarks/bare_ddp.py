@@ -6,6 +6,7 @@ Paceline's loop counts against Paceline.
 
     torchrun --nproc-per-node 2 bare_ddp.py --backend gloo --out OUT
     mpirun -n 2 --bind-to none python bare_ddp.py --backend mpi4py --out OUT
+    mpirun -n 2 --bind-to none python bare_ddp.py --backend horovod --out OUT
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -53,20 +55,51 @@ def alexnet(classes: int) -> nn.Module:
     return nn.Sequential(features, nn.Flatten(), classifier)
 
 
-def join(backend: str) -> tuple[int, int]:
-    if backend == "mpi4py":
-        # the only line of Paceline: its backend, registered by importing it
-        from paceline.train.collectives.mpi import transport as mpi  # noqa: PLC0415
+Step = Callable[[torch.Tensor, torch.Tensor], None]
 
-        mpi.init_process_group(timeout=LIMIT)
-    else:
-        dist.init_process_group(backend, timeout=LIMIT)
-    return dist.get_rank(), dist.get_world_size()
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+
+
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    loss_function = nn.CrossEntropyLoss()
+
+    def step(images: torch.Tensor, labels: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        loss_function(model(images), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def with_ddp(backend: str) -> tuple[int, int, Step, Callable[[], None]]:
+    if backend == "mpi4py":
+        import paceline.mpi  # noqa: F401, PLC0415  (the only line of Paceline: its backend)
+
+    dist.init_process_group(backend, timeout=LIMIT)
+    model = nn.parallel.DistributedDataParallel(alexnet(3))
+
+    def end() -> None:
+        dist.barrier()
+        dist.destroy_process_group()
+
+    return dist.get_rank(), dist.get_world_size(), step_of(model, sgd(model)), end
+
+
+def with_horovod() -> tuple[int, int, Step, Callable[[], None]]:
+    import horovod.torch as hvd  # noqa: PLC0415
+
+    hvd.init()
+    model = alexnet(3)
+    optimizer = hvd.DistributedOptimizer(sgd(model), named_parameters=model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    return hvd.rank(), hvd.size(), step_of(model, optimizer), hvd.shutdown
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--backend", choices=("gloo", "mpi4py"), required=True)
+    parser.add_argument("--backend", choices=("gloo", "mpi4py", "horovod"), required=True)
     parser.add_argument("--batch", type=int, default=32, help="of each rank")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--steps", type=int, default=16)
@@ -75,19 +108,15 @@ def main() -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    rank, world_size = join(arguments.backend)
-    model = nn.parallel.DistributedDataParallel(alexnet(3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
-    loss_function = nn.CrossEntropyLoss()
+    joined = with_horovod() if arguments.backend == "horovod" else with_ddp(arguments.backend)
+    rank, world_size, step, end = joined
     size = arguments.image_size
     images = torch.randn(arguments.batch, 3, size, size)
     labels = torch.randint(3, (arguments.batch,))
 
     ended_unix_s = []
     for _ in range(arguments.steps):
-        optimizer.zero_grad()
-        loss_function(model(images), labels).backward()
-        optimizer.step()
+        step(images, labels)
         ended_unix_s.append(time.time())
 
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -99,8 +128,7 @@ def main() -> None:
         "step_ended_unix_s": ended_unix_s,
     }
     (arguments.out / f"rank{rank}.json").write_text(json.dumps(row))
-    dist.barrier()
-    dist.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":

@@ -41,6 +41,11 @@ class Row:
     precision: str
     memory_format: str
     bucket_mb: float
+    buckets_in_flight: int | None
+    algorithm: str | None  # of transport mpi
+    mpi_parameters: tuple[tuple[str, str], ...]  # name and value, by name
+    compression: str | None  # with its setting: "powersgd 4"
+    averaging: str | None  # local SGD: "every 6 steps"
     global_batch: int
     repeats: int
     is_baseline: bool
@@ -104,6 +109,11 @@ class Row:
             "precision": self.precision,
             "memory_format": self.memory_format,
             "bucket_mb": self.bucket_mb,
+            "buckets_in_flight": self.buckets_in_flight,
+            "algorithm": self.algorithm,
+            "mpi_parameters": dict(self.mpi_parameters),
+            "compression": self.compression,
+            "averaging": self.averaging,
             "global_batch": self.global_batch,
             "repeats": self.repeats,
             "is_baseline": self.is_baseline,

@@ -81,6 +81,12 @@ class CompressionSettings(_Value):
     rank: int | None = Field(default=None, ge=1)  # powersgd
     density: float | None = Field(default=None, gt=0, le=1)  # topk: share of elements that is sent
 
+    def __str__(self) -> str:
+        """`powersgd 4`, `topk 0.01`, `bf16`."""
+        if self.density is not None:
+            return f"{self.method} {self.density:.3g}"
+        return self.method if self.rank is None else f"{self.method} {self.rank}"
+
 
 class AveragingSettings(_Value):
     """Local SGD: ranks step with their own gradients and average weights every `period` steps.
@@ -91,6 +97,10 @@ class AveragingSettings(_Value):
 
     period: int = Field(ge=1)
     start_step: int = Field(default=0, ge=0)
+
+    def __str__(self) -> str:
+        after = f" after step {self.start_step}" if self.start_step else ""
+        return f"every {self.period} steps{after}"
 
 
 class Training(_Value):
@@ -223,10 +233,7 @@ def _communication_names(trial: Trial) -> Iterator[str]:
 
 def _compression_name(compression: CompressionSettings) -> str:
     """`send-powersgd4`: not `bf16` alone, which is a precision."""
-    how = compression.rank or (
-        f"{compression.density:g}" if compression.density is not None else ""
-    )
-    return f"send-{compression.method}{how}"
+    return "send-" + str(compression).replace(" ", "")
 
 
 def _pipeline_name(pipeline: PipelineSettings) -> str:

@@ -73,6 +73,15 @@ def _unusual(row: Row) -> list[str]:
         found.append(row.memory_format)
     if row.bucket_mb != 25:
         found.append(f"{row.bucket_mb:g} MB buckets")
+    if row.buckets_in_flight is not None:
+        found.append(f"{row.buckets_in_flight} at once")
+    if row.algorithm not in (None, "auto"):
+        found.append(str(row.algorithm))
+    if row.compression is not None:
+        found.append(f"send {row.compression}")
+    if row.averaging is not None:
+        found.append(f"average {row.averaging}")
+    found += [f"{name}={value}" for name, value in row.mpi_parameters]
     return found
 
 

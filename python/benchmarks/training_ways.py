@@ -1,0 +1,125 @@
+"""How the training benchmarks train: Paceline's own trials and bare scripts, interleaved."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common import call, median_interval, paired_ratio, shown
+from paceline.launch.registry import launcher_for
+from paceline.plan.planning import plan_trials
+from paceline.records.files import read_jsonl
+from paceline.records.layout import TrialFiles
+from paceline.runner import run_trial
+from paceline.spec.loading import parse_spec
+
+if TYPE_CHECKING:
+    from paceline.plan.trial import Trial
+
+BATCH = 32  # of each rank
+RANKS = 2
+WARMUP_STEPS = 4
+LIMIT_S = 600.0
+SAFE = str.maketrans("/+ ", "---")  # names of folders
+# What a way gives: when each step ended (unix seconds), by rank.
+StepEnds = list[list[float]]
+Ways = dict[str, Callable[[Path], StepEnds]]
+
+
+def images_per_s(ends_by_rank: StepEnds) -> float:
+    """Throughput after warm-up; a global step ends when its slowest rank ends."""
+    ends = [max(step) for step in zip(*ends_by_rank, strict=True)]
+    steps = len(ends) - WARMUP_STEPS
+    elapsed_s: float = ends[-1] - ends[WARMUP_STEPS - 1]
+    return steps * BATCH * RANKS / elapsed_s
+
+
+def bare(
+    backend: str,
+    steps: int,
+    folder: Path,
+    settings: Mapping[str, str] | None = None,
+    python: str = sys.executable,
+) -> StepEnds:
+    script = str(Path(__file__).with_name("bare_ddp.py"))
+    own = [script, "--backend", backend, "--batch", str(BATCH), "--steps", str(steps)]
+    own += ["--out", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(settings or {})}
+    if backend == "gloo":
+        argv = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        argv += ["--nproc-per-node", str(RANKS), *own]
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    else:
+        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        mpirun = str(Path(sys.executable).with_name("mpirun"))
+        argv = [mpirun, "-n", str(RANKS), "--bind-to", "none", python, *own]
+    call(argv, environment, LIMIT_S, folder / "log.txt")
+    rows = [json.loads((folder / f"rank{r}.json").read_text()) for r in range(RANKS)]
+    return [[float(end) for end in row["step_ended_unix_s"]] for row in rows]
+
+
+def paceline(trial: Trial, folder: Path) -> StepEnds:
+    files = TrialFiles(folder / trial.id)
+    outcome = run_trial(trial, files)
+    if outcome.status != "ok":
+        raise RuntimeError(outcome.message)
+    return step_ends(files)
+
+
+def step_ends(files: TrialFiles) -> StepEnds:
+    return [
+        [row["started_unix_s"] + row["step_s"] for row in read_jsonl(rank.steps)]
+        for _, rank in files.ranks()
+    ]
+
+
+def interleaved(ways: Ways, repeats: int) -> dict[str, list[StepEnds]]:
+    """Each way once a repeat, in an order drawn anew for each; step ends by way and repeat."""
+    raw: dict[str, list[StepEnds]] = {name: [] for name in ways}
+    order = random.Random(1)  # noqa: S311
+    with tempfile.TemporaryDirectory(prefix="paceline-benchmark-") as temporary:
+        for repeat in range(repeats):
+            names = list(ways)
+            order.shuffle(names)
+            for name in names:
+                folder = Path(temporary) / f"{name.translate(SAFE)}-{repeat}"
+                ends = ways[name](folder)
+                raw[name].append(ends)
+                print(f"{repeat} {name}: {images_per_s(ends):.1f} images/s", file=sys.stderr)
+    return raw
+
+
+def trials_of(spec: str, dataset: Path) -> list[Trial]:
+    """The first repeat of each trial but the baseline, that keeps no tensors; able to run here."""
+    experiment = parse_spec(spec, "benchmark")
+    planned = plan_trials(experiment, {"simple-big": str(dataset)}, RANKS)
+    trials = [
+        t.model_copy(update={"save_tensors": False})
+        for t in planned
+        if t.repeat == 0 and not t.is_baseline
+    ]
+    for trial in trials:
+        launcher_for(trial.launcher).preflight(trial)
+    return trials
+
+
+def conclude(
+    raw: Mapping[str, list[StepEnds]], claims: Sequence[tuple[str, str, str, float]]
+) -> dict[str, Any]:
+    """Print rates and claims, (what, ours, theirs, asked) each; returns what the results keep."""
+    rates = {name: [images_per_s(ends) for ends in runs] for name, runs in raw.items()}
+    for name, values in rates.items():
+        shown(name, median_interval(values), "images/s")
+    found = []
+    for claim, ours, theirs, target in claims:
+        if ours in rates and theirs in rates:
+            ratio = paired_ratio(rates[ours], rates[theirs])
+            shown(f"{claim} (asked: {target})", ratio, "x")
+            found.append({"claim": claim, "target": target, **ratio})
+    return {"images_per_s": rates, "claims": found, "step_ended_unix_s": raw}

@@ -1,0 +1,34 @@
+"""Runs a job script whose ranks do everything but send their gradients.
+
+    mpirun -n 2 python without_communication.py mpi-jobs/train.py --trial TRIAL_JSON
+
+What remains of a step is the most that any transport could reach. The ranks' weights drift apart,
+so the check for that at the end is off, too.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from typing import Any
+
+from paceline.train.collectives.mpi.group import MpiProcessGroup
+from paceline.train.collectives.work import PendingWork
+from paceline.train.peers import Peers
+
+
+def all_reduce_nothing(group: Any, tensors: list[Any], _options: Any = None) -> PendingWork:
+    work = PendingWork("nothing", group.rank(), 1.0, tensors)
+    work.finish()
+    return work
+
+
+def main() -> None:
+    MpiProcessGroup.allreduce = all_reduce_nothing  # type: ignore[method-assign, assignment]
+    Peers.all_equal = lambda *_: []  # type: ignore[method-assign]
+    script, *sys.argv = sys.argv[1], *sys.argv[1:]
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
