@@ -1,4 +1,4 @@
-"""A search on this node from spec to tuned spec, and a run that begins with one."""
+"""Searches from spec to tuned spec, and a run that begins with one."""
 
 from __future__ import annotations
 
@@ -139,3 +139,89 @@ def test_search_without_time_says_how_to_go_on(paceline, tmp_path):
     assert result.returncode == 7
     assert "--resume" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+COMM = (
+    SPEC.partition("[[trials]]")[0]
+    + """
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+[[trials]]
+launcher = "mpi"
+transport = "mpi"
+local_strategy = "processes"
+ranks_per_node = 2
+oversubscribe = true
+[[trials]]
+launcher = "local"
+local_strategy = "processes"
+ranks_per_node = 2
+oversubscribe = true
+[tune]
+steps = 3
+warmup_steps = 1
+repeats = 1
+buckets_mb = [0.05]
+buckets_in_flight = []
+algorithms = []
+mpi_parameters = []
+[telemetry]
+enabled = false
+[limits]
+trial_s = 120
+rendezvous_s = 60
+collective_s = 60
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def communicated(tmp_path_factory, cache):
+    folder = tmp_path_factory.mktemp("comm")
+    spec = folder / "comm.toml"
+    spec.write_text(COMM)
+    environment = {**os.environ, "PACELINE_CACHE": str(cache), "COLUMNS": "80", "NO_COLOR": "1"}
+    cli = Cli(environment=environment, cwd=folder)
+    result = cli("tune", "comm", spec, "--out", folder / "found")
+    assert result.returncode == 0, result.stderr
+    return cli, spec, folder / "found", result
+
+
+def test_communication_is_searched_for_trials_that_send_within_80_columns(communicated):
+    _, _, found, result = communicated
+    table = result.stdout.partition("tuned spec:")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    assert "tiny trials[2]: mpi, mpi, processes, 1 x 2 ranks" in table
+    assert "tiny trials[3]: left out: all: ranks of one node share its memory" in table
+    searched, alone = json.loads((found / "tuning.json").read_text())["trials"]
+    assert (searched["trial"], searched["candidates"]) == ("trials[2]", 2)
+    assert searched["failures"] == {}
+    assert alone["candidates"] == 0
+
+
+def test_messages_of_the_search_are_counted_by_size(communicated):
+    _, _, found, _ = communicated
+    searched, _ = json.loads((found / "tuning.json").read_text())["trials"]
+    rows = {row["bytes"]: row for row in searched["messages"]}
+    # the model has 27,715 weights: 111 kB in one bucket
+    assert rows["10^5-10^6"]["default_s"] > 0
+    assert rows["total"]["default_s"] >= rows["10^5-10^6"]["default_s"]
+    assert rows[">10^8"]["default_s"] is None
+
+
+def test_spec_with_the_best_communication_can_be_planned(communicated):
+    cli, _, found, _ = communicated
+    searched, _ = json.loads((found / "tuning.json").read_text())["trials"]
+    planned = json.loads(cli("plan", found / "tuned.toml", "--json").stdout)["trials"]
+    (mpi,) = {t["id"].rpartition(".r")[0] for t in planned if t["launcher"] == "mpi"}
+    assert mpi == searched["chosen"]
+
+
+def test_search_of_communication_resumes_to_nothing_and_says_the_same(communicated):
+    cli, spec, found, result = communicated
+    before = outcomes(found)
+    again = cli("tune", "comm", spec, "--out", found, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert outcomes(found) == before
+    assert again.stdout == result.stdout

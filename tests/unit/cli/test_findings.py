@@ -6,8 +6,8 @@ from tests.unit.analysis.fabricate import INTRAOP, SEQUENTIAL, make_trial_value
 from paceline.analysis.statistics import Interval
 from paceline.cli.findings import print_findings, settings_text
 from paceline.plan.trial import PipelineSettings
-from paceline.tune.candidates import LeftOut
-from paceline.tune.findings import Findings, StrategyFinding
+from paceline.tune.findings import Finding, Findings
+from paceline.tune.spaces import LeftOut, Subject
 
 PIPELINE = PipelineSettings(stages=3, micro_batches=6, schedule="gpipe", balance=None, cuts=(4, 9))
 
@@ -19,8 +19,7 @@ def exactly(value):
 def finding(**changes):
     default, fastest = make_trial_value(SEQUENTIAL), make_trial_value(INTRAOP)
     values = {
-        "workload": "tiny",
-        "strategy": "intraop",
+        "subject": Subject(workload="tiny", name="intraop"),
         "default": default,
         "default_images_per_s": exactly(20.0),
         "fastest": fastest,
@@ -31,7 +30,7 @@ def finding(**changes):
         "failures": {},
         "cut_short": False,
     }
-    return StrategyFinding(**{**values, **changes})
+    return Finding(**{**values, **changes})
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def shown(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
     def show(*findings):
-        print_findings(Findings(strategies=findings))
+        print_findings(Findings(found=findings))
         return capsys.readouterr().out
 
     return show

@@ -47,7 +47,7 @@ def test_every_option_reaches_the_trial(by_hand):
         "--no-dropout --reading stream --seed 7 --repeat 4 --interface eth9 --bucket-mb 5 "
         "--trust-data --oversubscribe --telemetry-interval 2.5 --no-sidecar --trial-timeout 11 "
         "--collective-timeout 12 --rendezvous-timeout 13 --threads-per-rank 2 --transport gloo "
-        "--local-strategy processes --name mine"
+        "--local-strategy processes --reduction flat --name mine"
     )
     trial = job_of(by_hand(*words.split()), "mpi", nodes=2, ranks_per_node=3).trial
     training = trial.training

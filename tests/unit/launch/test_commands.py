@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import EnvironmentLacks
-from paceline.launch import checks, mpi, spark, torchrun
+from paceline.launch import checks, mca, mpi, spark, torchrun
 from paceline.launch.base import Command
 from paceline.launch.mpi import hostfile_slots
 from paceline.launch.registry import launcher_for
@@ -95,6 +95,29 @@ def test_mpirun_on_several_nodes_uses_hostfile_interface_and_arguments(make_tria
     assert "--mca btl_tcp_if_include eth7 --prtemca prte_if_include eth7" in text
     assert "-x OMP_NUM_THREADS" in text
     assert "-x PACELINE_SIDECAR_HOST --mca pml ob1 /venv/bin/python" in text
+
+
+def test_mpi_parameters_become_mca_arguments_before_those_of_the_spec(make_trial, files):
+    trial = make_trial(
+        "mpi",
+        mpi=MpiSettings(arguments=("--mca", "pml", "ob1")),
+        mpi_parameters={"smsc": "^cma", "btl_sm_eager_limit": "32768"},
+    )
+    text = " ".join(command(trial, files).argv)
+    assert "lo --mca btl_sm_eager_limit 32768 --mca smsc ^cma --mca pml ob1 /venv" in text
+
+
+def test_parameter_that_mpirun_would_pass_over_in_silence_is_refused(
+    make_trial, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(mca, "known_parameters", lambda _mpirun: frozenset({"btl_tcp_links"}))
+    trial = make_trial("mpi", dataset=str(tmp_path), mpi_parameters={"btl_tpc_links": "2"})
+    with pytest.raises(
+        EnvironmentLacks, match=r"no parameter btl_tpc_links, did you mean btl_tcp_"
+    ):
+        launcher_for("mpi").preflight(trial)
+    known = make_trial("mpi", dataset=str(tmp_path), mpi_parameters={"btl_tcp_links": "2"})
+    launcher_for("mpi").preflight(known)
 
 
 def test_mpirun_is_told_twice_that_root_is_meant(make_trial, files, monkeypatch):

@@ -122,3 +122,18 @@ def test_log_tail_leaves_out_the_frames_of_a_jvm(tmp_path):
     log.write_text("cause\n\tat org.a.B$.c(D.scala:1)\n\t... 32 more\n    at home in it\nlast\n")
     assert log_tail(log) == ["cause", "    at home in it", "last"]
     assert log_tail(tmp_path / "none") == []
+
+
+def test_log_tail_leaves_out_the_frames_of_torchs_library(tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_text(
+        "[W1 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=17): Socket Timeout\n"
+        "Exception raised from recvBytes at Utils.hpp:784 (most recent call first):\n"
+        "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7f in libc10.so)\n"
+        "frame #19: <unknown function> + 0x2724a (0x7f in libc.so.6)\n"
+        "paceline: rank 1 of 2 failed: TimedOut: late\n"
+    )
+    assert log_tail(log) == [
+        "[W1 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=17): Socket Timeout",
+        "paceline: rank 1 of 2 failed: TimedOut: late",
+    ]

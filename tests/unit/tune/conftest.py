@@ -8,8 +8,9 @@ import pytest
 
 from paceline.analysis.statistics import series
 from paceline.spec.loading import parse_spec
-from paceline.tune.candidates import short_experiment, strategy_space
+from paceline.tune.local.candidates import strategy_space
 from paceline.tune.measuring import Measurement
+from paceline.tune.spaces import short_experiment
 
 SPEC = """
 schema = 1

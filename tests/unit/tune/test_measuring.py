@@ -7,7 +7,7 @@ from tests.unit.analysis.fabricate import SEQUENTIAL, Case, edit_json, make_run,
 
 from paceline.errors import RankFailed
 from paceline.tune import measuring
-from paceline.tune.measuring import NodeBench
+from paceline.tune.measuring import TrialBench
 
 CASE = Case()
 
@@ -43,7 +43,7 @@ def bench(run, trials, monkeypatch):
 
     def make(limit_s=None):
         watcher = Watcher()
-        bench = NodeBench(run, {"tiny": trials[0]}, watcher, limit_s=limit_s)
+        bench = TrialBench(run, {"tiny": trials[0]}, watcher, limit_s=limit_s)
         return bench, watcher
 
     return make

@@ -18,9 +18,9 @@ def speeds_of(space, fastest, fast=50.0):
 
 
 def found(space, bench, *, settings=SETTINGS, follow=nothing_follows):
-    contests = [Contest(space.candidates, settings)]
+    contests = [Contest(space.subject, space.candidates, settings)]
     finished, measured = search(contests, bench, follow, seed=1)
-    (finding,) = findings_of([space], finished, measured).strategies
+    (finding,) = findings_of([space], finished, measured).found
     return finding
 
 
@@ -107,7 +107,7 @@ def test_winner_of_the_contest_that_follows_is_the_one_found(make_space, bench):
         if contest.follows is not None:
             return None
         assert contest.best == first
-        return Contest([contest.best, settings], SETTINGS, follows=contest)
+        return Contest(contest.subject, [contest.best, settings], SETTINGS, follows=contest)
 
     finding = found(space, bench(speeds), follow=follow)
     assert finding.chosen == settings
@@ -124,11 +124,11 @@ def test_best_strategy_is_the_fastest_of_those_chosen(make_space, bench):
     speeds = dict(
         zip([s.default.configuration for s in spaces], [10.0, 17.0, 19.0, 18.0], strict=True)
     )
-    contests = [Contest(s.candidates, SETTINGS) for s in spaces]
+    contests = [Contest(s.subject, s.candidates, SETTINGS) for s in spaces]
     finished, measured = search(contests, bench(speeds), nothing_follows, seed=1)
     findings = findings_of(spaces, finished, measured)
-    assert findings.best("tiny").strategy == "threads"
-    assert findings.to_json()["best"] == {"tiny": spaces[2].default.configuration}
+    assert findings.best("tiny").subject.name == "threads"
+    assert findings.best("tiny").chosen == spaces[2].default
     assert findings.best("simple-big") is None
 
 

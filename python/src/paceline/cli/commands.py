@@ -67,6 +67,28 @@ def tune_local(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def tune_comm(arguments: argparse.Namespace) -> int:
+    from paceline import runner
+    from paceline.cli.comm_findings import print_comm_findings
+    from paceline.cli.progress import ConsoleProgress
+    from paceline.spec import load_spec
+    from paceline.tune.comm import tune_comm as search
+
+    experiment, _ = load_spec(arguments.spec)
+    run_dir = arguments.out or runner.default_run_dir(f"{experiment.name}-tune-comm")
+    with ConsoleProgress() as progress:
+        found = search(
+            arguments.spec,
+            run_dir,
+            resume=arguments.resume,
+            progress=progress,
+            budget_s=arguments.budget,
+        )
+    print_comm_findings(found)
+    print(f"\ntuned spec: {RunFiles(run_dir).tuned_spec}")
+    return ExitCode.OK
+
+
 def plan(arguments: argparse.Namespace) -> int:
     from paceline import runner
     from paceline.launch.registry import launcher_for
@@ -97,9 +119,9 @@ def plan(arguments: argparse.Namespace) -> int:
 
 def _plan_search(arguments: argparse.Namespace) -> int:
     from paceline.cli.findings import print_search_plan, search_plan_json
-    from paceline.tune.local import plan_search
+    from paceline.tune.local import plan_local
 
-    search_plan = plan_search(arguments.spec)
+    search_plan = plan_local(arguments.spec)
     if arguments.json:
         _print_json(search_plan_json(search_plan))
     else:
@@ -116,6 +138,18 @@ def compare(arguments: argparse.Namespace) -> int:
         _print_json(comparison.to_json())
         return ExitCode.OK
     _print_table(files)
+    return ExitCode.OK
+
+
+def profile(arguments: argparse.Namespace) -> int:
+    from paceline.cli.profile import show_profile
+
+    show_profile(
+        _existing_run(arguments.run_dir),
+        trial_id=arguments.trial,
+        as_json=arguments.json,
+        trace=arguments.trace,
+    )
     return ExitCode.OK
 
 

@@ -1,4 +1,4 @@
-"""What a search would measure, and what it found, for reading."""
+"""What `tune local` would measure, and what it found, for reading."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from rich.text import Text
 if TYPE_CHECKING:
     from paceline.analysis.statistics import Interval
     from paceline.plan.trial import Trial
-    from paceline.tune.findings import Findings, StrategyFinding
-    from paceline.tune.local import SearchPlan
+    from paceline.tune.findings import Finding, Findings
+    from paceline.tune.session import SearchPlan
 
 LEGEND = "k replicas, s stages, t threads each, m micro-batches; cut before these layers"
+TIE = "tie, slower: the best may be no faster (95 % interval), so the default is kept"
 _REPLICATED = ("threads", "processes", "hybrid")
 _COLUMNS = ("strategy", "", "settings", "images/s", "best/default")
 
@@ -29,7 +30,7 @@ def print_findings(findings: Findings) -> None:
         table = Table(box=None, pad_edge=False, title=workload, title_justify="left")
         for column in _COLUMNS:
             table.add_column(column, justify="right" if column == "images/s" else "left")
-        ours = [found for found in findings.strategies if found.workload == workload]
+        ours = [found for found in findings.found if found.subject.workload == workload]
         for found in ours:
             for row in _rows(found, fastest=found is best):
                 table.add_row(*map(Text, row))
@@ -41,22 +42,25 @@ def print_findings(findings: Findings) -> None:
 
 def print_search_plan(plan: SearchPlan) -> None:
     """Every candidate by workload and strategy, what is left out and why, and what comes then."""
-    settings = plan.settings
+    scene = plan.scene
+    settings = scene.settings
     print(
-        f"search on this node, {plan.cores} cores: candidates are measured {settings.steps} steps "
+        f"search on this node, {scene.cores} cores: candidates are measured {settings.steps} steps "
         f"after {settings.warmup_steps},\n1 in {settings.keep} goes on, up to "
         f"{settings.repeats} times each"
     )
     for space in plan.spaces:
-        print(f"\n{space.workload} {space.strategy}: {len(space.candidates)} candidates")
+        print(
+            f"\n{space.subject.workload} {space.subject.name}: {len(space.candidates)} candidates"
+        )
         for trial in space.candidates:
             note = "  (default)" if trial is space.default else ""
             print(f"  {settings_text(trial)}{note}")
         for out in space.left_out:
             print(f"  left out: {out.what}: {out.reason}")
-    if plan.experiment.tune is not None:
+    if scene.experiment.tune is not None:
         print("\nthen these trials, with winners that are not known yet:")
-        for request in plan.experiment.trials:
+        for request in scene.experiment.trials:
             nodes = f" on {request.nodes} nodes" if request.nodes > 1 else ""
             print(f"  {request.launcher} {request.local_strategy}{nodes}")
 
@@ -64,15 +68,15 @@ def print_search_plan(plan: SearchPlan) -> None:
 def search_plan_json(plan: SearchPlan) -> dict[str, Any]:
     return {
         "schema": 1,
-        "experiment": plan.experiment.name,
-        "data": {name: str(path) for name, path in plan.datasets.items()},
+        "experiment": plan.scene.experiment.name,
+        "data": {name: str(path) for name, path in plan.scene.datasets.items()},
         "search": [
             {
-                "workload": space.workload,
-                "local_strategy": space.strategy,
+                "workload": space.subject.workload,
+                "local_strategy": space.subject.name,
                 "default": None if space.default is None else space.default.configuration,
                 "candidates": [trial.model_dump(mode="json") for trial in space.candidates],
-                "left_out": [{"what": o.what, "reason": o.reason} for o in space.left_out],
+                "left_out": [out.to_json() for out in space.left_out],
             }
             for space in plan.spaces
         ],
@@ -91,11 +95,11 @@ def settings_text(trial: Trial) -> str:
     return " ".join([*parts, pipeline.schedule, cut])
 
 
-def _rows(found: StrategyFinding, *, fastest: bool) -> list[tuple[str, str, str, str, str]]:
-    name = found.strategy + (" *" if fastest else "")
+def _rows(found: Finding, *, fastest: bool) -> list[tuple[str, str, str, str, str]]:
+    name = found.subject.name + (" *" if fastest else "")
     rows = []
     if found.default is not None:
-        speed = _speed(found.default_images_per_s)
+        speed = speed_text(found.default_images_per_s)
         rows.append((name, "default", settings_text(found.default), speed, ""))
     if found.fastest is not None and found.fastest != found.default:
         rows.append(
@@ -103,38 +107,44 @@ def _rows(found: StrategyFinding, *, fastest: bool) -> list[tuple[str, str, str,
                 "" if rows else name,
                 "best",
                 settings_text(found.fastest),
-                _speed(found.fastest_images_per_s),
-                _ratio(found),
+                speed_text(found.fastest_images_per_s),
+                ratio_text(found),
             )
         )
     return rows or [(name, "", "nothing measured", "-", "")]
 
 
-def _speed(interval: Interval | None) -> str:
+def speed_text(interval: Interval | None) -> str:
     if interval is None:
         return "failed"
     return f"{interval.median:.0f}" if interval.median >= 100 else f"{interval.median:.3g}"
 
 
-def _ratio(found: StrategyFinding) -> str:
+def ratio_text(found: Finding) -> str:
     if found.ratio is None:
         return ""
     r = found.ratio
     text = f"{r.median:.2f} ({r.low:.2f} to {r.high:.2f})"
+    if r.high < 1:
+        return f"{text} slower"
     return f"{text} tie" if found.tie else text
+
+
+def remarks_on(found: Finding, name: str) -> list[str]:
+    """A line for all that a reader should know of it, each beginning with `name`."""
+    lines = [f"{name}: left out: {out.what}: {out.reason}" for out in found.left_out]
+    lines += [f"{name}: failed: {_first_line(f)}" for f in found.failures.values()]
+    if found.cut_short:
+        lines.append(f"{name}: the time was spent; --resume goes on")
+    return lines
 
 
 def _first_line(text: str) -> str:
     return text.splitlines()[0]
 
 
-def _remarks(findings: list[StrategyFinding]) -> list[str]:
+def _remarks(findings: list[Finding]) -> list[str]:
     lines = ["* the fastest here"] if any(f.chosen for f in findings) else []
     if any(f.tie for f in findings):
-        lines.append("tie: the best may be no faster (95 % interval), so the default is kept")
-    for found in findings:
-        lines += [f"{found.strategy}: left out: {o.what}: {o.reason}" for o in found.left_out]
-        lines += [f"{found.strategy}: failed: {_first_line(f)}" for f in found.failures.values()]
-        if found.cut_short:
-            lines.append(f"{found.strategy}: the time was spent; --resume goes on")
-    return lines
+        lines.append(TIE)
+    return lines + [line for found in findings for line in remarks_on(found, found.subject.name)]

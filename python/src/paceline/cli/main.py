@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan(verbs)
     _add_tune(verbs)
     _add_compare(verbs)
+    _add_profile(verbs)
     _add_report(verbs)
     _add_data(verbs)
     _add_doctor(verbs)
@@ -105,13 +106,23 @@ def _add_tune(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     local = actions.add_parser(
         "local", help="of each local strategy on this node; writes a spec with the winners"
     )
-    local.add_argument("spec", metavar="SPEC", help="a TOML file, or a shipped experiment's name")
-    local.add_argument("--out", type=Path, metavar="DIR", help="default: runs/NAME-tune-DATE-TIME")
-    local.add_argument("--resume", action="store_true", help="go on with the search in DIR")
-    local.add_argument(
+    _add_search(local, "NAME-tune")
+    local.set_defaults(command=commands.tune_local)
+    comm = actions.add_parser(
+        "comm",
+        help="how the gradients of each trial with peers travel; writes a spec with the winners",
+    )
+    _add_search(comm, "NAME-tune-comm")
+    comm.set_defaults(command=commands.tune_comm)
+
+
+def _add_search(search: argparse.ArgumentParser, name: str) -> None:
+    search.add_argument("spec", metavar="SPEC", help="a TOML file, or a shipped experiment's name")
+    search.add_argument("--out", type=Path, metavar="DIR", help=f"default: runs/{name}-DATE-TIME")
+    search.add_argument("--resume", action="store_true", help="go on with the search in DIR")
+    search.add_argument(
         "--budget", type=_seconds, metavar="SECONDS", help="start no short trial later than that"
     )
-    local.set_defaults(command=commands.tune_local)
 
 
 def _seconds(text: str) -> float:
@@ -126,6 +137,17 @@ def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     compare.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     compare.add_argument("--json", action="store_true")
     compare.set_defaults(command=commands.compare)
+
+
+def _add_profile(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    profile = verbs.add_parser("profile", help="show where a run's communication time goes")
+    profile.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    profile.add_argument("--trial", metavar="ID", help="this trial alone, in detail")
+    profile.add_argument("--json", action="store_true")
+    profile.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev as well"
+    )
+    profile.set_defaults(command=commands.profile)
 
 
 def _add_report(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -12,11 +12,13 @@ from paceline.errors import EnvironmentLacks
 from paceline.launch.base import OWN_FAILURE, Command
 from paceline.launch.checks import check_cores, check_dataset
 from paceline.launch.environment import SIDECAR_HOST_VARIABLE, rank_environment
+from paceline.launch.mca import unknown_parameters
 from paceline.launch.tools import find_mpirun, job_script, mpi_mismatch
 from paceline.records.machine import usable_cores
 
 if TYPE_CHECKING:
-    from paceline.plan.trial import Trial
+    from paceline.launch.tools import Tool
+    from paceline.plan.trial import Placement, Trial
     from paceline.records.layout import TrialFiles
 
 _FAILURES = (
@@ -39,11 +41,11 @@ class MpiLauncher:
     name = "mpi"
 
     def preflight(self, trial: Trial) -> None:
-        mpirun = find_mpirun(trial.mpi.mpirun)
+        mpirun = check_mpi(trial)
         job_script("mpi-jobs", "train.py")
-        mismatch = mpi_mismatch(mpirun)
-        if mismatch is not None:
-            raise EnvironmentLacks(mismatch)
+        unknown = unknown_parameters(trial.mpi_parameters, mpirun.path)
+        if unknown is not None:
+            raise EnvironmentLacks(f"mpi_parameters: {unknown}")
         if trial.mpi.hostfile is not None:
             _check_hostfile(trial, Path(trial.mpi.hostfile))
         elif trial.placement.nodes == 1:
@@ -53,13 +55,15 @@ class MpiLauncher:
 
     def command(self, trial: Trial, files: TrialFiles) -> Command:
         place = trial.placement
-        environment = {**rank_environment(trial), **_root_environment()}
+        environment = {**rank_environment(trial), **root_environment()}
         argv = [str(find_mpirun(trial.mpi.mpirun).path), "-n", str(place.ranks)]
         argv += ["--bind-to", "none"]  # the worker sets affinity itself, alike under all launchers
-        argv += _where(trial) + _interfaces(trial)
+        argv += _where(trial) + interface_parameters(trial)
         if place.nodes > 1:
             for name in (*rank_environment(trial), SIDECAR_HOST_VARIABLE):
                 argv += ["-x", name]
+        for name, value in sorted(trial.mpi_parameters.items()):
+            argv += ["--mca", name, value]
         argv += trial.mpi.arguments
         script = job_script("mpi-jobs", "train.py")
         argv += [sys.executable, str(script), "--trial", str(files.trial)]
@@ -73,6 +77,15 @@ class MpiLauncher:
         return None
 
 
+def check_mpi(trial: Trial) -> Tool:
+    """The mpirun in use. Raises EnvironmentLacks if there is none, or mpi4py loads another MPI."""
+    mpirun = find_mpirun(trial.mpi.mpirun)
+    mismatch = mpi_mismatch(mpirun)
+    if mismatch is not None:
+        raise EnvironmentLacks(mismatch)
+    return mpirun
+
+
 def _where(trial: Trial) -> list[str]:
     """Which nodes, and how many ranks on each."""
     place = trial.placement
@@ -83,13 +96,25 @@ def _where(trial: Trial) -> list[str]:
         return ["--hostfile", trial.mpi.hostfile, "--map-by", mapping]
     if place.nodes > 1:
         return ["--map-by", mapping]
-    # By default mpirun offers a slot a core, hardware threads not counted.
-    slots = usable_cores() if place.oversubscribe else place.ranks
-    where = ["--host", f"localhost:{slots}"]
+    return on_this_node(place)
+
+
+def on_this_node(place: Placement) -> list[str]:
+    """mpirun's words for all ranks on the node that it runs on."""
+    where = ["--host", f"localhost:{slots_of_this_node(place)}"]
     return [*where, "--map-by", ":OVERSUBSCRIBE"] if place.oversubscribe else where
 
 
-def _interfaces(trial: Trial) -> list[str]:
+def slots_of_this_node(place: Placement) -> int:
+    """Slots to offer: as many as ranks, or as cores where those are to be shared.
+
+    By default mpirun offers a slot a core, hardware threads not counted. Ranks without a slot of
+    their own yield the core while they wait.
+    """
+    return usable_cores() if place.oversubscribe else place.ranks_per_node
+
+
+def interface_parameters(trial: Trial) -> list[str]:
     """MCA parameters of Open MPI (messages), PMIx (wire-up) and PRRTE (daemons)."""
     if trial.placement.nodes == 1:
         return ["--mca", "btl", "self,sm", "--pmixmca", "ptl_base_if_include", "lo"]
@@ -101,8 +126,8 @@ def _interfaces(trial: Trial) -> list[str]:
     ]  # fmt: skip
 
 
-def _root_environment() -> dict[str, str]:
-    # Open MPI refuses root unless told twice; in containers, root is the usual user.
+def root_environment() -> dict[str, str]:
+    """Open MPI refuses root unless told twice; in containers, root is the usual user."""
     if os.geteuid() != 0:
         return {}
     return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UsageError
 from paceline.plan.trial import (
+    DEFAULT_BUCKET_MB,
     LOOPBACK,
     AveragingSettings,
     CompressionSettings,
@@ -210,7 +211,7 @@ def _trial(experiment: Experiment, request: TrialRequest, training: Training, co
         reduction=resolve_reduction(request),
         device=request.device,
         interface=experiment.network.interface or LOOPBACK,
-        bucket_mb=request.bucket_mb,
+        bucket_mb=request.bucket_mb or DEFAULT_BUCKET_MB,
         buckets_in_flight=request.buckets_in_flight,
         algorithm=resolve_algorithm(request, transport),
         mpi_parameters=request.mpi_parameters,

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LOOPBACK = "lo"
+DEFAULT_BUCKET_MB = 25.0  # as torch's DistributedDataParallel has it
 
 
 class _Value(BaseModel):
@@ -143,7 +144,7 @@ class Trial(_Value):
     reduction: Reduction | None = None  # None where there is one node, or one process on each
     device: Device = "cpu"
     interface: str = LOOPBACK
-    bucket_mb: float = 25.0
+    bucket_mb: float = DEFAULT_BUCKET_MB
     buckets_in_flight: int | None = Field(default=None, ge=1)
     algorithm: Algorithm | None = None  # of transport mpi; None where another carries
     mpi_parameters: dict[str, str] = Field(default_factory=dict)
@@ -211,7 +212,7 @@ def configuration_name(trial: Trial) -> str:
         parts.append(trial.device)
     if training.memory_format != "contiguous":
         parts.append(training.memory_format)
-    if trial.bucket_mb != Trial.model_fields["bucket_mb"].default:
+    if trial.bucket_mb != DEFAULT_BUCKET_MB:
         parts.append(f"b{trial.bucket_mb:g}")
     return ".".join([*parts, *_communication_names(trial)])
 

@@ -22,12 +22,13 @@ def communication_faults(trial: TrialRequest) -> Iterator[str]:
     yield from _algorithm_faults(trial)
     yield from _compression_faults(trial)
     yield from _averaging_faults(trial)
-    if trial.buckets_in_flight is not None and not _in_buckets(trial):
-        yield (
-            "buckets_in_flight: is about buckets of gradients reduced one by one, expected "
-            'local_strategy = "processes" with transport = "gloo", "mpi" or "nccl", and reduction '
-            '= "flat" on several nodes; leave it out'
-        )
+    for key in ("bucket_mb", "buckets_in_flight"):
+        if getattr(trial, key) is not None and not in_buckets(trial):
+            yield (
+                f"{key}: is about buckets of gradients reduced one by one, expected "
+                'local_strategy = "processes" with transport = "gloo", "mpi" or "nccl", and '
+                'reduction = "flat" on several nodes; leave it out'
+            )
     if trial.mpi_parameters and trial.launcher != "mpi":
         yield (
             'mpi_parameters: are for mpirun, expected launcher = "mpi", got '
@@ -57,8 +58,14 @@ def is_flat(trial: TrialRequest) -> bool:
     )
 
 
-def _in_buckets(trial: TrialRequest) -> bool:
-    return carrier(trial) in CARRIERS and is_flat(trial) and trial.averaging_period is None
+def in_buckets(trial: TrialRequest) -> bool:
+    """Whether gradients are reduced bucket by bucket while the backward pass runs."""
+    one_rank_a_node = trial.local_strategy in ("sequential", "intraop") and trial.nodes > 1
+    return (
+        carrier(trial) in CARRIERS
+        and (is_flat(trial) or one_rank_a_node)
+        and trial.averaging_period is None
+    )
 
 
 def _spark_faults(trial: TrialRequest) -> Iterator[str]:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 # pydantic names the branch of a union in a fault's place
-_UNION_BRANCHES = {"int", "constrained-int", "literal['auto']"}
+_UNION_BRANCHES = {
+    "int", "constrained-int", "constrained-float", "literal['auto']", "literal['model']",
+    "literal['unbounded']",
+}  # fmt: skip
 
 
 def shipped_experiments() -> dict[str, str]:

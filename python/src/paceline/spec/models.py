@@ -30,6 +30,8 @@ PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, strict=False)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Count = PositiveInt | Literal["auto"]
+McaParameters = Annotated[dict[str, str], Field(min_length=1)]
+_LIST = Field(strict=False)  # TOML's arrays are lists
 
 
 class _Model(BaseModel):
@@ -95,7 +97,7 @@ class TrialRequest(_Overrides):
     # layers before which the model is cut, in the order of the model's layers; instead of balance
     cuts: Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)] | None = None
     oversubscribe: bool = False
-    bucket_mb: PositiveFloat = 25.0
+    bucket_mb: PositiveFloat | None = None  # of gradients that one message carries; None: 25
     buckets_in_flight: PositiveInt | None = None  # at once; None: as they come
     algorithm: Algorithm | None = None  # transport mpi
     mpi_parameters: dict[str, str] = Field(default_factory=dict)  # launcher mpi: MCA, by name
@@ -107,10 +109,12 @@ class TrialRequest(_Overrides):
 
 
 class TuneSettings(_Model):
-    """[tune]: the search for each local strategy's best counts, schedule and cut on this node.
+    """[tune]: the searches for each local strategy's best counts, schedule and cut on this node
+    (`paceline tune local`), and for the best way of communicating (`paceline tune comm`).
 
     A candidate is measured in short trials of `steps` after `warmup_steps`, each a fresh process;
     about one in `keep` goes on to be measured `keep` times as often, up to `repeats` times.
+    Lists of what `tune comm` tries stand for its own where they are given; [] leaves that out.
     """
 
     strategies: Annotated[tuple[LocalStrategy, ...], Field(min_length=1, strict=False)] | None = (
@@ -120,9 +124,17 @@ class TuneSettings(_Model):
     warmup_steps: Annotated[int, Field(ge=1)] = 2
     repeats: Annotated[int, Field(ge=1, le=64)] = 4
     keep: Annotated[int, Field(ge=2)] = 2
-    max_candidates: PositiveInt = 24  # of a strategy on a workload
+    max_candidates: PositiveInt = 24  # of a strategy on a workload, or of a round of `tune comm`
     timeout_s: PositiveFloat | None = None  # no short trial starts later than that
     oversubscribe: bool = False
+    buckets_mb: Annotated[tuple[PositiveFloat | Literal["model"], ...], _LIST] | None = None
+    buckets_in_flight: Annotated[tuple[PositiveInt | Literal["unbounded"], ...], _LIST] | None = (
+        None
+    )
+    algorithms: Annotated[tuple[Algorithm, ...], _LIST] | None = None  # of transport mpi
+    compressions: Annotated[tuple[Compression, ...], _LIST] = ()  # they change the result
+    # of mpirun, each entry tried as a whole
+    mpi_parameters: Annotated[tuple[McaParameters, ...], _LIST] | None = None
 
 
 class TelemetrySettings(_Model):

@@ -11,6 +11,7 @@ from paceline.errors import UsageError
 from paceline.spec.counts import check_micro_batches, counts_if_known, number, share_of
 from paceline.spec.cut_places import check_stages
 from paceline.spec.trial_rules import applies, count_faults, trial_faults
+from paceline.spec.tune_rules import tune_faults
 from paceline.spec.workloads import WORKLOADS
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def faults_of(experiment: Experiment) -> list[str]:
     faults += _baseline_faults(experiment)
     faults += _batch_faults(experiment)
     faults += _step_faults(experiment)
+    faults += tune_faults(experiment)
     return faults
 
 

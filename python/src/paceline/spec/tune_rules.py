@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline.spec.communication_rules import CARRIERS, carrier, in_buckets
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from paceline.spec.models import Experiment, TrialRequest
 
@@ -44,3 +46,33 @@ def best_faults(trial: TrialRequest, experiment: Experiment) -> Iterator[str]:
             f'transport: on one node the best strategy brings its own, got "{trial.transport}"; '
             "leave it out"
         )
+
+
+def compresses(trial: TrialRequest) -> bool:
+    """Whether what it sends in a step could be compressed."""
+    return carrier(trial) in CARRIERS and trial.averaging_period is None
+
+
+def sends_by_mpirun(trial: TrialRequest) -> bool:
+    """Whether parameters of mpirun can change how its gradients travel."""
+    return trial.launcher == "mpi" and carrier(trial) == "mpi"
+
+
+# key -> the trials that it can be tried with, in words
+_TRIED_WITH: dict[str, tuple[Callable[[TrialRequest], bool], str]] = {
+    "buckets_mb": (in_buckets, "sends gradients in buckets"),
+    "buckets_in_flight": (in_buckets, "sends gradients in buckets"),
+    "algorithms": (lambda trial: carrier(trial) == "mpi", 'has transport = "mpi"'),
+    "compressions": (compresses, "sends gradients"),
+    "mpi_parameters": (sends_by_mpirun, 'has launcher = "mpi" and transport = "mpi"'),
+}
+
+
+def tune_faults(experiment: Experiment) -> Iterator[str]:
+    """Lists of [tune] that no trial of the spec has a use for."""
+    tune = experiment.tune
+    if tune is None:
+        return
+    for key, (has_use, words) in _TRIED_WITH.items():
+        if getattr(tune, key) and not any(map(has_use, experiment.trials)):
+            yield f"tune.{key}: expected a trial that {words}, found none; leave it out"

@@ -1,4 +1,7 @@
-"""The search for each local strategy's fastest counts, schedule and cut on this node.
+"""Searches by short trials, measured and recorded as any other; see docs/tuning.md.
 
-Short trials, measured and recorded as any other; see docs/tuning.md.
+`local`: each local strategy's fastest counts, schedule and cut on this node. `comm`: the fastest
+way of communicating for each trial with peers. What they share is here: candidates are trials
+(`spaces`), contests of candidates (`search`, `halving`), what measures them and can be resumed
+(`measuring`, `session`), what was found (`findings`), and the spec with the winners (`tuned`).
 """

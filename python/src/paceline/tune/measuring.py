@@ -38,12 +38,12 @@ class Bench(Protocol):
         """The measurement, made only if there is none yet; None if the time is spent."""
 
 
-class NodeBench:
-    """Measures on this node and keeps every trial in a run directory.
+class TrialBench:
+    """Measures here and keeps every trial in a run directory.
 
     A trial that has an outcome, good or bad, is not run again, unless it is a baseline: without
     that, nothing can be compared. A trial that trains something else than the baseline counts as
-    failed: its speed means nothing.
+    failed: its speed means nothing. (One that sends less on purpose is another training anyway.)
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class NodeBench:
         if not record.finished:
             reason = None if record.outcome is None else record.outcome.message
             return Measurement(images_per_s=None, failure=reason or "it left no reason")
-        different = _difference(record.files.identity)
+        different = _difference(record.files.identity) if trial.is_exact else None
         if different is not None:
             return Measurement(images_per_s=None, failure=different)
         rates = global_steps(record).images_per_s(trial.training.warmup_steps)

@@ -1,4 +1,4 @@
-"""The search: contests of candidates, rung by rung, all strategies' trials interleaved."""
+"""The search: contests of candidates, rung by rung, all subjects' trials interleaved."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline.tune.candidates import repeated
 from paceline.tune.halving import Halving
+from paceline.tune.spaces import repeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from paceline.analysis.statistics import Series
     from paceline.plan.trial import Trial
-    from paceline.spec import LocalStrategy, TuneSettings
+    from paceline.spec import TuneSettings
     from paceline.tune.measuring import Bench, Measurement
+    from paceline.tune.spaces import Subject
 
 
 @dataclass
@@ -34,35 +35,39 @@ class Measurements:
             found = self.series.setdefault(trial.configuration, {})
             found[trial.repeat] = measured.images_per_s
 
-    def speed(self, configuration: str, repeats: int) -> float:
-        """Median over its first so many repeats, in images/s; nan if it failed or lacks one."""
-        found = self.series.get(configuration, {})
-        if configuration in self.failures or any(r not in found for r in range(repeats)):
+    def speed(self, configuration: str, repeats: Iterable[int]) -> float:
+        """Median over these repeats, in images/s; nan if it failed or lacks one."""
+        found, wanted = self.series.get(configuration, {}), list(repeats)
+        if configuration in self.failures or any(r not in found for r in wanted):
             return math.nan
-        return math.exp(statistics.median(found[r].log_median for r in range(repeats)))
+        return math.exp(statistics.median(found[r].log_median for r in wanted))
 
 
 class Contest:
-    """Candidates of one strategy on one workload, of which one is to be the fastest.
+    """Candidates for one subject, of which one is to be the fastest.
 
+    name: what differs among them, where a subject has several contests.
     follows: the contest whose winner this one started from.
     """
 
+    first_repeat = 0  # of those that decide
+
     def __init__(
         self,
+        subject: Subject,
         candidates: Sequence[Trial],
         settings: TuneSettings,
         *,
+        name: str = "",
         follows: Contest | None = None,
     ) -> None:
+        self.subject = subject
         self.candidates = {trial.configuration: trial for trial in candidates}
+        self.name = name
         self.follows = follows
         self.cut_short = False
-        first = candidates[0]
-        self.workload: str = first.training.workload
-        self.strategy: LocalStrategy = first.local_strategy
         # the baseline has no rival, and is the slowest to measure
-        repeats = 1 if first.is_baseline else settings.repeats
+        repeats = 1 if candidates[0].is_baseline else settings.repeats
         self._halving = Halving(list(self.candidates), keep=settings.keep, repeats=repeats)
         self._have = 0
 
@@ -86,8 +91,49 @@ class Contest:
 
     def judge(self, measured: Measurements) -> None:
         wanted = self._halving.wanted
-        self._halving.report({n: measured.speed(n, wanted) for n in self._halving.alive})
+        self._halving.report({n: measured.speed(n, range(wanted)) for n in self._halving.alive})
         self._have = wanted
+
+
+class Final(Contest):
+    """A winner against the default, both measured anew and alternately.
+
+    The fastest of many looks faster than it is (a maximum over noise), and was measured at another
+    time than the default; here neither counts.
+    """
+
+    def __init__(
+        self, default: Trial, winner: Trial, settings: TuneSettings, *, follows: Contest
+    ) -> None:
+        super().__init__(
+            follows.subject, [default, winner], settings, name="final", follows=follows
+        )
+        self.first_repeat = settings.repeats
+        self._repeats = range(settings.repeats, 2 * settings.repeats)
+        self._best: Trial | None = None
+        self._judged = False
+
+    @property
+    def finished(self) -> bool:
+        return self._judged
+
+    @property
+    def best(self) -> Trial | None:
+        return self._best
+
+    def due(self, measured: Measurements) -> list[Trial]:
+        return [
+            repeated(trial, repeat)
+            for repeat in self._repeats
+            for name, trial in self.candidates.items()
+            if name not in measured.failures
+        ]
+
+    def judge(self, measured: Measurements) -> None:
+        # the winner, also where it is slower this time: that is what there is to be told
+        working = [n for n in self.candidates if math.isfinite(measured.speed(n, self._repeats))]
+        self._best = self.candidates[working[-1]] if working else None
+        self._judged = True
 
 
 def search(

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from paceline.errors import UsageError
-from paceline.plan.planning import plan_trials, resolve_training
+from paceline.plan.planning import plan_trials
 from paceline.records.machine import host_name
-from paceline.spec.counts import share_of
 from paceline.spec.loading import parse_spec
-from paceline.spec.models import TrialRequest
 from paceline.spec.trial_rules import applies
-from paceline.spec.tune_rules import says_its_layout
+from paceline.tune.spaces import changed
 
 if TYPE_CHECKING:
-    from paceline.plan.trial import Trial
-    from paceline.spec import Experiment, WorkloadRequest
+    from pydantic import BaseModel
+
+    from paceline.spec import Experiment, TrialRequest, WorkloadRequest
     from paceline.tune.findings import Findings
+    from paceline.tune.session import Kind
 
 _HEADER = """\
-# {name} with what `paceline tune local` found on {host}, {cores} cores.
+# {name} with what `paceline {command}` found on {host}, {cores} cores.
 # A trial that is for some workloads only says so: their winners differ.
 
 """
@@ -34,26 +34,25 @@ _AS_WRITTEN: dict[str, Any] = {
 }
 
 
-def tuned_text(experiment: Experiment, findings: Findings, cores: int) -> str:
+def tuned_text(kind: Kind, experiment: Experiment, findings: Findings, cores: int) -> str:
     """The tuned spec as TOML. Raises UsageError if the winners make no valid spec.
 
-    cores: of this node, that were searched.
+    cores: of this node.
     """
     plain = experiment.model_dump(**_AS_WRITTEN, exclude={"tune", "trials", "workloads"})
-    header = _HEADER.format(name=experiment.name, host=host_name(), cores=cores)
-    requests = tuned_requests(experiment, findings, cores)
-    tables = [
-        *(("[[workloads]]", workload) for workload in experiment.workloads),
-        *(("[[trials]]", request) for request in requests),
-    ]
-    text = header + tomli_w.dumps(plain)
-    for name, table in tables:
-        text += f"\n{name}\n{tomli_w.dumps(table.model_dump(**_AS_WRITTEN))}"
+    text = _HEADER.format(name=experiment.name, command=kind.command, host=host_name(), cores=cores)
+    text += tomli_w.dumps(plain)
+    for workload in experiment.workloads:
+        text += _entry("workloads", workload)
+    for request in tuned_requests(kind, experiment, findings, cores):
+        text += _entry("trials", request)
     parse_spec(text, "the tuned spec")
     return text
 
 
-def tuned_requests(experiment: Experiment, findings: Findings, cores: int) -> list[TrialRequest]:
+def tuned_requests(
+    kind: Kind, experiment: Experiment, findings: Findings, cores: int
+) -> list[TrialRequest]:
     """The trials with their winners; those that are equal for several workloads stay one.
 
     What becomes the same as an earlier trial is left out, as is a trial of the best strategy where
@@ -63,9 +62,12 @@ def tuned_requests(experiment: Experiment, findings: Findings, cores: int) -> li
     planned: set[str] = set()
     for request in experiment.trials:
         for workload in (w for w in experiment.workloads if applies(request, w)):
-            tuned = _tuned(request, workload, experiment, findings)
-            name = None if tuned is None else _configuration(tuned, workload, experiment, cores)
-            if tuned is None or name in planned:
+            tuned = kind.filled_in(request, workload, experiment, findings)
+            if tuned is None:
+                continue
+            tuned = changed(tuned, workloads=None)
+            name = _configuration(tuned, workload, experiment, cores)
+            if name in planned:
                 continue
             if name is not None:
                 planned.add(name)
@@ -75,50 +77,14 @@ def tuned_requests(experiment: Experiment, findings: Findings, cores: int) -> li
     ]
 
 
-def layout_of(trial: Trial) -> dict[str, Any]:
-    """The keys of a [[trials]] entry, beside the strategy, that mean this very trial."""
-    place, pipeline = trial.placement, trial.pipeline
-    threads = {"threads_per_rank": place.threads_per_rank}
-    if trial.local_strategy == "sequential":
-        return {}
-    if trial.local_strategy == "threads":
-        return {"replicas": trial.thread_replicas, **threads}
-    if trial.local_strategy == "processes":
-        return {"ranks_per_node": place.ranks_per_node, **threads}
-    if pipeline is None:
-        return threads
-    hybrid = trial.local_strategy == "hybrid"
-    cut = {"balance": pipeline.balance} if pipeline.cuts is None else {"cuts": pipeline.cuts}
-    return {
-        **({"replicas": trial.replicas_per_node} if hybrid else {}),
-        "stages": pipeline.stages,
-        **threads,
-        "micro_batches": pipeline.micro_batches,
-        "schedule": pipeline.schedule,
-        **cut,
-    }
-
-
-def _tuned(
-    request: TrialRequest, workload: WorkloadRequest, experiment: Experiment, findings: Findings
-) -> TrialRequest | None:
-    plain = _changed(request, workloads=None)
-    if request.local_strategy == "best":
-        found = findings.best(workload.name)
-        if found is None:
-            return None
-    else:
-        found = findings.of(workload.name, request.local_strategy)
-    chosen = None if found is None else found.chosen
-    if chosen is None or says_its_layout(request):
-        return plain
-    layout = layout_of(chosen)
-    if "micro_batches" in layout:
-        batch = resolve_training(experiment, workload, "").global_batch
-        share = share_of(batch, request.nodes * chosen.replicas_per_node)
-        layout["micro_batches"] = min(layout["micro_batches"], share)
-    shares_cores = {"oversubscribe": True} if chosen.placement.oversubscribe else {}
-    return _changed(plain, local_strategy=chosen.local_strategy, **layout, **shares_cores)
+def _entry(name: str, table: BaseModel) -> str:
+    """An entry of an array of tables, with tables in it behind its plain values."""
+    said = table.model_dump(**_AS_WRITTEN)
+    inner = {key: value for key, value in said.items() if isinstance(value, dict)}
+    text = f"\n[[{name}]]\n" + tomli_w.dumps({k: v for k, v in said.items() if k not in inner})
+    for key, value in inner.items():
+        text += f"[{name}.{key}]\n{tomli_w.dumps(value)}"
+    return text
 
 
 def _configuration(
@@ -137,10 +103,4 @@ def _for_workloads(
 ) -> TrialRequest:
     if len(workloads) == len(experiment.workloads):
         return request
-    return _changed(request, workloads=tuple(w.name for w in workloads))
-
-
-def _changed(request: TrialRequest, **values: Any) -> TrialRequest:
-    """A validated copy; None takes a key away."""
-    said = {**request.model_dump(exclude_unset=True), **values}
-    return TrialRequest.model_validate({k: v for k, v in said.items() if v is not None})
+    return changed(request, workloads=tuple(w.name for w in workloads))

@@ -6,9 +6,12 @@ from tests.unit.tune.conftest import SPEC
 from paceline.analysis.statistics import Interval
 from paceline.plan.planning import plan_trials
 from paceline.spec.loading import parse_spec
-from paceline.tune.candidates import short_experiment, strategy_space
-from paceline.tune.findings import Findings, StrategyFinding
-from paceline.tune.tuned import layout_of, tuned_text
+from paceline.tune.findings import Finding, Findings
+from paceline.tune.local.candidates import strategy_space
+from paceline.tune.local.kind import LocalSearch
+from paceline.tune.local.winners import layout_of
+from paceline.tune.spaces import Subject, short_experiment
+from paceline.tune.tuned import tuned_text
 
 TWO_WORKLOADS = SPEC + '[[workloads]]\nname = "simple-big"\nglobal_batch = 64\n'
 CORES = 4
@@ -26,7 +29,7 @@ class Case:
     def __init__(self, text):
         self.experiment = parse_spec(text + "[tune]\noversubscribe = true\n", "mine.toml")
         self.short = short_experiment(self.experiment, self.experiment.tune)
-        self.found: list[StrategyFinding] = []
+        self.found: list[Finding] = []
 
     def wins(self, workload_name, strategy, number, speed=10.0):
         """The candidate of that number (0 is the default) is the fastest, certainly."""
@@ -43,9 +46,8 @@ class Case:
         winner = space.candidates[number]
         default = number == 0
         self.found.append(
-            StrategyFinding(
-                workload=workload_name,
-                strategy=strategy,
+            Finding(
+                subject=Subject(workload=workload_name, name=strategy),
                 default=space.default,
                 default_images_per_s=interval if default else interval.scaled(0.5),
                 fastest=winner,
@@ -60,7 +62,8 @@ class Case:
         return winner
 
     def tuned(self):
-        text = tuned_text(self.experiment, Findings(strategies=tuple(self.found)), CORES)
+        findings = Findings(found=tuple(self.found))
+        text = tuned_text(LocalSearch(), self.experiment, findings, CORES)
         return parse_spec(text, "tuned.toml")
 
     def planned(self):
@@ -177,7 +180,7 @@ def test_tie_keeps_the_default():
     (found,) = case.found
     tied = Interval(median=1.1, low=0.9, high=1.3)
     case.found = [
-        StrategyFinding(
+        Finding(
             **{name: getattr(found, name) for name in found.__slots__ if name != "ratio"},
             ratio=tied,
         )
@@ -210,7 +213,7 @@ def test_explicit_cuts_are_kept():
     (found,) = case.found
     moved = winner.model_copy(update={"pipeline": cut})
     case.found = [
-        StrategyFinding(
+        Finding(
             **{name: getattr(found, name) for name in found.__slots__ if name != "fastest"},
             fastest=moved,
         )

@@ -1,7 +1,7 @@
 """What a local strategy could be on a node: every split of its cores that is worth a trial.
 
 Arithmetic only. What the planner then refuses (a batch that does not divide, more stages than the
-model has layers) is left out by `candidates`, with the planner's reason.
+model has layers) is left out by `spaces`, with the planner's reason.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING, Any, get_args
 
-from paceline.spec.counts import counts_on_node
 from paceline.spec.models import TrialRequest
 from paceline.spec.values import Balance, PipelineSchedule
+from paceline.tune.spaces import cores_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,12 +50,6 @@ def neighbouring_cuts(cuts: Sequence[int], possible: Sequence[int]) -> list[tupl
             (*cuts[:number], moved, *cuts[number + 1 :]) for moved in beside if moved not in cuts
         ]
     return found
-
-
-def cores_wanted(request: TrialRequest, cores: int) -> int:
-    """Ranks times threads of the request on a node of so many cores."""
-    counts = counts_on_node(request, cores)
-    return counts.ranks * counts.threads_per_rank
 
 
 def _request(strategy: LocalStrategy, layout: dict[str, Any]) -> TrialRequest:

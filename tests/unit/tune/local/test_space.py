@@ -1,7 +1,7 @@
 import pytest
 
 from paceline.spec.values import LOCAL_STRATEGIES
-from paceline.tune.space import hybrid_layouts, local_requests, neighbouring_cuts
+from paceline.tune.local.space import hybrid_layouts, local_requests, neighbouring_cuts
 
 
 def layouts(strategy, cores, *keys, **options):

@@ -1,45 +1,54 @@
-"""Candidates of a search: requests that the planner accepts, as trials; of others, its reason."""
+"""What is searched: candidates that are trials, planned by the same rules as any user's."""
 
 from __future__ import annotations
 
 import random
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EnvironmentLacks, UsageError
-from paceline.plan.planning import plan_trials, resolve_training
+from paceline.plan.planning import plan_trials
 from paceline.plan.trial import trial_name
+from paceline.spec.counts import counts_on_node
 from paceline.spec.models import TrialRequest
 from paceline.spec.rules import faults_of
-from paceline.spec.values import LOCAL_STRATEGIES
-from paceline.tune.space import cores_wanted, local_requests
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.plan.trial import Trial
-    from paceline.spec import Experiment, LocalStrategy, TuneSettings, WorkloadRequest
+    from paceline.spec import Experiment, TuneSettings, WorkloadRequest
 
-_BASELINE = TrialRequest(launcher="local", local_strategy="sequential")
+BASELINE = TrialRequest(launcher="local", local_strategy="sequential")
 # "experiment 'x' cannot be planned:\n  - trials[2], workload tiny: ..."; here it is about one trial
 _PLACE = re.compile(r"(?s).*?(?:trials\[\d+\](?:, workload [\w-]+)?|workload [\w-]+)[:.] ?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A request that cannot be a trial here."""
+    """What is not searched."""
 
     what: str
     reason: str
 
+    def to_json(self) -> dict[str, str]:
+        return {"what": self.what, "reason": self.reason}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StrategySpace:
-    """One strategy on one workload: its candidates as trials, the default first if it is one."""
+class Subject:
+    """What a search is for: of `tune local` a strategy, of `tune comm` a trial of the spec."""
 
     workload: str
-    strategy: LocalStrategy
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """The candidates of a subject as trials, the default first if it is one."""
+
+    subject: Subject
     candidates: tuple[Trial, ...]
     has_default: bool
     left_out: tuple[LeftOut, ...]
@@ -47,14 +56,6 @@ class StrategySpace:
     @property
     def default(self) -> Trial | None:
         return self.candidates[0] if self.has_default else None
-
-
-def searched_strategies(experiment: Experiment, settings: TuneSettings) -> list[LocalStrategy]:
-    """Those of [tune], else those that the trials name, all if a trial wants the best one."""
-    if settings.strategies is not None:
-        return [s for s in LOCAL_STRATEGIES if s in settings.strategies]
-    named = {trial.local_strategy for trial in experiment.trials}
-    return [s for s in LOCAL_STRATEGIES if s in named or "best" in named]
 
 
 def short_experiment(experiment: Experiment, settings: TuneSettings) -> Experiment:
@@ -68,26 +69,20 @@ def short_experiment(experiment: Experiment, settings: TuneSettings) -> Experime
     return experiment.model_copy(update={"workloads": workloads, "repeats": 1, "tune": None})
 
 
-def baseline_trial(short: Experiment, workload: WorkloadRequest, dataset: str, cores: int) -> Trial:
-    """The sequential trial that every candidate must train the same as."""
-    return plan_one(short, workload, _BASELINE, dataset, cores)
-
-
-def strategy_space(
+def space_of(
+    subject: Subject,
+    requests: Sequence[TrialRequest],
     short: Experiment,
-    workload: WorkloadRequest,
-    strategy: LocalStrategy,
     dataset: str,
     *,
     cores: int,
     settings: TuneSettings,
-) -> StrategySpace:
-    """Plan every request of a strategy; draw at most `max_candidates` from the seed."""
-    batch = resolve_training(short, workload, dataset).global_batch
-    oversubscribe = settings.oversubscribe or any(
-        t.oversubscribe for t in short.trials if t.local_strategy in (strategy, "best")
-    )
-    requests = local_requests(strategy, cores=cores, batch=batch, oversubscribe=oversubscribe)
+) -> Space:
+    """Plan every request, the first being the default; draw at most `max_candidates` from the seed.
+
+    Requests that mean the same trial are one candidate.
+    """
+    workload = next(w for w in short.workloads if w.name == subject.workload)
     accepted: dict[str, Trial] = {}
     left_out: list[LeftOut] = []
     has_default = False
@@ -95,7 +90,7 @@ def strategy_space(
         try:
             trial = plan_one(short, workload, request, dataset, cores)
         except (UsageError, EnvironmentLacks) as error:
-            left_out.append(LeftOut(what=_named(request), reason=_PLACE.sub("", str(error))))
+            left_out.append(LeftOut(what=_named(request), reason=reason_of(error)))
             continue
         has_default = has_default or number == 0
         accepted.setdefault(trial.configuration, trial)
@@ -107,9 +102,8 @@ def strategy_space(
                 reason=f"max_candidates = {settings.max_candidates}; drawn from the seed",
             )
         )
-    return StrategySpace(
-        workload=workload.name,
-        strategy=strategy,
+    return Space(
+        subject=subject,
         candidates=tuple(chosen),
         has_default=has_default,
         left_out=tuple(dict.fromkeys(left_out)),
@@ -127,26 +121,48 @@ def plan_one(
 
     It goes through the same rules and planner as a trial that a user writes.
     """
-    alone = request.local_strategy == "sequential"
-    trials = (request,) if alone else (_BASELINE, request)
+    alone = _is_baseline(request)
+    everywhere = request.model_copy(update={"workloads": None})
+    trials = (everywhere,) if alone else (BASELINE, everywhere)
     one = short.model_copy(update={"workloads": (workload,), "trials": trials})
     faults = faults_of(one)
     if faults:
         raise UsageError("; ".join(_PLACE.sub("", fault) for fault in faults))
     wanted = cores_wanted(request, cores)
-    if wanted > cores and not request.oversubscribe:
+    if wanted > cores and request.nodes == 1 and not request.oversubscribe:
         raise EnvironmentLacks(
             f"wants {wanted} cores, this node has {cores}; oversubscribe = true in [tune] or in "
             "a trial of the spec allows it"
         )
     planned = plan_trials(one, {workload.name: dataset}, cores)
-    return next(t for t in planned if t.local_strategy == request.local_strategy)
+    return next(t for t in planned if t.is_baseline is alone)
+
+
+def cores_wanted(request: TrialRequest, cores: int) -> int:
+    """Ranks times threads of the request on a node of so many cores."""
+    counts = counts_on_node(request, cores)
+    return counts.ranks * counts.threads_per_rank
+
+
+def reason_of(error: Exception) -> str:
+    """Why a request is no trial, without the place in a spec that it never stood in."""
+    return _PLACE.sub("", str(error))
+
+
+def changed(request: TrialRequest, **values: Any) -> TrialRequest:
+    """A validated copy; None takes a key away."""
+    said = {**request.model_dump(exclude_unset=True), **values}
+    return TrialRequest.model_validate({k: v for k, v in said.items() if v is not None})
 
 
 def repeated(trial: Trial, repeat: int) -> Trial:
     """The trial as its repeat of this number, from 0."""
     name = trial_name(trial.configuration, repeat)
     return trial.model_copy(update={"repeat": repeat, "id": name})
+
+
+def _is_baseline(request: TrialRequest) -> bool:
+    return request.launcher == "local" and request.local_strategy == "sequential"
 
 
 def _drawn(trials: Sequence[Trial], seed: int, most: int) -> list[Trial]:

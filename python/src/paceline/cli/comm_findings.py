@@ -1,0 +1,115 @@
+"""What `tune comm` found, for reading: a table a trial, with its messages by size."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from paceline.cli.findings import TIE, ratio_text, remarks_on, speed_text
+
+if TYPE_CHECKING:
+    from paceline.plan.trial import Trial
+    from paceline.tune.comm import CommFindings
+    from paceline.tune.comm.messages import BinTimes
+    from paceline.tune.findings import Finding
+
+_WIDTH = 80
+_LOSSY = "sends less than the gradients: no longer the same training (docs/compression.md)"
+
+
+def print_comm_findings(found: CommFindings) -> None:
+    """Default against best of every trial that was searched, then what was left alone."""
+    console = Console()
+    findings = found.findings.found
+    searched = [finding for finding in findings if finding.candidates]
+    for finding in searched:
+        _print_speeds(console, finding)
+        _print_messages(console, found.messages[finding.subject])
+        console.print()
+    lines = [TIE] if any(finding.tie for finding in searched) else []
+    for finding in findings:
+        lines += remarks_on(finding, f"{finding.subject.workload} {finding.subject.name}")
+    for line in lines:
+        wrapped = textwrap.fill(line, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        console.print(wrapped, markup=False, highlight=False)
+
+
+def communication_text(trial: Trial) -> str:
+    """`25 MB buckets, ring, btl_tcp_links=2`: all that a search may change."""
+    parts = [f"{trial.bucket_mb:g} MB buckets"] if _in_buckets(trial) else []
+    if trial.buckets_in_flight is not None:
+        parts.append(f"{trial.buckets_in_flight} in flight")
+    if trial.algorithm is not None:
+        parts.append(trial.algorithm)
+    if trial.compression is not None:
+        parts.append(trial.compression.method)
+    parts += [f"{name}={value}" for name, value in sorted(trial.mpi_parameters.items())]
+    return ", ".join(parts) or "as it is"
+
+
+def _in_buckets(trial: Trial) -> bool:
+    one_replica_a_rank = trial.local_strategy in ("sequential", "intraop", "processes")
+    return one_replica_a_rank and trial.reduction != "hierarchical" and trial.averaging is None
+
+
+def _print_speeds(console: Console, finding: Finding) -> None:
+    table = Table(box=None, pad_edge=False, title=_title(finding), title_justify="left")
+    for column in ("", "communication", "images/s", "best/default"):
+        justify: Literal["left", "right"] = "right" if column == "images/s" else "left"
+        table.add_column(column, justify=justify, overflow="fold")
+    if finding.default is not None:
+        speed = speed_text(finding.default_images_per_s)
+        text = communication_text(finding.default)
+        table.add_row(*map(Text, ("default", text, speed, "")))
+    if finding.fastest is not None and finding.fastest != finding.default:
+        speed, ratio = speed_text(finding.fastest_images_per_s), ratio_text(finding)
+        text = communication_text(finding.fastest)
+        table.add_row(*map(Text, ("best", text, speed, ratio)))
+    console.print(table)
+    for line in _verdict(finding):
+        console.print(line, markup=False, highlight=False)
+
+
+def _title(finding: Finding) -> str:
+    name = f"{finding.subject.workload} {finding.subject.name}"
+    trial = finding.default
+    if trial is None:
+        return name
+    place = trial.placement
+    return (
+        f"{name}: {trial.launcher}, {trial.transport}, {trial.local_strategy}, "
+        f"{place.nodes} x {place.ranks_per_node} ranks"
+    )
+
+
+def _verdict(finding: Finding) -> list[str]:
+    lines = []
+    if finding.fastest is not None and finding.fastest == finding.default:
+        lines.append(f"the default is the fastest of {finding.candidates} candidates")
+    if finding.chosen is not None and finding.chosen.compression is not None:
+        lines.append(f"{finding.chosen.compression.method} {_LOSSY}")
+    return lines
+
+
+def _print_messages(console: Console, rows: tuple[BinTimes, ...]) -> None:
+    """Milliseconds a step by message size, as table I of Anthony et al. (2020)."""
+    measured = [row for row in rows if row.default_s is not None or row.best_s is not None]
+    if not measured or all(row.default_s == row.best_s for row in measured):
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("message bytes")
+    for column in ("default ms/step", "best ms/step", "less"):
+        table.add_column(column, justify="right")
+    for row in measured:
+        percent = row.improvement_percent
+        less = "" if percent is None else f"{percent:.1f} %"
+        table.add_row(row.name, _ms(row.default_s), _ms(row.best_s), less)
+    console.print(table)
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.2f}"

@@ -1,0 +1,77 @@
+"""`paceline profile`: which trials of a run are shown, and how."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from paceline.analysis.communication import SCHEMA, trial_communication
+from paceline.analysis.reading import load_run, load_trial
+from paceline.errors import DataError, UsageError
+from paceline.report.profile import overview, profile_view
+from paceline.report.trace import write_trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paceline.analysis.communication import TrialCommunication
+    from paceline.analysis.reading import TrialRecord
+    from paceline.records.layout import RunFiles
+
+
+def show_profile(run: RunFiles, *, trial_id: str | None, as_json: bool, trace: Path | None) -> None:
+    """Print the profile of one trial, or a line for each of several; write the trace if asked for.
+
+    Raises UsageError if there is no such trial, or a trace is asked for of several; DataError if no
+    trial communicated.
+    """
+    records = _chosen(run, trial_id)
+    found = [(r, p) for r in records if (p := trial_communication(r)) is not None]
+    if not found:
+        raise DataError(
+            f"{run.root}: expected a trial with steps after the warm-up in which ranks communicate,"
+            f" found none among {_names(records)}; a single rank has nobody to communicate with"
+        )
+    if trace is not None:
+        _write_trace([record for record, _ in found], trace)
+    _show([profile for _, profile in found], as_json)
+
+
+def _show(profiles: list[TrialCommunication], as_json: bool) -> None:
+    if as_json:
+        document = {"schema": SCHEMA, "trials": [profile.to_json() for profile in profiles]}
+        json.dump(document, sys.stdout, indent=1)
+        print()
+        return
+    console = Console()
+    if len(profiles) == 1:
+        console.print(profile_view(profiles[0]))
+        return
+    console.print(overview(profiles))
+    print(f"\nin detail: paceline profile RUN_DIR --trial {profiles[0].trial_id}")
+
+
+def _write_trace(records: list[TrialRecord], out: Path) -> None:
+    if len(records) > 1:
+        raise UsageError(
+            f"--trace: a trace is of one trial, and {len(records)} communicate; choose one with "
+            f"--trial: {_names(records)}"
+        )
+    write_trace(records[0], out)
+    print(f"paceline: wrote {out}; open it at https://ui.perfetto.dev", file=sys.stderr)
+
+
+def _chosen(run: RunFiles, trial_id: str | None) -> list[TrialRecord]:
+    if trial_id is None:
+        return load_run(run)
+    names = [name for name, _ in run.trials()]
+    if trial_id not in names:
+        raise UsageError(f"{run.root}: no trial {trial_id!r}; there are {', '.join(names)}")
+    return [load_trial(run.trial(trial_id))]
+
+
+def _names(records: list[TrialRecord]) -> str:
+    return ", ".join(record.trial.id for record in records)

@@ -1,0 +1,116 @@
+"""Time of collectives by message size, default against best.
+
+As table I of Anthony et al. (Efficient Training of Semantic Image Segmentation on Summit using
+Horovod and MVAPICH2-GDR, 2020; made with their hvprof), but from the last rank's turn on, so that a
+rank that comes late is not the transport's time.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.analysis.communication_bins import BOUNDS_BYTES
+from paceline.analysis.communication_rows import load_operations
+from paceline.analysis.communication_times import clock_errors, operation_times
+from paceline.analysis.reading import load_trial
+from paceline.tune.spaces import repeated
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.analysis.reading import TrialRecord
+    from paceline.plan.trial import Trial
+    from paceline.records.layout import RunFiles
+    from paceline.tune.findings import Finding
+
+# Of the ranges between BOUNDS_BYTES, as the paper's table has them.
+BIN_NAMES = ("0-10^5", "10^5-10^6", "10^6-10^7", "10^7-10^8", ">10^8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BinTimes:
+    """Seconds a step of one bin, or of all; None where there was no such message."""
+
+    name: str
+    default_s: float | None
+    best_s: float | None
+
+    @property
+    def improvement_percent(self) -> float | None:
+        """Of the default's time that the best does not take."""
+        if not self.default_s or self.best_s is None:
+            return None
+        return 100 * (1 - self.best_s / self.default_s)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "bytes": self.name,
+            "default_s": self.default_s,
+            "best_s": self.best_s,
+            "improvement_percent": self.improvement_percent,
+        }
+
+
+def compare_messages(finding: Finding, files: RunFiles) -> tuple[BinTimes, ...]:
+    """Bins and their total of the repeats in which default and fastest were compared.
+
+    Empty where a transport records no operations, or one of the two was not measured.
+    """
+    if finding.default is None or finding.fastest is None:
+        return ()
+    default = _median_times(finding.default, finding.repeats, files)
+    best = _median_times(finding.fastest, finding.repeats, files)
+    if default is None or best is None:
+        return ()
+    bins = [
+        BinTimes(name=name, default_s=default[number], best_s=best[number])
+        for number, name in enumerate(BIN_NAMES)
+    ]
+    return (*bins, BinTimes(name="total", default_s=_sum(default), best_s=_sum(best)))
+
+
+def bin_times(record: TrialRecord) -> tuple[float | None, ...] | None:
+    """Seconds a step of transfer in each bin: of the steady steps, mean over ranks.
+
+    An operation's transfer is, on each rank, from when the last rank's turn has come to its own
+    end. None if no operation was recorded in a steady step.
+    """
+    operations = load_operations(record)
+    if operations is None:
+        return None
+    times = operation_times(record, operations, clock_errors(record, operations))
+    steady = times.step >= record.trial.training.warmup_steps
+    chosen = steady & (operations.payload_bytes > 0) & ~np.isnan(times.transfer_s)
+    if not chosen.any():
+        return None
+    sizes = np.searchsorted(BOUNDS_BYTES, operations.payload_bytes[chosen], side="right")
+    counts = np.bincount(sizes, minlength=len(BIN_NAMES))
+    sums_s = np.bincount(sizes, times.transfer_s[chosen], minlength=len(BIN_NAMES))
+    share = len(np.unique(times.step[steady])) * len(record.ranks)
+    return tuple(
+        float(sum_s) / share if count else None for sum_s, count in zip(sums_s, counts, strict=True)
+    )
+
+
+def _median_times(
+    trial: Trial, repeats: Sequence[int], files: RunFiles
+) -> tuple[float | None, ...] | None:
+    """Of each bin the median over repeats."""
+    measured = [bin_times(load_trial(files.trial(repeated(trial, r).id))) for r in repeats]
+    known = [times for times in measured if times is not None]
+    if not known:
+        return None
+    return tuple(_median(column) for column in zip(*known, strict=True))
+
+
+def _median(times: Sequence[float | None]) -> float | None:
+    known = [time for time in times if time is not None]
+    return statistics.median(known) if known else None
+
+
+def _sum(times: Sequence[float | None]) -> float:
+    return sum(time for time in times if time is not None)

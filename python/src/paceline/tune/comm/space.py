@@ -1,0 +1,151 @@
+"""What a trial's communication could be: the choices of each round of the search.
+
+The choices of all rounds together would be hundreds of trials. So each round changes one thing, on
+top of the fastest of the rounds before. Keys that a trial of the spec says itself are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from paceline.plan.trial import DEFAULT_BUCKET_MB
+from paceline.spec.communication_rules import carrier, in_buckets
+from paceline.spec.trial_rules import has_peers
+from paceline.spec.tune_rules import compresses, sends_by_mpirun
+from paceline.tune.comm.parameters import usual_parameters
+from paceline.tune.spaces import changed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.plan.trial import Trial
+    from paceline.spec import TrialRequest, TuneSettings
+    from paceline.spec.values import Algorithm
+    from paceline.spec.workloads import ModelName
+
+Round = Literal["buckets", "compression", "algorithm", "parameters"]
+ROUNDS: tuple[Round, ...] = get_args(Round)
+
+BUCKETS_MB: tuple[float | Literal["model"], ...] = (1.0, 5.0, 25.0, 50.0, 100.0, "model")
+BUCKETS_IN_FLIGHT: tuple[int | Literal["unbounded"], ...] = (1, 2, 4, "unbounded")
+ALGORITHMS: tuple[Algorithm, ...] = (
+    "auto", "native", "ring", "recursive-doubling", "rabenseifner", "hierarchical",
+)  # fmt: skip
+# All parameters in fp32, in MiB, with a thousand classes; a bucket of that size holds the model,
+# and fewer classes are less. A test compares them with the models.
+MODEL_MB: dict[ModelName, float] = {
+    "alexnet": 233.1,
+    "vgg16": 527.8,
+    "tiny-alexnet": 0.36,
+    "tiny-vgg": 0.32,
+}
+
+
+def why_left_alone(request: TrialRequest) -> str | None:
+    """Why there is nothing to search for a trial of a spec; None if there is."""
+    if not has_peers(request):
+        return "one rank, nothing is sent"
+    if request.local_strategy == "best":
+        return "which strategy is best, `paceline tune local` finds; run that first"
+    if carrier(request) in (None, "shared"):
+        return "ranks of one node share its memory, nothing is sent"
+    uses = (in_buckets(request), carrier(request) == "mpi", compresses(request))
+    return None if any(uses) else f"{carrier(request)} leaves nothing to choose"
+
+
+def choices(
+    name: Round, request: TrialRequest, trial: Trial, settings: TuneSettings
+) -> list[TrialRequest]:
+    """What a round tries on top of `trial`, the fastest so far of what `request` asked for.
+
+    It may be among them; empty where the round has nothing to change.
+    """
+    present = with_communication(request, trial)
+    return [changed(present, **choice) for choice in _CHOICES[name](request, trial, settings)]
+
+
+def with_communication(request: TrialRequest, trial: Trial) -> TrialRequest:
+    """A trial of a spec with the communication of this one, where it does not say its own."""
+    found = {k: v for k, v in communication_of(trial).items() if not getattr(request, k)}
+    return changed(request, **found)
+
+
+def communication_of(trial: Trial) -> dict[str, Any]:
+    """The keys of a [[trials]] entry that mean this trial's communication; None is the default."""
+    compression = trial.compression
+    return {
+        "bucket_mb": None if trial.bucket_mb == DEFAULT_BUCKET_MB else trial.bucket_mb,
+        "buckets_in_flight": trial.buckets_in_flight,
+        "algorithm": None if trial.algorithm == "auto" else trial.algorithm,
+        "mpi_parameters": trial.mpi_parameters or None,
+        "compression": None if compression is None else compression.method,
+        "compression_rank": None if compression is None else compression.rank,
+        "compression_density": None if compression is None else compression.density,
+    }
+
+
+def _buckets(request: TrialRequest, trial: Trial, settings: TuneSettings) -> list[dict[str, Any]]:
+    """Sizes by number in flight; only what can differ: one bucket is in flight alone."""
+    if not in_buckets(request):
+        return []
+    model_mb = MODEL_MB[trial.training.model]
+    whole_mb = float(math.ceil(model_mb))
+    sizes = BUCKETS_MB if settings.buckets_mb is None else settings.buckets_mb
+    counts = BUCKETS_IN_FLIGHT if settings.buckets_in_flight is None else settings.buckets_in_flight
+    if request.bucket_mb is not None or not sizes:
+        sizes = (trial.bucket_mb,)
+    if request.buckets_in_flight is not None or not counts:
+        counts = (trial.buckets_in_flight or "unbounded",)
+    found: list[dict[str, Any]] = []
+    for size, count in product(sizes, counts):
+        size_mb = whole_mb if size == "model" else size
+        # a bucket is closed once it has reached its size, so there are no more of them than this
+        most_buckets = 1 if size_mb >= model_mb else math.floor(model_mb / size_mb) + 1
+        if size_mb >= model_mb:  # as one that is as large already
+            size_mb = trial.bucket_mb if trial.bucket_mb >= model_mb else whole_mb
+        in_flight = None if count == "unbounded" or count >= most_buckets else count
+        choice = {"bucket_mb": size_mb, "buckets_in_flight": in_flight}
+        found.append({key: choice[key] for key in choice if getattr(request, key) is None})
+    return [choice for number, choice in enumerate(found) if choice not in found[:number]]
+
+
+def _compression(
+    request: TrialRequest,
+    trial: Trial,  # noqa: ARG001  (of any round)
+    settings: TuneSettings,
+) -> list[dict[str, Any]]:
+    if not compresses(request) or request.compression is not None:
+        return []
+    return [{"compression": method} for method in settings.compressions]
+
+
+def _algorithm(request: TrialRequest, trial: Trial, settings: TuneSettings) -> list[dict[str, Any]]:
+    if carrier(request) != "mpi" or request.algorithm is not None:
+        return []
+    if settings.algorithms is not None:
+        return [{"algorithm": name} for name in settings.algorithms]
+    place = trial.placement
+    # node by node means something only where several ranks of several nodes reduce together
+    levels = place.nodes > 1 and place.ranks_per_node > 1 and trial.reduction != "hierarchical"
+    return [{"algorithm": name} for name in ALGORITHMS if levels or name != "hierarchical"]
+
+
+def _parameters(
+    request: TrialRequest, trial: Trial, settings: TuneSettings
+) -> list[dict[str, Any]]:
+    if not sends_by_mpirun(request) or request.mpi_parameters:
+        return []
+    sets = usual_parameters(trial) if settings.mpi_parameters is None else settings.mpi_parameters
+    return [{"mpi_parameters": parameters} for parameters in sets]
+
+
+_CHOICES: dict[
+    Round, Callable[[TrialRequest, Trial, TuneSettings], list[dict[str, Any]]]
+] = {
+    "buckets": _buckets,
+    "compression": _compression,
+    "algorithm": _algorithm,
+    "parameters": _parameters,
+}  # fmt: skip

@@ -1,0 +1,119 @@
+"""`paceline tune local`: the search for each local strategy at its best on this node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.analysis.reading import load_trial
+from paceline.spec import TrialRequest
+from paceline.spec.cut_places import CUT_PLACES
+from paceline.tune.findings import SCHEMA, Finding, Findings, configuration_of
+from paceline.tune.local.candidates import searched_strategies, strategy_space
+from paceline.tune.local.space import neighbouring_cuts
+from paceline.tune.local.winners import layout_of, with_layout
+from paceline.tune.search import Contest
+from paceline.tune.session import SearchPlan, plan_search, run_search
+from paceline.tune.spaces import plan_one, repeated
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paceline.records.layout import RunFiles
+    from paceline.runner import Progress
+    from paceline.spec import Experiment, WorkloadRequest
+    from paceline.tune.session import Scene
+    from paceline.tune.spaces import Space
+
+
+class LocalSearch:
+    """A subject is a strategy on a workload; a pipeline's winner is held against moved cuts."""
+
+    command = "tune local"
+
+    def spaces(self, scene: Scene) -> list[Space]:
+        return [
+            strategy_space(
+                scene.short,
+                workload,
+                strategy,
+                str(scene.datasets[workload.name]),
+                cores=scene.cores,
+                settings=scene.settings,
+            )
+            for workload in scene.short.workloads
+            for strategy in searched_strategies(scene.experiment, scene.settings)
+        ]
+
+    def first_contest(self, space: Space, scene: Scene) -> Contest:
+        return Contest(space.subject, space.candidates, scene.settings)
+
+    def following(self, contest: Contest, plan: SearchPlan, files: RunFiles) -> Contest | None:
+        """Once a pipeline has its winner: that, against the cuts beside its own."""
+        winner, scene = contest.best, plan.scene
+        if contest.follows is not None or winner is None or winner.pipeline is None:
+            return None
+        record = load_trial(files.trial(repeated(winner, 0).id))
+        cuts = [] if record.result is None else record.result.communication.get("cuts", [])
+        workload = next(w for w in scene.short.workloads if w.name == contest.subject.workload)
+        layout = {k: v for k, v in layout_of(winner).items() if k != "balance"}
+        beside = [
+            plan_one(
+                scene.short,
+                workload,
+                TrialRequest(
+                    launcher="local",
+                    local_strategy=winner.local_strategy,
+                    oversubscribe=winner.placement.oversubscribe,
+                    **{**layout, "cuts": moved},
+                ),
+                winner.training.dataset,
+                scene.cores,
+            )
+            for moved in neighbouring_cuts(cuts, CUT_PLACES[winner.training.model])
+        ]
+        if not beside:
+            return None
+        return Contest(
+            contest.subject, [winner, *beside], scene.settings, name="cuts", follows=contest
+        )
+
+    def document(
+        self,
+        plan: SearchPlan,  # noqa: ARG002  (of any kind of search)
+        findings: Findings,
+        files: RunFiles,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        best = {name: findings.best(name) for name in findings.workloads}
+        return {
+            "schema": SCHEMA,
+            "strategies": [_strategy_json(found) for found in findings.found],
+            "best": {n: None if f is None else configuration_of(f.chosen) for n, f in best.items()},
+        }
+
+    def filled_in(
+        self,
+        request: TrialRequest,
+        workload: WorkloadRequest,
+        experiment: Experiment,
+        findings: Findings,
+    ) -> TrialRequest | None:
+        return with_layout(request, workload, experiment, findings)
+
+
+def plan_local(spec: str) -> SearchPlan:
+    """What `tune_local` would do; makes nothing, needs no data set to exist yet."""
+    return plan_search(LocalSearch(), spec)
+
+
+def tune_local(
+    spec: str, run_dir: Path, *, resume: bool, progress: Progress, budget_s: float | None = None
+) -> Findings:
+    """Search into `run_dir`; the rest is as with any search, see `session.run_search`."""
+    return run_search(
+        LocalSearch(), spec, run_dir, resume=resume, progress=progress, budget_s=budget_s
+    )
+
+
+def _strategy_json(found: Finding) -> dict[str, Any]:
+    subject = found.subject
+    return {"workload": subject.workload, "local_strategy": subject.name, **found.to_json()}

@@ -1,0 +1,207 @@
+"""A search from a spec to its tuned form; what kind of search it is, a `Kind` says.
+
+A search has a run directory like any run: every short trial lies in it and can be compared. What
+has an outcome there is not measured again, so a search that was cut at any moment goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from paceline.errors import NotComparable, UsageError
+from paceline.records.files import write_json, write_text
+from paceline.records.layout import RunFiles
+from paceline.records.machine import usable_cores
+from paceline.runner import (
+    Planned,
+    check_run_dir,
+    expected_dataset,
+    make_datasets,
+    manifest_of,
+    only_runner,
+    preflight,
+)
+from paceline.spec import TuneSettings, load_spec
+from paceline.tune.findings import Findings, findings_of
+from paceline.tune.measuring import TrialBench
+from paceline.tune.search import Contest, search
+from paceline.tune.spaces import BASELINE, Space, Subject, plan_one, short_experiment
+from paceline.tune.tuned import tuned_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from paceline.plan.trial import Trial
+    from paceline.runner import Progress
+    from paceline.spec import Experiment, TrialRequest, WorkloadRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What every part of a search may look at."""
+
+    experiment: Experiment
+    spec_text: str
+    settings: TuneSettings
+    short: Experiment  # with the steps of a search
+    cores: int
+    datasets: Mapping[str, Path]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchPlan:
+    """What a search would measure."""
+
+    scene: Scene
+    baselines: Mapping[str, Trial]  # by workload
+    spaces: tuple[Space, ...]
+
+
+class Kind(Protocol):
+    """A kind of search: its candidates, what follows a contest, what its winners are."""
+
+    command: str  # as it is called: "tune local"
+
+    def spaces(self, scene: Scene) -> list[Space]:
+        """Of every workload and subject; empty ones say in `left_out` why."""
+        ...
+
+    def first_contest(self, space: Space, scene: Scene) -> Contest: ...
+
+    def following(self, contest: Contest, plan: SearchPlan, files: RunFiles) -> Contest | None:
+        """What starts from the winner of a finished contest."""
+        ...
+
+    def document(self, plan: SearchPlan, findings: Findings, files: RunFiles) -> dict[str, Any]:
+        """What `tuning.json` holds."""
+        ...
+
+    def filled_in(
+        self,
+        request: TrialRequest,
+        workload: WorkloadRequest,
+        experiment: Experiment,
+        findings: Findings,
+    ) -> TrialRequest | None:
+        """A trial of the spec with what was found for it; None if it is to be left out."""
+        ...
+
+
+def plan_search(kind: Kind, spec: str) -> SearchPlan:
+    """What `run_search` would do; makes nothing, needs no data set to exist yet."""
+    experiment, text = load_spec(spec)
+    datasets = {str(w.name): expected_dataset(experiment, w) for w in experiment.workloads}
+    return _plan(kind, experiment, text, datasets)
+
+
+def run_search(
+    kind: Kind,
+    spec: str,
+    run_dir: Path,
+    *,
+    resume: bool,
+    progress: Progress,
+    budget_s: float | None = None,
+) -> Findings:
+    """Search, and write `tuned.toml` and `tuning.json` into `run_dir`.
+
+    budget_s: no short trial starts later than that, instead of [tune] timeout_s.
+    Raises UsageError, EnvironmentLacks or DataError before anything runs; RankFailed or TimedOut if
+    a baseline fails, NotComparable if no candidate could be measured. Other candidates may fail:
+    they are named.
+    """
+    experiment, text = load_spec(spec)
+    files = RunFiles(run_dir)
+    check_run_dir(files, experiment, text, resume=resume)
+    plan = _plan(kind, experiment, text, make_datasets(experiment, progress))
+    preflight(trial for space in plan.spaces for trial in space.candidates)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with only_runner(run_dir):
+        if not files.manifest.exists():
+            write_json(files.manifest, manifest_of(_as_planned(plan)))
+        return _search(kind, plan, files, progress, budget_s or plan.scene.settings.timeout_s)
+
+
+def _plan(
+    kind: Kind, experiment: Experiment, text: str, datasets: Mapping[str, Path]
+) -> SearchPlan:
+    settings = experiment.tune or TuneSettings()
+    scene = Scene(
+        experiment=experiment,
+        spec_text=text,
+        settings=settings,
+        short=short_experiment(experiment, settings),
+        cores=usable_cores(),
+        datasets=datasets,
+    )
+    spaces = kind.spaces(scene)
+    if not any(space.candidates for space in spaces):
+        reasons = "".join(
+            f"\n  - {s.subject.name}: {o.what}: {o.reason}" for s in spaces for o in s.left_out
+        )
+        raise UsageError(
+            f"experiment {experiment.name!r}: `paceline {kind.command}` finds nothing to search "
+            f"on this node:{reasons}"
+        )
+    baselines = {
+        str(w.name): plan_one(scene.short, w, BASELINE, str(datasets[w.name]), scene.cores)
+        for w in scene.short.workloads
+    }
+    return SearchPlan(scene=scene, baselines=baselines, spaces=tuple(spaces))
+
+
+def _as_planned(plan: SearchPlan) -> Planned:
+    """For the manifest: the baselines and the first measurement of every candidate."""
+    candidates = [trial for space in plan.spaces for trial in space.candidates]
+    first = {t.id: t for t in [*plan.baselines.values(), *candidates]}
+    return Planned(
+        experiment=plan.scene.experiment,
+        spec_text=plan.scene.spec_text,
+        datasets=dict(plan.scene.datasets),
+        trials=list(first.values()),
+    )
+
+
+def _search(
+    kind: Kind, plan: SearchPlan, files: RunFiles, progress: Progress, limit_s: float | None
+) -> Findings:
+    settings, experiment = plan.scene.settings, plan.scene.experiment
+    bench = TrialBench(files, plan.baselines, progress, limit_s=limit_s)
+    # every other trial is held against the baselines, and they come first
+    contests = [
+        Contest(Subject(workload=workload, name=trial.local_strategy), [trial], settings)
+        for workload, trial in plan.baselines.items()
+    ]
+    known = {contest.subject for contest in contests}
+    contests += [
+        kind.first_contest(space, plan.scene)
+        for space in plan.spaces
+        if space.candidates and space.subject not in known
+    ]
+    finished, measured = search(
+        contests,
+        bench,
+        lambda contest: kind.following(contest, plan, files),
+        seed=experiment.seed,
+    )
+    findings = findings_of(plan.spaces, finished, measured)
+    if all(found.chosen_images_per_s is None for found in findings.found):
+        raise NotComparable(_nothing_measured(findings, files))
+    write_json(files.tuning, kind.document(plan, findings, files))
+    write_text(files.tuned_spec, tuned_text(kind, experiment, findings, plan.scene.cores))
+    return findings
+
+
+def _nothing_measured(findings: Findings, files: RunFiles) -> str:
+    failures = (found.failures.values() for found in findings.found)
+    reasons = {reason.splitlines()[0] for reasons in failures for reason in reasons}
+    cut_short = any(found.cut_short for found in findings.found)
+    listed = "".join(f"\n  - {reason}" for reason in sorted(reasons))
+    advice = (
+        "allow more time (--budget, or [tune] timeout_s) and add --resume"
+        if cut_short
+        else (f"the records are in {files.root}")
+    )
+    return f"{files.root}: no candidate could be measured; {advice}{listed}"

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import pytest
+from tests.unit.analysis.fabricate import MPI, make_trial_value
+
+from paceline.analysis.statistics import Interval
+from paceline.cli.comm_findings import communication_text, print_comm_findings
+from paceline.plan.trial import CompressionSettings
+from paceline.tune.comm import CommFindings
+from paceline.tune.comm.messages import BinTimes
+from paceline.tune.findings import Finding, Findings
+from paceline.tune.spaces import LeftOut, Subject
+
+SUBJECT = Subject(workload="tiny", name="trials[2]")
+MESSAGES = (
+    BinTimes(name="10^5-10^6", default_s=None, best_s=0.002),
+    BinTimes(name="10^6-10^7", default_s=None, best_s=None),
+    BinTimes(name="10^7-10^8", default_s=0.02, best_s=None),
+    BinTimes(name="total", default_s=0.02, best_s=0.002),
+)
+
+
+def default_trial():
+    return make_trial_value(MPI).model_copy(update={"algorithm": "auto"})
+
+
+def best_trial(**changes):
+    found = {"bucket_mb": 5.0, "buckets_in_flight": 2, "mpi_parameters": {"btl_tcp_links": "2"}}
+    return default_trial().model_copy(update={**found, **changes})
+
+
+def exactly(value):
+    return Interval(median=value, low=value, high=value)
+
+
+def finding(**changes):
+    values = {
+        "subject": SUBJECT,
+        "default": default_trial(),
+        "default_images_per_s": exactly(20.0),
+        "fastest": best_trial(),
+        "fastest_images_per_s": exactly(30.0),
+        "ratio": Interval(median=1.5, low=1.25, high=1.75),
+        "candidates": 9,
+        "left_out": (),
+        "failures": {},
+        "cut_short": False,
+        "repeats": (4, 5),
+    }
+    return Finding(**{**values, **changes})
+
+
+@pytest.fixture
+def shown(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def show(*findings, messages=()):
+        print_comm_findings(
+            CommFindings(
+                findings=Findings(found=findings),
+                messages={found.subject: messages for found in findings},
+            )
+        )
+        text = capsys.readouterr().out
+        assert max(map(len, text.splitlines())) <= 80
+        return text
+
+    return show
+
+
+def rows_of(text):
+    return [line.split() for line in text.splitlines()]
+
+
+def test_default_and_best_are_set_against_each_other(shown):
+    text = shown(finding(), messages=MESSAGES)
+    assert "tiny trials[2]: mpi, mpi, processes, 1 x 2 ranks" in text
+    assert "1.50 (1.25 to 1.75)" in text
+    assert "5 MB buckets, 2 in flight" in text
+    assert ["total", "20.00", "2.00", "90.0", "%"] in rows_of(text)
+
+
+def test_bin_that_only_one_of_both_has_shows_no_percentage_and_empty_ones_are_left_out(shown):
+    rows = rows_of(shown(finding(), messages=MESSAGES))
+    assert ["10^5-10^6", "-", "2.00"] in rows
+    assert ["10^7-10^8", "20.00", "-"] in rows
+    assert not any(row[:1] == ["10^6-10^7"] for row in rows)
+
+
+def test_difference_within_the_noise_is_called_a_tie(shown):
+    text = shown(finding(ratio=Interval(median=1.1, low=0.9, high=1.3)))
+    assert "tie" in text
+    assert "so the default is kept" in text
+
+
+def test_winner_that_turned_out_slower_is_called_so(shown):
+    text = shown(finding(ratio=Interval(median=0.9, low=0.8, high=0.95)))
+    assert "0.90 (0.80 to 0.95) slower" in " ".join(text.split())
+    assert "so the default is kept" in text
+
+
+def test_default_that_is_the_fastest_is_said_to_be(shown):
+    text = shown(finding(fastest=default_trial(), ratio=None))
+    assert "the default is the fastest of 9 candidates" in text
+    assert not any(row[:1] == ["best"] for row in rows_of(text))
+
+
+def test_lossy_winner_is_no_longer_the_same_training(shown):
+    lossy = best_trial(compression=CompressionSettings(method="bf16"))
+    assert "no longer the same training" in shown(finding(fastest=lossy))
+    assert "no longer the same training" not in shown(finding())
+
+
+def test_trials_that_were_left_alone_are_named_with_the_reason(shown):
+    alone = finding(
+        subject=Subject(workload="tiny", name="trials[3]"),
+        default=None, default_images_per_s=None, fastest=None, fastest_images_per_s=None,
+        ratio=None, candidates=0,
+        left_out=(LeftOut(what="all", reason="ranks share memory, " + "really " * 12),),
+    )  # fmt: skip
+    assert "tiny trials[3]: left out: all: ranks share memory" in shown(finding(), alone)
+
+
+def test_communication_tells_all_that_a_search_may_change():
+    assert communication_text(default_trial()) == "25 MB buckets, auto"
+    found = best_trial(algorithm="ring", compression=CompressionSettings(method="int8"))
+    assert communication_text(found) == "5 MB buckets, 2 in flight, ring, int8, btl_tcp_links=2"
+
+
+def test_nodes_that_reduce_in_their_memory_first_have_no_buckets():
+    trial = default_trial().model_copy(update={"reduction": "hierarchical"})
+    assert communication_text(trial) == "auto"

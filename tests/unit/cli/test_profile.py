@@ -1,0 +1,77 @@
+"""Which trials `paceline profile` shows."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.unit.analysis import operations as made
+
+from paceline.cli.main import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+MPI = "tiny.mpi.mpi.processes.n1r2t1.fp32.r0"
+
+
+@pytest.fixture
+def run_dir(fabricate: ModuleType, tmp_path: Path) -> Path:
+    run = fabricate.make_run(
+        tmp_path / "run", [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.TORCHRUN]
+    )
+    made.two_buckets(run.trial(MPI))
+    return tmp_path / "run"
+
+
+def test_several_trials_are_a_line_each(run_dir: Path, capsys: Any) -> None:
+    assert main(["profile", str(run_dir)]) == 0
+    out = capsys.readouterr().out
+    assert "tiny.mpi.mpi" in out
+    assert "tiny.torchrun.gloo" in out
+    assert "sequential" not in out
+    assert f"--trial {MPI}" in out.replace("\n", " ")
+
+
+def test_one_trial_is_shown_in_detail(run_dir: Path, capsys: Any) -> None:
+    assert main(["profile", str(run_dir), "--trial", MPI]) == 0
+    assert "Operations in a step" in capsys.readouterr().out
+
+
+def test_json_has_all_or_the_one(run_dir: Path, capsys: Any) -> None:
+    assert main(["profile", str(run_dir), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == 1
+    assert [t["operations_recorded"] for t in document["trials"]] == [True, False]
+    assert main(["profile", str(run_dir), "--trial", MPI, "--json"]) == 0
+    assert [t["trial"] for t in json.loads(capsys.readouterr().out)["trials"]] == [MPI]
+
+
+def test_trace_is_of_one_trial(run_dir: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "trace.json"
+    assert main(["profile", str(run_dir), "--trace", str(out)]) == 2
+    assert "choose one with --trial" in capsys.readouterr().err
+    assert not out.exists()
+    assert main(["profile", str(run_dir), "--trial", MPI, "--trace", str(out)]) == 0
+    assert json.loads(out.read_text())["traceEvents"]
+    assert "perfetto" in capsys.readouterr().err
+
+
+def test_unknown_trial_is_answered_with_those_there_are(run_dir: Path, capsys: Any) -> None:
+    assert main(["profile", str(run_dir), "--trial", "nope"]) == 2
+    assert MPI in capsys.readouterr().err
+
+
+def test_run_in_which_nobody_communicates_is_bad_data(
+    fabricate: ModuleType, tmp_path: Path, capsys: Any
+) -> None:
+    fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL])
+    assert main(["profile", str(tmp_path)]) == 4
+    assert "nobody to communicate with" in capsys.readouterr().err
+
+
+def test_folder_without_trials_is_bad_data(tmp_path: Path, capsys: Any) -> None:
+    assert main(["profile", str(tmp_path)]) == 4
+    assert "expected a run directory" in capsys.readouterr().err
