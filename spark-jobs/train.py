@@ -22,7 +22,7 @@ except ImportError:  # from the archive: the package lies beside this script
     sys.path.insert(0, str(Path(__file__).resolve().with_name("paceline.zip")))
 
 from py4j.protocol import Py4JError
-from pyspark import BarrierTaskContext, SparkConf, SparkContext
+from pyspark import BarrierTaskContext, SparkConf, SparkContext, TaskContext
 
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
 from paceline.job.barrier import failed_stage, run_barrier_rank
@@ -30,10 +30,19 @@ from paceline.job.byhand import finish, prepare
 from paceline.job.messages import rank_failed_line, run_guarded, say
 from paceline.job.options import Job, asked_ranks, job_of, parser
 from paceline.job.rank import RankEnd
+from paceline.job.round_task import run_round_task
+from paceline.job.rounds import RoundFailed, run_rounds
 from paceline.launch.spark import cluster_shape, is_local
+from paceline.launch.spark_native import native_settings
+from paceline.train.collectives.spark_messages import offer
+from paceline.train.rounds.exchange import together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from pyspark import Broadcast
+
+    from paceline.train.rounds.exchange import Orders, Report, State
 
 _ARCHIVE = Path(__file__).resolve().with_name("paceline.zip")
 # Executors register one by one, soon after the first.
@@ -61,7 +70,10 @@ def main() -> int:
     try:
         _check_slots(context, job)
         prepare(job)
-        end = _train(context, job)
+        if _ARCHIVE.is_file():
+            context.addPyFile(str(_ARCHIVE))
+        in_rounds = job.trial.transport == "spark-rounds"
+        end = _train_in_rounds(context, job) if in_rounds else _train(context, job)
         finish(job, end)
     finally:
         context.stop()
@@ -88,6 +100,7 @@ def _complete(conf: SparkConf, job: Job, *, local: bool) -> None:
         "spark.barrier.sync.timeout": math.ceil(limits.rendezvous_s),
         "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
         "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": 3,
+        **native_settings(job.trial),
     }
     if local:
         defaults |= {
@@ -126,8 +139,6 @@ def _check_slots(context: SparkContext, job: Job) -> None:
 
 
 def _train(context: SparkContext, job: Job) -> RankEnd:
-    if _ARCHIVE.is_file():
-        context.addPyFile(str(_ARCHIVE))
     ranks = job.trial.placement.ranks
     stage = context.parallelize(range(ranks), ranks).barrier().mapPartitions(_task(job))
     try:
@@ -142,7 +153,37 @@ def _train(context: SparkContext, job: Job) -> RankEnd:
 def _task(job: Job) -> Callable[[Iterable[int]], Iterable[int]]:
     def run(_partition: Iterable[int]) -> Iterable[int]:
         task = BarrierTaskContext.get()
+        offer(task.allGather)
         yield run_barrier_rank(job, task.partitionId(), task.allGather)
+
+    return run
+
+
+def _train_in_rounds(context: SparkContext, job: Job) -> RankEnd:
+    """Ordinary tasks, round after round (transport spark-rounds)."""
+    ranks = job.trial.placement.ranks
+
+    def run_round(orders: Orders, state: State | None) -> Report:
+        sent = context.broadcast(state)
+        tasks = context.parallelize(range(ranks), ranks)
+        try:
+            return tasks.mapPartitions(_round_task(job, orders, sent)).treeReduce(together)
+        except Py4JError as error:
+            raise RoundFailed(str(error)) from error
+        finally:
+            with contextlib.suppress(Py4JError):  # a context that has failed cannot
+                sent.destroy(blocking=True)
+
+    return run_rounds(job, run_round, context.cancelAllJobs)
+
+
+def _round_task(
+    job: Job, orders: Orders, sent: Broadcast[State | None]
+) -> Callable[[Iterable[int]], Iterable[Report]]:
+    def run(_partition: Iterable[int]) -> Iterable[Report]:
+        task = TaskContext.get()
+        assert task is not None
+        yield run_round_task(job, task.partitionId(), orders, lambda: sent.value)
 
     return run
 

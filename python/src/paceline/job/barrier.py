@@ -12,14 +12,16 @@ import os
 import re
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from paceline.errors import EnvironmentLacks, ExitCode
+from paceline.errors import EnvironmentLacks, ExitCode, PacelineError
 from paceline.job.rank import RankEnd, run_rank
 from paceline.job.rendezvous import check_reachable, close_listener, listen_on
+from paceline.job.spark_mpi import TaskPlace, run_mpi_task
+from paceline.job.spark_mpi_wire import new_token
 from paceline.launch.processes import parent_of, process_started_unix_s
-from paceline.launch.statuses import exit_code_of, read_statuses
+from paceline.launch.statuses import error_text, exit_code_of, read_statuses
 from paceline.records.machine import host_name
 from paceline.train.context import RankContext, StoreAddress
 from paceline.train.resources import set_thread_variables
@@ -46,29 +48,43 @@ def run_barrier_rank(job: Job, rank: int, all_gather: Callable[[str], list[str]]
     Raises BarrierTaskFailed for the driver, after the rank's status has been written.
     """
     address = listen_on(job.trial.interface)  # every task's, before anybody knows where rank 0 is
-    mine = {
-        "host": host_name(),
-        "store": [address.host, address.port],
-        "executor": parent_of(os.getppid()),  # above the daemon that forks Python workers
-    }
-    with _importing_worker(job):
-        places = [json.loads(text) for text in all_gather(json.dumps(mine))]
-    if rank != 0:
-        close_listener(address)
-        address = StoreAddress(host=places[0]["store"][0], port=places[0]["store"][1])
-    hosts = [place["host"] for place in places]
+    mine = TaskPlace(
+        host=host_name(),
+        address=address.host,
+        port=address.port,
+        executor=parent_of(os.getppid()),  # above the daemon that forks Python workers
+        token=new_token(),
+    )
+    in_mpi = job.trial.transport == "mpi"
+    with nullcontext() if in_mpi else _importing_worker(job):
+        places = [TaskPlace.from_json(text) for text in all_gather(mine.to_json())]
     try:
-        check_reachable(job.trial.interface, hosts)
-        context = barrier_context(rank, hosts, address)
-        _check_placement(job, hosts)
-    except EnvironmentLacks as error:
-        end = RankEnd(rank=rank, exit_code=error.exit_code, error=f"EnvironmentLacks: {error}")
-        raise _task_failed(end) from error
-    watched = sorted({p["executor"] for p in places if p["host"] == context.host})
-    end = run_rank(job, context, watched)
+        context = _context(job, rank, places, address)
+        if in_mpi:
+            end = run_mpi_task(job, rank, places, address)
+        else:
+            if rank != 0:
+                close_listener(address)
+            watched = {p.executor for p in places if p.host == context.host}
+            end = run_rank(job, context, sorted(pid for pid in watched if pid is not None))
+    except PacelineError as error:
+        end = RankEnd(rank=rank, exit_code=error.exit_code, error=error_text(error))
+        raise task_failed(end) from error
     if end.error is not None:
-        raise _task_failed(end)
+        raise task_failed(end)
     return rank
+
+
+def _context(
+    job: Job, rank: int, places: Sequence[TaskPlace], address: StoreAddress
+) -> RankContext:
+    """This task's place as a rank. Raises EnvironmentLacks if Spark's placement cannot be used."""
+    hosts = [place.host for place in places]
+    check_reachable(job.trial.interface, hosts)
+    first = StoreAddress(host=places[0].address, port=places[0].port)
+    context = barrier_context(rank, hosts, address if rank == 0 else first)
+    _check_placement(job, hosts)
+    return context
 
 
 @contextmanager
@@ -149,11 +165,17 @@ def failed_stage(job: Job, message: str) -> RankEnd:
     silent = [s.rank for s in statuses if s.state == "running"]
     rank = int(lost.group(1)) if lost else next(iter(silent), 0)
     crashed = lost is not None or bool(silent)
-    what = "its Python worker was killed or crashed" if crashed else _first_line(message)
+    what = _first_line(message)
+    if crashed:
+        # With MPI inside, ranks are processes of their own, which end with their task's.
+        in_mpi = job.trial.transport == "mpi"
+        whose = "the Python of its barrier task" if in_mpi else "its Python worker"
+        what = f"{whose} was killed or crashed"
     return RankEnd(rank=rank, exit_code=ExitCode.RANK_FAILED, error=f"RankFailed: {what}")
 
 
-def _task_failed(end: RankEnd) -> BarrierTaskFailed:
+def task_failed(end: RankEnd) -> BarrierTaskFailed:
+    """How a rank's end is told to the driver: raise it out of the task."""
     content = {"exit_code": int(end.exit_code), "error": end.error, "secondary": end.secondary}
     return BarrierTaskFailed(f"paceline rank {end.rank} ended {json.dumps(content)}")
 

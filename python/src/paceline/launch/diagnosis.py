@@ -11,6 +11,7 @@ from paceline.launch.statuses import exit_code_of, read_statuses
 from paceline.records.rows import SCHEMA, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from paceline.launch.base import Launcher
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from paceline.records.rows import RankStatus
 
 LOG_TAIL_LINES = 20
-_JVM_FRAME = re.compile(r"\s+at [\w.$/<>]+\(|\s+\.\.\. \d+ more")
+# Of a JVM, and of torch's C++ (c10), which warns with a trace wherever a connection ends.
+_FRAME = re.compile(r"\s+at [\w.$/<>]+\(|\s+\.\.\. \d+ more|frame #\d+: |Exception raised from ")
 _TAIL_BYTES = 64 * 1024
 # Codes with which our job scripts say more than that a rank failed.
 _TELLING = frozenset({ExitCode.USAGE, ExitCode.ENVIRONMENT, ExitCode.DATA, ExitCode.TIMED_OUT})
@@ -32,14 +34,17 @@ def diagnose(trial: Trial, files: TrialFiles, ended: Ended, launcher: Launcher) 
     ranks = read_statuses(files)
     if not ended.timed_out and ended.exit_status == 0 and _all_done(trial, ranks):
         return _outcome(trial, ended, ExitCode.OK, None, None)
-    failed = _failed_rank(ended, launcher, files, ranks)
+    failed = None
+    if not ended.timed_out:
+        named = launcher.failed_rank(_log_text(files.launcher_log))
+        failed = rank_to_blame(ranks, named, ended.dead_ranks)
     code = _exit_code(ended, failed, ranks)
     return _outcome(trial, ended, code, failed, _message(trial, files, ended, failed, ranks))
 
 
 def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> list[str]:
-    """The last `lines` lines of a text file, a JVM's stack frames left out; [] if it is missing
-    or empty."""
+    """The last `lines` lines of a text file, a JVM's and C++'s stack frames left out; [] if it is
+    missing or empty."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
@@ -47,7 +52,7 @@ def log_tail(path: Path, lines: int = LOG_TAIL_LINES) -> list[str]:
             text = file.read().decode("utf-8", errors="replace")
     except FileNotFoundError:
         return []
-    return [line for line in text.rstrip().splitlines() if not _JVM_FRAME.match(line)][-lines:]
+    return [line for line in text.rstrip().splitlines() if not _FRAME.match(line)][-lines:]
 
 
 def _all_done(trial: Trial, ranks: list[RankStatus]) -> bool:
@@ -55,30 +60,29 @@ def _all_done(trial: Trial, ranks: list[RankStatus]) -> bool:
     return done == list(range(trial.placement.ranks))
 
 
-def _failed_rank(
-    ended: Ended, launcher: Launcher, files: TrialFiles, ranks: list[RankStatus]
+def rank_to_blame(
+    ranks: Sequence[RankStatus], named: int | None, dead_ranks: Sequence[int] = ()
 ) -> int | None:
     """The rank to blame. An error of a rank's own says most, and its peers may have been killed
     for it; then who died without a word; then whom the launcher names. A rank whose error is only
-    that a peer left is never blamed, and one that waited too long only if nobody else is."""
-    if ended.timed_out:
-        return None
+    that a peer left is never blamed, and one that waited too long only if nobody else is.
+
+    named: by the launcher; dead_ranks: seen to be gone while it ran.
+    """
     own_errors = [r.rank for r in ranks if r.state == "failed" and not r.secondary]
     prompt = [rank for rank in own_errors if not _timed_out(ranks, rank)]
-    named = launcher.failed_rank(_log_text(files.launcher_log))
+    wordless = [r.rank for r in ranks if r.state == "running"]
     if prompt:
         return named if named in prompt else prompt[0]
-    if ended.dead_ranks:
+    if dead_ranks:
         # Spark ends the peers of a lost task at once: between two looks several may have gone.
-        wordless = {r.rank for r in ranks if r.state == "running"}
-        return named if named is not None and named in wordless else ended.dead_ranks[0]
+        return named if named in wordless else dead_ranks[0]
     if named is not None and named not in {r.rank for r in ranks if r.secondary}:
         return named
-    silent = [r.rank for r in ranks if r.state == "running"]
-    return next(iter(own_errors + silent), None)
+    return next(iter(own_errors + wordless), None)
 
 
-def _timed_out(ranks: list[RankStatus], rank: int) -> bool:
+def _timed_out(ranks: Sequence[RankStatus], rank: int) -> bool:
     return any(r.rank == rank and exit_code_of(r.error) == ExitCode.TIMED_OUT for r in ranks)
 
 

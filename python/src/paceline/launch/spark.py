@@ -11,6 +11,8 @@ from paceline.errors import EnvironmentLacks
 from paceline.launch.base import OWN_FAILURE, Command
 from paceline.launch.checks import check_cores, check_dataset
 from paceline.launch.environment import rank_environment
+from paceline.launch.mpi import check_mpi
+from paceline.launch.spark_native import driver_memory, native_settings
 from paceline.launch.tools import find_java, find_spark, job_script
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ class SparkLauncher:
         find_spark()
         job_script("spark-jobs", "train.py")
         _refuse_dynamic_allocation(trial.spark.conf)
+        if trial.transport == "mpi" and _runs_on_this_python(trial):
+            check_mpi(trial)
         if is_local(master_of(trial)):
             check_dataset(trial.training.dataset)
             check_cores(trial)
@@ -43,7 +47,7 @@ class SparkLauncher:
     def command(self, trial: Trial, files: TrialFiles) -> Command:
         spark = find_spark()
         argv = [str(spark.path / "bin" / "spark-submit"), "--master", master_of(trial)]
-        argv += ["--name", trial.id, "--driver-memory", trial.spark.driver_memory]
+        argv += ["--name", trial.id, "--driver-memory", driver_memory(trial)]
         for name, value in {**_configuration(trial), **trial.spark.conf}.items():
             argv += ["--conf", f"{name}={value}"]
         script = job_script("spark-jobs", "train.py")
@@ -56,6 +60,11 @@ class SparkLauncher:
             if found:
                 return int(found.group(1))
         return None
+
+
+def _runs_on_this_python(trial: Trial) -> bool:
+    """Whether tasks have the Python, and with it the MPI, that can be looked at here."""
+    return is_local(master_of(trial)) or "spark.pyspark.python" not in trial.spark.conf
 
 
 def master_of(trial: Trial) -> str:
@@ -92,6 +101,7 @@ def _configuration(trial: Trial) -> dict[str, str]:
         "spark.log.level": "WARN",
         "spark.driver.extraJavaOptions": _QUICK_JVM,
         "spark.executor.extraJavaOptions": _QUICK_JVM,
+        **native_settings(trial),
     }
     if is_local(master_of(trial)):
         # With a local master Spark makes the secret itself.

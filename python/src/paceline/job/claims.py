@@ -1,0 +1,120 @@
+"""Which task of Spark is which rank, agreed upon without a server: by files that one can make.
+
+Spark decides which process runs which task, and changes its mind from round to round. A process
+that has a rank's photos at hand should be that rank again, so tasks do not take the ranks of their
+partitions, but claim them: a file for each round and rank, made by link(2), which fails where the
+file exists, also on NFS. Nobody waits for anybody.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import EnvironmentLacks, RankFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.plan.trial import Placement
+
+
+class Claims:
+    """The claims of a trial, in a folder that all nodes share."""
+
+    def __init__(self, folder: Path, placement: Placement) -> None:
+        self._folder = folder
+        self._placement = placement
+
+    def node_of(self, host: str) -> int:
+        """The index of a host among the trial's nodes; the first to ask are the first nodes.
+
+        Raises EnvironmentLacks if there are more hosts than the trial has nodes.
+        """
+        for index in range(self._placement.nodes):
+            name = f"node-{index}"
+            if self._make(name, host) or self._read(name) == host:
+                return index
+        hosts = ", ".join(self._read(f"node-{i}") for i in range(self._placement.nodes))
+        raise EnvironmentLacks(
+            f"expected the ranks on {self._placement.nodes} node(s), Spark placed them on {hosts} "
+            f"and {host}; in a spec, say nodes and ranks_per_node as executors are, by hand "
+            "--ranks-per-node"
+        )
+
+    def take(self, number: int, partition: int, node: int, own: int | None) -> int:
+        """The rank that a task of round `number` is from now on.
+
+        own: the rank whose photos the process has, which is taken if it is free; else one of the
+        node's ranks, after the first round any.
+        Raises EnvironmentLacks if Spark places more tasks on a node in the first round than the
+        node has ranks, RankFailed if it runs a task of the round again.
+        """
+        again = self.rank_of(number, partition)
+        if again is not None:
+            raise RankFailed(
+                f"rank {again}: Spark runs its task of round {number} a second time, whose steps "
+                "are done and recorded; an executor was lost or its results were, look at Spark's "
+                "own log",
+                again,
+            )
+        for rank in self._candidates(number, node, own):
+            if self._make(_name(number, rank), str(partition)):
+                return rank
+        raise EnvironmentLacks(
+            f"expected at most {self._placement.ranks_per_node} rank(s) on a node, Spark placed "
+            f"more on one; give executors spark.executor.cores = ranks per node x spark.task.cpus, "
+            "one executor a node"
+        )
+
+    def rank_of(self, number: int, partition: int) -> int | None:
+        """The rank that a task of round `number` took; None if it took none."""
+        for rank in range(self._placement.ranks):
+            if self._read(_name(number, rank)) == str(partition):
+                return rank
+        return None
+
+    def forget(self, number: int) -> None:
+        """Remove the claims of a round that is over."""
+        for rank in range(self._placement.ranks):
+            (self._folder / _name(number, rank)).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove all."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _candidates(self, number: int, node: int, own: int | None) -> Iterator[int]:
+        on_node = self._placement.ranks_per_node
+        mine = range(node * on_node, (node + 1) * on_node)
+        if own is not None:
+            yield own
+        yield from mine
+        if number > 0:
+            yield from (r for r in range(self._placement.ranks) if r not in mine)
+
+    def _make(self, name: str, content: str) -> bool:
+        """Make a file with that content; False if there is one of that name."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=self._folder, prefix=".")
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(content)
+            os.link(temporary, self._folder / name)
+        except FileExistsError:
+            return False
+        finally:
+            Path(temporary).unlink()
+        return True
+
+    def _read(self, name: str) -> str:
+        try:
+            return (self._folder / name).read_text()
+        except FileNotFoundError:
+            return ""
+
+
+def _name(number: int, rank: int) -> str:
+    return f"round-{number}-rank-{rank}"

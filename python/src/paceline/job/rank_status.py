@@ -1,0 +1,156 @@
+"""What a rank says of itself while it runs: its status, its log, and how it ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from paceline.errors import ExitCode
+from paceline.job.messages import rank_failed_line, say
+from paceline.launch.statuses import error_text, exit_code_of
+from paceline.records.files import write_json
+from paceline.records.rows import RankStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from paceline.job.options import Job
+    from paceline.records.layout import RankFiles
+    from paceline.train.context import RankContext
+
+# What collectives raise when the other end has gone: the cause lies on another rank.
+_PEER_GONE = (
+    "connection reset by peer", "connection closed by peer", "connection refused", "broken pipe",
+    "socket closed", "peer closed", "connection was likely closed",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnd:
+    """How a rank ended; error is None if it is done."""
+
+    rank: int
+    exit_code: int
+    error: str | None = None
+    secondary: bool = False
+
+
+def is_secondary(error: BaseException) -> bool:
+    """Whether an error, or what caused it, only says that a peer went away."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if type(seen).__name__ == "PeerLost" or isinstance(seen, ConnectionError):
+            return True
+        if isinstance(seen, RuntimeError) and any(w in str(seen).lower() for w in _PEER_GONE):
+            return True
+        seen = seen.__cause__
+    return False
+
+
+class RankStatusFile:
+    """`status.json` of one rank, replaced as it goes."""
+
+    def __init__(self, job: Job, context: RankContext) -> None:
+        self._files: RankFiles = job.files.rank(context.rank)
+        self._managed = job.managed
+        self._ranks = job.trial.placement.ranks
+        self._row = RankStatus(
+            rank=context.rank,
+            host=context.host,
+            pid=os.getpid(),
+            process_started_unix_s=context.process_started_unix_s,
+            state="running",
+        )
+
+    def write(
+        self,
+        state: Literal["running", "done", "failed"],
+        error: str | None = None,
+        *,
+        secondary: bool = False,
+        pid: int | None = None,
+        started_unix_s: float | None = None,
+    ) -> None:
+        """pid, started_unix_s: where they are not those of this process."""
+        row = dataclasses.replace(self._row, state=state, error=error, secondary=secondary)
+        if pid is not None:
+            row = dataclasses.replace(row, pid=pid)
+        if started_unix_s is not None:
+            row = dataclasses.replace(row, process_started_unix_s=started_unix_s)
+        write_json(self._files.status, dataclasses.asdict(row))
+
+    def log(self, what: str) -> None:
+        """A line in the rank's log, so that its end tells something; nothing by hand."""
+        if self._managed:
+            row = self._row
+            say(f"rank {row.rank} of {self._ranks} (host {row.host}, pid {row.pid}) {what}")
+
+    def failed(self, error: Exception) -> RankEnd:
+        """Say why this rank failed, in its status and on standard error."""
+        text, secondary = error_text(error), is_secondary(error)
+        self.write("failed", text, secondary=secondary)
+        if secondary:
+            say(f"rank {self._row.rank} stops, another rank is the cause: {error}")
+        else:
+            say(rank_failed_line(self._row.rank, self._ranks, text))
+        return RankEnd(
+            rank=self._row.rank,
+            exit_code=exit_code_of(text),
+            error=text,
+            secondary=secondary,
+        )
+
+
+@contextmanager
+def terminated(status: RankStatusFile) -> Iterator[None]:
+    """On SIGTERM, write that this rank was asked to end, and end at once.
+
+    At once: an orderly exit would wait for threads that wait for peers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        status.write("failed", "Terminated: asked to end (SIGTERM)", secondary=True)
+        os._exit(ExitCode.TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def log_of(job: Job, context: RankContext) -> Iterator[None]:
+    """Under `paceline run`, output goes to the rank's log; by hand it stays on the terminal.
+
+    Descriptors 1 and 2 themselves, so that what C libraries print comes along.
+    """
+    if not job.managed:
+        yield
+        return
+    path = job.files.rank(context.rank).log
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [(number, os.dup(number)) for number in (1, 2)]
+    with path.open("ab") as log:
+        for number, _ in kept:
+            os.dup2(log.fileno(), number)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, original in kept:
+            os.dup2(original, number)
+            os.close(original)

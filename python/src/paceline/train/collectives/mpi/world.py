@@ -1,0 +1,57 @@
+"""MPI's world as a job needs it before and after the training: who is where, and one end for all.
+
+Importing this initialises MPI, but not torch: that comes only when a rank has its cores.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TypeVar
+
+from mpi4py import MPI
+
+from paceline.errors import TimedOut
+
+_POLL_S = 0.02
+_Value = TypeVar("_Value")
+
+
+class World:
+    """All ranks of the MPI job that this process is one of. Making it is collective."""
+
+    def __init__(self) -> None:
+        self._comm = MPI.COMM_WORLD
+        self._node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.rank: int = self._comm.rank
+        self.size: int = self._comm.size
+        self.local_rank: int = self._node.rank
+        self.ranks_on_node: int = self._node.size
+
+    def gather(self, value: _Value) -> list[_Value]:
+        """Every rank's value, by rank; collective."""
+        return self._comm.allgather(value)
+
+    def of_rank_0(self, value: _Value | None) -> _Value | None:
+        """Rank 0's value; collective."""
+        found: _Value | None = self._comm.bcast(value)
+        return found
+
+    def of_this_node(self, value: _Value) -> _Value:
+        """The value of this node's first rank; collective."""
+        found: _Value = self._node.bcast(value)
+        return found
+
+    def wait_for_all(self, limit_s: float) -> None:
+        """Barrier with a limit: the trial is over when its last rank is. Raises TimedOut."""
+        request = self._comm.Ibarrier()
+        deadline = time.monotonic() + limit_s
+        while not request.Test():
+            if time.monotonic() > deadline:
+                raise TimedOut(
+                    f"rank {self.rank} waited {limit_s:g} s for the other ranks to finish"
+                )
+            time.sleep(_POLL_S)
+
+    def abort(self, exit_code: int) -> None:
+        """End every rank of the job at once; does not return."""
+        self._comm.Abort(exit_code)

@@ -1,0 +1,246 @@
+"""Spark's tasks as one MPI job: the same training as under mpirun, and nothing outlives a death."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.cluster.hosts import INTERFACE, hosts, why_not
+from tests.cluster.test_two_nodes import environment_of, spark_name, standalone_cluster
+
+from paceline.data.catalogue import ensure_dataset
+from paceline.job.options import job_of, parser
+from paceline.launch import supervise as supervise_module
+from paceline.launch.diagnosis import diagnose
+from paceline.launch.processes import (
+    TOKEN_VARIABLE,
+    command_line_of,
+    parent_of,
+    pids_with_token,
+    send,
+    wait_until,
+)
+from paceline.launch.registry import launcher_for
+from paceline.launch.supervise import supervise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.cluster.hosts import Host
+
+    from paceline.plan.trial import Trial
+    from paceline.records.layout import TrialFiles
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+LIMIT_S = 200.0
+SPEC = """
+schema = 1
+name = "spark-mpi"
+seed = 3
+repeats = 1
+[training]
+max_steps = {steps}
+epochs = {steps}
+warmup_steps = 1
+global_batch = 16
+image_size = 64
+[[workloads]]
+name = "tiny"
+data = "{data}"
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+{trials}
+[telemetry]
+interval_s = 0.25
+[network]
+interface = "{interface}"
+[limits]
+trial_s = 100
+rendezvous_s = 40
+collective_s = 30
+"""
+ENTRY = """
+[[trials]]
+launcher = "{launcher}"
+transport = "mpi"
+local_strategy = "processes"
+nodes = {nodes}
+ranks_per_node = 2
+threads_per_rank = 1
+oversubscribe = true
+"""
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ensure_dataset("tiny", images=48, seed=1, cache_dir=tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def token() -> Iterator[str]:
+    """Marks what a test starts; nothing that carries it is left."""
+    made = f"test{os.getpid()}{time.monotonic_ns()}"
+    yield made
+    wait_until(lambda: not pids_with_token(made), 10)
+    left = {pid: command_line_of(pid) for pid in pids_with_token(made)}
+    send(left, signal.SIGKILL)
+    assert left == {}
+
+
+def paceline_run(spec: str, folder: Path, host: Host | None = None) -> list[dict]:
+    """The comparison's rows of a run, on a host or here."""
+    file, out = folder / "spec.toml", folder / "run"
+    file.write_text(spec)
+    words = [sys.executable, "-m", "paceline.cli", "run", str(file), "--out", str(out)]
+    environment = environment_of(folder / "cache")
+    done = subprocess.run(
+        words if host is None else host.command(*words),
+        env=environment if host is None else {**environment, **spark_name(host)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows: list[dict] = json.loads((out / "comparison.json").read_text())["rows"]
+    return rows
+
+
+def test_spark_and_mpirun_train_the_same_over_mpi(dataset: Path, tmp_path: Path) -> None:
+    trials = "".join(ENTRY.format(launcher=name, nodes=1) for name in ("mpi", "spark"))
+    spec = SPEC.format(steps=6, data=dataset, trials=trials, interface="lo")
+    rows = {row["launcher"]: row for row in paceline_run(spec, tmp_path)}
+    assert {name: row["identical"] for name, row in rows.items()} == {
+        "local": True, "mpi": True, "spark": True,
+    }  # fmt: skip
+    assert rows["spark"]["transport"] == "mpi"
+    assert rows["spark"]["weights_sha256"] == rows["mpi"]["weights_sha256"]
+
+
+def test_hosts_of_a_cluster_are_one_mpi_job(dataset: Path, tmp_path: Path) -> None:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with hosts(2) as made, standalone_cluster(made, tmp_path) as master:
+        spec = SPEC.format(
+            steps=6, data=dataset, interface=INTERFACE,
+            trials=ENTRY.format(launcher="spark", nodes=2),
+        )  # fmt: skip
+        spec += f'[spark]\nmaster = "{master}"\n[spark.conf]\n'
+        spec += f'"spark.driver.host" = "{made[0].address}"\n'
+        rows = paceline_run(spec, tmp_path, made[0])
+        [row] = [row for row in rows if not row["is_baseline"]]
+        assert (row["identical"], row["nodes"], row["ranks"]) == (True, 2, 4)
+        [trial] = tmp_path.glob("run/trials/*.spark.*")
+        found = [
+            json.loads((trial / "ranks" / str(rank) / "environment.json").read_text())["host"]
+            for rank in range(4)
+        ]
+        assert sorted(found) == ["host0", "host0", "host1", "host1"]
+        assert len(list(trial.glob("hosts/*/trace.jsonl"))) == 2
+
+
+def endless(dataset: Path, out: Path) -> tuple[Trial, TrialFiles]:
+    """A trial that somebody has to end."""
+    words = f"--workload tiny --data {dataset} --out {out} --global-batch 16 --image-size 32"
+    words += " --max-steps 100000 --epochs 100000 --no-sidecar --transport mpi --oversubscribe"
+    options = parser("test").parse_args(words.split())
+    job = job_of(options, "spark", nodes=1, ranks_per_node=2)
+    job.files.root.mkdir(parents=True)
+    job.files.trial.write_text(job.trial.model_dump_json())
+    return job.trial, job.files
+
+
+def wait_for_step(files: TrialFiles, rank: int) -> int:
+    """Until a rank trains; its pid."""
+    steps, deadline = files.rank(rank).steps, time.monotonic() + 90
+    while not (steps.exists() and steps.stat().st_size > 0):
+        assert time.monotonic() < deadline, files.launcher_log.read_text()
+        time.sleep(0.05)
+    pid: int = json.loads(files.rank(rank).status.read_text())["pid"]
+    return pid
+
+
+def above(pid: int, generations: int) -> int:
+    """rank -> prterun -> Python of task 0 -> Spark's Python daemon -> JVM"""
+    for _ in range(generations):
+        parent = parent_of(pid)
+        assert parent is not None
+        pid = parent
+    return pid
+
+
+def task_1(pid: int, token: str) -> int:
+    """The other Python that Spark's daemon has forked."""
+    first, daemon = above(pid, 2), above(pid, 3)
+    [other] = [p for p in pids_with_token(token) if parent_of(p) == daemon and p != first]
+    return other
+
+
+VICTIMS = {
+    "rank": lambda pid, _token: pid,
+    "task 0": lambda pid, _token: above(pid, 2),
+    "task 1": task_1,
+}
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_death_of_one_ends_all_and_is_named(
+    victim: str, dataset: Path, tmp_path: Path, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise_module.secrets, "token_hex", lambda _n: token)
+    trial, files = endless(dataset, tmp_path / "run")
+    launcher = launcher_for("spark")
+    launcher.preflight(trial)
+    killed_s = []
+
+    def kill(_launcher: int) -> None:
+        pid = wait_for_step(files, 1)
+        assert "prterun" in command_line_of(above(pid, 1))[0]
+        os.kill(VICTIMS[victim](pid, token), signal.SIGKILL)
+        killed_s.append(time.monotonic())
+
+    ended = supervise(launcher.command(trial, files), files, limit_s=90, on_started=kill)
+    assert time.monotonic() - killed_s[0] < 30
+    assert ended.left_behind == ()
+    assert not pids_with_token(token)
+    outcome = diagnose(trial, files, ended, launcher)
+    assert (outcome.status, outcome.exit_code) == ("failed", 5)
+    if victim == "rank":
+        assert outcome.failed_rank == 1, outcome.message
+    else:  # the ranks were asked to end, as the log says
+        line = (
+            f"rank {victim[-1]} of 2 failed: RankFailed: the Python of its barrier task was killed"
+        )
+        assert line in files.launcher_log.read_text()
+
+
+def test_nothing_outlives_a_killed_spark_submit(dataset: Path, tmp_path: Path, token: str) -> None:
+    trial, files = endless(dataset, tmp_path / "run")
+    command = launcher_for("spark").command(trial, files)
+    with files.launcher_log.open("wb") as log:
+        process = subprocess.Popen(
+            command.argv,
+            env={**os.environ, **command.environment, TOKEN_VARIABLE: token},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        assert above(wait_for_step(files, 1), 4) == process.pid
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+    assert wait_until(lambda: not pids_with_token(token), 15), pids_with_token(token)
