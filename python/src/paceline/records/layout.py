@@ -117,6 +117,11 @@ class TrialFiles:
         """Weights after the last step, safetensors."""
         return self.root / "tensors" / "weights_final.safetensors"
 
+    @property
+    def claims(self) -> Path:
+        """Which task of Spark took which rank, while rounds of tasks train; gone afterwards."""
+        return self.root / "claims"
+
     def rank(self, rank: int) -> RankFiles:
         return RankFiles(self.root / "ranks" / str(rank))
 

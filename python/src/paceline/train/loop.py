@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from paceline.errors import RankFailed
 from paceline.records.files import JsonlWriter
 from paceline.records.rows import LedgerRow, StepRow
-from paceline.train.strategies import GradientResult, LocalStrategy, TrainBatch
+from paceline.train.strategies import GradientResult, TrainBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
 
     from paceline.data.reading import Batch
     from paceline.plan.schedule import Schedule
     from paceline.plan.trial import Training
     from paceline.records.layout import RankFiles
+    from paceline.train.strategies.base import Averaged
+
+
+class Stepper(Protocol):
+    """What takes the steps: the part of a LocalStrategy that a loop needs."""
+
+    def to_input(self, pixels: NDArray[np.uint8]) -> Tensor: ...
+
+    def gradient(self, batch: TrainBatch) -> GradientResult: ...
+
+    def step(self) -> Averaged | None: ...
 
 
 class Loop:
@@ -29,7 +44,7 @@ class Loop:
         self,
         schedule: Schedule,
         training: Training,
-        strategy: LocalStrategy,
+        strategy: Stepper,
         rank: int,
         *,
         counts_samples: bool,
@@ -52,29 +67,40 @@ class Loop:
     def run(self, batches: Iterable[Batch], files: RankFiles) -> int:
         """Train on `batches`, one for each step; returns the number of steps.
 
-        Steps follow one another without a gap: what a step's rows cost to write belongs to the
-        next one. Raises RankFailed naming the step if the loss is no number any more.
+        Raises RankFailed naming the step if the loss is no number any more.
         """
         steps = 0
         with JsonlWriter(files.steps) as rows, JsonlWriter(files.ledger) as ledger:
-            source = iter(batches)
-            unix_offset_s = time.time() - time.perf_counter()
-            started_s = time.perf_counter()
-            while (batch := next(source, None)) is not None:
-                waited_s = time.perf_counter()
-                row, ended_s = self._step(batch, started_s, waited_s, unix_offset_s)
+            for row, seen in self.steps(batches):
                 rows.write(row)
-                ledger.write(
-                    LedgerRow(
-                        step=batch.step,
-                        epoch=batch.epoch,
-                        sample_ids=batch.sample_ids.tolist() if self._counts_samples else [],
-                    )
-                )
+                ledger.write(seen)
                 self._on_step_end()
-                started_s = ended_s
                 steps += 1
         return steps
+
+    def steps(
+        self, batches: Iterable[Batch], started_s: float | None = None
+    ) -> Iterator[tuple[StepRow, LedgerRow]]:
+        """Take the steps one by one, for whoever writes the rows.
+
+        Steps follow one another without a gap: what is done between two of them, writing rows
+        say, belongs to the later one. started_s: when the first began, as perf_counter counts;
+        now if it is not given.
+        """
+        source = iter(batches)
+        unix_offset_s = time.time() - time.perf_counter()
+        started_s = time.perf_counter() if started_s is None else started_s
+        while (batch := next(source, None)) is not None:
+            waited_s = time.perf_counter()
+            row, started_s = self._step(batch, started_s, waited_s, unix_offset_s)
+            yield (
+                row,
+                LedgerRow(
+                    step=batch.step,
+                    epoch=batch.epoch,
+                    sample_ids=batch.sample_ids.tolist() if self._counts_samples else [],
+                ),
+            )
 
     def _step(
         self, batch: Batch, started_s: float, waited_s: float, unix_offset_s: float
@@ -88,19 +114,25 @@ class Loop:
                 labels=torch.from_numpy(batch.labels),
                 sample_ids=batch.sample_ids,
                 global_samples=global_samples,
+                is_last=batch.step == self._schedule.steps - 1,
             )
         )
         self._check_loss(batch.step, result)
         if batch.step == 0:
             self._on_first_gradient()
         optimizing_s = time.perf_counter()
-        self._strategy.step()
+        averaged = self._strategy.step()
         ended_s = time.perf_counter()
         step_s = ended_s - started_s
         data_wait_s = waited_s - started_s
+        comm_s, comm_ready_unix_s = result.comm_s, result.comm_ready_unix_s
         optimizer_s = ended_s - optimizing_s
-        waited_for_s = (result.bubble_s or 0.0) + (result.comm_s or 0.0)
-        gradient_s = result.forward_s + result.backward_s + waited_for_s
+        gradient_s = result.forward_s + result.backward_s
+        gradient_s += (result.bubble_s or 0.0) + (result.comm_s or 0.0)
+        if averaged is not None:
+            optimizer_s -= averaged.comm_s
+            comm_s = (comm_s or 0.0) + averaged.comm_s
+            comm_ready_unix_s = averaged.comm_ready_unix_s
         row = StepRow(
             step=batch.step,
             epoch=batch.epoch,
@@ -111,10 +143,14 @@ class Loop:
             data_wait_s=data_wait_s,
             forward_s=result.forward_s,
             backward_s=result.backward_s,
-            comm_s=result.comm_s,
-            comm_ready_unix_s=result.comm_ready_unix_s,
+            comm_s=comm_s,
+            comm_ready_unix_s=comm_ready_unix_s,
             optimizer_s=optimizer_s,
-            other_s=step_s - data_wait_s - gradient_s - optimizer_s,
+            other_s=step_s
+            - data_wait_s
+            - gradient_s
+            - (0.0 if averaged is None else averaged.comm_s)
+            - optimizer_s,
             step_s=step_s,
             bubble_s=result.bubble_s,
         )

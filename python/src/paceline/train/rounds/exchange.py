@@ -1,0 +1,80 @@
+"""What driver and tasks tell one another in a round; plain values, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.records.rows import StepRow
+
+# Weights, then momentum if there is any: shape (elements,), float32.
+State = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carry:
+    """What the next task of a rank has to know of the last one."""
+
+    host: str
+    process_started_unix_s: float  # of the rank's first task
+    train_started_unix_s: float
+    last_step: StepRow  # of the round: its row lacks the exchange that follows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """A rank's clock, as RankEnvironment has it."""
+
+    offset_s: float
+    error_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """What the driver tells all tasks of a round, weights aside."""
+
+    number: int  # of the round, from 0
+    carries: Mapping[int, Carry] = field(default_factory=dict)  # by rank; none in the first round
+    finish: bool = False  # take the weights and end, without a step
+    clocks: Mapping[int, Clock] = field(default_factory=dict)  # by rank, to finish with
+    facts: Mapping[str, Any] = field(default_factory=dict)  # for the result, to finish with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """What one task tells the driver, weights aside."""
+
+    host: str
+    cores: str  # RankCores as JSON
+    carry: Carry | None = None  # None when the rank has finished
+    next_step: int  # the first that is not done
+    steps: int  # of the whole training
+    moved: bool = False  # whether another process had been this rank before
+    weights_sha256: str | None = None  # when it has finished
+    task_unix_s: tuple[float, float] | None = None  # began and ended, on its host's clock
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """Of one task, or of several together."""
+
+    ranks: dict[int, RankReport]
+    total: State | None = None  # sum of what the tasks came to, each times its share of samples
+
+
+def together(one: Report, other: Report) -> Report:
+    """Both reports as one; adds into the first one's memory."""
+    total = one.total if one.total is not None else other.total
+    if one.total is not None and other.total is not None:
+        np.add(one.total, other.total, out=one.total)
+    return Report(ranks={**one.ranks, **other.ranks}, total=total)
+
+
+def steps_of_round(number: int, period: int, steps: int) -> range:
+    """The global steps of round `number`; the last round may have fewer than `period`."""
+    first = number * period
+    return range(min(first, steps), min(first + period, steps))

@@ -1,0 +1,140 @@
+"""What Spark carries by itself: rounds of tasks, and messages of barrier tasks; real Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+from tests.functional.cli_runs import SMALL, Cli, trial
+
+from paceline.data.catalogue import ensure_dataset
+from paceline.job.options import job_of, parser
+from paceline.launch import supervise as supervise_module
+from paceline.launch.diagnosis import diagnose
+from paceline.launch.processes import pids_with_token
+from paceline.launch.registry import launcher_for
+from paceline.launch.supervise import supervise
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(400),  # the first test carries the run
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+STEPS = 4
+PERIOD = 3  # the second round has one step
+LIMIT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """The comparison's rows by transport, and the run directory."""
+    folder = tmp_path_factory.mktemp("native")
+    spec, out = folder / "native.toml", folder / "run"
+    small = SMALL.replace("max_steps = 20", f"max_steps = {STEPS}").replace("128", "32")
+    spec.write_text(
+        small
+        + trial("spark", "spark-rounds", averaging_period=PERIOD)
+        + trial("spark", "spark-allgather")
+    )
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "OMP_"))}
+    cli = Cli(environment={**kept, "PACELINE_CACHE": str(folder / "cache")}, cwd=folder)
+    done = cli("run", spec, "--out", out)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(cli("compare", out, "--json").stdout)["rows"]
+    return {row["transport"]: row for row in found}, out
+
+
+def lines(run_dir, transport, rank, name):
+    (file,) = run_dir.glob(f"trials/tiny.*.{transport}.*/ranks/{rank}/{name}.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_messages_of_barrier_tasks_give_the_very_training(rows):
+    by_transport, run_dir = rows
+    row = by_transport["spark-allgather"]
+    assert row["identical"] is True
+    assert row["max_abs_weight_diff"] < 1e-6
+    sums = [r for r in lines(run_dir, "spark-allgather", 1, "communication")
+            if r["operation"] == "allreduce"]  # fmt: skip
+    assert len(sums) >= STEPS
+    for operation in sums:
+        assert operation["sent_bytes"] > operation["payload_bytes"] * 4 / 3
+        assert operation["sent_messages"] == 1
+
+
+def test_rounds_train_on_the_same_samples_to_about_the_same_loss(rows):
+    by_transport, run_dir = rows
+    row, exact = by_transport["spark-rounds"], by_transport["none"]
+    assert row["final_loss"] == pytest.approx(exact["final_loss"], rel=0.05)
+    ledgers = [lines(run_dir, "spark-rounds", rank, "ledger") for rank in (0, 1)]
+    for step, alone in enumerate(lines(run_dir, "none", 0, "ledger")):
+        seen = [i for ledger in ledgers for i in ledger[step]["sample_ids"]]
+        assert sorted(seen) == sorted(alone["sample_ids"])
+
+
+def test_rounds_record_what_they_exchange_with_the_step_that_ends_them(rows):
+    _, run_dir = rows
+    for rank in (0, 1):
+        steps = lines(run_dir, "spark-rounds", rank, "steps")
+        assert [s["step"] for s in steps] == list(range(STEPS))
+        assert [s["comm_s"] > 0 for s in steps] == [False, False, True, True]
+        rounds = lines(run_dir, "spark-rounds", rank, "communication")
+        assert [r["operation"] for r in rounds] == ["round", "round"]
+        for step, operation in zip(steps[2:], rounds, strict=True):
+            took_s = operation["ended_unix_s"] - operation["arrived_unix_s"]
+            assert took_s == pytest.approx(step["comm_s"])
+    assert not list(run_dir.glob("trials/*/claims"))
+
+
+def endless(transport, folder, tmp_path):
+    """A trial that somebody has to end; its first round has no end."""
+    dataset = ensure_dataset("tiny", images=24, seed=1, cache_dir=folder)
+    words = (
+        f"--workload tiny --data {dataset} --out {tmp_path / 'run'} --global-batch 8 "
+        f"--image-size 32 --epochs 100000 --max-steps 100000 --no-sidecar --transport {transport} "
+        "--local-strategy processes --oversubscribe"
+    ).split()
+    if transport == "spark-rounds":
+        words += ["--averaging-period", "100000"]
+    job = job_of(parser("test").parse_args(words), "spark", nodes=1, ranks_per_node=2)
+    job.files.root.mkdir(parents=True)
+    job.files.trial.write_text(job.trial.model_dump_json())
+    return job.trial, job.files
+
+
+@pytest.mark.parametrize("transport", ["spark-rounds", "spark-allgather"])
+def test_killed_worker_is_named_and_leaves_no_process(
+    transport, tmp_path, tmp_path_factory, monkeypatch
+):
+    token = f"test{os.getpid()}{transport}"
+    monkeypatch.setattr(supervise_module.secrets, "token_hex", lambda _n: token)
+    trial, files = endless(transport, tmp_path_factory.mktemp("data"), tmp_path)
+    starter = launcher_for("spark")
+    seen = {}
+
+    def kill_rank_1() -> None:
+        steps, deadline = files.rank(1).steps, time.monotonic() + 90
+        while not (steps.exists() and steps.stat().st_size > 0):
+            assert time.monotonic() < deadline, files.launcher_log.read_text()
+            time.sleep(0.05)
+        seen["killed"] = time.monotonic()
+        os.kill(json.loads(files.rank(1).status.read_text())["pid"], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_rank_1)
+    ended = supervise(
+        starter.command(trial, files), files, limit_s=LIMIT_S, on_started=lambda _: killer.start()
+    )
+    gone = time.monotonic()
+    killer.join()
+    assert not ended.timed_out
+    assert gone - seen["killed"] < 30
+    assert ended.left_behind == ()
+    assert pids_with_token(token) == set()
+    outcome = diagnose(trial, files, ended, starter)
+    assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("failed", 5, 1)
+    assert "rank 1 of 2" in outcome.message
