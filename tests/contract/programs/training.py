@@ -1,11 +1,12 @@
 """Run by mpirun: the worker itself, with photos from memory instead of a data set.
 
-usage: training.py TRANSPORT FOLDER
+usage: training.py TRANSPORT FOLDER [TRIAL_JSON]   (what the trial says beside)
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import threading
 from pathlib import Path
@@ -19,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 
 from paceline.data.reading import Batch
+from paceline.plan.trial import Trial
 from paceline.records.layout import TrialFiles
 from paceline.train import worker
 
@@ -56,7 +58,10 @@ def main() -> None:
     worker.open_feed = open_feed
     context = make_context(folder)
     files = TrialFiles(folder)
-    worker.train(make_trial(transport, context.world_size, epochs=2), context, files)
+    trial = make_trial(transport, context.world_size, epochs=2)
+    if sys.argv[3:]:
+        trial = Trial.model_validate({**trial.model_dump(), **json.loads(sys.argv[3])})
+    worker.train(trial, context, files)
     assert not torch.distributed.is_initialized()
     left = [t.name for t in threading.enumerate() if t.name.startswith("mpi-")]
     (folder / f"threads.{context.rank}").write_text("\n".join(left))

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from paceline.analysis.identity import Check, Identity
+    from paceline.analysis.checks import Check
+    from paceline.analysis.identity import Identity
     from paceline.records.layout import TrialFiles
 
 

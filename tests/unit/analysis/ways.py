@@ -49,6 +49,10 @@ class Way:
     run_threads: int | None = None  # default 7 a rank
     weights_error: float = 0.0  # relative to the update
     gradient_error: float = 0.0
+    compression: dict[str, object] | None = None
+    averaging: dict[str, int] | None = None
+    more_loss: float = 0.0  # than the others have, in every step but the first
+    sent_bytes: int | None = None  # a step, as rank 0 says; of 4 MB uncompressed
     omp: dict[str, str] = field(default_factory=lambda: {"OMP_NUM_THREADS": "1"})
     affinity: tuple[int, ...] | None = None
 

@@ -19,6 +19,7 @@ from paceline.analysis.comparison import (
     TrialAnalysis,
     UnfinishedTrial,
 )
+from paceline.analysis.compression import relate_less_to_send
 from paceline.analysis.identity import identity_of
 from paceline.analysis.local_global import relate
 from paceline.analysis.phases import STEP_PHASES, trial_phases
@@ -69,6 +70,7 @@ def compare_run(run: RunFiles, *, require_baseline: bool = True) -> Comparison:
         unfinished=tuple(unfinished),
         flags=tuple(_flags(finished, parts)),
         local_global=tuple(found for part in parts for found in part.local_global),
+        less_to_send=tuple(found for part in parts for found in part.less_to_send),
         trials={name: found for part in parts for name, found in part.trials.items()},
         manifest=load_manifest(run),
     )
@@ -103,6 +105,7 @@ class _WorkloadPart:
         ]
         self.best = self._best(ranked)
         self.local_global = relate(workload, ranked, self._ratio)
+        self.less_to_send = relate_less_to_send(self.rows, trials, baseline, self._ratio)
 
     def _ratio(self, faster: str, slower: str) -> Interval | None:
         return ratio_interval(self._images[faster], self._images[slower], self._noise)
@@ -161,6 +164,7 @@ def _compare_workload(workload: str, records: Sequence[TrialRecord]) -> _Workloa
 def _analyse(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnalysis:
     steps = global_steps(record)
     warmup = record.trial.training.warmup_steps
+    period = record.trial.round_steps
     first = None
     if record.outcome is not None and len(steps.step) and steps.step[0] == 0:
         first = float(steps.ended_unix_s[0]) - record.outcome.launched_unix_s
@@ -171,8 +175,8 @@ def _analyse(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnalysis:
         usage=trial_usage(record),
         pipeline=trial_pipeline(record),
         identity=None if baseline is None else identity_of(record.files, baseline),
-        images_per_s=series(steps.images_per_s(warmup), record.trial.id),
-        step_s=series(steps.time_s[steps.steady(warmup)], record.trial.id),
+        images_per_s=series(steps.images_per_s(warmup, period), record.trial.id),
+        step_s=series(steps.step_s(warmup, period), record.trial.id),
         time_to_first_step_s=first,
     )
 

@@ -10,6 +10,7 @@ from paceline.analysis.statistics import interval_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from paceline.analysis.compression import LessToSend
     from paceline.analysis.identity import Identity
     from paceline.analysis.local_global import LocalGlobal
     from paceline.analysis.phases import RankPhases
@@ -133,6 +134,7 @@ class Comparison:
     unfinished: tuple[UnfinishedTrial, ...]
     flags: tuple[str, ...]
     local_global: tuple[LocalGlobal, ...]
+    less_to_send: tuple[LessToSend, ...]
     trials: Mapping[str, tuple[TrialAnalysis, ...]]  # by configuration, in order of repeat
     manifest: Mapping[str, Any]
 
@@ -158,4 +160,5 @@ class Comparison:
             "unfinished": [trial.to_json() for trial in self.unfinished],
             "flags": list(self.flags),
             "local_global": [found.to_json() for found in self.local_global],
+            "less_to_send": [found.to_json() for found in self.less_to_send],
         }

@@ -71,6 +71,7 @@ class Row:
     pipeline: Pipeline | None
     final_loss: float | None
     identical: bool | None
+    does_not_apply: str | None  # why it may end otherwise than the baseline
     max_abs_weight_diff: float | None
     weights_sha256: str | None
     notes: tuple[str, ...]
@@ -139,6 +140,7 @@ class Row:
             "pipeline": None if self.pipeline is None else self.pipeline.to_json(),
             "final_loss": self.final_loss,
             "identical": self.identical,
+            "identity_does_not_apply": self.does_not_apply,
             "max_abs_weight_diff": self.max_abs_weight_diff,
             "weights_sha256": self.weights_sha256,
             "notes": list(self.notes),

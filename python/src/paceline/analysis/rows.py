@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paceline.analysis.compression import why_not_identical
 from paceline.analysis.phases import mean_over_ranks, median_over_repeats
 from paceline.analysis.pipeline import median_pipeline
 from paceline.analysis.row import Row
@@ -104,6 +105,7 @@ def configuration_row(
         pipeline=median_pipeline([t.pipeline for t in trials if t.pipeline is not None]),
         final_loss=_median(t.steps.final_loss for t in trials),
         identical=_identical(trials),
+        does_not_apply=why_not_identical(trial),
         max_abs_weight_diff=max(
             (
                 t.identity.max_abs_weight_diff
@@ -176,6 +178,9 @@ def _notes(
         for check in t.identity.checks
         if check.decisive and check.passed is not True
     )
+    reason = why_not_identical(first)
+    if reason is not None:
+        yield f"identical does not apply: {reason}"
     if measured.images[configuration] and len(measured.images[configuration]) == 1:
         yield "one repeat: the interval is over its steps, run-to-run noise is not in it"
     base = measured.images.get(measured.baseline or "", {})

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.analysis.reading import RankRecord, TrialRecord
     from paceline.records.rows import StepRow
 
-_FINAL_STEPS = 10  # the final loss is the mean over so many last steps: one step is noise
+FINAL_STEPS = 10  # the final loss is the mean over so many last steps: one step is noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +37,36 @@ class GlobalSteps:
         """Mask of the steps after the warm-up."""
         return self.step >= warmup_steps
 
-    def images_per_s(self, warmup_steps: int) -> NDArray[np.float64]:
-        """Samples of each steady step over its time, shape (steady steps,)."""
+    def images_per_s(self, warmup_steps: int, period: int = 1) -> NDArray[np.float64]:
+        """Samples of each steady round of `period` steps over its time, shape (rounds,)."""
+        masks = self._rounds(warmup_steps, period)
+        return np.array([self.samples[mask].sum() / self.time_s[mask].sum() for mask in masks])
+
+    def step_s(self, warmup_steps: int, period: int = 1) -> NDArray[np.float64]:
+        """Mean time of a step of each steady round, shape (rounds,)."""
+        masks = self._rounds(warmup_steps, period)
+        return np.array([float(np.mean(self.time_s[mask])) for mask in masks])
+
+    def _rounds(self, warmup_steps: int, period: int) -> list[NDArray[np.bool_]]:
+        """A mask of each complete round that begins after the warm-up.
+
+        Where weights are averaged every so many steps, a median over steps would be one of steps
+        that send nothing. Rounds begin at multiples of `period`; if none is complete, all steady
+        steps are one.
+        """
         steady = self.steady(warmup_steps)
-        rates: NDArray[np.float64] = self.samples[steady] / self.time_s[steady]
-        return rates
+        first = -(-warmup_steps // period) * period
+        rounds = (self.step - first) // period
+        kept = [r for r in np.unique(rounds[steady]) if r >= 0 and np.sum(rounds == r) == period]
+        return [rounds == r for r in kept] or ([steady] if steady.any() else [])
 
     @property
     def final_loss(self) -> float | None:
         """Mean loss per sample over the last steps; None if there was no step."""
         if not len(self.step):
             return None
-        weights = self.samples[-_FINAL_STEPS:].astype(np.float64)
-        return float(np.average(self.loss[-_FINAL_STEPS:], weights=weights))
+        weights = self.samples[-FINAL_STEPS:].astype(np.float64)
+        return float(np.average(self.loss[-FINAL_STEPS:], weights=weights))
 
 
 def rows_by_step(rank: RankRecord) -> dict[int, StepRow]:

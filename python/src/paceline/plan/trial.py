@@ -186,6 +186,11 @@ class Trial(_Value):
         return self.compression is None and self.averaging is None
 
     @property
+    def round_steps(self) -> int:
+        """Steps from one exchange between ranks to the next; a rate is over whole rounds."""
+        return 1 if self.averaging is None else self.averaging.period
+
+    @property
     def is_baseline(self) -> bool:
         """The sequential process that every speedup is against."""
         return self.launcher == "local" and self.local_strategy == "sequential"

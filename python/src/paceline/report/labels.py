@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 TIMES, DOT = "\N{MULTIPLICATION SIGN}", "\N{MIDDLE DOT}"
 SEPARATOR = f" {DOT} "
+NAME_WIDTH = 27  # of a narrow table; longer names go on in the line that the interval is in
 
 
 def short_name(row: Row, among: Sequence[Row]) -> str:
@@ -41,6 +42,18 @@ def strategy_name(row: Row, among: Sequence[Row]) -> str:
         if _differs(detail, clashing) and (text := detail(row)) is not None
     ]
     return SEPARATOR.join([_numbered(row), *shown, *_unusual(row)])
+
+
+def folded(name: str, width: int = NAME_WIDTH) -> str:
+    """In lines of that width, broken between the name's parts only."""
+    lines = [""]
+    for part in name.split(SEPARATOR):
+        longer = f"{lines[-1]}{SEPARATOR}{part}" if lines[-1] else part
+        if len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(f"  {part}")
+    return "\n".join(lines)
 
 
 def local_name(row: Row, among: Sequence[Row]) -> str:

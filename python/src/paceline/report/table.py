@@ -10,7 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from paceline.report.labels import SEPARATOR, short_name
+from paceline.report.compression import less_to_send_table
+from paceline.report.labels import NAME_WIDTH, folded, short_name
 from paceline.report.wording import (
     DASH,
     NOT_MEASURED,
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from paceline.analysis.row import Row
 
 _WIDE = 104  # columns from which the speedup's interval stands beside it, not below
-_NAME_WIDTH = 27  # of a narrow table; longer names go on in the line that the interval is in
-_MARK_STYLES = {"✓": "green", "✗": "bold red", "?": "yellow"}
+_NUMBERS_WIDTH = 70  # of a wide table's columns but the first
+_MARK_STYLES = {"✓": "green", "✗": "bold red", "?": "yellow", "~": "cyan"}
 
 
 def comparison_view(comparison: Comparison, width: int) -> RenderableType:
@@ -41,6 +42,9 @@ def comparison_view(comparison: Comparison, width: int) -> RenderableType:
             workload_table(comparison, workload, width),
             Padding(Text(headline(comparison, workload), style="bold"), (1, 0, 1, 0)),
         ]
+        less = less_to_send_table(comparison, workload, width)
+        if less is not None:
+            parts.append(Padding(less, (0, 0, 1, 0)))
     return Group(*parts, *_footnotes(comparison))
 
 
@@ -64,7 +68,7 @@ def workload_table(comparison: Comparison, workload: str, width: int) -> Table:
         padding=(0, 2, 0, 0) if wide else (0, 1, 0, 0),
         header_style="dim",
     )
-    table.add_column("\nconfiguration", no_wrap=wide, min_width=None if wide else _NAME_WIDTH)
+    table.add_column("\nconfiguration", no_wrap=wide, min_width=None if wide else NAME_WIDTH)
     # the interval of a narrow table stands in a second line
     for name in ("speedup\n(95 %)", "effi-\nciency", "images\n/s", "s per\nstep"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -73,7 +77,8 @@ def workload_table(comparison: Comparison, workload: str, width: int) -> Table:
     marks = tie_marks(comparison, workload)
     for row in comparison.rows_of(workload):
         name = short_name(row, comparison.rows)
-        table.add_row(*_cells(row, name, wide, marks.get(row.configuration, "")))
+        shown = folded(name, width - _NUMBERS_WIDTH if wide else NAME_WIDTH)
+        table.add_row(*_cells(row, shown, wide, marks.get(row.configuration, "")))
     return table
 
 
@@ -95,7 +100,7 @@ def _title(comparison: Comparison, workload: str) -> str:
 
 def _cells(row: Row, name: str, wide: bool, tie: str) -> list[RenderableType]:
     mark = verdict_mark(row)
-    shown = Text(name if wide else _folded(name), style="" if row.ranked else "dim")
+    shown = Text(name, style="" if row.ranked else "dim")
     if row.is_baseline:
         shown.append(" (baseline)" if wide else " (base)", style="dim")
     return [
@@ -109,18 +114,6 @@ def _cells(row: Row, name: str, wide: bool, tie: str) -> list[RenderableType]:
         mebibytes(row.memory_peak_bytes),
         Text(mark, style=_MARK_STYLES[mark]),
     ]
-
-
-def _folded(name: str) -> str:
-    """In lines of a narrow table's width, broken between the name's parts only."""
-    lines = [""]
-    for part in name.split(SEPARATOR):
-        longer = f"{lines[-1]}{SEPARATOR}{part}" if lines[-1] else part
-        if len(longer) <= _NAME_WIDTH:
-            lines[-1] = longer
-        else:
-            lines.append(f"  {part}")
-    return "\n".join(lines)
 
 
 def _speedup(row: Row, wide: bool, tie: str) -> Text:

@@ -92,7 +92,9 @@ def place_name(launcher: str, nodes: int) -> str:
 
 
 def verdict_mark(row: Row) -> str:
-    """Whether a row is the same training as the baseline."""
+    """Whether a row is the same training as the baseline; ~ where it is not meant to be."""
+    if row.does_not_apply is not None and row.identical is None:
+        return "~"
     return {True: "✓", False: "✗", None: "?"}[row.identical]
 
 

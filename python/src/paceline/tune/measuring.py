@@ -90,7 +90,8 @@ class TrialBench:
         different = _difference(record.files.identity) if trial.is_exact else None
         if different is not None:
             return Measurement(images_per_s=None, failure=different)
-        rates = global_steps(record).images_per_s(trial.training.warmup_steps)
+        warmup = trial.training.warmup_steps
+        rates = global_steps(record).images_per_s(warmup, trial.round_steps)
         found = series(rates, trial.id)
         failure = None if found is not None else "it recorded no steady step"
         return Measurement(images_per_s=found, failure=failure)

@@ -109,7 +109,7 @@ def test_low_precision_weights_follow_what_is_refreshed(model):
     layout = FlatLayout.of(parameters.items())
     flat = torch.zeros(layout.elements)
     layout.bind(parameters, flat, copy=True)
-    low = LowPrecisionWeights(layout, flat, flat.to(torch.bfloat16))
+    low = LowPrecisionWeights(layout, flat, flat.to(torch.bfloat16), rows_of(model))
     assert torch.equal(low.of("2.weight"), model[2].weight.to(torch.bfloat16))
     first, second = layout.shares(2, rows_of(model))
     before = low.of("2.weight").clone()
@@ -129,7 +129,7 @@ def test_passes_in_low_precision_are_those_of_autocast(model):
     layout.bind(parameters, flat, copy=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wanted = model(images(4))
-    low = LowPrecisionWeights(layout, flat, flat.to(torch.bfloat16))
+    low = LowPrecisionWeights(layout, flat, flat.to(torch.bfloat16), rows_of(model))
     kept = {}
     keep_factors(model, lambda layer, *factors: kept.update({layer: factors}), low)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -6,18 +6,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
-from paceline.train.strategies.base import GradientResult, LocalStrategy, TrainBatch
+from paceline.train.strategies.base import Averaged, GradientResult, LocalStrategy, TrainBatch
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
 
-__all__ = ["GradientResult", "LocalStrategy", "TrainBatch", "create_strategy"]
+__all__ = ["Averaged", "GradientResult", "LocalStrategy", "TrainBatch", "create_strategy"]
 
 # Module and class, imported when asked for: each run needs one of them.
 _REPLICA = ("replica", "ReplicaStrategy")
 _THREADS = ("threads", "ThreadsStrategy")
 _PROCESSES = ("processes", "ProcessesStrategy")
 _PIPELINE = ("pipeline", "PipelineStrategy")
+_LOCAL_SGD = ("local_sgd", "LocalSgdStrategy")
 _STRATEGIES = {
     "sequential": _REPLICA,
     "intraop": _REPLICA,
@@ -36,6 +37,8 @@ def create_strategy(trial: Trial) -> LocalStrategy:
     module, kind = _STRATEGIES[name]
     if name == "processes" and not reduces_in_shared_memory(trial):
         module, kind = _REPLICA
+    if trial.averaging is not None:
+        module, kind = _LOCAL_SGD
     strategy: LocalStrategy = getattr(import_module(f"{__name__}.{module}"), kind)()
     return strategy
 

@@ -31,6 +31,7 @@ class TrainBatch:
     labels: Tensor  # shape (n,), int64
     sample_ids: NDArray[np.int64]  # shape (n,)
     global_samples: int  # of the whole batch, all ranks
+    is_last: bool = False  # of the training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,14 @@ class GradientResult:
     comm_s: float | None  # from then until all are averaged; None without peers
     comm_ready_unix_s: float | None  # when this rank's last gradient was ready
     bubble_s: float | None = None  # waiting for neighbouring stages; None without a pipeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Averaged:
+    """What it cost to average weights, after the optimiser's own step."""
+
+    comm_s: float
+    comm_ready_unix_s: float  # when this rank's weights were ready
 
 
 class Neighbours(Protocol):
@@ -69,8 +78,11 @@ class LocalStrategy(Protocol):
     def gradient(self, batch: TrainBatch) -> GradientResult:
         """Compute and average; collective over all ranks, also for an empty share."""
 
-    def step(self) -> None:
-        """Step the optimiser; collective."""
+    def step(self) -> Averaged | None:
+        """Step the optimiser; collective.
+
+        Of a strategy that then averages weights: what that cost, if it did.
+        """
 
     def gradients(self) -> dict[str, Tensor]:
         """The averaged gradients by the model's own names, between `gradient` and `step`.

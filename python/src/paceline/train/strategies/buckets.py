@@ -1,22 +1,26 @@
-"""How DistributedDataParallel's gradient buckets are averaged, and when.
+"""How DistributedDataParallel's gradient buckets are summed, and when.
 
 DDP compares the hook's annotations with the classes themselves, so here, unlike elsewhere, they
 must not be strings (no `from __future__ import annotations`).
 """
 
+from typing import Any
+
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
+from paceline.train.compression import GradientSum
 from paceline.train.devices import Mark, Stopwatch
 
 
 class Buckets:
     """Watches DDP's buckets go: their sizes, and when the last one was ready on this rank."""
 
-    def __init__(self, watch: Stopwatch) -> None:
+    def __init__(self, watch: Stopwatch, total: GradientSum) -> None:
+        """total: what sums them."""
         self._watch = watch
+        self.total = total
         self.ready: Mark = watch.mark()
         self.sizes_bytes: list[int] = []
         self._current: list[int] = []
@@ -28,15 +32,11 @@ class Buckets:
         if bucket.is_last():
             self.sizes_bytes, self._current = self._current, []
 
+    def describe(self) -> dict[str, Any]:
+        return {"bucket_bytes": self.sizes_bytes, **self.total.describe()}
+
 
 def sum_gradients(buckets: Buckets, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """DDP communication hook: sum a bucket over all ranks, in place, beside the backward pass."""
     buckets.saw(bucket)
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
-    assert work is not None
-    summed: torch.futures.Future[Tensor] = work.get_future().then(_only_tensor)
-    return summed
-
-
-def _only_tensor(future: torch.futures.Future[list[Tensor]]) -> Tensor:
-    return future.value()[0]
+    return buckets.total.start(bucket)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from paceline.train.linear import bias_gradient, joined, linear_that_keeps, weight_gradient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     from paceline.train.strategies.flat import FlatLayout, Piece
 
@@ -50,18 +50,22 @@ def rows_of(model: nn.Module) -> dict[str, int]:
 class LowPrecisionWeights:
     """A copy of the linear layers' weights in the precision of autocast."""
 
-    def __init__(self, layout: FlatLayout, weights: Tensor, copy: Tensor) -> None:
-        """weights, copy: flat arrays of the layout, all workers' alike."""
+    def __init__(
+        self, layout: FlatLayout, weights: Tensor, copy: Tensor, names: Container[str]
+    ) -> None:
+        """weights, copy: flat arrays of the layout, all workers' alike. names: of the parameters
+        of linear layers; the rest of the copy is never looked at."""
         self._layout = layout
         self._weights = weights
         self._copy = copy
+        self._names = names
 
     def of(self, name: str) -> Tensor:
         return self._layout.view(self._copy, name)
 
     def refresh(self, pieces: Sequence[Piece]) -> None:
-        """Take over what was stepped; to be called before the workers meet."""
-        for piece in pieces:
+        """Take over what was stepped, as far as it is copied at all; before the workers meet."""
+        for piece in (p for p in pieces if p.name in self._names):
             part = slice(piece.offset, piece.offset + piece.stop - piece.start)
             self._copy[part].copy_(self._weights[part])
 

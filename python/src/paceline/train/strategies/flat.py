@@ -17,6 +17,8 @@ from paceline.plan.schedule import share_bounds
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from paceline.train.sharing import SharedNode
+
 # Float32 elements in a cache line of 64 bytes: no two workers ever write the same line, and every
 # parameter begins as aligned as one that torch allocates.
 ALIGNMENT = 16
@@ -100,6 +102,15 @@ class FlatLayout:
         """Elements of a parameter."""
         return self._places[name].elements
 
+    def shape_of(self, piece: Piece) -> tuple[int, ...]:
+        """(rows, elements of each) of a piece that is whole rows of a matrix, or of what can be
+        seen as one; else (elements,)."""
+        place, elements = self._places[piece.name], piece.stop - piece.start
+        row = place.elements // place.shape[0] if place.shape else 1
+        if row == 1 or place.strides[0] != row or piece.start % row or elements % row:
+            return (elements,)
+        return elements // row, row
+
     def shares(self, workers: int, rows: Mapping[str, int] | None = None) -> list[list[Piece]]:
         """What each worker owns, in the order of the parameters: as equal parts as they go.
 
@@ -159,3 +170,9 @@ def _same_order(place: _Place, strides: tuple[int, ...]) -> bool:
         size == 1 or ours == theirs
         for size, ours, theirs in zip(place.shape, place.strides, strides, strict=True)
     )
+
+
+def shared_floats(shared: SharedNode, name: str, elements: int) -> Tensor:
+    """Shape (elements,), float32, 0 at first: the same memory in all processes; collective."""
+    memory = shared.memory(name, 4 * max(1, elements))  # there is no memory of no size
+    return torch.from_numpy(memory).view(torch.float32)[:elements]

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline.train.collectives.recorder import SHARED_REDUCE, arrive
 from paceline.train.devices import CPU, device_of, use_device
 from paceline.train.models.base import Model
 from paceline.train.pipeline.cuts import stage_bounds
@@ -33,8 +33,8 @@ from paceline.train.pipeline.schedules import actions
 from paceline.train.pipeline.stage import Stage
 from paceline.train.sharing import Meeting, SharedNode
 from paceline.train.strategies.base import GradientResult, TrainBatch
-from paceline.train.strategies.counterparts import join_counterparts, sum_over
-from paceline.train.strategies.flat import FlatLayout
+from paceline.train.strategies.counterparts import CounterpartSum, join_counterparts
+from paceline.train.strategies.flat import FlatLayout, shared_floats
 from paceline.train.strategies.outbox import GradientOutbox
 from paceline.train.strategies.stage_weights import Replicas, StageWeights
 from paceline.train.transforms import to_input
@@ -85,8 +85,10 @@ class PipelineStrategy:
         self._stage: Stage
         self._weights: StageWeights  # the stage's
         self._bounds = (0, 0)  # of them, in the layout
+        self._siblings = ""  # the node's workers with this stage, as the records name them
+        self._replicas = 1  # on the node
         self._everyone: Meeting  # all workers of the node
-        self._counterparts: dist.ProcessGroup | None = None  # this worker's slice on other nodes
+        self._counterparts: CounterpartSum | None = None  # this worker's slice on other nodes
         self._alone = True  # no other replica anywhere
 
     def prepare(
@@ -100,13 +102,16 @@ class PipelineStrategy:
         assert isinstance(model, Model), "only a model that is a sequence of layers can be cut"
         self._memory_format = trial.training.memory_format
         layers, place = model.layers(), _Place.of(context, trial.stages)
+        self._siblings = f"node {context.node_index} stage {place.stage}"
+        self._replicas = place.replicas
         device = device_of(trial, context)
         chosen = use_device(device)
         division = divide(layers, trial, peers.world("cuts"), device)
         self._description = {**division.describe(layers, trial), **chosen}
         self._alone = trial.replicas == 1
         if trial.placement.nodes > 1:
-            self._counterparts = join_counterparts(context, peers, trial.limits.collective_s)
+            group = join_counterparts(context, peers, trial.limits.collective_s)
+            self._counterparts = CounterpartSum(trial, group)
         node = peers.node("pipeline")
         assert node is not None, "stages are ranks, and there are at least two"
         shared = self._shared = SharedNode(node, trial.limits.collective_s)
@@ -142,7 +147,7 @@ class PipelineStrategy:
         """
         shared = self._running()
         self._layout = FlatLayout.of(parameters.items())
-        self._shared_weights = _shared_floats(shared, "the weights", self._layout.elements)
+        self._shared_weights = shared_floats(shared, "the weights", self._layout.elements)
         layouts = [FlatLayout.of((name, parameters[name]) for name in stage) for stage in names]
         replicas = _open_replicas(shared, place, layouts)
         whole = self._layout.only(names[place.stage])
@@ -167,9 +172,13 @@ class PipelineStrategy:
         """comm_s is the reduction over replicas and nodes, None if there is but one."""
         passed = self._stage.run(batch)
         ready_s, ready_unix_s = time.perf_counter(), time.time()
+        low, high = self._bounds
+        operation = arrive(self._siblings, self._replicas, SHARED_REDUCE, 4 * (high - low))
         self._weights.reduce()
+        if self._replicas > 1:
+            operation.end()
         if self._counterparts is not None:
-            sum_over(self._weights.reduced(), self._counterparts)
+            self._counterparts.sum(self._weights.reduced(), self._weights.reduced_shapes())
         return GradientResult(
             loss_sum=passed.loss_sum,
             forward_s=passed.forward_s,
@@ -184,7 +193,7 @@ class PipelineStrategy:
 
     def gradients(self) -> dict[str, Tensor]:
         """In memory that the node's ranks share, complete on all of them."""
-        whole = _shared_floats(self._running(), "the gradients", self._layout.elements)
+        whole = shared_floats(self._running(), "the gradients", self._layout.elements)
         self._weights.put_gradients(whole[slice(*self._bounds)])
         self._everyone.meet()
         return {name: self._layout.view(whole, name) for name in self._layout.names}
@@ -200,9 +209,12 @@ class PipelineStrategy:
         return []
 
     def describe(self) -> dict[str, Any]:
-        return self._description
+        nodes = {} if self._counterparts is None else self._counterparts.describe()
+        return {**self._description, **nodes}
 
     def close(self, *, failed: bool) -> None:
+        if self._counterparts is not None:
+            self._counterparts.close(failed=failed)
         if self._shared is not None:
             if failed:
                 self._shared.fail()
@@ -241,7 +253,7 @@ def _open_replicas(shared: SharedNode, place: _Place, layouts: list[FlatLayout])
     for replica in range(place.replicas if place.replicas > 1 else 0):
         for stage, layout in enumerate(layouts):
             elements = GradientOutbox.elements_needed(shares[stage], replica)
-            memory = _shared_floats(shared, "the replicas' gradients", elements)
+            memory = shared_floats(shared, "the replicas' gradients", elements)
             if stage == place.stage:
                 outboxes.append(GradientOutbox(layout, shares[stage], replica, memory))
     return Replicas(place.replica, shares[place.stage], outboxes, meetings[place.stage])
@@ -249,9 +261,3 @@ def _open_replicas(shared: SharedNode, place: _Place, layouts: list[FlatLayout])
 
 def _parameter_names(layers: Layers) -> list[str]:
     return [f"{name}.{own}" for name, layer in layers for own, _ in layer.named_parameters()]
-
-
-def _shared_floats(shared: SharedNode, name: str, elements: int) -> Tensor:
-    """Shape (elements,), float32; collective over the node."""
-    memory = shared.memory(name, elements * torch.float32.itemsize)
-    return torch.from_numpy(memory).view(torch.float32)

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.node import SoloNode
+from paceline.train.collectives.recorder import SHARED_REDUCE, arrive
 from paceline.train.sharing import Meeting, SharedNode
 from paceline.train.strategies.base import GradientResult, TrainBatch
-from paceline.train.strategies.counterparts import join_counterparts, sum_over
+from paceline.train.strategies.counterparts import CounterpartSum, join_counterparts
 from paceline.train.strategies.factors import (
     FactorBox,
     LowPrecisionWeights,
@@ -33,8 +34,8 @@ from paceline.train.strategies.factors import (
     keep_factors,
     rows_of,
 )
-from paceline.train.strategies.flat import FlatLayout
-from paceline.train.strategies.loss import sum_of_losses
+from paceline.train.strategies.flat import FlatLayout, shared_floats
+from paceline.train.strategies.loss import run_passes
 from paceline.train.strategies.outbox import GradientOutbox
 from paceline.train.strategies.shard import Shard, sum_of_pieces
 from paceline.train.transforms import to_input
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
-    from torch.distributed import ProcessGroup
 
     from paceline.plan.trial import Trial
     from paceline.records.rows import WorkerEnvironment
@@ -59,6 +59,7 @@ class ProcessesStrategy:
         self._shared: SharedNode | None = None
         self._rank = 0  # on this node
         self._ranks = 1
+        self._node = ""  # its name in the records
         self._model: nn.Module
         self._trial: Trial
         self._layout: FlatLayout
@@ -70,7 +71,7 @@ class ProcessesStrategy:
         self._low_precision: LowPrecisionWeights | None = None
         self._shard: Shard
         self._row_gradients: RowGradients
-        self._counterparts: ProcessGroup | None = None
+        self._counterparts: CounterpartSum | None = None
 
     def prepare(
         self, model: nn.Module, context: RankContext, trial: Trial, peers: Neighbours
@@ -82,6 +83,7 @@ class ProcessesStrategy:
         """
         self._model, self._trial = model, trial
         self._rank, self._ranks = context.local_rank, context.ranks_on_node
+        self._node = f"node {context.node_index}"
         limit_s = trial.limits.collective_s
         self._shared = shared = SharedNode(peers.node("gradients") or SoloNode(), limit_s)
         self._layout = FlatLayout.of(model.named_parameters())
@@ -97,7 +99,8 @@ class ProcessesStrategy:
         self._open_outboxes(shared, parameters)
         self._open_boxes(shared, weights)
         if trial.placement.nodes > 1:
-            self._counterparts = join_counterparts(context, peers, limit_s)
+            group = join_counterparts(context, peers, limit_s)
+            self._counterparts = CounterpartSum(trial, group)
         self._meeting.meet()  # the weights are there
         self._refresh()
         self._meeting.meet()
@@ -120,7 +123,7 @@ class ProcessesStrategy:
         if bf16:
             copied = shared.memory("weights in bfloat16", dtype.itemsize * len(weights))
             self._low_precision = LowPrecisionWeights(
-                self._layout, weights, torch.from_numpy(copied).view(dtype)
+                self._layout, weights, torch.from_numpy(copied).view(dtype), self._rows
             )
         samples = -(-trial.training.global_batch // trial.replicas)
         size = FactorBox.bytes_needed(model, samples, dtype)
@@ -135,23 +138,23 @@ class ProcessesStrategy:
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
         started_s = time.perf_counter()
-        for parameter in self._model.parameters():
-            parameter.grad = None
-        loss = sum_of_losses(self._model, batch, self._trial.training)
-        loss_sum = float(loss.detach())
-        forwarded_s = time.perf_counter()
-        (loss / batch.global_samples).backward()  # type: ignore[no-untyped-call]
-        ready_s, ready_unix_s = time.perf_counter(), time.time()
+        passed = run_passes(self._model, batch, self._trial.training)
+        operation = arrive(self._node, self._ranks, SHARED_REDUCE, 4 * self._layout.elements)
         self._meeting.meet()
         self._reduce()
+        if self._ranks > 1:
+            operation.end()
+        if self._counterparts is not None:
+            shapes = self._shard.shapes(self._layout)
+            self._counterparts.sum(self._shard.gradient_tensors(), shapes)
         alone = self._ranks == 1 and self._counterparts is None
         ended_s = time.perf_counter()
         return GradientResult(
-            loss_sum=loss_sum,
-            forward_s=forwarded_s - started_s,
-            backward_s=(ended_s if alone else ready_s) - forwarded_s,
-            comm_s=None if alone else ended_s - ready_s,
-            comm_ready_unix_s=None if alone else ready_unix_s,
+            loss_sum=passed.loss_sum,
+            forward_s=passed.forwarded_s - started_s,
+            backward_s=(ended_s if alone else passed.ready_s) - passed.forwarded_s,
+            comm_s=None if alone else ended_s - passed.ready_s,
+            comm_ready_unix_s=None if alone else passed.ready_unix_s,
         )
 
     def step(self) -> None:
@@ -178,9 +181,12 @@ class ProcessesStrategy:
 
     def describe(self) -> dict[str, Any]:
         slices = [4 * sum(p.stop - p.start for p in pieces) for pieces in self._shares]
-        return {"slice_bytes": slices, "by_factors": sorted(self._rows)}
+        nodes = {} if self._counterparts is None else self._counterparts.describe()
+        return {"slice_bytes": slices, "by_factors": sorted(self._rows), **nodes}
 
     def close(self, *, failed: bool) -> None:
+        if self._counterparts is not None:
+            self._counterparts.close(failed=failed)
         shared, self._shared = self._shared, None
         if shared is None:
             return
@@ -189,21 +195,14 @@ class ProcessesStrategy:
         shared.close()
 
     def _reduce(self) -> None:
+        """Sum this rank's slice over the node's processes, once all have met."""
         own = {n: p.grad for n, p in self._model.named_parameters() if p.grad is not None}
         others = [box.read for rank, box in enumerate(self._outboxes) if rank != self._rank]
         summed = sum_of_pieces(self._layout, own, others)
         factors = [box.read() for box in self._factor_boxes]
         self._shard.reduce(self._row_gradients.reader(factors, summed))
-        if self._counterparts is not None:
-            sum_over(self._shard.gradient_tensors(), self._counterparts)
 
     def _refresh(self) -> None:
         """Bring the weights in lower precision, as far as they are this rank's, up to date."""
         if self._low_precision is not None:
-            self._low_precision.refresh([p for p in self._shard.pieces if p.name in self._rows])
-
-
-def shared_floats(shared: SharedNode, name: str, elements: int) -> Tensor:
-    """Shape (elements,), float32, 0 at first: the same memory in all processes; collective."""
-    memory = shared.memory(name, 4 * max(1, elements))  # there is no memory of no size
-    return torch.from_numpy(memory.view(np.float32))[:elements]
+            self._low_precision.refresh(self._shard.pieces)

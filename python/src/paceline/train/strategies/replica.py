@@ -11,15 +11,13 @@ over all gradients.)
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.train.compression import create_sum
 from paceline.train.devices import (
     InputMover,
     Stopwatch,
@@ -29,13 +27,14 @@ from paceline.train.devices import (
     unix_s,
     use_device,
 )
-from paceline.train.models import set_sample_keys
 from paceline.train.optimizers import make_optimizer
 from paceline.train.strategies import buckets
 from paceline.train.strategies.base import GradientResult, TrainBatch
+from paceline.train.strategies.loss import moved, sum_of_losses
 from paceline.train.transforms import to_input
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
     from torch.optim import Optimizer
 
@@ -74,7 +73,7 @@ class ReplicaStrategy:
         self._optimizer = make_optimizer(model.parameters(), trial.training)
         if context.world_size == 1:
             return
-        self._buckets = buckets.Buckets(self._watch)
+        self._buckets = buckets.Buckets(self._watch, create_sum(trial))
         parallel = DistributedDataParallel(
             model,
             device_ids=None if self._device.type == "cpu" else [self._device.index],
@@ -93,7 +92,7 @@ class ReplicaStrategy:
         started_s = watch.start()
         for parameter in self._model.parameters():
             parameter.grad = None
-        loss = self._loss_sum(batch)
+        loss = sum_of_losses(self._parallel, moved(batch, self._mover), self._trial.training)
         loss_sum = float(loss.detach())
         forwarded = watch.mark()
         (loss / batch.global_samples).backward()  # type: ignore[no-untyped-call]
@@ -127,28 +126,11 @@ class ReplicaStrategy:
             return self._set
         return {
             **self._set,
-            "bucket_bytes": self._buckets.sizes_bytes,
+            **self._buckets.describe(),
             "bucket_mb_asked": self._trial.bucket_mb,
         }
 
     def close(self, *, failed: bool) -> None:
-        """There is nothing to end; the process group is the transport's."""
-
-    def _loss_sum(self, batch: TrainBatch) -> Tensor:
-        """Sum of the samples' losses. A rank without samples takes part with one of no weight."""
-        images, labels = self._mover.move(batch.images), self._mover.move(batch.labels)
-        ids = batch.sample_ids
-        weight = 1.0
-        if len(ids) == 0:
-            images = images.new_zeros((1, *images.shape[1:]))
-            labels = labels.new_zeros(1)
-            ids, weight = np.zeros(1, dtype=np.int64), 0.0
-        set_sample_keys(self._model, self._trial.training.seed, batch.epoch, ids)
-        with self._autocast():
-            loss = cross_entropy(self._parallel(images), labels, reduction="sum")
-        return loss * weight if weight != 1.0 else loss
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self._trial.training.precision == "bf16":
-            return torch.autocast(self._device.type, dtype=torch.bfloat16)
-        return nullcontext()
+        """The process group is the transport's."""
+        if self._buckets is not None:
+            self._buckets.total.close(failed=failed)

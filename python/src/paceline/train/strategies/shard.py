@@ -45,6 +45,10 @@ class Shard:
         found = [parameter.grad for parameter in self._parameters]
         return [gradient for gradient in found if gradient is not None]
 
+    def shapes(self, layout: FlatLayout) -> list[tuple[int, ...]]:
+        """Of what the pieces are, for those who see them as matrices."""
+        return [layout.shape_of(piece) for piece in self.pieces]
+
     def step(self) -> None:
         """Move the slice's weights by one optimiser step, and let go of the gradients."""
         if self._optimizer is None:

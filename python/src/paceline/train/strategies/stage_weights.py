@@ -82,6 +82,10 @@ class StageWeights:
         """The slice's gradients, flat, to be changed in place; from `reduce` to `step`."""
         return self._shard.gradient_tensors()
 
+    def reduced_shapes(self) -> list[tuple[int, ...]]:
+        """Of those: rows of matrices where they are."""
+        return self._shard.shapes(self._layout)
+
     def step(self) -> None:
         """Step the optimiser; afterwards no replica's weights are stale."""
         self._shard.step()

@@ -20,7 +20,6 @@ from __future__ import annotations
 import copy
 import os
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from paceline.plan.schedule import share_bounds
+from paceline.train.collectives.recorder import SHARED_REDUCE, arrive
 from paceline.train.cores import worker_cores
 from paceline.train.strategies.base import GradientResult, TrainBatch
-from paceline.train.strategies.counterparts import sum_over
+from paceline.train.strategies.counterparts import CounterpartSum
 from paceline.train.strategies.crew import Crew
 from paceline.train.strategies.factors import (
     Factors,
@@ -40,7 +40,7 @@ from paceline.train.strategies.factors import (
     rows_of,
 )
 from paceline.train.strategies.flat import FlatLayout
-from paceline.train.strategies.loss import share_of, sum_of_losses
+from paceline.train.strategies.loss import Passed, run_passes, share_of
 from paceline.train.strategies.shard import Shard, piece_of, sum_of_pieces
 from paceline.train.transforms import empty_input, to_input
 
@@ -54,22 +54,13 @@ if TYPE_CHECKING:
     from paceline.train.strategies.base import Neighbours
 
 
-@dataclass(frozen=True, slots=True)
-class _Passed:
-    """One replica's passes: times of perf_counter."""
-
-    loss_sum: float
-    forwarded_s: float
-    ready_s: float
-    ready_unix_s: float
-
-
 class ThreadsStrategy:
     """k replicas in k threads."""
 
     def __init__(self) -> None:
         self._crew: Crew | None = None
         self._trial: Trial
+        self._group: str  # as the records name it
         self._layout: FlatLayout
         self._replicas: list[nn.Module]
         self._parameters: list[dict[str, nn.Parameter]]
@@ -78,7 +69,7 @@ class ThreadsStrategy:
         self._row_gradients: list[RowGradients]  # by worker, as what follows
         self._factors: list[Factors]
         self._low_precision: LowPrecisionWeights | None = None
-        self._across_nodes = False
+        self._nodes: CounterpartSum | None = None  # None on a single node
 
     def prepare(
         self,
@@ -93,7 +84,9 @@ class ThreadsStrategy:
         """
         replicas, threads = trial.thread_replicas, trial.threads_per_worker
         self._trial = trial
-        self._across_nodes = context.world_size > 1
+        self._group = f"threads of rank {context.rank}"
+        if context.world_size > 1:
+            self._nodes = CounterpartSum(trial)
         # The main thread's own operations are few, and a pool of its own would be in the way.
         torch.set_num_threads(threads)
         affinity, oversubscribe = list(os.sched_getaffinity(0)), trial.placement.oversubscribe
@@ -111,7 +104,9 @@ class ThreadsStrategy:
         self._row_gradients = [RowGradients(self._layout, pieces, self._rows) for pieces in shares]
         if trial.training.precision == "bf16":
             copy_of_weights = weights.to(torch.bfloat16)
-            self._low_precision = LowPrecisionWeights(self._layout, weights, copy_of_weights)
+            self._low_precision = LowPrecisionWeights(
+                self._layout, weights, copy_of_weights, self._rows
+            )
         self._factors = [{} for _ in range(replicas)]
         for replica, factors in zip(self._replicas, self._factors, strict=True):
             keep_factors(replica, partial(_store, factors), self._low_precision)
@@ -135,12 +130,16 @@ class ThreadsStrategy:
         crew = self._running()
         started_s = time.perf_counter()
         passed = crew.run(lambda worker: self._pass_and_reduce(crew, worker, batch))
-        if self._across_nodes:
-            # All nodes have the same shards: the same tensors in the same order.
-            sum_over(self._reduced())
-        ended_s = time.perf_counter()
         slowest = max(passed, key=lambda p: p.ready_s)
-        alone = len(passed) == 1 and not self._across_nodes
+        if len(passed) > 1:
+            size_bytes, ready_unix_s = 4 * self._layout.elements, slowest.ready_unix_s
+            arrive(self._group, 1, SHARED_REDUCE, size_bytes, ready_unix_s).end()
+        if self._nodes is not None:
+            # All nodes have the same shards: the same tensors in the same order.
+            shapes = [shape for shard in self._shards for shape in shard.shapes(self._layout)]
+            self._nodes.sum(self._reduced(), shapes)
+        ended_s = time.perf_counter()
+        alone = len(passed) == 1 and self._nodes is None
         return GradientResult(
             loss_sum=sum(p.loss_sum for p in passed),
             forward_s=slowest.forwarded_s - started_s,
@@ -166,11 +165,11 @@ class ThreadsStrategy:
         return self._running().workers
 
     def describe(self) -> dict[str, Any]:
-        if not self._across_nodes:
-            return {}
-        return {"bucket_bytes": [4 * g.numel() for g in self._reduced()]}
+        return {} if self._nodes is None else self._nodes.describe()
 
-    def close(self, *, failed: bool) -> None:  # noqa: ARG002  (no peer waits for this rank here)
+    def close(self, *, failed: bool) -> None:
+        if self._nodes is not None:
+            self._nodes.close(failed=failed)
         if self._crew is not None:
             self._crew.close()
 
@@ -178,9 +177,10 @@ class ThreadsStrategy:
         assert self._crew is not None, "prepare comes first"
         return self._crew
 
-    def _pass_and_reduce(self, crew: Crew, worker: int, batch: TrainBatch) -> _Passed:
+    def _pass_and_reduce(self, crew: Crew, worker: int, batch: TrainBatch) -> Passed:
         """In a thread: its replica's gradient, and its slice of the sum."""
-        passed = self._pass(worker, share_of(batch, worker, len(self._replicas)), batch)
+        share = share_of(batch, worker, len(self._replicas))
+        passed = run_passes(self._replicas[worker], share, self._trial.training)
         crew.meet(worker)
         others = [p for other, p in enumerate(self._parameters) if other != worker]
         summed = sum_of_pieces(
@@ -196,17 +196,7 @@ class ThreadsStrategy:
         shard = self._shards[worker]
         shard.step()
         if self._low_precision is not None:
-            self._low_precision.refresh([p for p in shard.pieces if p.name in self._rows])
-
-    def _pass(self, worker: int, share: TrainBatch, batch: TrainBatch) -> _Passed:
-        replica, training = self._replicas[worker], self._trial.training
-        for parameter in replica.parameters():
-            parameter.grad = None
-        loss = sum_of_losses(replica, share, training)
-        loss_sum = float(loss.detach())
-        forwarded_s = time.perf_counter()
-        (loss / batch.global_samples).backward()  # type: ignore[no-untyped-call]
-        return _Passed(loss_sum, forwarded_s, time.perf_counter(), time.time())
+            self._low_precision.refresh(shard.pieces)
 
     def _reduced(self) -> list[Tensor]:
         return [tensor for shard in self._shards for tensor in shard.gradient_tensors()]

@@ -1,0 +1,234 @@
+"""The single comparisons of a trial with its baseline; see `identity`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.analysis import ledger as ledgers
+from paceline.analysis.steps import global_steps
+from paceline.analysis.tensors import TensorDifference, tensor_differences
+from paceline.analysis.tolerances import UNIT_ROUNDOFF_FP32, Tolerance
+from paceline.errors import NotComparable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from paceline.analysis.reading import TrialRecord
+    from paceline.plan.schedule import Schedule
+
+# what may differ between compared trainings: the first two are compared on purpose, the third is
+# a permission and no part of the training
+_FREE_VALUES = {"precision", "memory_format", "trust_dataset"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One comparison. `passed` is None where nothing can be said; the reason says why.
+
+    value and tolerance: relative differences, where the check is of numbers.
+    decisive: False where the outcome does not count.
+    """
+
+    name: str
+    passed: bool | None
+    reason: str
+    value: float | None = None
+    tolerance: float | None = None
+    decisive: bool = True
+
+
+def not_judged(check: Check, reason: str) -> Check:
+    """The same, for the record alone."""
+    return dataclasses.replace(
+        check,
+        passed=None,
+        decisive=False,
+        tolerance=None,
+        reason=f"does not apply, because {reason}; {check.reason}",
+    )
+
+
+def ledger_check(trial: TrialRecord, baseline: TrialRecord, schedule: Schedule | None) -> Check:
+    ours = ledgers.read_ledger(trial.files)
+    if not ours:
+        return Check(name="ledger", passed=None, reason="no rank wrote a ledger")
+    faults = ledgers.own_faults(ours)
+    if schedule is not None:
+        faults += ledgers.differences(ours, ledgers.scheduled(schedule), "the schedule")
+    theirs = ledgers.read_ledger(baseline.files)
+    if theirs:
+        faults += ledgers.differences(ours, theirs, "the baseline")
+    elif schedule is None:
+        return Check(name="ledger", passed=None, reason="the baseline has no ledger")
+    if faults:
+        return Check(name="ledger", passed=False, reason="; ".join(faults))
+    samples = sum(len(ids) for _, ids in ours.values())
+    return Check(
+        name="ledger",
+        passed=True,
+        reason=f"{len(ours)} steps, {samples} samples: the same set in every step, none twice "
+        "in an epoch",
+    )
+
+
+def training_check(trial: TrialRecord, baseline: TrialRecord) -> Check:
+    ours = trial.trial.training.model_dump(exclude=_FREE_VALUES)
+    theirs = baseline.trial.training.model_dump(exclude=_FREE_VALUES)
+    faults = [
+        f"{name} is {value!r}, the baseline has {theirs[name]!r}"
+        for name, value in ours.items()
+        if value != theirs[name]
+    ]
+    return Check(
+        name="training",
+        passed=not faults,
+        reason="; ".join(faults) or "seed, batch, optimiser, data and all other values are equal",
+    )
+
+
+def initial_weights_check(trial: TrialRecord, baseline: TrialRecord) -> Check:
+    name = "initial_weights"
+    ours, theirs = _initial_hashes(trial), _initial_hashes(baseline)
+    if len(trial.ranks) > len(ours) or not ours or not theirs:
+        return Check(name=name, passed=None, reason="a rank did not say what it started from")
+    different = sorted(r for r, value in ours.items() if value not in theirs.values())
+    if different:
+        listed = ", ".join(map(str, different))
+        return Check(name=name, passed=False, reason=f"rank {listed} started from other weights")
+    return Check(name=name, passed=True, reason="the same SHA-256 on every rank")
+
+
+def _initial_hashes(record: TrialRecord) -> dict[int, str]:
+    return {
+        r.rank: r.environment.initial_weights_sha256
+        for r in record.ranks
+        if r.environment is not None
+    }
+
+
+def loss_check(trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance) -> Check:
+    ours, theirs = global_steps(trial), global_steps(baseline)
+    if not len(ours.loss) or not len(theirs.loss):
+        return Check(name="first_loss", passed=None, reason="there is no step to compare")
+    a, b = float(ours.loss[0]), float(theirs.loss[0])
+    value = abs(a - b) / abs(b) if b else (0.0 if a == b else math.inf)
+    return Check(
+        name="first_loss",
+        passed=value <= allowed.loss,
+        reason=f"loss of the first step {a:.6g}, the baseline's {b:.6g}",
+        value=value,
+        tolerance=allowed.loss,
+    )
+
+
+def gradient_check(trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance) -> Check:
+    name = "first_gradient"
+    if _same_bits(trial, baseline):
+        return Check(
+            name=name,
+            passed=True,
+            reason="not needed: the final weights are equal bit for bit",
+            value=0.0,
+            tolerance=allowed.gradient,
+        )
+    ours, theirs = trial.files.gradient, baseline.files.gradient
+    if not (ours.exists() and theirs.exists()):
+        return Check(name=name, passed=None, reason=_no_tensors("gradient", ours))
+    try:
+        differences = tensor_differences(ours, theirs)
+    except NotComparable as error:
+        return Check(name=name, passed=False, reason=str(error))
+    # a tensor whose gradient is all but zero is noise: judged against the whole gradient's rounding
+    floor = UNIT_ROUNDOFF_FP32 * math.hypot(*(d.baseline_l2 for d in differences))
+    scales = {d.name: d.baseline_l2 + floor / allowed.gradient for d in differences}
+    return _worst(name, differences, scales, allowed.gradient, "times its gradient's norm")
+
+
+def weights_check(
+    trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance
+) -> tuple[Check, float | None]:
+    name = "final_weights"
+    if _same_bits(trial, baseline):
+        reason = "equal bit for bit (SHA-256)"
+        check = Check(name=name, passed=True, reason=reason, value=0.0, tolerance=allowed.weights)
+        return check, 0.0
+    ours, theirs = trial.files.weights, baseline.files.weights
+    if baseline.result is None or not (ours.exists() and theirs.exists()):
+        return Check(name=name, passed=None, reason=_no_tensors("weights", ours)), None
+    try:
+        differences = tensor_differences(ours, theirs)
+    except NotComparable as error:
+        return Check(name=name, passed=False, reason=str(error)), None
+    largest = max((d.max_abs for d in differences), default=0.0)
+    scales = _update_scales(differences, baseline.result.update_l2, allowed)
+    unknown = sorted(d.name for d in differences if d.name not in scales)
+    if unknown:
+        reason = f"the baseline does not say how far it moved {', '.join(unknown[:3])}"
+        return Check(name=name, passed=None, reason=reason), largest
+    check = _worst(name, differences, scales, allowed.weights, "times as far as training moved it")
+    if not allowed.weights_judged and math.isfinite(largest):
+        check = dataclasses.replace(
+            check,
+            passed=None,
+            decisive=False,
+            reason=f"{check.reason}; not judged: over {allowed.steps} steps rounding alone may "
+            "grow this far",
+        )
+    return check, largest
+
+
+def _update_scales(
+    differences: list[TensorDifference], update_l2: Mapping[str, float], allowed: Tolerance
+) -> dict[str, float]:
+    """How far training moved each tensor, but no less than its own storage rounds it in n steps."""
+    rounding = UNIT_ROUNDOFF_FP32 * max(1, allowed.steps) / allowed.weights if allowed.steps else 0
+    return {
+        d.name: update_l2[d.name] + rounding * d.baseline_l2
+        for d in differences
+        if d.name in update_l2
+    }
+
+
+def _worst(
+    name: str,
+    differences: list[TensorDifference],
+    scales: Mapping[str, float],
+    allowed: float,
+    unit: str,
+) -> Check:
+    """Judge every tensor; the check reports the one that differs most."""
+    relative = {d.name: _ratio(d.difference_l2, scales[d.name]) for d in differences}
+    if not relative:
+        return Check(name=name, passed=None, reason="the files hold no tensors")
+    worst = max(relative, key=lambda tensor: _nan_as_infinite(relative[tensor]))
+    value = relative[worst]
+    reason = (
+        f"{worst} differs most, by {value:.2g} {unit}"
+        if math.isfinite(value)
+        else f"{worst} holds a value that is not finite, or differs where the baseline is zero"
+    )
+    return Check(name=name, passed=value <= allowed, reason=reason, value=value, tolerance=allowed)
+
+
+def _ratio(difference: float, scale: float) -> float:
+    if scale == 0:
+        return 0.0 if difference == 0 else math.inf
+    return difference / scale
+
+
+def _nan_as_infinite(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _same_bits(trial: TrialRecord, baseline: TrialRecord) -> bool:
+    ours, theirs = trial.result, baseline.result
+    return ours is not None and theirs is not None and ours.weights_sha256 == theirs.weights_sha256
+
+
+def _no_tensors(what: str, ours: Path) -> str:
+    side = "the baseline's" if ours.exists() else "its own"
+    return f"{side} {what} were not kept, so they cannot be compared"

@@ -1,0 +1,80 @@
+"""Numbers in 16 and in 8 bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+BLOCK = 256  # elements that share a scale: 4 bytes more for 256
+_LEVELS = 127.0
+_SCALE_BYTES = 4
+
+
+class Half:
+    """Rounded to bfloat16 (8 bits of mantissa, float32's range) or float16 (11 bits).
+
+    What float16 cannot hold is made its largest, 65504, so that no infinity gets into the weights;
+    below 6e-8 it has only 0. Not a number stays that.
+    """
+
+    def __init__(self, name: Literal["bf16", "fp16"]) -> None:
+        self.name: str = name
+        self.block = 1
+        self.feeds_back = False
+        self._type = torch.bfloat16 if name == "bf16" else torch.float16
+
+    def encode(self, parts: Tensor) -> Tensor:
+        if self._type == torch.float16:
+            largest = torch.finfo(self._type).max
+            parts = parts.clamp(-largest, largest)
+        return parts.to(self._type).view(torch.uint8)
+
+    def decode(self, encoded: Tensor) -> Tensor:
+        return encoded.view(self._type).to(torch.float32)
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+
+class Blockwise:
+    """Whole numbers from -127 to 127 times a scale for each block, the largest magnitude in it
+    over 127, rounded to the nearest.
+
+    Seide et al. and Dettmers (8-Bit Approximations for Parallelism in Deep Learning, ICLR 2016)
+    quantise gradients so; blocks keep one large value from taking all the others' precision.
+    """
+
+    def __init__(self, block: int = BLOCK) -> None:
+        self.name = "int8"
+        self.block = block
+        self.feeds_back = True
+
+    def encode(self, parts: Tensor) -> Tensor:
+        """Of each part, the scales of its blocks, then their numbers."""
+        blocks = parts.view(len(parts), -1, self.block)
+        scales = blocks.abs().amax(dim=2, keepdim=True).div_(_LEVELS)
+        smallest = torch.finfo(torch.float32).tiny
+        numbers = blocks.div(scales.clamp_min(smallest)).round_().to(torch.int8)
+        return torch.cat(
+            [
+                scales.view(len(parts), -1).view(torch.uint8),
+                numbers.view(len(parts), -1).view(torch.uint8),
+            ],
+            dim=1,
+        )
+
+    def decode(self, encoded: Tensor) -> Tensor:
+        blocks = encoded.shape[1] // (self.block + _SCALE_BYTES)
+        scales, numbers = torch.split(encoded, [_SCALE_BYTES * blocks, self.block * blocks], dim=1)
+        shaped = numbers.view(torch.int8).view(len(encoded), blocks, self.block)
+        factors = scales.contiguous().view(torch.float32).view(len(encoded), blocks, 1)
+        decoded: Tensor = shaped * factors
+        return decoded.view(len(encoded), -1)
+
+    def describe(self) -> dict[str, Any]:
+        return {"block": self.block}
