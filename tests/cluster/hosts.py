@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,6 +76,41 @@ def hosts(count: int) -> Iterator[list[Host]]:
                 _ip("netns", "delete", namespace)
 
 
+def shape(made: list[Host], rate: str) -> None:
+    """Limit what each host sends, and what it receives, to `rate` as tc writes it: "1gbit".
+
+    A token bucket at both ends of each host's cable; what a full queue drops, TCP sends again.
+    tc counts the bytes of Ethernet frames without preamble, checksum and gap.
+    """
+    hub = made[0].namespace.rpartition("-")[0] + "-hub"
+    for number, host in enumerate(made):
+        for namespace, interface in ((host.namespace, INTERFACE), (hub, f"port{number}")):
+            _run(
+                "ip", "netns", "exec", namespace, "tc", "qdisc", "replace", "dev", interface,
+                "root", "tbf", "rate", rate, "burst", "128kb", "latency", "50ms",
+            )  # fmt: skip
+
+
+def cut(host: Host, where: Literal["cable", "switch"] = "cable") -> None:
+    """Take the host's link down for good: at its own end, or at the other, which it only feels.
+
+    Either way nothing is refused or closed: whoever waits for a message waits on.
+    """
+    if where == "cable":
+        _ip("-n", host.namespace, "link", "set", INTERFACE, "down")
+    else:
+        hub, _, number = host.namespace.rpartition("-")
+        _ip("-n", f"{hub}-hub", "link", "set", f"port{number}", "down")
+
+
+def processes_on(host: Host) -> set[int]:
+    """Those of the host, as process ids of this machine."""
+    found = subprocess.run(
+        ["ip", "netns", "pids", host.namespace], check=True, capture_output=True, timeout=20
+    )
+    return {int(pid) for pid in found.stdout.split()}
+
+
 def write_agent(made: list[Host], file: Path) -> Path:
     """A program that mpirun calls as it would call ssh: `file ADDRESS COMMAND…`."""
     cases = "\n".join(
@@ -99,4 +134,8 @@ def _plug(hub: str, host: Host, port: str) -> None:
 
 
 def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20)
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, text=True, timeout=20)

@@ -20,35 +20,65 @@ SETUPS.append(("mpi", 3, "apart"))
 
 @pytest.fixture(scope="module", params=SETUPS, ids=str)
 def reports(request, run_ranks, tmp_path_factory):
-    """(transport, what each rank reported) after every check of programs/collectives.py."""
+    """(transport, what each rank reported, folder) after the checks of programs/collectives.py."""
     transport, ranks, hosts = request.param
     folder = tmp_path_factory.mktemp("collectives")
     run_ranks(ranks, transport, "collectives", folder, hosts)
-    return transport, [
-        json.loads((folder / f"report.{rank}.json").read_text()) for rank in range(ranks)
-    ]
+    found = [json.loads((folder / f"report.{rank}.json").read_text()) for rank in range(ranks)]
+    return transport, found, folder
+
+
+@pytest.fixture
+def recorded(reports):
+    """Rows of each rank's communication.jsonl."""
+    _, ranks, folder = reports
+    files = [folder / f"communication.{rank}.jsonl" for rank in range(len(ranks))]
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+
+
+def _identities(rows, group):
+    """What the ranks of a group must agree on; payloads are each rank's own."""
+    return sorted((r["sequence"], r["operation"]) for r in rows if r["group"] == group)
 
 
 def test_collectives_agree_with_numpy_on_every_rank(reports):
-    _, ranks = reports
+    _, ranks, _ = reports
     for report in ranks:
         assert len(report["passed"]) == 13
 
 
+def test_operations_are_recorded_alike_on_every_rank(recorded):
+    rows, size = recorded, len(recorded)
+    world = [row for row in rows[0] if row["ranks"] == size and row["group"] == rows[0][0]["group"]]
+    assert {"allreduce", "broadcast", "allgather", "gather", "scatter", "reduce", "barrier"} <= {
+        row["operation"] for row in world
+    }
+    for other in rows[1:]:
+        assert _identities(other, world[0]["group"]) == _identities(rows[0], world[0]["group"])
+    sub_groups = {row["group"] for row in rows[0] if "/" not in row["group"]} - {world[0]["group"]}
+    assert len(sub_groups) == 1, "check_subgroup makes one"
+
+
+def test_recorded_operations_end_after_they_were_asked_for(recorded):
+    for row in (row for rank in recorded for row in rank):
+        assert row["arrived_unix_s"] <= (row["started_unix_s"] or row["arrived_unix_s"])
+        assert (row["started_unix_s"] or row["arrived_unix_s"]) <= row["ended_unix_s"]
+
+
 def test_nothing_listens_beyond_loopback(reports):
-    _, ranks = reports
+    _, ranks, _ = reports
     for report in ranks:
         assert set(report["listening"]) <= {"0100007F"}
     assert ranks[0]["listening"], "rank 0 serves the store"
 
 
 def test_mpi_is_loaded_only_where_it_carries(reports):
-    transport, ranks = reports
+    transport, ranks, _ = reports
     assert {report["mpi4py_loaded"] for report in ranks} == {transport == "mpi"}
 
 
 def test_transport_says_what_it_is(reports):
-    transport, ranks = reports
+    transport, ranks, _ = reports
     assert transport in ranks[0]["describe"]["library"].lower().replace(" ", "")
 
 

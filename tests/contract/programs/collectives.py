@@ -19,6 +19,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 
+from paceline.train.collectives.recorder import recording
 from paceline.train.peers import join_peers
 
 FLOATS = [torch.float32, torch.float64]
@@ -225,12 +226,13 @@ def main() -> None:
     if sys.argv[3:] == ["apart"] and transport == "mpi":
         from paceline.train.collectives.mpi import reductions
 
-        reductions.one_host = lambda _: False
+        reductions.hosts_of = lambda comm: tuple(range(comm.size))
     context = make_context(folder)
     peers = join_peers(context, make_trial(transport, context.world_size))
-    for check in CHECKS:
-        check(transport, context.rank, context.world_size)
-        dist.barrier()
+    with recording(folder / f"communication.{context.rank}.jsonl"):
+        for check in CHECKS:
+            check(transport, context.rank, context.world_size)
+            dist.barrier()
     report = {
         "passed": [check.__name__ for check in CHECKS],
         "listening": listening(),

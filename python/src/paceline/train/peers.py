@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, RankFailed, TimedOut
 from paceline.train.clock import SAME_CLOCK, ClockOffset, measure_offset
-from paceline.train.collectives import Transport, create_transport
+from paceline.train.collectives import PeerLost, Transport, create_transport
 from paceline.train.collectives.group_store import GroupStore
-from paceline.train.collectives.store import limited, meet, open_store, server_lost, wait_for
+from paceline.train.collectives.roll_call import (
+    RollCall,
+    after_roll_call,
+    read_hosts,
+    tell_hosts,
+)
+from paceline.train.collectives.store import (
+    ANSWER_SHARE,
+    limited,
+    meet,
+    open_again,
+    open_store,
+    server_lost,
+    wait_for,
+)
+from paceline.train.collectives.store_sockets import limit_answers
 from paceline.train.resources import RankCores, check_node
 
 if TYPE_CHECKING:
@@ -28,8 +43,10 @@ class Peers:
         store: TCPStore | None = None,
         transport: Transport | None = None,
         clock: ClockOffset = SAME_CLOCK,
+        roll_call: RollCall | None = None,
     ) -> None:
         self.clock = clock
+        self._roll_call = roll_call
         self._context = context
         self._limits = trial.limits
         self._store = store
@@ -62,16 +79,33 @@ class Peers:
         return {} if self._transport is None else self._transport.describe()
 
     def explain(self, error: Exception) -> PacelineError | None:
-        """What an error out of a collective means; None if it is not about communication."""
+        """What an error out of a collective means, and which ranks are the cause.
+
+        None if it is not about communication; then the others are told that this rank fails.
+        """
+        meaning = self._meaning(error)
+        if self._roll_call is None:
+            return meaning
+        if not isinstance(meaning, TimedOut | RankFailed):
+            self._roll_call.announce(f"{type(error).__name__}: {error}")
+            return meaning
+        return after_roll_call(meaning, self._roll_call.call(str(meaning)))
+
+    def _meaning(self, error: Exception) -> PacelineError | None:
+        if isinstance(error, TimedOut | PeerLost):
+            return error
         lost = server_lost(error, f"rank {self._context.rank}: rank 0's store")
         if lost is not None or self._transport is None:
             return lost
+        if isinstance(error, PacelineError) and not isinstance(error, RankFailed):
+            return None  # its words are not the transport's
         return self._transport.explain(error)
 
     def leave(self, *, failed: bool) -> None:
         """Close everything. If all went well, rank 0, which serves the store, goes last."""
         store, self._store = self._store, None
         transport, self._transport = self._transport, None
+        roll_call, self._roll_call = self._roll_call, None
         if store is None:
             if transport is not None:
                 transport.close(failed=True)
@@ -86,6 +120,8 @@ class Peers:
         finally:
             if transport is not None:
                 transport.close(failed=failed)
+            if roll_call is not None:
+                roll_call.close()
         if not failed:
             store.set(f"left/{self._context.rank}", "")
             if self._context.is_first:
@@ -108,12 +144,22 @@ def join_peers(context: RankContext, trial: Trial) -> Peers:
 
 
 def _join(context: RankContext, trial: Trial, store: TCPStore, limit_s: float) -> Peers:
+    tell_hosts(store, context.rank, context.host)
     meet(store, "joined", context.rank, range(context.world_size), limit_s)
     node = _node(store, context, "cores")
     check_node(context, trial.placement, _cores(node, limit_s))
     clock = measure_offset(store, context, limit_s)
     transport = create_transport(trial)
-    peers = Peers(context, trial, store, transport, clock)
+    limit_answers(store, trial.limits.collective_s * ANSWER_SHARE)
+    roll_call = RollCall(
+        store,
+        open_again(context, limit_s),
+        rank=context.rank,
+        hosts=read_hosts(store, context.world_size),
+        limit_s=trial.limits.collective_s,
+        interface=trial.interface,
+    )
+    peers = Peers(context, trial, store, transport, clock, roll_call)
     if transport is not None:
         try:
             transport.open(context, trial, store)

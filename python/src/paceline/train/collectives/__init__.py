@@ -22,12 +22,14 @@ _MODULES = {
     "gloo": ("paceline.train.collectives.gloo", "GlooTransport"),
     "mpi": ("paceline.train.collectives.mpi.transport", "MpiTransport"),
     "nccl": ("paceline.train.collectives.nccl", "NcclTransport"),
+    "spark-allgather": ("paceline.train.collectives.spark_allgather", "SparkAllGatherTransport"),
 }
 _CARRIERS: dict[Device, tuple[str, ...]] = {"cpu": ("gloo", "mpi"), "cuda": ("nccl", "gloo")}
+_IN_SPARK = "spark-allgather"  # between the tasks of a barrier stage
 
 
 def transport_names(device: Device = "cpu") -> tuple[str, ...]:
-    """Those that carry tensors which lie in the memory of `device`."""
+    """Those that carry tensors which lie in the memory of `device`, whoever started the ranks."""
     return _CARRIERS[device]
 
 
@@ -39,7 +41,7 @@ def create_transport(trial: Trial) -> Transport | None:
     if trial.placement.ranks == 1 or trial.transport == "shared":
         return None
     names = transport_names(trial.device)
-    if trial.transport not in names:
+    if trial.transport not in names and (trial.transport, trial.device) != (_IN_SPARK, "cpu"):
         raise UsageError(
             f"transport {trial.transport!r} cannot carry gradients between "
             f"{trial.placement.ranks} ranks on device {trial.device}; use one of "

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from paceline.errors import EnvironmentLacks, PacelineError, TimedOut
 from paceline.train.collectives.base import PeerLost
+from paceline.train.collectives.interfaces import check_interface, time_out_of
+from paceline.train.collectives.recorded import BACKEND
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from paceline.errors import PacelineError
     from paceline.plan.trial import Trial
     from paceline.train.context import RankContext
 
-# Gloo's and c10d's words for a limit that was reached, and for a peer that closed its socket.
-_TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
+# Gloo's and c10d's words for a peer that closed its socket
 _PEER_LOST = re.compile(
     r"connection (closed|reset|refused)|broken pipe|socket (closed|error)", re.IGNORECASE
 )
@@ -40,17 +40,12 @@ class GlooTransport:
     def open(self, context: RankContext, trial: Trial, store: Store) -> None:
         self._rank, self._limit_s = context.rank, trial.limits.collective_s
         self._interface = trial.interface
-        names = [name for _, name in socket.if_nameindex()]
-        if trial.interface not in names:
-            raise EnvironmentLacks(
-                f"host {context.host} has no network interface {trial.interface!r} to bind Gloo "
-                f"to; it has {', '.join(names)}: set [network] interface in the spec"
-            )
+        check_interface(trial.interface, context.host, "Gloo")
         # The only way to choose Gloo's interface without giving up init_process_group.
         os.environ["GLOO_SOCKET_IFNAME"] = trial.interface
         try:
             dist.init_process_group(
-                "gloo",
+                BACKEND,
                 store=PrefixStore("gloo", store),
                 rank=context.rank,
                 world_size=context.world_size,
@@ -61,11 +56,9 @@ class GlooTransport:
 
     def explain(self, error: Exception) -> PacelineError | None:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if _TIMED_OUT.search(text):
-            return TimedOut(
-                f"rank {self._rank}: a Gloo collective did not end within {self._limit_s:g} s "
-                f"(limits.collective_s): a peer is stuck or gone. Gloo says: {text}"
-            )
+        timed_out = time_out_of(text, "Gloo", self._rank, self._limit_s)
+        if timed_out is not None:
+            return timed_out
         if _PEER_LOST.search(text):
             return PeerLost(
                 f"rank {self._rank}: a peer closed its connection; look at the other ranks' logs. "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from paceline.errors import EnvironmentLacks, PacelineError, TimedOut
+from paceline.errors import EnvironmentLacks, PacelineError
 from paceline.train.collectives.base import PeerLost
+from paceline.train.collectives.interfaces import check_interface, time_out_of
 from paceline.train.devices import device_name, device_of, use_device
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from paceline.train.context import RankContext
 
 # torch's and NCCL's words (ProcessGroupNCCL.cpp, NCCLUtils.cpp; ncclResult_t in NCCL's manual)
-_TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _PEER_LOST = re.compile(
     r"ncclRemoteError|remote process exit|communicator was aborted|connection (closed|reset)",
     re.IGNORECASE,
@@ -59,12 +58,7 @@ class NcclTransport:
                 f"{torch.__version__} is built without; install the same version's CUDA build "
                 "(pytorch.org, Get Started), or use transport gloo"
             )
-        names = [name for _, name in socket.if_nameindex()]
-        if trial.interface not in names:
-            raise EnvironmentLacks(
-                f"host {context.host} has no network interface {trial.interface!r} for NCCL to "
-                f"meet on; it has {', '.join(names)}: set [network] interface in the spec"
-            )
+        check_interface(trial.interface, context.host, "NCCL")
         self._device = device_of(trial, context)
         use_device(self._device)
         # "=": this interface, not all whose names begin so (NCCL's manual, environment variables)
@@ -90,11 +84,9 @@ class NcclTransport:
                 f"for fewer ranks, or use transport gloo to share it. NCCL says: {last}"
             )
         # First: after a limit NCCL also says that it aborted the communicator.
-        if _TIMED_OUT.search(text):
-            return TimedOut(
-                f"rank {self._rank}: an NCCL collective did not end within {self._limit_s:g} s "
-                f"(limits.collective_s): a peer is stuck or gone. NCCL says: {last}"
-            )
+        timed_out = time_out_of(text, "NCCL", self._rank, self._limit_s, said=last)
+        if timed_out is not None:
+            return timed_out
         if _PEER_LOST.search(text):
             return PeerLost(
                 f"rank {self._rank}: a peer went away; look at the other ranks' logs. "

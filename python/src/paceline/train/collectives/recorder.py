@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+# Gradients summed in memory that the ranks of a node share, or the threads of a rank.
+SHARED_REDUCE = "shared_reduce"
 _KEPT_ROWS = 4096  # until somebody flushes; an operation beyond that writes them itself
 
 
@@ -112,15 +114,23 @@ def recording(file: Path) -> Iterator[Recorder]:
         recorder.close()
 
 
-def arrive(group: str, ranks: int, name: str, payload_bytes: int) -> Operation:
-    """This rank comes to an operation now.
+def is_recording() -> bool:
+    """Whether an operation would be recorded now."""
+    return _in_use is not None
+
+
+def arrive(
+    group: str, ranks: int, name: str, payload_bytes: int, arrived_unix_s: float | None = None
+) -> Operation:
+    """This rank comes to an operation, now unless another time is given.
 
     group: the same name on all its ranks, which come to its operations in the same order.
     payload_bytes: of this rank's tensors, uncompressed as they are handed over.
     """
     recorder = _in_use
     sequence = recorder.next_sequence(group) if recorder is not None else 0
-    return Operation(group, ranks, sequence, name, payload_bytes, time.time())
+    now_s = time.time() if arrived_unix_s is None else arrived_unix_s
+    return Operation(group, ranks, sequence, name, payload_bytes, now_s)
 
 
 def payload_bytes(tensors: Any) -> int:

@@ -16,16 +16,18 @@ from torch._C._distributed_c10d import TCPStore
 
 from paceline.errors import EnvironmentLacks, TimedOut
 from paceline.train.collectives.base import PeerLost
+from paceline.train.collectives.store_sockets import limit_answers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch._C._distributed_c10d import Store
 
-    from paceline.train.context import RankContext
+    from paceline.train.context import RankContext, StoreAddress
 
 # c10d's words on a connection that was there before.
 _SERVER_GONE = re.compile(r"likely closed|reset by peer|broken pipe", re.IGNORECASE)
+ANSWER_SHARE = 1 / 4  # of a limit: how much longer than it a wait may take if the store is silent
 
 
 def open_store(context: RankContext, limit_s: float) -> TCPStore:
@@ -39,16 +41,30 @@ def open_store(context: RankContext, limit_s: float) -> TCPStore:
             f"rank {context.rank} of {context.world_size}: expected the address of rank 0's store, "
             "got none; start the ranks with paceline's job scripts"
         )
+    return _connect(context, address, limit_s, listen_fd=address.listen_fd)
+
+
+def open_again(context: RankContext, limit_s: float) -> TCPStore:
+    """Another connection to the store that `open_store` opened: a wait holds up only its own."""
+    assert context.store is not None
+    return _connect(context, context.store, limit_s, listen_fd=None)
+
+
+def _connect(
+    context: RankContext, address: StoreAddress, limit_s: float, listen_fd: int | None
+) -> TCPStore:
     with limited(f"rank {context.rank}: rank 0's store at {address.host}:{address.port}", limit_s):
-        return TCPStore(
+        store = TCPStore(
             address.host,
             address.port,
             context.world_size,
-            is_master=context.is_first,
+            is_master=listen_fd is not None,
             timeout=timedelta(seconds=limit_s),
             wait_for_workers=False,
-            master_listen_fd=address.listen_fd if context.is_first else None,
+            master_listen_fd=listen_fd,
         )
+    limit_answers(store, limit_s * ANSWER_SHARE)
+    return store
 
 
 @contextmanager
@@ -86,7 +102,8 @@ def meet(store: Store, name: str, rank: int, ranks: Sequence[int], limit_s: floa
     try:
         wait_for(store, keys, limit_s, name)
     except TimedOut as error:
-        absent = [peer for peer, key in zip(ranks, keys, strict=True) if not store.check([key])]
+        with limited(f"rank {rank}: rank 0's store, asked who is absent from {name!r},", limit_s):
+            absent = [peer for peer, key in zip(ranks, keys, strict=True) if not store.check([key])]
         raise TimedOut(
             f"rank {rank} waited {limit_s:g} s for ranks {absent} at {name!r}; look at the logs of "
             "those ranks, or raise limits"

@@ -1,16 +1,20 @@
-"""Tensors as buffers that MPI can send and reduce."""
+"""Tensors as buffers that MPI can send and reduce.
+
+MPI gets flat memory: the tensor's own where it is contiguous and MPI can reach it, else a copy.
+What MPI has written into a copy goes back into the tensor with `put_back`.
+"""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import ctypes
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from mpi4py import MPI
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -19,59 +23,94 @@ if TYPE_CHECKING:
 # caches, 100 MB takes 9 ms instead of 32 to 54 (two ranks in shared memory; 2 to 8 MiB are alike).
 PIECE_BYTES = 4 * 2**20
 
-# torch's reduction, MPI's, and MPI's on 0 and 1 for booleans (a sum of them is true if any is).
-_OPERATIONS = (
-    (dist.ReduceOp.SUM, MPI.SUM, MPI.MAX),
-    (dist.ReduceOp.AVG, MPI.SUM, None),  # divided afterwards
-    (dist.ReduceOp.PRODUCT, MPI.PROD, MPI.MIN),
-    (dist.ReduceOp.MIN, MPI.MIN, MPI.MIN),
-    (dist.ReduceOp.MAX, MPI.MAX, MPI.MAX),
-    (dist.ReduceOp.BAND, MPI.BAND, MPI.BAND),
-    (dist.ReduceOp.BOR, MPI.BOR, MPI.BOR),
-    (dist.ReduceOp.BXOR, MPI.BXOR, MPI.BXOR),
-)
+# Any type of the element's size will do to move it; counts in MPI are limited, so not bytes.
+_UNITS = {
+    1: MPI.BYTE,
+    2: MPI.INT16_T,
+    4: MPI.INT32_T,
+    8: MPI.INT64_T,
+    16: MPI.C_DOUBLE_COMPLEX,
+}
+_LARGEST_COUNT = 2**31 - 1  # elements: MPI's counts and offsets are ints
 
 
-def operation_of(reduce_op: Any, dtype: torch.dtype) -> MPI.Op:
-    """MPI's operation for torch's. Raises ValueError if there is none."""
-    for theirs, ours, of_booleans in _OPERATIONS:
-        operation = of_booleans if dtype == torch.bool else ours
-        if reduce_op == theirs and operation is not None:
-            return operation
-    raise ValueError(f"transport mpi: no reduction {reduce_op} for {dtype}")
+def check_dense(tensors: Iterable[Tensor]) -> None:
+    """Raise ValueError for a tensor that is more than strided memory (a sparse one, say)."""
+    for tensor in tensors:
+        if tensor.layout is not torch.strided:
+            raise ValueError(
+                f"transport mpi: expected dense tensors, got one of layout {tensor.layout}; "
+                "make it dense with .to_dense() first"
+            )
 
 
-def is_average(reduce_op: Any) -> bool:
-    return bool(reduce_op == dist.ReduceOp.AVG)
+def on_wire(tensor: Tensor) -> Tensor:
+    """All elements of `tensor`, flat, where MPI can reach them: a view if possible."""
+    flat = flattened(tensor.detach().resolve_conj().resolve_neg())
+    return flat if reachable(flat) else host_copy(flat)
 
 
-@contextmanager
-def reducible(tensor: Tensor) -> Iterator[Tensor]:
-    """A flat tensor of a type that MPI reduces, written back into `tensor` at the end.
+def flattened(tensor: Tensor) -> Tensor:
+    """All elements, one after the other in memory: a view if they lie so.
 
-    bfloat16 and float16 are reduced as float32 and rounded once, bool as uint8.
+    torch's own reshape gives views with strides, and thinks any stride of a single element or of
+    none contiguous; numpy and MPI do not.
     """
-    if tensor.dtype in (torch.bfloat16, torch.float16):
-        buffer = tensor.detach().to(torch.float32).reshape(-1)
-    elif tensor.dtype == torch.bool:
-        buffer = tensor.detach().to(torch.uint8).reshape(-1)
-    else:
-        buffer = tensor.detach().reshape(-1)  # a view if contiguous, else a copy
-    yield buffer
-    if buffer.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(buffer.view(tensor.shape))
+    dense = tensor.contiguous()
+    return dense.as_strided((dense.numel(),), (1,))
 
 
-@contextmanager
-def as_bytes(tensor: Tensor, *, written: bool) -> Iterator[Any]:
-    """The bytes of `tensor` as a numpy array, in the order of its elements.
+def reachable(tensor: Tensor) -> bool:
+    """Whether MPI can read and write the tensor where it lies."""
+    return tensor.device.type == "cpu" or (tensor.device.type == "cuda" and cuda_aware())
 
-    written: MPI writes into them, so they go back into a tensor that is not contiguous.
-    """
-    flat = tensor.detach().reshape(-1)
-    yield flat.view(torch.uint8).numpy()
-    if written and flat.data_ptr() != tensor.data_ptr():
+
+def host_copy(tensor: Tensor) -> Tensor:
+    """A copy in the host's memory, pinned if the tensor comes from a device."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
+    return copy.copy_(tensor)
+
+
+def put_back(flat: Tensor, tensor: Tensor) -> None:
+    """Make `tensor` hold what `flat` does, unless they are the same memory."""
+    if flat.data_ptr() != tensor.data_ptr() or flat.dtype != tensor.dtype:
         tensor.detach().copy_(flat.view(tensor.shape))
+
+
+def octets(flat: Tensor) -> Any:
+    """The memory of a flat tensor as bytes, as mpi4py takes it.
+
+    A numpy array, or a tensor that names its device memory by __cuda_array_interface__.
+    """
+    raw = flat.view(torch.uint8)
+    return raw.numpy() if raw.device.type == "cpu" else raw
+
+
+def whole(flat: Tensor) -> list[Any]:
+    """All of a flat tensor, to be moved by one MPI call."""
+    _check_count(len(flat))
+    return [octets(flat), len(flat), _UNITS[flat.element_size()]]
+
+
+def parts(flat: Tensor, lengths: Sequence[int]) -> list[Any]:
+    """A flat tensor as consecutive parts of `lengths` elements, one for each rank."""
+    _check_count(len(flat))
+    offsets = [sum(lengths[:rank]) for rank in range(len(lengths))]
+    return [octets(flat), (list(lengths), offsets), _UNITS[flat.element_size()]]
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """A flat copy of all elements of some tensors, one after the other."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def deal_out(flat: Tensor, tensors: Iterable[Tensor]) -> None:
+    """Give tensors the consecutive parts, each of its own size, of a flat one."""
+    start = 0
+    for tensor in tensors:
+        end = start + tensor.numel()
+        put_back(flat[start:end], tensor)
+        start = end
 
 
 def pieces(buffer: NDArray[Any]) -> Iterator[NDArray[Any]]:
@@ -81,8 +120,39 @@ def pieces(buffer: NDArray[Any]) -> Iterator[NDArray[Any]]:
         yield buffer[start : start + length]
 
 
-def divide(tensor: Tensor, by: int) -> None:
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-        tensor.div_(by)
-    else:
-        tensor.div_(by, rounding_mode="trunc")
+def devices_done(tensors: Iterable[Tensor]) -> Callable[[], None]:
+    """What waits until devices have done all that this thread has asked of them so far.
+
+    Of the devices of `tensors`; to be called by the thread that asked, for it has its own stream.
+    """
+    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+    events = [torch.cuda.current_stream(device).record_event() for device in devices]
+
+    def wait() -> None:
+        for event in events:
+            event.synchronize()
+
+    return wait
+
+
+@cache
+def cuda_aware() -> bool:
+    """Whether this MPI library says that it takes addresses of CUDA memory.
+
+    Open MPI says it with MPIX_Query_cuda_support; of other libraries nothing is assumed.
+    """
+    if not MPI.Get_library_version().startswith("Open MPI"):
+        return False
+    try:
+        library = ctypes.CDLL("libmpi.so.40")  # already loaded, so found by its name alone
+        return bool(library.MPIX_Query_cuda_support())
+    except (OSError, AttributeError):
+        return False
+
+
+def _check_count(count: int) -> None:
+    if count > _LARGEST_COUNT:
+        raise ValueError(
+            f"transport mpi: one operation moves at most {_LARGEST_COUNT} elements, got {count}; "
+            "split the tensor"
+        )

@@ -1,4 +1,4 @@
-"""MPI as a torch.distributed backend named `mpi4py`: the transport and the registration.
+"""MPI as a torch.distributed backend named `mpi4py`: the registration, and Paceline's transport.
 
 PyPI's torch is built without MPI; this gives DistributedDataParallel the real thing all the same.
 Importing this module initialises MPI (mpi4py does) and registers the backend.
@@ -6,8 +6,7 @@ Importing this module initialises MPI (mpi4py does) and registers the backend.
 
 from __future__ import annotations
 
-import socket
-import time
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +14,16 @@ import torch.distributed as dist
 from mpi4py import MPI
 from torch._C._distributed_c10d import PrefixStore
 
-from paceline.errors import EnvironmentLacks, PacelineError
+from paceline.errors import EnvironmentLacks, PacelineError, UsageError
 from paceline.train.collectives.mpi.group import BACKEND, MpiProcessGroup
-from paceline.train.collectives.store import open_store
-from paceline.train.context import RankContext, StoreAddress
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from paceline.plan.trial import Trial
+    from paceline.spec.values import Algorithm
+    from paceline.train.context import RankContext
 
-_LOOPBACK = "127.0.0.1"
 _THREAD_LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
     MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
@@ -34,18 +32,48 @@ _THREAD_LEVELS = {
 }
 
 
-def _create_group(options: Any, _backend_options: Any) -> MpiProcessGroup:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a group of this backend can be told: `init_process_group("mpi4py", pg_options=…)`.
+
+    algorithm: of all-reduce. Groups made later have the default group's unless told otherwise.
+    """
+
+    algorithm: Algorithm = "auto"
+
+
+def _create_group(given: Any, options: Any) -> MpiProcessGroup:
+    """What torch calls for each group that this rank is in."""
+    members = list(given.global_ranks_in_group)
+    if not members:  # the default group
+        check_world(given.group_rank, given.group_size)
     return MpiProcessGroup(
-        rank=options.group_rank,
-        size=options.group_size,
-        world_ranks=list(options.global_ranks_in_group),
-        name=options.group_id,
-        limit_s=options.timeout.total_seconds(),
-        store=options.store,
+        rank=given.group_rank,
+        size=given.group_size,
+        world_ranks=members,
+        name=given.group_id,
+        limit_s=given.timeout.total_seconds(),
+        store=given.store,
+        algorithm=_chosen(options).algorithm,
     )
 
 
-dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=["cpu"])
+def _chosen(options: Any) -> Options:
+    """Those given, else the default group's. Raises UsageError for another backend's."""
+    if options is None:
+        default = dist.group.WORLD
+        if isinstance(default, MpiProcessGroup):
+            return Options(algorithm=default.algorithm)
+        return Options()
+    if not isinstance(options, Options):
+        raise UsageError(
+            f"backend {BACKEND}: expected pg_options of type paceline.mpi.Options, got "
+            f"{type(options).__name__}"
+        )
+    return options
+
+
+dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=["cpu", "cuda"])
 
 
 class MpiTransport:
@@ -57,13 +85,13 @@ class MpiTransport:
         self._group: MpiProcessGroup | None = None
 
     def open(self, context: RankContext, trial: Trial, store: Store) -> None:
-        check_world(context.rank, context.world_size)
         dist.init_process_group(
             BACKEND,
             store=PrefixStore("mpi", store),
             rank=context.rank,
             world_size=context.world_size,
             timeout=timedelta(seconds=trial.limits.collective_s),
+            pg_options=Options(algorithm=trial.algorithm or "auto"),
         )
         group = dist.group.WORLD
         assert isinstance(group, MpiProcessGroup)
@@ -78,6 +106,7 @@ class MpiTransport:
         return {
             "library": version.splitlines()[0].split(", package")[0],
             "thread_level": _THREAD_LEVELS[MPI.Query_thread()],
+            **(self._group.describe() if self._group is not None else {}),
         }
 
     def close(self, *, failed: bool) -> None:
@@ -85,34 +114,6 @@ class MpiTransport:
             self._group.abort()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def init_process_group(timeout: timedelta) -> None:
-    """Make MPI's world torch's default group, for scripts that do not use Paceline's worker.
-
-    The ranks of one host; other groups (of Gloo, say) can be made beside it, through a store that
-    rank 0 serves on loopback. timeout: of every operation.
-    """
-    world = MPI.COMM_WORLD
-    check_world(world.rank, world.size)
-    listener = socket.create_server((_LOOPBACK, 0)) if world.rank == 0 else None
-    port = world.bcast(listener.getsockname()[1] if listener else 0)
-    context = RankContext(
-        rank=world.rank,
-        world_size=world.size,
-        local_rank=world.rank,
-        ranks_on_node=world.size,
-        node_index=0,
-        host=_LOOPBACK,
-        process_started_unix_s=time.time(),
-        store=StoreAddress(
-            host=_LOOPBACK, port=port, listen_fd=listener.detach() if listener else None
-        ),
-    )
-    store = open_store(context, timeout.total_seconds())
-    dist.init_process_group(
-        BACKEND, store=store, rank=world.rank, world_size=world.size, timeout=timeout
-    )
 
 
 def check_world(rank: int, world_size: int) -> None:

@@ -1,0 +1,53 @@
+"""What transports bound to a network interface share: is it there, is it up, and time limits."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import socket
+import struct
+
+from paceline.errors import EnvironmentLacks, TimedOut
+
+# Gloo's, NCCL's and c10d's words for a limit that was reached.
+_TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
+_SIOCGIFFLAGS = 0x8913  # netdevice(7), as are the flags
+_IFF_UP, _IFF_RUNNING = 0x1, 0x40
+_IFNAMSIZ = 16
+
+
+def check_interface(interface: str, host: str, library: str) -> None:
+    """Raise EnvironmentLacks, naming those there are, if this host has no such interface."""
+    names = [name for _, name in socket.if_nameindex()]
+    if interface not in names:
+        raise EnvironmentLacks(
+            f"host {host} has no network interface {interface!r} for {library} to use; it has "
+            f"{', '.join(names)}: set [network] interface in the spec"
+        )
+
+
+def has_link(interface: str) -> bool:
+    """Whether the interface is there, switched on, and has a carrier."""
+    request = struct.pack(f"{_IFNAMSIZ}s16x", interface.encode()[: _IFNAMSIZ - 1])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFFLAGS, request)
+        except OSError:
+            return False
+    flags: int = struct.unpack_from("h", answer, _IFNAMSIZ)[0]
+    return flags & _IFF_UP != 0 and flags & _IFF_RUNNING != 0
+
+
+def time_out_of(
+    text: str, library: str, rank: int, limit_s: float, said: str | None = None
+) -> TimedOut | None:
+    """What the library's words mean if they say that a limit was reached.
+
+    said: the part of them to quote, if not all.
+    """
+    if not _TIMED_OUT.search(text):
+        return None
+    return TimedOut(
+        f"rank {rank}: a collective of {library} did not end within {limit_s:g} s "
+        f"(limits.collective_s): a peer is stuck or gone. {library} says: {said or text}"
+    )

@@ -1,0 +1,57 @@
+"""Memory that the ranks of one host share, and where they meet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.errors import TimedOut
+from paceline.train.collectives.base import PeerLost
+from paceline.train.collectives.group_store import GroupStore
+from paceline.train.collectives.mpi.shared import SharedSegments, segment_bytes
+from paceline.train.sharing import SharedNode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch._C._distributed_c10d import Store
+
+
+class Host:
+    """The ranks of a group that run on this host."""
+
+    def __init__(self, members: Sequence[int], rank: int, store: Store, limit_s: float) -> None:
+        """Collective over `members`. store: of the group alone.
+
+        Raises EnvironmentLacks, on all members, if they cannot share memory, TimedOut if not all
+        come.
+        """
+        self._rank = rank
+        self._members = tuple(members)
+        local_rank, size = self._members.index(rank), len(self._members)
+        share = GroupStore(store, local_rank, size, prefix=f"host of rank {members[0]}")
+        self._node = SharedNode(share, limit_s)
+        self._meeting = self._node.meeting(range(size))
+        memory = self._node.memory("all-reduce", segment_bytes(size))
+        self.segments = SharedSegments(memory, local_rank, size, lambda: self.meet("allreduce"))
+
+    def meet(self, name: str) -> None:
+        """Return when all members have come to operation `name`, asleep until then.
+
+        Raises TimedOut, or PeerLost if a member died.
+        """
+        try:
+            self._meeting.meet()
+        except TimedOut as error:
+            raise TimedOut(self._explained(name, error)) from error
+        except PeerLost as error:
+            raise PeerLost(self._explained(name, error), error.rank) from error
+
+    def close(self) -> None:
+        self._node.close()
+
+    def _explained(self, name: str, error: Exception) -> str:
+        ranks = ", ".join(map(str, self._members))
+        return (
+            f"rank {self._rank}: MPI {name}: {error} (local ranks from 0 on this node are ranks "
+            f"{ranks} of the group)"
+        )

@@ -1,0 +1,47 @@
+"""Run by mpirun: rank 1 does not come to an all-reduce; the others say for whom they wait.
+
+usage: late_reduction.py mpi FOLDER LIMIT_S ALGORITHM…
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+from torch._C._distributed_c10d import PrefixStore
+
+sys.path.insert(0, str(Path(__file__).parent))
+from ranks import make_context
+
+from paceline.errors import TimedOut
+from paceline.train.collectives.mpi.reductions import Reductions
+from paceline.train.collectives.store import open_store
+
+folder, limit_s = Path(sys.argv[2]), float(sys.argv[3])
+store = open_store(make_context(folder), 30.0)
+world = MPI.COMM_WORLD
+for algorithm in sys.argv[4:]:
+    group = Reductions(
+        world,
+        rank=world.rank,
+        size=world.size,
+        store=PrefixStore(algorithm, store),
+        limit_s=limit_s,
+        algorithm=algorithm,
+    )
+    group.allreduce(np.ones(10_000, np.float32), MPI.SUM)
+    if world.rank == 1:
+        while len(list(folder.glob(f"{algorithm}.*"))) < world.size - 1:
+            time.sleep(0.02)
+        continue
+    try:
+        group.allreduce(np.ones(10_000, np.float32), MPI.SUM)
+        said = "nothing"
+    except TimedOut as error:
+        said = str(error)
+    (folder / f"{algorithm}.{world.rank}").write_text(said)
+os._exit(0)  # MPI cannot be ended in order any more

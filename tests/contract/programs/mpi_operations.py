@@ -1,0 +1,333 @@
+"""Run by mpirun, with nothing set and nothing given: operations of the mpi4py backend.
+
+usage: mpi_operations.py TRANSPORT FOLDER [staged]
+
+staged: as if MPI could not reach the tensors' memory, so that everything goes through a copy on the
+host, as tensors on a GPU do with an MPI that knows nothing of GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+import paceline.mpi
+from paceline.errors import TimedOut
+from paceline.train.collectives.mpi import buffers
+from paceline.train.collectives.recorder import recording
+
+TYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
+    torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64,
+    torch.uint64, torch.bool, torch.float8_e4m3fn,
+]  # fmt: skip
+SHORT_S = 1.0
+
+
+def numbers(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """What `rank` has: small whole numbers, so that every type holds them and their sums."""
+    return ((torch.arange(count) * 5 + rank * 3) % 4).to(torch.float32).to(dtype)
+
+
+def total(size: int, count: int) -> torch.Tensor:
+    """The sum of all ranks' numbers."""
+    return torch.stack([numbers(r, count) for r in range(size)]).sum(0)
+
+
+def check_moving_every_type(rank: int, size: int) -> None:
+    for dtype in TYPES:
+        own = numbers(rank, 6, dtype)
+        gathered = [torch.empty_like(own) for _ in range(size)]
+        dist.all_gather(gathered, own)
+        for r, part in enumerate(gathered):
+            assert torch.equal(part, numbers(r, 6, dtype)), dtype
+        tensor = numbers(rank, 6, dtype)
+        dist.broadcast(tensor, size - 1)
+        assert torch.equal(tensor, numbers(size - 1, 6, dtype)), dtype
+        outputs = [torch.empty_like(own[:2]) for _ in range(size)]
+        dist.all_to_all(
+            outputs, [numbers(rank, 2 * size, dtype)[2 * r : 2 * r + 2] for r in range(size)]
+        )
+        for r, part in enumerate(outputs):
+            assert torch.equal(part, numbers(r, 2 * size, dtype)[2 * rank : 2 * rank + 2]), dtype
+
+
+def check_sizes_that_differ(rank: int, size: int) -> None:
+    own = numbers(rank, rank + 1)
+    gathered = [torch.empty(r + 1) for r in range(size)]
+    dist.all_gather(gathered, own)
+    assert all(torch.equal(part, numbers(r, r + 1)) for r, part in enumerate(gathered))
+    parts = [numbers(rank, r + 2) for r in range(size)]
+    received = [torch.empty(rank + 2) for _ in range(size)]
+    dist.all_to_all(received, parts)
+    assert all(torch.equal(part, numbers(r, rank + 2)) for r, part in enumerate(received))
+    reduced = torch.empty(rank + 2)
+    dist.reduce_scatter(reduced, parts)
+    assert torch.equal(reduced, total(size, rank + 2))
+    splits = [r + 1 for r in range(size)]
+    output = torch.empty((rank + 1) * size, 3)
+    rows = numbers(rank, sum(splits) * 3).view(-1, 3)
+    dist.all_to_all_single(output, rows, [rank + 1] * size, splits)
+    start = sum(splits[:rank])
+    want = [numbers(r, sum(splits) * 3).view(-1, 3)[start : start + rank + 1] for r in range(size)]
+    assert torch.equal(output, torch.cat(want))
+
+
+def check_tensors_of_all_ranks(rank: int, size: int) -> None:
+    output = torch.empty(4 * size)
+    dist.all_gather_into_tensor(output, numbers(rank, 4))
+    assert torch.equal(output, torch.cat([numbers(r, 4) for r in range(size)]))
+    whole = numbers(rank, 4 * size, torch.bfloat16)
+    part = torch.empty(4, dtype=torch.bfloat16)
+    dist.reduce_scatter_tensor(part, whole)
+    want = total(size, 4 * size)[4 * rank : 4 * rank + 4]
+    assert torch.equal(part.float(), want)
+    dist.reduce_scatter_tensor(part, whole, dist.ReduceOp.AVG)
+    assert torch.equal(part, (want / size).bfloat16())
+
+
+def check_sixteen_bits_are_rounded_once(rank: int, size: int) -> None:
+    """256 + 1 is 256 in bfloat16; 256 + 2 is 258, a number that it has."""
+    for reduce in ("all", "one", "scatter"):
+        tensor = torch.tensor([256.0 if rank == 0 else 2.0 / (size - 1)] * size).bfloat16()
+        if reduce == "all":
+            dist.all_reduce(tensor)
+        elif reduce == "one":
+            dist.reduce(tensor, 0)
+        else:
+            whole, tensor = tensor, torch.empty(1, dtype=torch.bfloat16)
+            dist.reduce_scatter_tensor(tensor, whole)
+        if reduce != "one" or rank == 0:
+            assert tensor[0] == 258, (reduce, tensor)
+
+
+def check_other_reductions(rank: int, size: int) -> None:
+    bits = torch.tensor([0b1100 >> rank, 0b1010], dtype=torch.int16)
+    for op, want in (
+        (dist.ReduceOp.BAND, [0b1100 & (0b1100 >> 1), 0b1010]),
+        (dist.ReduceOp.BOR, [0b1100 | (0b1100 >> 1), 0b1010]),
+        (dist.ReduceOp.BXOR, [0b1100 ^ (0b1100 >> 1), 0]),
+    ):
+        if size == 2:
+            tensor = bits.clone()
+            dist.all_reduce(tensor, op)
+            assert tensor.tolist() == want, op
+    scaled = torch.full((3,), float(rank + 1))
+    dist.all_reduce(scaled, dist._make_nccl_premul_sum(0.5))
+    assert scaled.tolist() == [size * (size + 1) / 4] * 3
+    for tensor, op in (
+        (torch.ones(2), dist.ReduceOp.BAND),
+        (torch.ones(2).to(torch.float8_e5m2), dist.ReduceOp.SUM),
+        (torch.ones(2).to_sparse(), dist.ReduceOp.SUM),
+    ):
+        with pytest.raises(ValueError, match="transport mpi"):
+            dist.all_reduce(tensor, op)
+    turning = torch.full((2,), 1j * (rank + 1))
+    dist.group.WORLD.allreduce([turning]).wait()
+    assert turning.tolist() == [1j * size * (size + 1) / 2] * 2
+
+
+def check_shapes(rank: int, size: int) -> None:
+    single = torch.tensor(float(rank))
+    dist.all_reduce(single)
+    assert single == size * (size - 1) / 2
+    nothing = torch.empty(0, 3)
+    dist.all_reduce(nothing)
+    dist.broadcast(nothing, 0)
+    dist.all_gather([torch.empty(0, 3) for _ in range(size)], nothing)
+    base = torch.zeros(4, 6)
+    view = base.t()[1:4]
+    view.copy_(numbers(rank, 12).view(3, 4))
+    target = torch.zeros(6, 4).t()[:, 1:4]  # (4, 3), not contiguous
+    if rank == 0:
+        dist.send(view, 1)
+    elif rank == 1:
+        dist.recv(target, 0)
+        assert torch.equal(target.reshape(-1), numbers(0, 12))
+    dist.reduce(view, 0)
+    want = total(size, 12) if rank == 0 else numbers(rank, 12)
+    assert torch.equal(view.reshape(-1), want)
+    assert not base[:, 0].any()
+
+
+def check_groups_that_overlap(rank: int, size: int) -> None:
+    groups = [dist.new_group(sorted({r, (r + 1) % size})) for r in range(size)]
+    works, tensors = [], []
+    for group in groups:
+        if group == dist.GroupMember.NON_GROUP_MEMBER:
+            continue
+        tensors.append(torch.full((2,), 1.0 + rank))
+        works.append((group, dist.all_reduce(tensors[-1], group=group, async_op=True)))
+    for (group, work), tensor in zip(works, tensors, strict=True):
+        work.wait()
+        assert tensor.tolist() == [sum(1.0 + r for r in dist.get_process_group_ranks(group))] * 2
+    for group, _ in works:
+        dist.destroy_process_group(group)
+
+
+def check_futures_of_messages(rank: int, size: int) -> None:
+    """They complete although nobody waits for the work."""
+    if rank > 1:
+        return
+    tensor = numbers(rank, 1_000_000)
+    work = dist.isend(tensor, 1) if rank == 0 else dist.irecv(tensor, 0)
+    doubled = work.get_future().then(lambda future: future.value()[0] * 2)
+    give_up = time.monotonic() + 20
+    while not doubled.done() and time.monotonic() < give_up:
+        time.sleep(0.01)
+    assert doubled.done()
+    assert torch.equal(doubled.value(), numbers(0, 1_000_000) * 2)
+    assert work.is_completed()
+
+
+def check_batches(rank: int, size: int) -> None:
+    after, before = (rank + 1) % size, (rank - 1) % size
+    sent, received = numbers(rank, 100), torch.empty(100)
+    operations = [dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, received, before)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    assert torch.equal(received, numbers(before, 100))
+    tensors = [torch.full((n + 1,), float(rank)) for n in range(3)]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()
+    assert [t.tolist() for t in tensors] == [[size * (size - 1) / 2] * n for n in (1, 2, 3)]
+    outputs = [torch.empty(2 * size), torch.empty(3 * size)]
+    with dist._coalescing_manager():
+        for count, output in zip((2, 3), outputs, strict=True):
+            dist.all_gather_into_tensor(output, numbers(rank, count))
+    assert torch.equal(outputs[1], torch.cat([numbers(r, 3) for r in range(size)]))
+    group = dist.group.WORLD
+    group._start_coalescing(torch.device("cpu"))
+    dist.isend(sent, after)
+    dist.irecv(received.zero_(), before)
+    work = group._end_coalescing(torch.device("cpu"))
+    work.get_future().wait()
+    assert work.wait()
+    assert torch.equal(received, numbers(before, 100))
+
+
+def check_functional(rank: int, size: int) -> None:
+    """What compiled programs and sharded tensors call, from C++."""
+    group = dist.group.WORLD
+    own = numbers(rank, 2 * size)
+    summed = total(size, 2 * size)
+    assert torch.equal(functional.all_reduce(own, "sum", group).clone(), summed)
+    gathered = functional.all_gather_tensor(own, 0, group).clone()
+    assert torch.equal(gathered, torch.cat([numbers(r, 2 * size) for r in range(size)]))
+    scattered = functional.reduce_scatter_tensor(own, "sum", 0, group).clone()
+    assert torch.equal(scattered, summed[2 * rank : 2 * rank + 2])
+    swapped = functional.all_to_all_single(own, None, None, group).clone()
+    want = [numbers(r, 2 * size)[2 * rank : 2 * rank + 2] for r in range(size)]
+    assert torch.equal(swapped, torch.cat(want))
+
+
+def check_objects(rank: int, size: int) -> None:
+    found = [None] * size if rank == 0 else None
+    dist.gather_object({"rank": rank}, found)
+    assert found is None or found == [{"rank": r} for r in range(size)]
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, [f"for {r}" for r in range(size)] if rank == 0 else None)
+    assert mine == [f"for {rank}"]
+
+
+def check_recording(rank: int, size: int) -> None:
+    file = Path(os.environ["FOLDER"]) / f"communication.{rank}.jsonl"
+    with recording(file):
+        dist.all_reduce(torch.ones(10))
+        if rank == 0:
+            dist.send(torch.ones(4), 1)
+        elif rank == 1:
+            dist.recv(torch.ones(4), 0)
+        dist.barrier()
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    by_name = {row["operation"]: row for row in rows}
+    assert by_name["allreduce"]["payload_bytes"] == 40
+    assert by_name["allreduce"]["algorithm"]
+    if rank < 2:
+        message = by_name["recv" if rank else "send"]
+        assert (message["group"].rpartition("/")[2], message["payload_bytes"]) == ("0->1", 16)
+    for row in rows:
+        assert row["arrived_unix_s"] <= row["started_unix_s"] <= row["ended_unix_s"]
+
+
+def check_profile(rank: int, size: int) -> None:
+    with torch.autograd.profiler.profile() as profile:
+        works = [dist.all_reduce(torch.ones(3), async_op=True), dist.barrier(async_op=True)]
+        for work in works:
+            work.get_future().wait()
+    names = {event.name for event in profile.function_events}
+    assert {"mpi4py:all_reduce", "mpi4py:barrier"} <= names
+
+
+def check_messages_that_nobody_sends(rank: int, size: int) -> None:
+    """Both a wait and a future end within the limit, and the group stays of use."""
+    group = dist.new_group(timeout=timedelta(seconds=SHORT_S))
+    if rank == 0:
+        started = time.monotonic()
+        unmatched = dist.irecv(torch.empty(1), 1, group=group, tag=7)
+        with pytest.raises(TimedOut, match="rank 0: MPI recv 1->0"):
+            dist.recv(torch.empty(1), 1, group=group, tag=8)
+        with pytest.raises(TimedOut, match="recv 1->0"):
+            unmatched.get_future().wait()
+        assert SHORT_S * 0.9 <= time.monotonic() - started < SHORT_S * 3
+    dist.barrier()
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=group)
+    assert tensor == size
+
+
+CHECKS: list[Callable[[int, int], None]] = [
+    check_moving_every_type, check_sizes_that_differ, check_tensors_of_all_ranks,
+    check_sixteen_bits_are_rounded_once, check_other_reductions, check_shapes,
+    check_groups_that_overlap, check_futures_of_messages, check_batches, check_functional,
+    check_objects, check_recording, check_profile, check_messages_that_nobody_sends,
+]  # fmt: skip
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[2])
+    os.environ["FOLDER"] = str(folder)
+    if sys.argv[3:] == ["staged"]:
+        buffers.reachable = lambda _: False
+    listening = set()
+    for again in (False, True):  # a second group finds its peers by the same store
+        dist.init_process_group("mpi4py", timeout=timedelta(seconds=20))
+        rank, size = dist.get_rank(), dist.get_world_size()
+        for check in CHECKS[:1] if again else CHECKS:
+            check(rank, size)
+            dist.barrier()
+        listening |= {
+            c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN
+        }
+        options = dist.group.WORLD.algorithm
+        dist.destroy_process_group()
+    dist.init_process_group("mpi4py", pg_options=paceline.mpi.Options(algorithm="native"))
+    inherited = dist.new_group().algorithm
+    report = {
+        "passed": [check.__name__ for check in CHECKS],
+        "listening": sorted(listening),
+        "store": os.environ["MASTER_ADDR"],
+        "local_rank": int(os.environ["LOCAL_RANK"]),
+        "rank": rank,
+        "algorithms": [options, inherited],
+    }
+    (folder / f"report.{rank}.json").write_text(json.dumps(report))
+    # The group is left open on purpose: many scripts do.
+
+
+main()

@@ -1,0 +1,40 @@
+"""Some of PyTorch's own distributed tests over the mpi4py backend; run.py runs all of them."""
+
+from __future__ import annotations
+
+import pytest
+from tests.contract.torch_distributed.run import run_job, summary
+
+pytestmark = pytest.mark.contract
+pytest.importorskip("expecttest")  # PyTorch's tests need it
+
+# One of each kind; and one for GPUs, which PyTorch skips.
+TESTS = [
+    "test_get_backend", "test_get_rank_size_group", "test_send_recv", "test_send_recv_any_source",
+    "test_send_recv_with_tag", "test_isend", "test_irecv", "test_broadcast", "test_reduce_sum",
+    "test_reduce_full_group_max", "test_all_reduce_sum_async", "test_all_reduce_sum_complex",
+    "test_all_reduce_complex_unsupported_ops", "test_all_reduce_full_group_min", "test_scatter",
+    "test_scatter_checks", "test_gather", "test_all_gather_complex",
+    "test_all_to_all_single_unequal_split", "test_all_to_all_full_group", "test_barrier",
+    "test_DistributedDataParallelCPU", "test_accumulate_gradients_no_sync_allreduce_with_then_hook",
+    "test_broadcast_cuda",
+]  # fmt: skip
+
+
+def test_tests_that_pytorch_runs_for_mpi_pass(tmp_path):
+    rows = run_job(TESTS, 2, "mpi", tmp_path / "job")
+    assert set(rows) == set(TESTS), (tmp_path / "job" / "log.txt").read_text()[-3000:]
+    assert rows.pop("test_broadcast_cuda")["outcome"] == "skipped"
+    assert {name: row["detail"] for name, row in rows.items() if row["outcome"] != "passed"} == {}
+
+
+def test_summary_counts_what_ran_anywhere_and_passed_everywhere():
+    passed, failed, skipped = ({"outcome": kind} for kind in ("passed", "failed", "skipped"))
+    found = summary(
+        {
+            "2": {"a": passed, "b": skipped, "c": passed, "d": skipped},
+            "3": {"a": passed, "b": passed, "c": failed, "d": skipped},
+        }
+    )
+    assert (found["ran"], found["passed"], found["share"]) == (3, 2, 0.6667)
+    assert list(found["failed"]) == ["c"]
