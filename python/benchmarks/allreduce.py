@@ -1,72 +1,105 @@
-"""Allreduce between two ranks on one host: the mpi transport against Gloo, interleaved.
+"""All-reduce between the ranks of one host: MPI called from C, the mpi backend, and Gloo.
 
-    mpirun -n 2 --bind-to none python allreduce.py --out results/allreduce.json
+    python allreduce.py --out results/allreduce.json
 
-Both process groups live in the same two processes; each repeat times one call of each in turn,
-after one and the same tight barrier, and the slower rank's time counts. Payloads are verified.
+Rounds of the C program and of Python's ranks take turns, in fresh processes each; within Python's,
+calls of the backend and of Gloo take turns. Ratios are of neighbouring rounds. The cores must be
+idle: MPI's own call, which spins, becomes ten times slower if they are not, and the ratio to it
+meaningless.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import time
+import statistics
+import sys
 from datetime import timedelta
 from pathlib import Path
-
-import torch
-import torch.distributed as dist
-from mpi4py import MPI
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from common import median_interval, paired_ratio, shown, write_results
-from paceline.train.collectives.mpi import transport as mpi
+from mpi_job import mpirun, output_of
 
-LIMIT = timedelta(seconds=60)
-SIZES_BYTES = (25_000_000, 100_000_000)
-
-
-def timed_s(group: dist.ProcessGroup, tensor: torch.Tensor) -> float:
-    """Seconds of one allreduce on the slower rank."""
-    tensor.fill_(1.0)
-    MPI.COMM_WORLD.Barrier()  # spins, so that both begin within microseconds
-    started = time.perf_counter()
-    dist.all_reduce(tensor, group=group)
-    elapsed = torch.tensor([time.perf_counter() - started], dtype=torch.float64)
-    if not bool((tensor == dist.get_world_size(group)).all()):
-        raise RuntimeError("allreduce gave a wrong sum")
-    dist.all_reduce(elapsed, op=dist.ReduceOp.MAX, group=group)
-    return float(elapsed)
+SIZES_BYTES = (10_000, 100_000, 1_000_000, 25_000_000, 100_000_000)
+ASKED_BYTES = 25_000_000
+LIMIT_S = 300.0
+_RANK = "--rank"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    if sys.argv[1:2] == [_RANK]:
+        run_rank(int(sys.argv[2]), int(sys.argv[3]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--calls", type=int, default=20, help="in a round")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES_BYTES, help="bytes")
     arguments = parser.parse_args()
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    mpi.init_process_group(timeout=LIMIT)
-    over_mpi = dist.group.WORLD
-    over_gloo = dist.new_group(backend="gloo", timeout=LIMIT)
-    groups = {"mpi": over_mpi, "gloo": over_gloo}
-
+    mpi = [mpirun(), "-n", arguments.ranks, "--bind-to", "none", "--mca", "btl", "self,sm"]
     results = {}
-    for size in SIZES_BYTES:
-        tensor = torch.empty(size // 4)
-        seconds: dict[str, list[float]] = {name: [] for name in groups}
-        for repeat in range(arguments.repeats + 3):
-            for name, group in groups.items():
-                taken = timed_s(group, tensor)
-                if repeat >= 3:  # the first calls set up connections and fault in pages
-                    seconds[name].append(taken)
-        ratio = paired_ratio(seconds["gloo"], seconds["mpi"])
-        results[str(size)] = {"seconds": seconds, "gloo_over_mpi": ratio}
-        if dist.get_rank() == 0:
-            for name, values in seconds.items():
-                shown(f"{size / 1e6:.0f} MB {name}", median_interval(values), "s")
-            shown(f"{size / 1e6:.0f} MB Gloo / mpi (asked at 25 MB: 4)", ratio, "x")
+    with TemporaryDirectory() as folder:
+        program = compiled(Path(folder))
+        for size in arguments.sizes:
+            rounds = []
+            for _ in range(arguments.rounds):
+                from_c = output_of([*mpi, program, size, arguments.calls], LIMIT_S)
+                from_python = output_of(
+                    [*mpi, sys.executable, "-m", "mpi4py", __file__, _RANK, size, arguments.calls],
+                    LIMIT_S,
+                )
+                seconds = {"c": [float(line) for line in from_c.split()]}
+                rounds.append({**seconds, **json.loads(from_python.splitlines()[-1])})
+            results[str(size)] = {"rounds": rounds, **concluded(size, rounds)}
+    write_results(arguments.out, "allreduce", {"ranks": arguments.ranks, "bytes": results})
+
+
+def compiled(folder: Path) -> Path:
+    """The C program, by the compiler wrapper of the same MPI."""
+    source, program = Path(__file__).with_name("c") / "allreduce.c", folder / "allreduce"
+    output_of([mpirun().with_name("mpicc"), "-O2", "-o", program, source], LIMIT_S)
+    return program
+
+
+def concluded(size: int, rounds: list[dict[str, list[float]]]) -> dict[str, Any]:
+    """Of the rounds' medians."""
+    medians = {name: [statistics.median(r[name]) for r in rounds] for name in rounds[0]}
+    for name, values in medians.items():
+        shown(f"{size / 1e6:g} MB {name}", median_interval([v * 1e3 for v in values]), "ms")
+    ratios = {
+        "mpi_over_c": paired_ratio(medians["mpi"], medians["c"]),
+        "gloo_over_mpi": paired_ratio(medians["gloo"], medians["mpi"]),
+    }
+    asked = size == ASKED_BYTES
+    limits = {"mpi_over_c": " (asked: at most 1.1)", "gloo_over_mpi": " (asked: at least 5)"}
+    for name, ratio in ratios.items():
+        shown(f"{size / 1e6:g} MB {name}{limits[name] if asked else ''}", ratio, "x")
+    return dict(ratios)
+
+
+def run_rank(size: int, calls: int) -> None:
+    """Rank 0 prints the seconds of every call."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    import torch  # noqa: PLC0415  (the parent needs none of it, and must not join MPI)
+    import torch.distributed as dist  # noqa: PLC0415
+
+    import paceline.mpi  # noqa: F401, PLC0415
+    from timed_groups import measure  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=60)
+    dist.init_process_group("mpi4py", timeout=limit)
+    groups = {
+        "mpi": dist.new_group(backend="mpi4py", timeout=limit),
+        "gloo": dist.new_group(backend="gloo", timeout=limit),
+    }
+    timed = measure(groups, size, calls)
     if dist.get_rank() == 0:
-        write_results(arguments.out, "allreduce", {"bytes": results})
+        print(json.dumps({name: values.seconds for name, values in timed.items()}), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -128,6 +128,8 @@ def make_trial_value(way: Way, case: Case = Case(), repeat: int = 0) -> Trial:
             "thread_replicas": way.thread_replicas,
             "pipeline": _pipeline(way),
             "reduction": way.reduction,
+            "compression": way.compression,
+            "averaging": way.averaging,
             "training": Training(
                 workload=case.workload,
                 model=case.model,
@@ -335,7 +337,7 @@ def _step_row(
     bubble = way.bubble_s + skew if way.stages > 1 else 0.0
     comm = way.transfer_s + lead
     ready = at + (way.data_wait_s + forward + backward + bubble) * factor
-    loss = 1.2 - LEARNED * step
+    loss = 1.2 - LEARNED * step + (way.more_loss if step else 0.0)
     samples = high - low if stage == 0 else 0
     return StepRow(
         step=step,
@@ -437,6 +439,12 @@ def _make_tensors(files: TrialFiles, way: Way, case: Case) -> None:
 
 def _communication(way: Way) -> dict[str, object]:
     """What a strategy says of itself; of a pipeline, a cut before every other layer."""
+    if way.sent_bytes is not None:
+        return {
+            "transport": way.transport,
+            "sent_bytes_per_step": way.sent_bytes,
+            "uncompressed_bytes_per_step": 4_000_000,
+        }
     if way.stages == 1:
         return {"transport": way.transport}
     cuts = list(way.cuts or range(2, 2 * way.stages, 2))

@@ -76,6 +76,19 @@ def trial_phases(record: TrialRecord) -> list[RankPhases]:
     return [_rank_phases(r, launched, ended, waits[r.rank], warmup) for r in record.ranks]
 
 
+def mean_step(rank: RankRecord, waits: Mapping[int, float], warmup: int) -> Phases:
+    """The mean over a rank's steps from `warmup` on, by STEP_PHASES; all None without such steps.
+
+    waits: the rank's, from `communication_waits`.
+    """
+    steady = [row for row in rows_by_step(rank).values() if row.step >= warmup]
+    if not steady:
+        return dict.fromkeys(STEP_PHASES)
+    sums = _step_sums(steady, waits)
+    sums["other"] = sum(row.other_s for row in steady)
+    return {name: None if (v := sums[name]) is None else v / len(steady) for name in STEP_PHASES}
+
+
 def communication_waits(record: TrialRecord) -> dict[int, dict[int, float]]:
     """For each rank and step, how much of `comm_s` was waiting for the slowest rank's gradients.
 
@@ -142,18 +155,12 @@ def _rank_phases(
     }
     wall = ended - launched
     whole["other"] = wall - sum(v for v in whole.values() if v is not None)
-    steady = [row for row in rows if row.step >= warmup]
-    step = _step_sums(steady, waits)
-    step["other"] = sum(row.other_s for row in steady)
     return RankPhases(
         rank=rank.rank,
         host=rank.host,
         wall_s=wall,
         whole={name: whole[name] for name in PHASES},
-        step={
-            name: None if not steady or (v := step[name]) is None else v / len(steady)
-            for name in STEP_PHASES
-        },
+        step=mean_step(rank, waits, warmup),
         other_parts={name: _span_s(rank, name) for name in OTHER_SPANS},
     )
 

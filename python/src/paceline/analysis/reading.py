@@ -16,6 +16,7 @@ from paceline.errors import DataError
 from paceline.plan.trial import Trial
 from paceline.records.files import read_json, read_jsonl
 from paceline.records.rows import (
+    CommunicationRow,
     HostSample,
     Outcome,
     RankEnvironment,
@@ -27,7 +28,7 @@ from paceline.records.rows import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
@@ -49,6 +50,11 @@ class RankRecord:
     def clock_offset_s(self) -> float:
         """Add to this rank's unix times to get rank 0's; 0 where it was not measured."""
         return 0.0 if self.environment is None else self.environment.clock_offset_s
+
+    @property
+    def clock_error_s(self) -> float:
+        """How far off `clock_offset_s` may be; 0 on rank 0's own host."""
+        return 0.0 if self.environment is None else self.environment.clock_error_s
 
     @property
     def host(self) -> str | None:
@@ -133,6 +139,17 @@ def read_environment(files: RankFiles) -> RankEnvironment | None:
     fields = read_json(path)
     workers = [_typed(worker, WorkerEnvironment, path) for worker in fields.get("workers", [])]
     return _typed({**fields, "workers": workers}, RankEnvironment, path)
+
+
+def read_communication(files: RankFiles) -> Iterator[CommunicationRow] | None:
+    """A rank's operations as they ended; None where none were recorded.
+
+    Not part of a TrialRecord: there may be very many.
+    """
+    path = files.communication
+    if not path.exists():
+        return None
+    return (_typed(row, CommunicationRow, path) for row in read_jsonl(path))
 
 
 def read_result(files: TrialFiles) -> TrainingResult | None:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -60,6 +60,18 @@ class Interval:
 
     def to_json(self) -> dict[str, float]:
         return {"median": self.median, "low": self.low, "high": self.high}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean:
+    """A mean and the bounds of its interval, 95 % unless another was asked for."""
+
+    mean: float
+    low: float
+    high: float
+
+    def to_json(self) -> dict[str, float]:
+        return {"mean": self.mean, "low": self.low, "high": self.high}
 
 
 def interval_json(interval: Interval | None) -> dict[str, float] | None:
@@ -93,7 +105,7 @@ def series(values: NDArray[np.float64], key: str) -> Series | None:
     generator = np.random.default_rng([_SEED, zlib.crc32(key.encode())])
     return Series(
         log_median=float(np.log(np.median(values))),
-        log_draws=np.log(_block_medians(values, generator)),
+        log_draws=np.log(_block_draws(values, generator, np.median)),
     )
 
 
@@ -134,6 +146,22 @@ def ratio_interval(
     return _interval(medians, draws, doubled)
 
 
+def mean_interval(
+    values: NDArray[np.float64], key: str, confidence: float = CONFIDENCE
+) -> Mean | None:
+    """The mean over steps of one run, with its interval over the steps; None if there are none.
+
+    values: of any sign, in the order in which they were measured, shape (steps,).
+    key: names them; equal keys and values give equal draws.
+    """
+    if not len(values):
+        return None
+    generator = np.random.default_rng([_SEED, zlib.crc32(key.encode())])
+    draws = _block_draws(values, generator, np.mean)
+    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Mean(mean=float(np.mean(values)), low=float(low), high=float(high))
+
+
 def run_noise(configurations: Sequence[Mapping[int, Series]]) -> RunNoise | None:
     """Run-to-run noise of one configuration beyond what its repeat shares with all others.
 
@@ -169,21 +197,23 @@ def t_quantile(degrees: int) -> float:
     return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
 
-def _block_medians(
-    values: NDArray[np.float64], generator: np.random.Generator
+def _block_draws(
+    values: NDArray[np.float64],
+    generator: np.random.Generator,
+    reduce: Callable[..., NDArray[np.float64]],
 ) -> NDArray[np.float64]:
-    """Medians of DRAWS moving-block resamples of `values`."""
+    """`reduce` (np.median, say) of each of DRAWS moving-block resamples of `values`."""
     steps = len(values)
     length = min(steps, math.ceil(steps ** (1 / 3)))
     blocks = -(-steps // length)
-    medians = np.empty(DRAWS)
+    reduced = np.empty(DRAWS)
     piece = max(1, _PIECE_ELEMENTS // steps)
     for start in range(0, DRAWS, piece):
         count = min(piece, DRAWS - start)
         starts = generator.integers(0, steps - length + 1, (count, blocks, 1))
         chosen = (starts + np.arange(length)).reshape(count, -1)[:, :steps]
-        medians[start : start + count] = np.median(values[chosen], axis=1)
-    return medians
+        reduced[start : start + count] = reduce(values[chosen], axis=1)
+    return reduced
 
 
 def _interval(

@@ -14,7 +14,15 @@ from markupsafe import Markup
 from paceline.analysis.compare import compare_run
 from paceline.analysis.phases import PHASES
 from paceline.records.files import write_text
-from paceline.report import figures, paper, sections, strategies, wording
+from paceline.report import (
+    communication,
+    compression,
+    figures,
+    paper,
+    sections,
+    strategies,
+    wording,
+)
 from paceline.report.labels import short_name
 
 if TYPE_CHECKING:
@@ -99,6 +107,8 @@ def _context(comparison: Comparison, book: ChartBook) -> dict[str, Any]:
         "node_local": strategies.node_local(comparison, book.add),
         "pipelines": strategies.pipelines(comparison, book.add),
         "local_global": strategies.local_global(comparison, book.add),
+        "less_to_send": compression.less_to_send(comparison),
+        "communication": communication.communication(comparison, book.add),
         "resources": _resources(comparison, book),
         "identity": sections.identity_rows(comparison),
         "environments": sections.environment_rows(comparison),

@@ -11,8 +11,8 @@ from paceline.report.paper import PAPER_ROWS, TABLES, USE_CASES, PaperRow, paper
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from paceline.analysis.checks import Check
     from paceline.analysis.comparison import Comparison, TrialAnalysis
-    from paceline.analysis.identity import Check
     from paceline.analysis.row import Row
     from paceline.records.rows import RankEnvironment
 

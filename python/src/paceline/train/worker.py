@@ -15,7 +15,7 @@ import torch._dynamo  # noqa: F401
 
 from paceline.data.dataset import open_dataset
 from paceline.data.reading import Feed, SoloNode, open_feed
-from paceline.errors import PacelineError, RankFailed
+from paceline.errors import RankFailed
 from paceline.plan.schedule import schedule_of
 from paceline.records.files import write_json
 from paceline.records.rows import TrainingResult
@@ -54,13 +54,10 @@ def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
             peers = join_peers(context, trial)
         try:
             _Worker(trial, context, files, spans, peers, recorder).run()
-        except PacelineError:
-            peers.leave(failed=True)
-            raise
         except Exception as error:
             meaning = peers.explain(error)
             peers.leave(failed=True)
-            if meaning is None:
+            if meaning is None or meaning is error:
                 raise
             raise meaning from error
         except BaseException:

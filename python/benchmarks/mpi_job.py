@@ -1,0 +1,41 @@
+"""Starts a benchmark's own ranks under the mpirun beside this Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def mpirun() -> Path:
+    return Path(sys.executable).with_name("mpirun")
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """One thread a rank; Open MPI refuses root unless told twice."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        **extra,
+    }
+
+
+def output_of(command: Sequence[object], limit_s: float, **extra: str) -> str:
+    """Standard output of a job that ends well within the limit. Raises if it does not."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        env=environment(**extra),
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        timeout=limit_s,
+        check=True,
+        text=True,
+    )
+    return done.stdout

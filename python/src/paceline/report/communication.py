@@ -1,0 +1,152 @@
+"""Where communication time goes, in words and as plain values for the report's section."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.analysis.communication import trial_communication
+from paceline.report import figures
+from paceline.report.labels import short_name
+from paceline.report.wording import PHASE_WORDS, listed, milliseconds, number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline.analysis.communication import Check, TrialCommunication
+    from paceline.analysis.communication_bins import Bin
+    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.stragglers import Straggling
+    from paceline.report.figures import Chart
+
+    # keeps a chart and returns its name
+    Add = Callable[[Chart], str]
+
+DASH = "\N{EN DASH}"
+
+
+def communication(comparison: Comparison, add: Add) -> list[dict[str, Any]]:
+    """For each workload with a way that communicates: the first repeat of each such way."""
+    found = []
+    for workload in comparison.workloads:
+        ways = []
+        for row in comparison.rows_of(workload):
+            profile = trial_communication(comparison.trials[row.configuration][0].record)
+            if profile is not None:
+                ways.append((short_name(row, comparison.rows), profile))
+        if ways:
+            found.append(
+                {
+                    "workload": workload,
+                    "chart": add(figures.communication_chart(workload, ways)),
+                    "ways": [_way(name, profile) for name, profile in ways],
+                    "disagree": any(not c.passed for _, p in ways for c in p.checks),
+                }
+            )
+    return found
+
+
+def _way(name: str, profile: TrialCommunication) -> dict[str, Any]:
+    return {
+        "name": name,
+        "sentences": [straggler_sentence(found) for found in profile.straggling],
+        "rows": [(size_words(b), per_step(b, profile), b) for b in profile.bins],
+        "facts": [
+            clock_sentence(profile),
+            *sent_sentences(profile.bins),
+            *(check_sentence(check) for check in profile.checks),
+        ],
+    }
+
+
+def straggler_sentence(found: Straggling) -> str:
+    """Who made the others wait, by how much; or that nobody stands out, and why not."""
+    where = "" if found.stage is None else f" of stage {found.stage}"
+    if found.straggler is None:
+        costs = [f"rank {r.rank} {milliseconds(r.loss_s.mean)}" for r in found.ranks[:2]]
+        lost = f"; a step, {listed(costs)}" if costs else ""
+        return f"No straggler{where}: {found.reason}{lost}."
+    first = found.ranks[0]
+    host = "" if first.host is None else f" on {first.host}"
+    loss = first.loss_s
+    sentence = (
+        f"Straggler{where}: rank {first.rank}{host} comes last in {first.last_share:.0%} of the "
+        f"steps and costs all of them {milliseconds(loss.mean)} a step "
+        f"({milliseconds(loss.low)}{DASH}{milliseconds(loss.high)}), {first.loss_share:.1%} of it"
+    )
+    if found.phase is not None and found.phase_excess_s is not None:
+        more = milliseconds(found.phase_excess_s)
+        sentence += f"; its phase “{PHASE_WORDS[found.phase]}” takes {more} longer than the others'"
+    return f"{sentence}."
+
+
+def clock_sentence(profile: TrialCommunication) -> str:
+    """How well times of different ranks can be compared."""
+    hosts = {rank.host for rank in profile.ranks}
+    if profile.clock_error_s == 0:
+        return "All ranks read one clock." if len(hosts) == 1 else "The clocks were not compared."
+    return (
+        f"Clocks of {len(hosts)} hosts, brought together to within "
+        f"{number(1000 * profile.clock_error_s, 2)} ms: a shorter wait is not told from transfer."
+    )
+
+
+def check_sentence(check: Check) -> str:
+    word = "yes" if check.passed else "NO"
+    return f"{check.name}: {word}, to {abs(check.difference):.2%} (allowed {check.allowed:.0%})"
+
+
+def size_words(each: Bin) -> str:
+    """In words of the bounds: from 1 to 10 MB."""
+    if each.most_bytes is None:
+        return f"> {_size(each.least_bytes)}"
+    if each.least_bytes == 0:
+        return f"< {_size(each.most_bytes)}"
+    low, high = _size(each.least_bytes), _size(each.most_bytes)
+    if low.split()[1] == high.split()[1]:
+        low = low.split()[0]
+    return f"{low}{DASH}{high}"
+
+
+def per_step(each: Bin, profile: TrialCommunication) -> dict[str, float | None]:
+    """A bin's numbers for one step of one rank, in milliseconds and megabytes; GB/s."""
+    steps = sum(rank.steps for rank in profile.ranks)
+
+    def ms(seconds: float | None) -> float | None:
+        return None if seconds is None else 1000 * seconds / steps
+
+    return {
+        "count": each.count / steps,
+        "megabytes": each.payload_bytes / 1e6 / steps,
+        "each_ms": 1000 * each.time_s / each.count,
+        "wait_ms": ms(each.wait_s),
+        "transfer_ms": ms(each.transfer_s),
+        "exposed_ms": ms(each.exposed_s),
+        "overlapped_ms": ms(each.overlapped_s),
+        "bandwidth": None if each.bandwidth is None else each.bandwidth / 1e9,
+    }
+
+
+def sent_sentences(bins: Sequence[Bin]) -> list[str]:
+    """What was counted on the way, beside what the algorithm is to send; by algorithm."""
+    found = []
+    for algorithm in dict.fromkeys(b.algorithm for b in bins if b.sent_bytes is not None):
+        own = [b for b in bins if b.algorithm == algorithm and b.sent_bytes is not None]
+        sentence = (
+            f"{algorithm or own[0].operation}: all ranks sent {_total(own, 'sent_messages'):,} "
+            f"messages, {_total(own, 'sent_bytes'):,} bytes"
+        )
+        if all(b.expected_bytes is not None for b in own):
+            sentence += (
+                f"; the algorithm needs {_total(own, 'expected_bytes'):,} bytes, in at least "
+                f"{_total(own, 'expected_messages'):,} messages"
+            )
+        found.append(sentence)
+    return found
+
+
+def _total(bins: Sequence[Bin], name: str) -> int:
+    return sum(getattr(each, name) or 0 for each in bins)
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes // 10**6} MB" if size_bytes >= 10**6 else f"{size_bytes // 10**3} kB"

@@ -1,0 +1,105 @@
+"""A rank slowed on purpose is named, by a real run's records, and the sums of its profile agree.
+
+Nothing here depends on how fast the machine is, only on a busy loop being the longest thing in a
+step; that the loss is right to a tenth is shown by benchmarks/straggler.py.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.data.catalogue import ensure_dataset
+
+pytestmark = [pytest.mark.functional, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+SLOWED = ROOT / "python" / "benchmarks" / "slowed_rank.py"
+JOB = ROOT / "mpi-jobs" / "train.py"
+STEPS, WARMUP = 14, 2
+SLOW_S = 0.3  # some ten times the rest of the step, so that no other process hides it
+OPTIONS = [
+    "--workload", "tiny", "--seed", "1", "--max-steps", str(STEPS), "--warmup-steps", str(WARMUP),
+    "--epochs", "9", "--global-batch", "16", "--image-size", "64", "--no-dropout", "--no-sidecar",
+    "--oversubscribe", "--local-strategy", "processes",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dataset(cache):
+    return ensure_dataset("tiny", images=48, seed=1, cache_dir=cache)
+
+
+@pytest.fixture(scope="module", params=["mpi", "gloo", "shared"])
+def slowed_run(request, dataset, tmp_path_factory):
+    """(transport, run directory) of two ranks, of which rank 1 spins in every forward pass."""
+    out = tmp_path_factory.mktemp("profile") / request.param
+    buckets = [] if request.param == "shared" else ["--bucket-mb", "0.05"]
+    argv = [
+        Path(sys.executable).with_name("mpirun"), "-n", "2", "--bind-to", "none",
+        "--host", "localhost:2", sys.executable, SLOWED, "1", SLOW_S, JOB, *OPTIONS, *buckets,
+        "--transport", request.param, "--data", dataset, "--out", out,
+    ]  # fmt: skip
+    result = subprocess.run(
+        list(map(str, argv)),
+        env={
+            **{k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "OMP_"))},
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return request.param, out
+
+
+def test_slowed_rank_is_named_and_the_sums_agree(slowed_run, paceline):
+    transport, out = slowed_run
+    result = paceline("profile", out, "--json")
+    assert result.returncode == 0, result.stderr
+    (trial,) = json.loads(result.stdout)["trials"]
+    assert trial["transport"] == transport
+    assert trial["operations_recorded"]
+    assert trial["clock_error_s"] == 0  # one host
+    (found,) = trial["stragglers"]
+    assert found["straggler"] == 1
+    assert found["phase"] == "forward"
+    assert found["steps"] == STEPS - WARMUP
+    for rank in trial["ranks"]:
+        phases = sum(v for v in rank["phases_s"].values() if v is not None)
+        assert phases == pytest.approx(rank["step_s"], rel=1e-6)
+        assert rank["compute_s"] + rank["comm_s"] == pytest.approx(rank["step_s"], rel=1e-6)
+        assert rank["exposed_s"] + rank["between_s"] == pytest.approx(rank["comm_s"], rel=1e-6)
+        assert rank["wall_s"] == pytest.approx(rank["step_s"], rel=0.02)
+    steps = {each["operation"]: each["count"] for each in trial["ranks"][0]["bins"]}
+    assert set(steps) == {"shared_reduce" if transport == "shared" else "allreduce"}
+    assert sum(steps.values()) % (STEPS - WARMUP) == 0
+
+
+def test_terminal_says_so(slowed_run, paceline):
+    _, out = slowed_run
+    text = paceline("profile", out).stdout
+    assert "Straggler: rank 1" in text.replace("\n", " ")
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_trace_has_both_ranks(slowed_run, paceline, tmp_path):
+    transport, out = slowed_run
+    trace = tmp_path / "trace.json"
+    result = paceline("profile", out, "--trace", trace)
+    assert result.returncode == 0, result.stderr
+    events = json.loads(trace.read_text())["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert {event["pid"] for event in slices} == {0, 1}
+    assert sum(event["name"].startswith("step ") for event in slices) == 2 * STEPS
+    name = "shared_reduce" if transport == "shared" else "allreduce"
+    waiting = [e for e in slices if e["name"] == "waiting" and e["pid"] == 0]
+    assert waiting
+    assert {event["args"]["for rank"] for event in waiting} >= {1}
+    assert any(event["name"] == name for event in slices)

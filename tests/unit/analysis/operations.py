@@ -1,0 +1,72 @@
+"""Operations for fabricated trials: times are chosen on rank 0's clock, rows are on each rank's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.analysis.reading import load_trial
+from paceline.records.files import JsonlWriter
+from paceline.records.rows import CommunicationRow
+
+if TYPE_CHECKING:
+    from paceline.analysis.reading import RankRecord, TrialRecord
+    from paceline.records.layout import TrialFiles
+
+EARLY_S = 0.1  # before the last gradient: when the first bucket is asked for
+FIRST_S = 0.02  # the first bucket's transfer
+FIRST_BYTES, SECOND_BYTES = 2_000_000, 20_000_000
+
+
+def row(
+    rank: RankRecord, sequence: int, asked_s: float, ended_s: float, **changes: Any
+) -> CommunicationRow:
+    """asked_s, ended_s and started_s: on rank 0's clock."""
+    started_s = changes.pop("started_s", None)
+    fields: dict[str, Any] = {
+        "group": "0",
+        "ranks": 2,
+        "sequence": sequence,
+        "operation": "allreduce",
+        "algorithm": "ring",
+        "payload_bytes": SECOND_BYTES,
+        "arrived_unix_s": asked_s - rank.clock_offset_s,
+        "started_unix_s": None if started_s is None else started_s - rank.clock_offset_s,
+        "ended_unix_s": ended_s - rank.clock_offset_s,
+        "sent_bytes": None,
+        "sent_messages": None,
+    }
+    return CommunicationRow(**{**fields, **changes})
+
+
+def write(files: TrialFiles, rank: int, *rows: CommunicationRow) -> None:
+    with JsonlWriter(files.rank(rank).communication) as out:
+        for each in rows:
+            out.write(each)
+
+
+def ready_s(rank: RankRecord, step: int) -> float:
+    """On rank 0's clock."""
+    return next(
+        found.comm_ready_unix_s + rank.clock_offset_s for found in rank.steps if found.step == step
+    )
+
+
+def two_buckets(files: TrialFiles, **changes: Any) -> TrialRecord:
+    """Add two all-reduces a step to a fabricated trial, and read it.
+
+    The first is asked for EARLY_S before the last gradient is ready and takes FIRST_S from when all
+    have asked; the second is asked for with the last gradient and ends the step's communication.
+    """
+    record = load_trial(files)
+    for rank in record.ranks:
+        found = []
+        for step in rank.steps:
+            last_s = max(ready_s(other, step.step) for other in record.ranks)
+            own_s = ready_s(rank, step.step)
+            first_end_s, end_s = last_s - EARLY_S + FIRST_S, own_s + step.comm_s
+            number = 2 * step.step
+            first = {"payload_bytes": FIRST_BYTES, **changes}
+            found.append(row(rank, number, own_s - EARLY_S, first_end_s, **first))
+            found.append(row(rank, number + 1, own_s, end_s, **changes))
+        write(files, rank.rank, *found)
+    return load_trial(files)

@@ -1,0 +1,151 @@
+"""What sends less is no failed copy of the baseline: its bytes, its time and its loss count."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline.analysis.compare import compare_run
+from paceline.analysis.identity import check_identity, read_identity
+from paceline.report.document import write_report
+from paceline.report.table import comparison_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+    from paceline.analysis.comparison import Comparison
+    from paceline.records.layout import TrialFiles
+
+TOPK = {"method": "topk", "density": 0.01}
+EVERY_6 = {"period": 6, "start_step": 0}
+LESS = {"weights_error": 0.9, "gradient_error": 0.9, "more_loss": 0.125, "sent_bytes": 80_000}
+
+
+def _compare(fabricate: ModuleType, root: Path, *, uncompressed: bool = True) -> Comparison:
+    compressed = dataclasses.replace(fabricate.MPI, compression=TOPK, transfer_s=0.005, **LESS)
+    local = dataclasses.replace(fabricate.MPI_GLOO, averaging=EVERY_6, **LESS)
+    ways = [fabricate.SEQUENTIAL, compressed, local]
+    if uncompressed:
+        ways.append(dataclasses.replace(fabricate.MPI, sent_bytes=4_000_000))
+    return compare_run(fabricate.make_run(root, ways, repeats=2))
+
+
+@pytest.fixture
+def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
+    return _compare(fabricate, tmp_path)
+
+
+def _compressed_trial(fabricate: ModuleType, root: Path, **changes: object) -> TrialFiles:
+    way = dataclasses.replace(fabricate.MPI, compression=TOPK, **{**LESS, **changes})
+    run = fabricate.make_run(root, [way, fabricate.SEQUENTIAL])
+    found = {f.root.name: f for _, f in run.trials()}
+    (baseline,) = (f for name, f in found.items() if ".sequential." in name)
+    (trial,) = (f for name, f in found.items() if ".mpi." in name)
+    check_identity(trial, baseline)
+    return trial
+
+
+def test_other_weights_of_a_compressed_trial_are_neither_same_nor_different(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    trial = _compressed_trial(fabricate, tmp_path)
+    found = read_identity(trial.identity)
+    assert found.identical is None
+    assert found.does_not_apply == "gradients are sent compressed (topk 0.01)"
+    last = found.checks[-1]
+    assert (last.name, last.passed, last.decisive) == ("final_weights", None, False)
+    assert last.value == pytest.approx(0.9, rel=0.01)
+
+
+def test_equal_weights_of_a_compressed_trial_prove_nothing_either(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    changes = {"weights_error": 0.0, "gradient_error": 0.0}
+    trial = _compressed_trial(fabricate, tmp_path, **changes, more_loss=0.0)
+    assert read_identity(trial.identity).identical is None
+
+
+def test_compressed_trial_with_other_samples_is_another_training(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    trial = _compressed_trial(fabricate, tmp_path)
+    trial.identity.unlink()
+    ledger = trial.rank(0).ledger
+    rows = [json.loads(line) for line in ledger.read_text().splitlines()]
+    rows[0]["sample_ids"][0] = 39 if rows[0]["sample_ids"][0] != 39 else 38
+    ledger.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    baseline = next(f for f in trial.root.parent.iterdir() if ".sequential." in f.name)
+    found = check_identity(trial, type(trial)(baseline))
+    assert found.identical is False
+
+
+def test_bytes_time_and_loss_stand_against_the_same_way_uncompressed(
+    comparison: Comparison,
+) -> None:
+    (found,) = (f for f in comparison.less_to_send if "send-topk" in f.configuration)
+    assert found.same_way
+    assert found.against == "tiny.mpi.mpi.processes.n1r2t1.fp32"
+    assert found.sent_share == pytest.approx(0.02)
+    assert found.loss_difference == pytest.approx(0.125)
+    # steps of 0.345 s instead of 0.35
+    assert found.speed_ratio is not None
+    assert found.speed_ratio.median == pytest.approx(
+        found.against_step_s.median / found.step_s.median
+    )
+    assert found.speed_ratio.median > 1
+    assert (found.steps, found.last_steps) == (12, 10)
+
+
+def test_way_that_only_sent_less_stands_against_the_baseline(comparison: Comparison) -> None:
+    (found,) = (f for f in comparison.less_to_send if "local6" in f.configuration)
+    assert not found.same_way
+    assert found.against == comparison.baselines["tiny"]
+    assert found.loss_difference == pytest.approx(0.125)
+
+
+def test_what_sends_less_is_not_ranked_and_says_so(comparison: Comparison) -> None:
+    row = next(r for r in comparison.rows if r.compression is not None)
+    assert row.identical is None
+    assert not row.ranked
+    assert row.to_json()["identity_does_not_apply"] == "gradients are sent compressed (topk 0.01)"
+    assert any(note.startswith("identical does not apply") for note in row.notes)
+    assert comparison.best["tiny"].configuration == "tiny.mpi.mpi.processes.n1r2t1.fp32"
+
+
+def test_json_has_the_same_numbers(comparison: Comparison) -> None:
+    found = comparison.to_json()["less_to_send"]
+    assert [f["configuration"].split("fp32.")[1] for f in found] == ["send-topk0.01", "local6"]
+    assert all(f["sent_bytes_per_step"] == 80_000 for f in found)
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize("width", [80, 104, 140])
+def test_table_shows_them_within_the_terminal(comparison: Comparison, width: int) -> None:
+    text = comparison_text(comparison, width)
+    assert max(map(len, text.splitlines())) <= width
+    words = " ".join(text.split())
+    assert "Less to send" in words
+    assert "+0.12" in words
+    assert "~ tiny: mpi · mpi · processes 2\u00d71 · send topk 0.01 is not ranked" in words
+    assert "† against the baseline" in words
+
+
+def test_without_compression_there_is_no_such_part(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
+    assert "Less to send" not in comparison_text(compare_run(run), 100)
+    write_report(run, tmp_path / "r.html")
+    assert "less-to-send" not in (tmp_path / "r.html").read_text()
+
+
+def test_report_has_a_section_of_its_own(fabricate: ModuleType, tmp_path: Path) -> None:
+    compressed = dataclasses.replace(fabricate.MPI, compression=TOPK, **LESS)
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, compressed])
+    write_report(run, tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text()
+    assert '<h2 id="less-to-send">' in page
+    assert ">~</span>" in page
+    assert "2 %" in page

@@ -1,0 +1,71 @@
+"""Keys about buckets of gradients are for trials that reduce in buckets."""
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.plan.planning import plan_trials
+from paceline.spec.loading import parse_spec
+
+SPEC = """
+schema = 1
+name = "mine"
+[network]
+interface = "eth0"
+[[workloads]]
+name = "tiny"
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+[[trials]]
+launcher = "mpi"
+"""
+KEYS = ("bucket_mb", "buckets_in_flight")
+
+
+def parsed(**values):
+    lines = [f"{k} = {v}" if isinstance(v, int) else f'{k} = "{v}"' for k, v in values.items()]
+    return parse_spec(SPEC + "\n".join(lines) + "\n", "mine.toml")
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"local_strategy": "processes"},  # in the memory of one node
+        {"local_strategy": "processes", "transport": "shared"},
+        {"local_strategy": "processes", "nodes": 2, "ranks_per_node": 2},  # hierarchical
+        {"local_strategy": "threads", "nodes": 2, "replicas": 2},
+        {"local_strategy": "pipeline"},
+        {"local_strategy": "intraop"},
+        {"local_strategy": "processes", "transport": "mpi", "averaging_period": 4},
+    ],
+)
+def test_key_about_buckets_is_refused_where_there_are_none(key, where):
+    with pytest.raises(UsageError, match=f"{key}: is about buckets of gradients"):
+        parsed(**{key: 2}, **where)
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"local_strategy": "processes", "transport": "mpi", "ranks_per_node": 2},
+        {"local_strategy": "processes", "transport": "gloo", "ranks_per_node": 2},
+        {"local_strategy": "processes", "nodes": 2, "reduction": "flat", "ranks_per_node": 2},
+        {"local_strategy": "sequential", "nodes": 2},
+        {"local_strategy": "intraop", "nodes": 2, "threads_per_rank": 2},
+    ],
+)
+def test_key_about_buckets_is_kept_where_ranks_reduce_in_buckets(key, where):
+    experiment = parsed(**{key: 2}, **where)
+    (trial,) = [
+        t
+        for t in plan_trials(experiment, {"tiny": "data"}, 4)
+        if not t.is_baseline and not t.repeat
+    ]
+    assert getattr(trial, key) == 2
+
+
+def test_buckets_are_of_25_mb_where_nothing_is_said():
+    experiment = parsed(local_strategy="processes", transport="mpi")
+    assert {t.bucket_mb for t in plan_trials(experiment, {"tiny": "data"}, 4)} == {25.0}
