@@ -62,6 +62,14 @@ class Case:
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
+    @property
+    def joint_shape(self) -> tuple[int, ...]:
+        """Of all ranks' tensors one after the other."""
+        return (self.size * self.shape[0], *self.shape[1:])
+
+    def uneven_shape(self, rank: int) -> tuple[int, ...]:
+        return (self.rows[0][rank], *self.shape[1:])
+
     def __str__(self) -> str:
         return f"case {self.number} of seed {self.seed}: {asdict(self)}"
 

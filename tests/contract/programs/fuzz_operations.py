@@ -1,4 +1,4 @@
-"""A case carried out by one backend, and what it has to give on each rank."""
+"""A case carried out by one backend, on one rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from tests.contract.programs.fuzz_cases import values
-from tests.contract.programs.fuzz_reference import Want, exactly, part_of, reduced
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -126,12 +125,8 @@ def _reduce_scatter(a: Attempt) -> None:
     a.wait_for(dist.reduce_scatter(a.empty(), inputs, _reduction(a.case), **_options(a)))
 
 
-def _joint_shape(case: Case) -> tuple[int, ...]:
-    return (case.size * case.shape[0], *case.shape[1:])
-
-
 def _reduce_scatter_tensor(a: Attempt) -> None:
-    own = a.given(shape=_joint_shape(a.case))
+    own = a.given(shape=a.case.joint_shape)
     a.wait_for(dist.reduce_scatter_tensor(a.empty(), own, _reduction(a.case), **_options(a)))
 
 
@@ -144,17 +139,13 @@ def _all_gather(a: Attempt) -> None:
     a.wait_for(dist.all_gather(outputs, a.given(), **_options(a)))
 
 
-def _uneven(case: Case, rank: int) -> tuple[int, ...]:
-    return (case.rows[0][rank], *case.shape[1:])
-
-
 def _all_gather_uneven(a: Attempt) -> None:
-    outputs = [a.empty(_uneven(a.case, rank)) for rank in range(a.case.size)]
-    a.wait_for(dist.all_gather(outputs, a.given(shape=_uneven(a.case, a.rank)), **_options(a)))
+    outputs = [a.empty(a.case.uneven_shape(rank)) for rank in range(a.case.size)]
+    a.wait_for(dist.all_gather(outputs, a.given(shape=a.case.uneven_shape(a.rank)), **_options(a)))
 
 
 def _all_gather_into_tensor(a: Attempt) -> None:
-    a.wait_for(dist.all_gather_into_tensor(a.empty(_joint_shape(a.case)), a.given(), **_options(a)))
+    a.wait_for(dist.all_gather_into_tensor(a.empty(a.case.joint_shape), a.given(), **_options(a)))
 
 
 def _gather(a: Attempt) -> None:
@@ -238,65 +229,4 @@ _OPERATIONS: dict[str, Callable[[Attempt], None]] = {
     "blocking_ring": _blocking_ring,
     "batched_ring": _batched_ring,
     "barrier": _barrier,
-}
-
-
-def wanted(case: Case, rank: int) -> list[Want]:
-    """What `Attempt.results` of that rank of the group must hold."""
-    return _WANTED[case.operation](case, rank)
-
-
-def _reduced(case: Case, part: int = 0) -> Want:
-    return reduced(case, [values(case, rank, part) for rank in range(case.size)])
-
-
-def _of_all(case: Case) -> list[Want]:
-    return [exactly(values(case, rank)) for rank in range(case.size)]
-
-
-def _scattered_rows(case: Case, rank: int) -> list[Want]:
-    joint = [values(case, r, shape=_joint_shape(case)) for r in range(case.size)]
-    return [part_of(reduced(case, joint), slice(rank * case.shape[0], (rank + 1) * case.shape[0]))]
-
-
-def _from_every_list(case: Case, rank: int) -> list[Want]:
-    shapes = [(case.rows[source][rank], *case.shape[1:]) for source in range(case.size)]
-    return [exactly(values(case, source, rank, shape)) for source, shape in enumerate(shapes)]
-
-
-def _rows_for(case: Case, source: int, rank: int) -> Tensor:
-    sent = case.rows[source]
-    whole = values(case, source, shape=(sum(sent), *case.shape[1:]))
-    start = sum(sent[:rank])
-    return whole[start : start + sent[rank]]
-
-
-def _from_the_rank_before(case: Case, rank: int) -> list[Want]:
-    return [exactly(values(case, (rank - 1) % case.size))]
-
-
-_WANTED: dict[str, Callable[[Case, int], list[Want]]] = {
-    "all_reduce": lambda case, _: [_reduced(case)],
-    "all_reduce_coalesced": lambda case, _: [_reduced(case, part) for part in range(case.tensors)],
-    "reduce": lambda case, rank: [_reduced(case)] if rank == case.root else [],
-    "reduce_scatter": lambda case, rank: [_reduced(case, rank)],
-    "reduce_scatter_tensor": _scattered_rows,
-    "broadcast": lambda case, _: [exactly(values(case, case.root))],
-    "all_gather": lambda case, _: _of_all(case),
-    "all_gather_uneven": lambda case, _: [
-        exactly(values(case, rank, shape=_uneven(case, rank))) for rank in range(case.size)
-    ],
-    "all_gather_into_tensor": lambda case, _: [
-        exactly(torch.cat([values(case, rank) for rank in range(case.size)]))
-    ],
-    "gather": lambda case, rank: _of_all(case) if rank == case.root else [],
-    "scatter": lambda case, rank: [exactly(values(case, case.root, rank))],
-    "all_to_all": _from_every_list,
-    "all_to_all_single": lambda case, rank: [
-        exactly(torch.cat([_rows_for(case, source, rank) for source in range(case.size)]))
-    ],
-    "ring": _from_the_rank_before,
-    "blocking_ring": _from_the_rank_before,
-    "batched_ring": _from_the_rank_before,
-    "barrier": lambda _case, _rank: [],
 }

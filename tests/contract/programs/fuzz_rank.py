@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 from tests.contract.programs.fuzz_cases import REDUCING, Case, draw
-from tests.contract.programs.fuzz_operations import Attempt, wanted
-from tests.contract.programs.fuzz_reference import difference
+from tests.contract.programs.fuzz_operations import Attempt
+from tests.contract.programs.fuzz_reference import difference, wanted
 
 import paceline.mpi
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from tests.contract.programs.fuzz_cases import values
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -120,3 +121,64 @@ def difference(got: Tensor, want: Want, *, loose: bool) -> str | None:
         f"{int(wrong.sum())} of {got.numel()} elements are out of bounds; at {index} expected "
         f"{want.precise[index]} +- {bound[index]}, got {got[index].item()}"
     )
+
+
+def wanted(case: Case, rank: int) -> list[Want]:
+    """What `Attempt.results` of that rank of the group must hold."""
+    return _WANTED[case.operation](case, rank)
+
+
+def _reduced(case: Case, part: int = 0) -> Want:
+    return reduced(case, [values(case, rank, part) for rank in range(case.size)])
+
+
+def _of_all(case: Case) -> list[Want]:
+    return [exactly(values(case, rank)) for rank in range(case.size)]
+
+
+def _scattered_rows(case: Case, rank: int) -> list[Want]:
+    joint = [values(case, r, shape=case.joint_shape) for r in range(case.size)]
+    return [part_of(reduced(case, joint), slice(rank * case.shape[0], (rank + 1) * case.shape[0]))]
+
+
+def _from_every_list(case: Case, rank: int) -> list[Want]:
+    shapes = [(case.rows[source][rank], *case.shape[1:]) for source in range(case.size)]
+    return [exactly(values(case, source, rank, shape)) for source, shape in enumerate(shapes)]
+
+
+def _rows_for(case: Case, source: int, rank: int) -> Tensor:
+    sent = case.rows[source]
+    whole = values(case, source, shape=(sum(sent), *case.shape[1:]))
+    start = sum(sent[:rank])
+    return whole[start : start + sent[rank]]
+
+
+def _from_the_rank_before(case: Case, rank: int) -> list[Want]:
+    return [exactly(values(case, (rank - 1) % case.size))]
+
+
+_WANTED: dict[str, Callable[[Case, int], list[Want]]] = {
+    "all_reduce": lambda case, _: [_reduced(case)],
+    "all_reduce_coalesced": lambda case, _: [_reduced(case, part) for part in range(case.tensors)],
+    "reduce": lambda case, rank: [_reduced(case)] if rank == case.root else [],
+    "reduce_scatter": lambda case, rank: [_reduced(case, rank)],
+    "reduce_scatter_tensor": _scattered_rows,
+    "broadcast": lambda case, _: [exactly(values(case, case.root))],
+    "all_gather": lambda case, _: _of_all(case),
+    "all_gather_uneven": lambda case, _: [
+        exactly(values(case, rank, shape=case.uneven_shape(rank))) for rank in range(case.size)
+    ],
+    "all_gather_into_tensor": lambda case, _: [
+        exactly(torch.cat([values(case, rank) for rank in range(case.size)]))
+    ],
+    "gather": lambda case, rank: _of_all(case) if rank == case.root else [],
+    "scatter": lambda case, rank: [exactly(values(case, case.root, rank))],
+    "all_to_all": _from_every_list,
+    "all_to_all_single": lambda case, rank: [
+        exactly(torch.cat([_rows_for(case, source, rank) for source in range(case.size)]))
+    ],
+    "ring": _from_the_rank_before,
+    "blocking_ring": _from_the_rank_before,
+    "batched_ring": _from_the_rank_before,
+    "barrier": lambda _case, _rank: [],
+}

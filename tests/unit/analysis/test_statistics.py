@@ -11,6 +11,7 @@ from paceline.analysis.statistics import (
     Interval,
     RunNoise,
     Series,
+    mean_interval,
     median_interval,
     ratio_interval,
     run_noise,
@@ -123,6 +124,22 @@ def test_noise_known_from_other_configurations_narrows_two_repeats() -> None:
     assert alone is not None
     assert informed is not None
     assert informed.high < alone.high
+
+
+@pytest.mark.parametrize(("confidence", "least"), [(0.95, 0.9), (0.99, 0.96)])
+def test_intervals_of_a_mean_cover_it_about_as_often_as_they_say(
+    confidence: float, least: float
+) -> None:
+    random, covered = np.random.default_rng(11), 0
+    for n in range(200):
+        found = mean_interval(random.normal(-0.3, 1.0, 60), str(n), confidence)
+        assert found is not None
+        covered += found.low <= -0.3 <= found.high
+    assert least <= covered / 200
+
+
+def test_mean_of_no_steps_has_no_interval() -> None:
+    assert mean_interval(np.zeros(0), "none") is None
 
 
 @pytest.mark.parametrize(

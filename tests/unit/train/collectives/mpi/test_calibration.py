@@ -70,8 +70,13 @@ def test_even_a_link_too_slow_for_any_size_gives_a_choice():
 
 def test_other_ranks_take_what_rank_0_measured():
     told = []
+
+    def tell(value):
+        told.append(value)
+        return value
+
     first = Link({"a": (1e-3, 0.0), "b": (2e-3, 0.0)})
-    choice = calibrate({"a": 1.0, "b": 1.0}, first.run, lambda v: told.append(v) or v, first.clock)
+    choice = calibrate({"a": 1.0, "b": 1.0}, first.run, tell, first.clock)
     answers = iter(json.loads(json.dumps(told)))
     other = Link({"a": (9e-3, 0.0), "b": (1e-3, 0.0)})
     theirs = calibrate({"a": 1.0, "b": 1.0}, other.run, lambda _: next(answers), other.clock)

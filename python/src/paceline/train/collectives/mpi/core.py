@@ -21,12 +21,10 @@ from paceline.train.collectives.mpi.buffers import check_dense, devices_done
 from paceline.train.collectives.mpi.exchanges import Exchanges
 from paceline.train.collectives.mpi.joint import JointWork
 from paceline.train.collectives.mpi.messages import Messenger, MpiMessage
-from paceline.train.collectives.mpi.polling import poll
 from paceline.train.collectives.mpi.profiled import shown_in_profile
 from paceline.train.collectives.mpi.reductions import Carried, Reductions
 from paceline.train.collectives.progress import ProgressThread
 from paceline.train.collectives.recorder import arrive, payload_bytes
-from paceline.train.collectives.work import timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -235,8 +233,13 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
             self._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, None)
 
     def _make_communicators(self, members: list[int]) -> None:
-        self._comm = self._communicator(members)
+        world = MPI.COMM_WORLD
+        group = world.group.Incl(members)
+        # Groups made at the same time by different ranks are told apart by the tag.
+        tag = zlib.crc32(self._name.encode()) % _LARGEST_CONTEXT_TAG
+        self._comm = world.Create_group(group, tag)
         self._messages = self._comm.Dup()
+        group.Free()
         self._exchanges = Exchanges(self._comm, self._limit_s)
         # A store can outlive a group, and must not answer the next with what it was told by this.
         alone = self._comm.bcast(uuid.uuid4().hex)
@@ -248,24 +251,6 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
             limit_s=self._limit_s,
             algorithm=self.algorithm,
         )
-
-    def _communicator(self, members: list[int]) -> MPI.Intracomm:
-        """Of these ranks of MPI's world, who alone are asked.
-
-        Raises TimedOut if the whole world is wanted, and not all of it comes.
-        """
-        world = MPI.COMM_WORLD
-        if members == list(range(world.size)):  # Create_group now and then takes seconds
-            if not poll(world.Ibarrier(), self._limit_s):
-                raise timed_out("MPI communicator", self._rank, self._limit_s)
-            return world.Dup()
-        group = world.group.Incl(members)
-        # Groups made at the same time by different ranks are told apart by the tag.
-        tag = zlib.crc32(self._name.encode()) % _LARGEST_CONTEXT_TAG
-        try:
-            return world.Create_group(group, tag)
-        finally:
-            group.Free()
 
     def _free_communicators(self) -> None:
         self._reductions.close()

@@ -11,6 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from paceline.errors import TimedOut
+from paceline.train.collectives.base import PeerLost
 from paceline.train.collectives.mpi.algorithms.arithmetic import reduce_in_order
 from paceline.train.collectives.mpi.algorithms.schedules import (
     SCHEDULES,
@@ -61,7 +62,8 @@ class Exchange:
     def allreduce(self, buffer: NDArray[Any], ufunc: np.ufunc, algorithm: str) -> Traffic:
         """Reduce a flat array over all ranks, in place; all ranks get the very same bits.
 
-        algorithm: of SCHEDULES. Raises TimedOut, naming the ranks that are waited for.
+        algorithm: of SCHEDULES. Raises TimedOut or, if MPI fails, PeerLost; both name the ranks that
+        are waited for.
         """
         traffic = Traffic()
         spans = pieces(len(buffer), piece_length(algorithm, self._size, buffer.itemsize))
@@ -74,9 +76,14 @@ class Exchange:
         deadline = time.monotonic() + self._limit_s
         patience = Patience()
         while pending:
-            ended = set(MPI.Request.Testsome([message.request for message in pending]) or ())
+            try:
+                ended = set(MPI.Request.Testsome([message.request for message in pending]) or ())
+            except MPI.Exception as error:
+                raise PeerLost(self._explained(pending, algorithm, f"failed: {error}")) from error
             if not ended and time.monotonic() > deadline:
-                raise self._too_late(pending, buffer, algorithm)
+                self._abandoned += [pending, buffer, self._scratch]  # MPI may still write to them
+                late = f"did not end within {self._limit_s:g} s (limits.collective_s)"
+                raise TimedOut(self._explained(pending, algorithm, late))
             left = [message for index, message in enumerate(pending) if index not in ended]
             done = {pending[index].lane for index in ended} - {message.lane for message in left}
             pending = left + [message for lane in sorted(done) for message in next(lanes[lane], [])]
@@ -133,14 +140,11 @@ class Exchange:
                 targets.append(piece[receive.span.slice])
         return targets
 
-    def _too_late(self, pending: list[_Message], buffer: NDArray[Any], algorithm: str) -> TimedOut:
-        # MPI may still write to them.
-        self._abandoned += [pending, buffer, self._scratch]
+    def _explained(self, pending: list[_Message], algorithm: str, what: str) -> str:
         waits = sorted({f"{message.verb} rank {message.peer}" for message in pending})
-        return TimedOut(
-            f"rank {self._rank}: MPI allreduce ({algorithm}) did not end within "
-            f"{self._limit_s:g} s (limits.collective_s): still to {', '.join(waits)}; look at the "
-            "other ranks' logs"
+        return (
+            f"rank {self._rank}: MPI allreduce ({algorithm}) {what}: still to {', '.join(waits)} "
+            "of the group; look at the other ranks' logs"
         )
 
 
