@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 OURS, GLOO = "mpi4py", "gloo"
-_LIMIT = timedelta(seconds=20)
+_LIMIT = timedelta(seconds=30)
 _SUBSETS = 6  # groups beside one another; their ranks are drawn
 _UNDER_WAY = 5  # cases begun and not yet waited for, at most
 _MEET_EVERY = 100  # cases; then all ranks compare what they found

@@ -62,8 +62,8 @@ class Exchange:
     def allreduce(self, buffer: NDArray[Any], ufunc: np.ufunc, algorithm: str) -> Traffic:
         """Reduce a flat array over all ranks, in place; all ranks get the very same bits.
 
-        algorithm: of SCHEDULES. Raises TimedOut or, if MPI fails, PeerLost; both name the ranks that
-        are waited for.
+        algorithm: of SCHEDULES. Raises TimedOut or, if MPI fails, PeerLost; both name the ranks
+        that are waited for.
         """
         traffic = Traffic()
         spans = pieces(len(buffer), piece_length(algorithm, self._size, buffer.itemsize))
