@@ -20,6 +20,8 @@ from paceline.errors import RankFailed
 from paceline.plan.schedule import schedule_of
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.rows import TrainingResult
+from paceline.train.collectives.recorder import payload_bytes
+from paceline.train.compression.base import all_reduce_bytes
 from paceline.train.local_steps import LocalReplica
 from paceline.train.loop import Loop
 from paceline.train.models import build_model
@@ -287,6 +289,11 @@ class RoundWorker:
                 "period": self._period,
                 "momentum": None if self._replica.momentum is None else "averaged",
                 "round_bytes": state_bytes(self._replica),
+                # what a rank gives Spark; the broadcast back is the driver's
+                "sent_bytes_per_step": round(state_bytes(self._replica) / self._period),
+                "uncompressed_bytes_per_step": round(
+                    all_reduce_bytes(payload_bytes(self._replica.weights), self._context.world_size)
+                ),
                 **orders.facts,
             },
         )
