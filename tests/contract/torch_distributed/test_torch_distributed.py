@@ -6,7 +6,6 @@ import pytest
 from tests.contract.torch_distributed.run import run_job, summary
 
 pytestmark = pytest.mark.contract
-pytest.importorskip("expecttest")  # PyTorch's tests need it
 
 # One of each kind; and one for GPUs, which PyTorch skips.
 TESTS = [

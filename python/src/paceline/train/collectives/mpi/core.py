@@ -7,6 +7,7 @@ never stands in the way of the receive that its peer needs first.
 
 from __future__ import annotations
 
+import atexit
 import uuid
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from paceline.train.collectives.mpi.buffers import check_dense, devices_done
 from paceline.train.collectives.mpi.exchanges import Exchanges
 from paceline.train.collectives.mpi.joint import JointWork
 from paceline.train.collectives.mpi.messages import Messenger, MpiMessage
-from paceline.train.collectives.mpi.profiled import shown_in_profile
+from paceline.train.collectives.mpi.profiled import begin_in_profile
 from paceline.train.collectives.mpi.reductions import Carried, Reductions
 from paceline.train.collectives.progress import ProgressThread
 from paceline.train.collectives.recorder import arrive, payload_bytes
@@ -77,6 +78,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         self._messenger = Messenger(name)
         self._coalesced: list[PendingWork] | None = None
         self._open = True
+        atexit.register(self.abort)  # a thread still in torch when Python ends would bring it down
         self._reductions: Reductions
         self._exchanges: Exchanges
         self._comm: MPI.Intracomm
@@ -160,22 +162,23 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         given_or_got = max(payload_bytes(inputs), payload_bytes(results))
         operation = arrive(self._name, self._size, name, given_or_got)
         handed_over = devices_done(inputs)
+        shown = begin_in_profile(BACKEND, name)
 
         def carry_out() -> None:
-            handed_over()
-            if meet:
-                self._reductions.meet(name)
-            carried = call()
-            devices_done(inputs)()
+            try:
+                handed_over()
+                if meet:
+                    self._reductions.meet(name)
+                carried = call()
+                devices_done(inputs)()
+            finally:
+                shown()
             if carried is not None:
                 operation.algorithm = carried.algorithm
                 operation.sent_bytes = carried.sent_bytes
                 operation.sent_messages = carried.sent_messages
 
-        def begin() -> PendingWork:
-            return self._progress.submit(name, carry_out, results, operation)
-
-        return self._noted(shown_in_profile(BACKEND, name, begin))
+        return self._noted(self._progress.submit(name, carry_out, results, operation))
 
     def _post(
         self,
@@ -193,21 +196,20 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         check_dense([tensor])
         # Not every rank takes part, so messages are counted apart from the group's collectives.
         operation = arrive(f"{self._name}/{peers}", 2, name, payload_bytes(tensor))
+        devices_done([tensor])()
+        operation.start()
+        buffer, request, deliver = begin(tensor)
+        shown = begin_in_profile(BACKEND, shown_name or name)
 
-        def start() -> MpiMessage:
+        def ended() -> None:
+            deliver()
             devices_done([tensor])()
-            operation.start()
-            buffer, request, deliver = begin(tensor)
+            shown()
+            operation.end()
 
-            def ended() -> None:
-                deliver()
-                devices_done([tensor])()
-                operation.end()
-
-            what = f"MPI {name} {peers}"
-            return MpiMessage(what, self._rank, self._limit_s, [tensor], request, buffer, ended)
-
-        message = shown_in_profile(BACKEND, shown_name or name, start)
+        message = MpiMessage(
+            f"MPI {name} {peers}", self._rank, self._limit_s, [tensor], request, buffer, ended
+        )
         self._messenger.add(message)
         self._noted(message)
         return message
@@ -220,6 +222,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
     def _close(self, limit_s: float) -> None:
         if self._open:
             self._open = False
+            atexit.unregister(self.abort)
             self._progress.close(limit_s)
             self._messenger.close()
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paceline.train.collectives.progress import ProgressThread
 
-_PYTHON_ENDS_S = 5.0  # threads, modules: what comes before MPI_Finalize, on a busy machine
+# What comes before MPI_Finalize; torch's libraries alone take 8 s to leave a busy machine.
+_PYTHON_ENDS_S = 20.0
 
 _watched: list[tuple[ProgressThread, float]] = []
 _failed_limits_s: list[float] = []
