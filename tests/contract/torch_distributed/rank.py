@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -96,7 +97,9 @@ class Outcome(unittest.TestResult):
             self.kind, self.detail = "skipped", reason
         elif self.kind != "failed":
             self.kind = "failed"
-            self.detail = self._exc_info_to_string(err, test)[-1500:]
+            # names only: where things lie on the machine is nobody's business
+            text = self._exc_info_to_string(err, test)
+            self.detail = re.sub(r'File ".*/', 'File "', text)[-1500:]
 
     addFailure = addError  # noqa: N815
 
