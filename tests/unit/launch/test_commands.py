@@ -178,6 +178,13 @@ def test_spark_master_passes_through_and_conf_has_the_last_word(make_trial, file
     assert "SPARK_LOCAL_IP" not in made.environment
 
 
+def test_mpirun_that_was_chosen_here_is_chosen_by_the_executors(make_trial, files, monkeypatch):
+    monkeypatch.setenv("PACELINE_MPIRUN", "/opt/mpi/bin/mpirun")
+    settings = SparkSettings(master="spark://head:7077")
+    made = command(make_trial("spark", nodes=2, interface="eth0", spark=settings), files)
+    assert confs(made.argv)["spark.executorEnv.PACELINE_MPIRUN"] == "/opt/mpi/bin/mpirun"
+
+
 def test_shell_line_can_be_pasted():
     made = Command(argv=("run", "local[2]", "a b"), environment={"X": "it's"})
     assert made.shell_line() == """X='it'"'"'s' run 'local[2]' 'a b'"""

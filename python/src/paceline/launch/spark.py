@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from paceline.launch.checks import check_cores, check_dataset
 from paceline.launch.environment import rank_environment
 from paceline.launch.mpi import check_mpi
 from paceline.launch.spark_native import driver_memory, native_settings
-from paceline.launch.tools import find_java, find_spark, job_script
+from paceline.launch.tools import MPIRUN_VARIABLE, find_java, find_spark, job_script
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
@@ -111,7 +112,9 @@ def _configuration(trial: Trial) -> dict[str, str]:
             "spark.driver.bindAddress": "127.0.0.1",
         }
     else:
-        conf |= {f"spark.executorEnv.{k}": v for k, v in rank_environment(trial).items()}
+        own = {k: v for k, v in os.environ.items() if k == MPIRUN_VARIABLE}
+        ranks = {**rank_environment(trial), **own}
+        conf |= {f"spark.executorEnv.{k}": v for k, v in ranks.items()}
         conf |= cluster_shape(trial, master_of(trial))
     return conf
 
