@@ -98,6 +98,8 @@ CLAIMS = (
     ("mpi against Horovod on MPI", "paceline mpi/mpi", "bare horovod/mpi", 1.5),
     ("mpi against bare torchrun with Gloo", "paceline mpi/mpi", "bare torchrun/gloo", 1.25),
     ("mpi against no communication", "paceline mpi/mpi", "paceline nothing", 0.97),
+    ("mpi against ranks that only meet", "paceline mpi/mpi", "paceline only meeting", 0.97),
+    ("ranks that only meet against nothing", "paceline only meeting", "paceline nothing", 0.0),
     ("spark/mpi against mpi/mpi", "paceline spark/mpi", "paceline mpi/mpi", 0.98),
     ("spark/gloo against mpi/mpi", "paceline spark/gloo", "paceline mpi/mpi", 0.0),
     ("spark-rounds against mpi/mpi", "paceline spark/spark-rounds", "paceline mpi/mpi", 0.0),
@@ -105,13 +107,13 @@ CLAIMS = (
 )
 
 
-def without_communication(trial: Trial, folder: Path) -> StepEnds:
+def without_communication(trial: Trial, folder: Path, *, meet: bool = False) -> StepEnds:
     files = TrialFiles(folder / trial.id)
     write_text(files.trial, trial.model_dump_json(indent=1) + "\n")
     command = launcher_for("mpi").command(trial, files)
     place = command.argv.index(sys.executable) + 1
     own = str(Path(__file__).with_name("without_communication.py"))
-    argv = [*command.argv[:place], own, *command.argv[place:]]
+    argv = [*command.argv[:place], own, *(["--meet"] if meet else []), *command.argv[place:]]
     call(argv, {**os.environ, **command.environment}, LIMIT_S, folder / "log.txt")
     return step_ends(files)
 
@@ -127,6 +129,10 @@ def ways(dataset: Path, steps: int, horovod_python: str | None) -> Ways:
         found[f"paceline {trial.launcher}/{trial.transport}"] = partial(paceline, trial)
         if (trial.launcher, trial.transport) == ("mpi", "mpi"):
             found["paceline nothing"] = partial(without_communication, trial)
+            found["paceline only meeting"] = partial(without_communication, trial, meet=True)
+            for bucket_mb in (5.0, 100.0):
+                other = trial.model_copy(update={"bucket_mb": bucket_mb})
+                found[f"paceline mpi/mpi {bucket_mb:.0f} MB"] = partial(paceline, other)
     return found
 
 

@@ -1,9 +1,10 @@
 """Runs a job script whose ranks do everything but send their gradients.
 
-    mpirun -n 2 python without_communication.py mpi-jobs/train.py --trial TRIAL_JSON
+    mpirun -n 2 python without_communication.py [--meet] mpi-jobs/train.py --trial TRIAL_JSON
 
-What remains of a step is the most that any transport could reach. The ranks' weights drift apart,
-so the check for that at the end is off, too.
+What remains of a step is the most that any transport could reach. With --meet the ranks still wait
+for one another at every bucket: what is lost then is lost to ranks that are not equally fast, which
+no transport can help. The ranks' weights drift apart, so the check for that at the end is off, too.
 """
 
 from __future__ import annotations
@@ -23,8 +24,18 @@ def all_reduce_nothing(group: Any, tensors: list[Any], _options: Any = None) -> 
     return work
 
 
+def only_meet(group: Any, tensors: list[Any], _options: Any = None) -> PendingWork:
+    work: PendingWork = group._submit("allreduce", lambda: None, tensors, tensors, meet=True)
+    return work
+
+
 def main() -> None:
-    MpiProcessGroup.allreduce = all_reduce_nothing  # type: ignore[method-assign, assignment]
+    meet = sys.argv[1] == "--meet"
+    if meet:
+        del sys.argv[1]
+    MpiProcessGroup.allreduce = (  # type: ignore[method-assign]
+        only_meet if meet else all_reduce_nothing  # type: ignore[assignment]
+    )
     Peers.all_equal = lambda *_: []  # type: ignore[method-assign]
     script, *sys.argv = sys.argv[1], *sys.argv[1:]
     runpy.run_path(script, run_name="__main__")

@@ -40,7 +40,7 @@ def slowed_run(request, dataset, tmp_path_factory):
     buckets = [] if request.param == "shared" else ["--bucket-mb", "0.05"]
     argv = [
         Path(sys.executable).with_name("mpirun"), "-n", "2", "--bind-to", "none",
-        "--host", "localhost:2", sys.executable, SLOWED, "1", SLOW_S, JOB, *OPTIONS, *buckets,
+        "--host", "localhost:2", sys.executable, SLOWED, "1", SLOW_S, "1", JOB, *OPTIONS, *buckets,
         "--transport", request.param, "--data", dataset, "--out", out,
     ]  # fmt: skip
     result = subprocess.run(

@@ -102,7 +102,7 @@ def _among(
     errors_s: Mapping[int, float],
     stage: int | None,
 ) -> Straggling:
-    ready, step_s = _ready(record, ranks)
+    ready, _, step_s = ready_times(record, ranks)
     costs = costs_of(ready)
     key = f"{record.trial.id} {stage}"
     found = []
@@ -143,9 +143,11 @@ def costs_of(ready: NDArray[np.float64]) -> NDArray[np.float64]:
     return costs
 
 
-def _ready(record: TrialRecord, ranks: Sequence[RankRecord]) -> tuple[NDArray[np.float64], float]:
+def ready_times(
+    record: TrialRecord, ranks: Sequence[RankRecord]
+) -> tuple[NDArray[np.float64], list[int], float]:
     """When each rank was ready, on rank 0's clock, in the steps after the warm-up that all have,
-    shape (ranks, steps); and the mean step in seconds."""
+    shape (ranks, steps); which steps these are; and the mean step in seconds."""
     warmup = record.trial.training.warmup_steps
     rows = [
         {
@@ -163,7 +165,7 @@ def _ready(record: TrialRecord, ranks: Sequence[RankRecord]) -> tuple[NDArray[np
         ]
     )
     step_s = float(np.mean([own[step].step_s for own in rows for step in steps] or [np.nan]))
-    return ready.reshape(len(ranks), len(steps)), step_s
+    return ready.reshape(len(ranks), len(steps)), steps, step_s
 
 
 def _why_none(late: Sequence[Lateness], ahead: Mean | None, error_s: float, steps: int) -> str:
