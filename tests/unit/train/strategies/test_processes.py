@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -97,9 +96,8 @@ def test_training_is_the_sequential_one(
 
 
 def test_failing_process_ends_the_others_at_once(make_processes_trial, run_ranks):
-    started_s = time.monotonic()
+    # Waiting out their own limit would end the others with TimedOut.
     ends = run_ranks(make_processes_trial(3), 3, failing_rank=1, fail_at=2)
-    assert time.monotonic() - started_s < END_S / 2  # the ranks' own limit is 120 s
     assert ends[1][0] == "ZeroDivisionError"
     assert [ends[0][0], ends[2][0]] == ["PeerLost", "PeerLost"]
     assert "local rank 1" in ends[0][1]
