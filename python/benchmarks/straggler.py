@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from common import call, median_interval, shown, write_results
 from paceline.analysis.communication import trial_communication
 from paceline.analysis.reading import load_run
@@ -120,7 +121,8 @@ def later_s(record: TrialRecord, slowed: int, every: int) -> list[float]:
     """By how much more the slowed rank was behind the other in a slowed step than in the mean of
     the steps before and after it; one for each slowed step that has both neighbours."""
     ready, steps, _ = ready_times(record, record.ranks)
-    behind = dict(zip(steps, ready[slowed] - np.delete(ready, slowed, axis=0).max(axis=0)))
+    others = np.delete(ready, slowed, axis=0).max(axis=0)
+    behind = dict(zip(steps, ready[slowed] - others, strict=True))
     return [
         float(behind[step] - (behind[step - 1] + behind[step + 1]) / 2)
         for step in steps

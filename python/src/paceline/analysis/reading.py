@@ -6,9 +6,8 @@ ignored; a field that is missing or damaged is an error that names the file.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -20,20 +19,19 @@ from paceline.records.rows import (
     HostSample,
     Outcome,
     RankEnvironment,
+    RankSample,
     RankStatus,
     SpanRow,
     StepRow,
+    TraceGap,
     TrainingResult,
-    WorkerEnvironment,
 )
+from paceline.records.typed import document, rows, typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
-
-_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +72,8 @@ class HostTrace:
     host: str
     header: Mapping[str, Any]
     samples: tuple[HostSample, ...]
+    ranks: tuple[RankSample, ...] = ()
+    gaps: tuple[TraceGap, ...] = ()  # where the sidecar had died
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +115,8 @@ def load_trial(files: TrialFiles) -> TrialRecord:
     return TrialRecord(
         trial=read_trial(files),
         files=files,
-        outcome=_document(files.outcome, Outcome),
-        result=_document(files.result, TrainingResult),
+        outcome=document(files.outcome, Outcome),
+        result=document(files.result, TrainingResult),
         ranks=tuple(_load_rank(rank, rank_files) for rank, rank_files in files.ranks()),
         hosts=tuple(_load_host(name, host_files) for name, host_files in files.hosts()),
         command=files.command.read_text("utf-8") if files.command.exists() else None,
@@ -133,12 +133,7 @@ def read_trial(files: TrialFiles) -> Trial:
 
 def read_environment(files: RankFiles) -> RankEnvironment | None:
     """What a rank really had, if it got as far as saying so."""
-    path = files.environment
-    if not path.exists():
-        return None
-    fields = read_json(path)
-    workers = [_typed(worker, WorkerEnvironment, path) for worker in fields.get("workers", [])]
-    return _typed({**fields, "workers": workers}, RankEnvironment, path)
+    return document(files.environment, RankEnvironment)
 
 
 def read_communication(files: RankFiles) -> Iterator[CommunicationRow] | None:
@@ -149,21 +144,21 @@ def read_communication(files: RankFiles) -> Iterator[CommunicationRow] | None:
     path = files.communication
     if not path.exists():
         return None
-    return (_typed(row, CommunicationRow, path) for row in read_jsonl(path))
+    return (typed(row, CommunicationRow, path) for row in read_jsonl(path))
 
 
 def read_result(files: TrialFiles) -> TrainingResult | None:
     """What rank 0 said at the end, if it got there."""
-    return _document(files.result, TrainingResult)
+    return document(files.result, TrainingResult)
 
 
 def _load_rank(rank: int, files: RankFiles) -> RankRecord:
     return RankRecord(
         rank=rank,
-        spans=_rows(files.spans, SpanRow),
-        steps=_rows(files.steps, StepRow),
+        spans=rows(files.spans, SpanRow),
+        steps=rows(files.steps, StepRow),
         environment=read_environment(files),
-        status=_document(files.status, RankStatus),
+        status=document(files.status, RankStatus),
     )
 
 
@@ -172,27 +167,18 @@ def _load_host(name: str, files: HostFiles) -> HostTrace:
         return HostTrace(host=name, header={}, samples=())
     header: dict[str, Any] = {}
     samples: list[HostSample] = []
+    gaps: list[TraceGap] = []
     for row in read_jsonl(files.trace):
         if "unix_s" in row:
-            samples.append(_typed(row, HostSample, files.trace))
+            samples.append(typed(row, HostSample, files.trace))
+        elif "gap_started_unix_s" in row:
+            gaps.append(typed(row, TraceGap, files.trace))
         else:
             header = row
-    return HostTrace(host=name, header=header, samples=tuple(samples))
-
-
-def _rows(path: Path, kind: type[_Row]) -> tuple[_Row, ...]:
-    if not path.exists():
-        return ()
-    return tuple(_typed(row, kind, path) for row in read_jsonl(path))
-
-
-def _document(path: Path, kind: type[_Row]) -> _Row | None:
-    return _typed(read_json(path), kind, path) if path.exists() else None
-
-
-def _typed(fields: Mapping[str, Any], kind: type[_Row], path: Path) -> _Row:
-    known = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    try:
-        return kind(**{name: value for name, value in fields.items() if name in known})
-    except TypeError as error:
-        raise DataError(f"{path}: expected the fields of {kind.__name__}: {error}") from error
+    return HostTrace(
+        host=name,
+        header=header,
+        samples=tuple(samples),
+        ranks=rows(files.ranks, RankSample),
+        gaps=tuple(gaps),
+    )

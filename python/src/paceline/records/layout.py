@@ -69,6 +69,16 @@ class HostFiles:
         return self.root / "trace.jsonl"
 
     @property
+    def ranks(self) -> Path:
+        """The same ticks, by rank."""
+        return self.root / "ranks.jsonl"
+
+    @property
+    def final_metrics(self) -> Path:
+        """The last values in Prometheus's text format, for runs shorter than a scrape."""
+        return self.root / "final.prom"
+
+    @property
     def sidecar(self) -> Path:
         """{"pid": .., "port": .., "listen": ..} while and after the sidecar lives."""
         return self.root / "sidecar.json"
@@ -169,6 +179,16 @@ class RunFiles:
     def tuning(self) -> Path:
         """What a search found."""
         return self.root / "tuning.json"
+
+    @property
+    def targets(self) -> Path:
+        """Prometheus's file-based service discovery: a file for each sidecar that lives."""
+        return self.root / "targets"
+
+    @property
+    def monitor(self) -> Path:
+        """What `paceline monitor` keeps: configuration, Prometheus's storage."""
+        return self.root / "monitor"
 
     def trial(self, trial_id: str) -> TrialFiles:
         return TrialFiles(self.root / "trials" / _checked(trial_id, "trial id"))

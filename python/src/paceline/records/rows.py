@@ -173,11 +173,65 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pressure:
+    """Time since boot for which tasks waited for a resource (Linux PSI: Documentation/accounting/
+    psi.rst): some of them, and all of them at once. None where the kernel does not say."""
+
+    some_s: float
+    full_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskCounters:
+    """One whole disk since boot."""
+
+    read_bytes: int
+    written_bytes: int
+    busy_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkCounters:
+    """One interface since boot."""
+
+    sent_bytes: int
+    received_bytes: int
+    dropped_packets: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupSample:
+    """The control group that the watched processes are in, v1 or v2; None: it does not say."""
+
+    cpu_limit_cores: float | None = None
+    cpu_s: float | None = None
+    throttled_s: float | None = None  # summed over its CPUs
+    throttled_periods: int | None = None
+    memory_limit_bytes: int | None = None
+    memory_used_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSample:
+    """One GPU, as NVML says; None: it does not."""
+
+    name: str
+    utilization_percent: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_watts: float | None = None
+    sm_clock_hertz: float | None = None
+    memory_clock_hertz: float | None = None
+    temperature_celsius: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
     """One tick of a host's sidecar (`hosts/<host>/trace.jsonl`).
 
     CPU shares are percent of all the host's cores over the time since the previous tick, None on
-    the first. The `run_*` fields sum over the process trees that are watched.
+    the first. The `run_*` fields sum over the process trees that are watched for this trace. What
+    has a default came later, or is not to be had everywhere.
     """
 
     unix_s: float
@@ -191,12 +245,12 @@ class HostSample:
     ram_used_bytes: int
     ram_total_bytes: int
     swap_used_bytes: int
-    disk_read_bytes: int | None  # since boot; None where the system does not say
+    disk_read_bytes: int | None  # since boot, all disks; None where the system does not say
     disk_write_bytes: int | None
     network_sent_bytes: int | None  # since boot, all interfaces
     network_received_bytes: int | None
     run_processes: int
-    run_cpu_seconds: float  # CPU time since the sidecar started, ended children included
+    run_cpu_seconds: float  # CPU time since the watch began, ended children included
     run_cpu_percent: float | None  # percent of one core over the last tick
     run_rss_bytes: int
     run_pss_bytes: int | None  # None on ticks at which it is not read (it is costly)
@@ -205,3 +259,57 @@ class HostSample:
     run_involuntary_context_switches: int
     sidecar_cpu_seconds: float  # the sidecar's own cost, since it started
     sidecar_rss_bytes: int
+    cpu_seconds: dict[str, float] = field(default_factory=dict)  # since boot by state, as above
+    core_busy_s: list[float] = field(default_factory=list)  # since boot, by core
+    core_busy_percent: list[float] = field(default_factory=list)  # over the last tick, by core
+    cpu_frequency_hertz: float | None = None  # mean over the cores
+    load: list[float] = field(default_factory=list)  # averages over 1, 5 and 15 minutes
+    pressure: dict[str, Pressure] = field(default_factory=dict)  # by resource: cpu, memory, io
+    swap_total_bytes: int | None = None
+    swapped_in_bytes: int | None = None  # since boot
+    swapped_out_bytes: int | None = None
+    minor_page_faults: int | None = None  # since boot
+    major_page_faults: int | None = None
+    disks: dict[str, DiskCounters] = field(default_factory=dict)
+    networks: dict[str, NetworkCounters] = field(default_factory=dict)
+    cgroup: CgroupSample | None = None
+    temperatures_celsius: dict[str, float] = field(default_factory=dict)  # by sensor
+    gpus: list[GpuSample] = field(default_factory=list)
+    run_read_bytes: int | None = None  # from storage since the watch began; None where not readable
+    run_written_bytes: int | None = None
+    run_open_files: int | None = None  # None on ticks at which they are not counted
+    sidecar_missed_ticks: int = 0  # since it started: beats that came too late to be kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSample:
+    """One tick of one rank's process tree (`hosts/<host>/ranks.jsonl`).
+
+    Counters run since the watch began, ended children included. What is costly is None on ticks at
+    which it is not read.
+    """
+
+    unix_s: float  # that of the HostSample of the same tick
+    rank: int
+    pid: int
+    processes: int
+    cpu_seconds: float
+    cpu_percent: float | None  # of one core over the last tick
+    rss_bytes: int
+    pss_bytes: int | None
+    threads: int
+    voluntary_context_switches: int
+    involuntary_context_switches: int
+    read_bytes: int | None  # from and to storage
+    written_bytes: int | None
+    open_files: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceGap:
+    """A stretch without samples, in a trace between the rows around it: the sidecar died and was
+    started again."""
+
+    gap_started_unix_s: float  # the last sample before it
+    gap_ended_unix_s: float
+    reason: str

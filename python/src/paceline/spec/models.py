@@ -138,12 +138,33 @@ class TuneSettings(_Model):
 
 
 class TelemetrySettings(_Model):
-    """[telemetry]: the sidecar. Port 0 takes any free one; -1 serves no metrics."""
+    """[telemetry]: the sidecar. Port 0 takes any free one; -1 serves no metrics.
 
-    interval_s: Annotated[float, Field(ge=0.1, le=60, strict=False)] = 1.0
+    Files hold one secret each and may be read by their owner alone: basic_auth_file a line
+    USER:PASSWORD, bearer_token_file the token.
+    """
+
+    interval_s: Annotated[float, Field(ge=0.1, le=10, strict=False)] = 1.0
     listen_host: str = "127.0.0.1"
     listen_port: Annotated[int, Field(ge=-1, le=65535)] = 0
     enabled: bool = True
+    targets_dir: str | None = None  # where a Prometheus that runs anyway looks for sidecars
+    textfile_dir: str | None = None  # node_exporter's: gets the last values of every trial
+    tls_certificate: str | None = None  # PEM files; with them metrics are served over HTTPS only
+    tls_key: str | None = None
+    tls_client_ca: str | None = None  # then clients must show a certificate of it
+    basic_auth_file: str | None = None
+    bearer_token_file: str | None = None
+
+    @model_validator(mode="after")
+    def _secrets_that_go_together(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("telemetry: tls_certificate and tls_key go together, got one of them")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("telemetry: tls_client_ca needs tls_certificate and tls_key")
+        if self.basic_auth_file is not None and self.bearer_token_file is not None:
+            raise ValueError("telemetry: basic_auth_file or bearer_token_file, got both")
+        return self
 
 
 class Limits(_Model):

@@ -12,7 +12,7 @@ from paceline.errors import UsageError
 if TYPE_CHECKING:
     import argparse
 
-INTERVAL_LIMITS_S = (0.1, 60.0)
+INTERVAL_LIMITS_S = (0.1, 10.0)
 DEFAULT_MAX_LIFETIME_S = 7 * 24 * 3600.0
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")  # Prometheus data model
 

@@ -1,0 +1,1 @@
+"""A spec's trials as files for those who schedule: Slurm's sbatch, Kubernetes."""

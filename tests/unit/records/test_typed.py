@@ -1,0 +1,73 @@
+"""Rows come back as the dataclasses that wrote them."""
+
+import dataclasses
+import json
+
+import pytest
+
+from paceline.errors import DataError
+from paceline.records.rows import (
+    CgroupSample,
+    DiskCounters,
+    GpuSample,
+    Outcome,
+    Pressure,
+    RankEnvironment,
+    WorkerEnvironment,
+)
+from paceline.records.typed import document, rows, typed
+
+
+@dataclasses.dataclass(frozen=True)
+class Tick:
+    unix_s: float
+    pressure: dict[str, Pressure] = dataclasses.field(default_factory=dict)
+    disks: dict[str, DiskCounters] = dataclasses.field(default_factory=dict)
+    gpus: list[GpuSample] = dataclasses.field(default_factory=list)
+    cgroup: CgroupSample | None = None
+    load: list[float] = dataclasses.field(default_factory=list)
+
+
+FULL = Tick(
+    unix_s=1.5,
+    pressure={"cpu": Pressure(some_s=3.0), "io": Pressure(some_s=1.0, full_s=0.5)},
+    disks={"sda": DiskCounters(read_bytes=1, written_bytes=2)},
+    gpus=[GpuSample(name="one"), GpuSample(name="two", power_watts=7.5)],
+    cgroup=CgroupSample(cpu_limit_cores=1.5),
+    load=[1.0, 2.0, 3.0],
+)
+
+
+@pytest.mark.parametrize("tick", [FULL, Tick(unix_s=0.0)])
+def test_nested_dataclasses_survive_json(tick, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps(dataclasses.asdict(tick)) + "\n")
+    assert rows(path, Tick) == (tick,)
+
+
+def test_unknown_fields_are_ignored_at_every_depth(tmp_path):
+    fields = {"unix_s": 1.0, "new": 1, "pressure": {"cpu": {"some_s": 1.0, "newer": 2}}}
+    assert typed(fields, Tick, tmp_path).pressure == {"cpu": Pressure(some_s=1.0)}
+
+
+def test_missing_field_names_the_file_and_the_row(tmp_path):
+    with pytest.raises(DataError, match=r"outcome\.json.*Outcome.*trial_id"):
+        typed({"schema": 1}, Outcome, tmp_path / "outcome.json")
+
+
+@pytest.mark.parametrize("damaged", [{"cpu": 3}, [1], {"cpu": {"full_s": 1.0}}])
+def test_nested_value_of_the_wrong_shape_is_bad_data(damaged, tmp_path):
+    with pytest.raises(DataError, match="Tick"):
+        typed({"unix_s": 1.0, "pressure": damaged}, Tick, tmp_path)
+
+
+def test_no_file_gives_nothing(tmp_path):
+    assert rows(tmp_path / "none.jsonl", Tick) == ()
+    assert document(tmp_path / "none.json", Tick) is None
+
+
+def test_rows_of_the_package_know_their_nested_types():
+    fields = {f.name: None for f in dataclasses.fields(RankEnvironment)}
+    worker = {"worker": 1, "thread_id": 2, "intraop_threads": 1, "affinity": [0]}
+    environment = typed({**fields, "workers": [worker]}, RankEnvironment, "file")
+    assert environment.workers == [WorkerEnvironment(**worker)]
