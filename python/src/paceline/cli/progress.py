@@ -90,7 +90,10 @@ class ConsoleProgress:
         self._stop_watcher()
         seconds = outcome.ended_unix_s - outcome.launched_unix_s
         self._console.print(
-            f"{self._label}  {outcome.status}  {seconds:.1f} s", highlight=False, markup=False
+            f"{self._label}  {outcome.status}  {seconds:.1f} s",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,  # a trial a line, for whoever searches the log
         )
 
     def _steps(self, done: int) -> None:
