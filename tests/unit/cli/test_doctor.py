@@ -66,3 +66,17 @@ def test_memory_that_another_process_wrote_elsewhere_is_not_shared(monkeypatch):
     finding = doctor._shared_memory()
     assert not finding.ok
     assert "nothing came" in finding.why
+
+
+def test_package_that_does_not_load_is_found_out_although_it_is_there(tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text("raise RuntimeError('no such library')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert doctor._import_fault("broken") == "RuntimeError: no such library"
+    assert doctor._import_fault("json") is None
+
+
+def test_python_whose_torch_does_not_load_is_not_ready(monkeypatch):
+    monkeypatch.setattr(doctor, "_import_fault", lambda _: "no torch_shm_manager")
+    finding = doctor._python()
+    assert not finding.ok
+    assert "no torch_shm_manager" in finding.why

@@ -34,6 +34,7 @@ import mmap, sys
 with open(sys.argv[1], "r+b") as file, mmap.mmap(file.fileno(), 4) as memory:
     memory[:] = b"seen"
 """
+_IMPORT_LIMIT_S = 120.0
 _ATTACH_LIMIT_S = 30
 
 
@@ -151,14 +152,33 @@ def _limits() -> Finding:
 
 def _python() -> Finding:
     versions = package_versions()
+    needed = ("torch", "petastorm", "pyarrow")
+    there = set(needed) <= versions.keys()
+    fault = _import_fault("torch") if there else None
+    if not there:
+        why = "run ./pacelinew setup to install torch, petastorm and pyarrow"
+    elif fault is not None:
+        why = f"torch {versions['torch']} does not load: {fault}; install it anew"
+    else:
+        why = ", ".join(f"{name} {versions[name]}" for name in needed)
     return Finding(
         what="Python",
-        ok=sys.version_info[:2] == (3, 11),
+        ok=sys.version_info[:2] == (3, 11) and fault is None,
         found=versions["python"],
-        why=", ".join(f"{n} {versions[n]}" for n in ("torch", "petastorm", "pyarrow"))
-        if {"torch", "petastorm", "pyarrow"} <= versions.keys()
-        else "run ./pacelinew setup to install torch, petastorm and pyarrow",
+        why=why,
     )
+
+
+def _import_fault(module: str) -> str | None:
+    """Why `module` cannot be imported: that its files lie there does not mean that it loads."""
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", f"import {module}"],
+            capture_output=True, text=True, timeout=_IMPORT_LIMIT_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return None if ended.returncode == 0 else ended.stderr.strip().rpartition("\n")[2]
 
 
 def _tool(what: str, find: Callable[[], Tool]) -> Finding:
