@@ -110,7 +110,7 @@ def _complete(conf: SparkConf, job: Job, *, local: bool) -> None:
             "spark.driver.bindAddress": "127.0.0.1",
         }
     else:
-        defaults |= cluster_shape(job.trial, conf.get("spark.master") or "")
+        defaults |= cluster_shape(job.trial)
     for name, value in defaults.items():
         conf.setIfMissing(name, str(value))
 

@@ -19,14 +19,11 @@ import os
 import sys
 from datetime import timedelta
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from common import median_interval, paired_ratio, shown, write_results
 from mpi_job import mpirun, output_of
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from tests.cluster.hosts import INTERFACE, hosts, shape, why_not, write_agent
+from paceline.lab import INTERFACE, Lab, LabSettings, why_not
 
 SIZES_BYTES = (
     4_000, 16_000, 64_000, 256_000, 1_000_000, 4_000_000, 25_000_000, 64_000_000, 256_000_000,
@@ -79,13 +76,12 @@ def run_job(arguments: argparse.Namespace) -> dict[str, Any]:
         "algorithms": list(arguments.algorithms),
         "rounds": arguments.rounds,
     }
-    with hosts(2) as made, TemporaryDirectory() as folder:
-        shape(made, f"{arguments.gigabits}gbit")
+    with Lab(LabSettings(hosts=2, bandwidth=f"{arguments.gigabits}gbit")) as lab:
         variables = {"GLOO_SOCKET_IFNAME": INTERFACE, "PACELINE_INTERFACE": INTERFACE}
         command: list[object] = [
             mpirun(), "-n", 2 * per_host, "--bind-to", "none",
-            "--host", ",".join(f"{host.address}:{per_host}" for host in made),
-            "--prtemca", "plm_ssh_agent", write_agent(made, Path(folder) / "agent"),
+            "--host", ",".join(f"{host.address}:{per_host}" for host in lab.hosts),
+            "--prtemca", "plm_ssh_agent", lab.agent,
             "--prtemca", "prte_if_include", INTERFACE,
             "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", INTERFACE,
         ]  # fmt: skip
@@ -94,7 +90,7 @@ def run_job(arguments: argparse.Namespace) -> dict[str, Any]:
         for name in ("OMP_NUM_THREADS", *variables):
             command += ["-x", name]
         command += [sys.executable, "-m", "mpi4py", Path(__file__).resolve(), _RANK]
-        said = output_of(made[0].command(*command, json.dumps(asked)), LIMIT_S, **variables)
+        said = output_of(lab.hosts[0].command(*command, json.dumps(asked)), LIMIT_S, **variables)
     found: dict[str, Any] = json.loads(said.splitlines()[-1])
     return found
 

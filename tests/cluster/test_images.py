@@ -12,13 +12,20 @@ import os
 import shlex
 import shutil
 import subprocess
+import time
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from paceline.lab.session import Lab
+from paceline.lab.settings import LabSettings
+from paceline.lab.settings import why_not as why_no_lab
+
 ROOT = Path(__file__).resolve().parents[2]
 DEBIAN = "http://deb.debian.org/debian"
 BUILD_LIMIT_S = 1800
+RUN_LIMIT_S = 900
 CONTEXT = ("LICENSE", "python", "docker", "mpi-jobs", "spark-jobs", ".dockerignore")
 
 
@@ -43,23 +50,33 @@ class Images:
 
     def __init__(self, folder: Path) -> None:
         self._storage = ["--root", folder / "store", "--runroot", folder / "run"]
+        self.environment = {
+            **os.environ, "STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot"
+        }  # fmt: skip
+
+    def command(self, *words: object) -> list[str]:
+        return ["buildah", *map(str, self._storage), *map(str, words)]
 
     def buildah(self, *words: object, limit_s: float = BUILD_LIMIT_S) -> str:
         ended = subprocess.run(
-            ["buildah", *map(str, self._storage), *map(str, words)],
-            env={**os.environ, "STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot"},
+            self.command(*words), env=self.environment,
             capture_output=True, text=True, timeout=limit_s, check=False,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
         return ended.stdout
 
-    def run(self, image: str, *words: str, limit_s: float = 900) -> str:
-        """The command's standard output, in a fresh container."""
-        container = self.buildah("from", "--pull-never", f"localhost/{image}").strip()
+    @contextmanager
+    def container(self, image: str):
+        name = self.buildah("from", "--pull-never", f"localhost/{image}").strip()
         try:
-            return self.buildah("run", container, "--", *words, limit_s=limit_s)
+            yield name
         finally:
-            self.buildah("rm", container)
+            self.buildah("rm", name)
+
+    def run(self, image: str, *words: str, limit_s: float = RUN_LIMIT_S) -> str:
+        """The command's standard output, in a fresh container."""
+        with self.container(image) as name:
+            return self.buildah("run", name, "--", *words, limit_s=limit_s)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +120,8 @@ def copied_context(folder: Path) -> Path:
 def test_quickstart_runs_in_the_image_under_every_launcher(images):
     said = images.run(
         "paceline-base", "sh", "-c",
-        "paceline run quickstart --out /shared/runs/q >&2 && paceline compare /shared/runs/q --json",
+        "paceline run quickstart --out /shared/runs/q >&2 && "
+        "paceline compare /shared/runs/q --json",
     )  # fmt: skip
     rows = json.loads(said)["rows"]
     assert {row["launcher"] for row in rows} == {"local", "torchrun", "mpi", "spark"}
@@ -153,3 +171,105 @@ def test_spark_node_serves_a_master_that_asks_for_the_secret(images):
         limit_s=90,
     )  # fmt: skip
     assert said.split() == ["up", "600"]
+
+
+class Cluster:
+    """Containers of one image, one on each host of a lab, with a folder that all of them see."""
+
+    def __init__(self, images, lab, containers, shared) -> None:
+        self._images, self.lab, self.shared = images, lab, shared
+        self._containers = containers
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def command(self, host: int, *words: str) -> list[str]:
+        address = self.lab.hosts[host].address
+        inside = self._images.command(
+            "run", "--volume", f"{self.shared}:/shared",
+            "--env", f"SPARK_LOCAL_HOSTNAME={address}", "--env", "SPARK_WORKER_CORES=1",
+            self._containers[host], "--", *words,
+        )  # fmt: skip
+        return self.lab.hosts[host].command(*inside)
+
+    def start(self, host: int, node: str, *words: str) -> None:
+        """A daemon; returns when the image's own health check says that it serves."""
+        self._started.append(
+            subprocess.Popen(
+                self.command(host, node, *words),
+                env=self._images.environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        )
+        give_up_s = time.monotonic() + 60
+        while self.call(host, node, "health").returncode != 0:
+            assert time.monotonic() < give_up_s, f"{node} {words} does not serve"
+            time.sleep(0.5)
+
+    def call(self, host: int, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(host, *words), env=self._images.environment,
+            capture_output=True, text=True, timeout=RUN_LIMIT_S, check=False,
+        )  # fmt: skip
+
+    def rows(self, node: str, spec: str):
+        """The rows of a run of `spec`, started on the first host."""
+        (self.shared / "spec.toml").write_text(spec)
+        ended = self.call(
+            0, node, "paceline", "run", "/shared/spec.toml", "--out", "/shared/runs/test"
+        )
+        assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+        return json.loads((self.shared / "runs" / "test" / "comparison.json").read_text())["rows"]
+
+    def stop(self) -> None:
+        for process in self._started:
+            process.terminate()
+        for process in self._started:
+            process.wait(timeout=30)
+
+
+@pytest.fixture
+def cluster(images, tmp_path):
+    """Makes a cluster of three containers of an image."""
+    reason = why_no_lab()
+    if reason is not None:
+        pytest.skip(f"clusters of containers need a lab: {reason}")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    os.chown(shared, 1000, 1000)
+    with ExitStack() as stack:
+        lab = stack.enter_context(Lab(LabSettings(hosts=3)))
+
+        def make(image: str) -> Cluster:
+            names = [stack.enter_context(images.container(image)) for _ in lab.hosts]
+            made = Cluster(images, lab, names, shared)
+            stack.callback(made.stop)
+            return made
+
+        yield make
+
+
+def cluster_spec(name: str) -> str:
+    return (ROOT / "docker" / "experiments" / f"{name}.toml").read_text()
+
+
+def test_two_mpi_containers_run_the_quickstarts_workload(cluster):
+    nodes = cluster("paceline-mpi")
+    for host in (1, 2):
+        nodes.start(host, "mpi-node", "node")
+    addresses = [host.address for host in nodes.lab.hosts[1:]]
+    (nodes.shared / "hosts").write_text("".join(f"{a} slots=1\n" for a in addresses))
+    spec = cluster_spec("cluster-mpi").replace("/opt/paceline/experiments/hosts", "/shared/hosts")
+    rows = nodes.rows("mpi-node", spec)
+    assert {(row["launcher"], row["nodes"]) for row in rows} == {("local", 1), ("mpi", 2)}
+    assert all(row["identical"] for row in rows)
+
+
+def test_two_spark_workers_in_containers_run_the_quickstarts_workload(cluster):
+    nodes = cluster("paceline-spark")
+    master = nodes.lab.hosts[0].address
+    nodes.start(0, "spark-node", "master")
+    for host in (1, 2):
+        nodes.start(host, "spark-node", "worker", f"spark://{master}:7077")
+    rows = nodes.rows("spark-node", cluster_spec("cluster-spark").replace("spark-master", master))
+    assert {(row["launcher"], row["nodes"]) for row in rows} == {("local", 1), ("spark", 2)}
+    assert all(row["identical"] for row in rows)

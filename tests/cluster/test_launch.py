@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.environment import is_kept
 
 from paceline.data.catalogue import ensure_dataset
 from paceline.job.options import job_of, parser
@@ -57,7 +58,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def environment() -> dict[str, str]:
     """As in a user's shell, with the marks by which the tests find what is left."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "OMP_"))}
+    kept = {k: v for k, v in os.environ.items() if is_kept(k)}
     return {
         **kept,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",

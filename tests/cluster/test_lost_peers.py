@@ -1,6 +1,6 @@
 """A peer that dies, or a link that drops, in the middle of a training on two hosts.
 
-The hosts are network namespaces (see hosts.py). Nobody ends the ranks: they have to find out by
+The hosts are network namespaces (paceline.lab). Nobody ends the ranks: they have to find out by
 themselves, within twice the limit of a collective, and say whom they miss.
 """
 
@@ -20,17 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from tests.cluster.hosts import INTERFACE, cut, hosts, processes_on, why_not, write_agent
 
 from paceline.data.catalogue import ensure_dataset
+from paceline.lab import INTERFACE
 from paceline.launch.processes import command_line_of, is_alive, send, wait_until
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tests.cluster.hosts import Host
-
+    from paceline.lab import Lab
     from paceline.records.layout import TrialFiles
 
 pytestmark = pytest.mark.cluster
@@ -51,28 +50,11 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ensure_dataset("tiny", images=24, seed=1, cache_dir=tmp_path_factory.mktemp("data"))
 
 
-@pytest.fixture
-def two_hosts() -> Iterator[list[Host]]:
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    with hosts(2) as made:
-        before = {file for host in made for file in segments_of(host)}
-        yield made
-    assert not [host for host in made if Path("/run/netns", host.namespace).exists()]
-    assert {file for host in made for file in segments_of(host)} <= before
-
-
-def segments_of(host: Host) -> Iterable[Path]:
-    """Memory that Open MPI shares between the ranks of a host."""
-    return Path("/dev/shm").glob(f"*.{host.name}.*")
-
-
 @dataclass(frozen=True)
 class Training:
     """Under way on two hosts, rank n on host n."""
 
-    made: list[Host]
+    lab: Lab
     folder: Path
     processes: list[subprocess.Popen[bytes]]
 
@@ -107,7 +89,7 @@ class Training:
 
     def programs_on(self, number: int) -> set[str]:
         """Names of what runs on a host."""
-        commands = [command_line_of(pid) for pid in processes_on(self.made[number])]
+        commands = [command_line_of(pid) for pid in self.lab.processes_on(self.lab.hosts[number])]
         return {Path(words[0]).name for words in commands if words}
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
@@ -123,7 +105,7 @@ Record = Callable[[str, dict[str, Any], float], None]
 
 
 @pytest.fixture
-def under_way(two_hosts: list[Host], dataset: Path, tmp_path: Path) -> Start:
+def under_way(fresh_lab: Lab, dataset: Path, tmp_path: Path) -> Start:
     """Steps without end, by a transport; all of it is gone afterwards."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "OMP_"))}
     options = [*OPTIONS, "--data", str(dataset), "--out", str(tmp_path / "run")]
@@ -131,7 +113,7 @@ def under_way(two_hosts: list[Host], dataset: Path, tmp_path: Path) -> Start:
     @contextmanager
     def start(transport: str) -> Iterator[Training]:
         commands = (under_mpirun if transport == "mpi" else each_by_itself)(
-            two_hosts, options, tmp_path
+            fresh_lab, options, tmp_path
         )
         log = tmp_path / "log.txt"
         processes: list[subprocess.Popen[bytes]] = []
@@ -142,12 +124,12 @@ def under_way(two_hosts: list[Host], dataset: Path, tmp_path: Path) -> Start:
                         command, env=kept, cwd=tmp_path, stdout=output, stderr=output
                     )
                     processes.append(process)
-                running = Training(two_hosts, tmp_path, processes)
+                running = Training(fresh_lab, tmp_path, processes)
                 running.wait_for_steps()
                 yield running
             finally:
-                for host in two_hosts:
-                    send(processes_on(host), signal.SIGKILL)
+                for host in fresh_lab.hosts:
+                    send(fresh_lab.processes_on(host), signal.SIGKILL)
                 for process in processes:
                     process.wait(timeout=10)
 
@@ -167,23 +149,21 @@ def record_took(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
     file.write_text(json.dumps({"limit_s": LIMIT_S, "share_of_limit_taken": took}, indent=1))
 
 
-def under_mpirun(made: list[Host], options: list[str], folder: Path) -> list[list[str]]:
+def under_mpirun(lab: Lab, options: list[str], folder: Path) -> list[list[str]]:
     """Looked after on the first host as `paceline run` does it."""
-    hostfile, agent = folder / "hosts", write_agent(made, folder / "agent.sh")
-    hostfile.write_text("".join(f"{host.address} slots=1\n" for host in made))
-    words = [PROGRAMS / "supervised.py", hostfile, agent, folder / "outcome.json", *options]
-    return [made[0].command(sys.executable, *words, "--transport", "mpi")]
+    words = [PROGRAMS / "supervised.py", lab.hostfile, folder / "outcome.json", *options]
+    return [lab.hosts[0].command(sys.executable, *words, "--transport", "mpi")]
 
 
-def each_by_itself(made: list[Host], options: list[str], folder: Path) -> list[list[str]]:
+def each_by_itself(lab: Lab, options: list[str], folder: Path) -> list[list[str]]:
     """Nobody is there who would end one because of the other."""
     meeting = folder / "meeting.json"
     return [
         host.command(
-            sys.executable, PROGRAMS / "rank.py", rank, len(made), meeting, *options,
+            sys.executable, PROGRAMS / "rank.py", rank, len(lab.hosts), meeting, *options,
             "--transport", "gloo",
         )
-        for rank, host in enumerate(made)
+        for rank, host in enumerate(lab.hosts)
     ]  # fmt: skip
 
 
@@ -194,7 +174,8 @@ def test_link_that_drops_is_told_by_the_ranks_on_both_sides(
     transport: str, where: Literal["cable", "switch"], under_way: Start, record_took: Record
 ) -> None:
     with under_way(transport) as running:
-        cut(running.made[1], where)
+        names = [host.name for host in running.lab.hosts]
+        running.lab.cut(running.lab.hosts[1], where)
         dropped_unix_s = time.time()
         running.wait_for_end([0, 1])
         for rank in (0, 1):
@@ -202,15 +183,15 @@ def test_link_that_drops_is_told_by_the_ranks_on_both_sides(
             peer = 1 - rank
             assert status["error"].startswith(f"TimedOut: rank {rank}: "), status
             assert f"within {LIMIT_S:g} s" in status["error"]
-            assert f"rank {peer} (host{peer})" in status["error"]
-            down = f"interface {INTERFACE} of this host (host{rank}) is down"
+            assert f"rank {peer} ({names[peer]})" in status["error"]
+            down = f"interface {INTERFACE} of this host ({names[rank]}) is down"
             assert (down in status["error"]) == (rank == 1), "who can see it, says it"
             record_took(f"{transport} {where} rank {rank}", status, dropped_unix_s)
         running.wait_for_launchers()
         if transport == "mpi":
             outcome = json.loads((running.folder / "outcome.json").read_text())
             assert (outcome["status"], outcome["exit_code"]) == ("timed_out", 6)
-            assert "(host1) does not answer" in outcome["message"]
+            assert f"({names[1]}) does not answer" in outcome["message"]
             # out of reach, mpirun's daemon waits until TCP gives up
             assert running.programs_on(1) <= {"prted"}
         else:
@@ -226,7 +207,7 @@ def test_killed_rank_is_named_by_its_peer(under_way: Start, record_took: Record)
         running.wait_for_launchers()
         status = running.status(0)
         assert status["error"].startswith("PeerLost: rank 0: a peer closed its connection")
-        assert "rank 1 (host1) does not answer" in status["error"]
+        assert f"rank 1 ({running.lab.hosts[1].name}) does not answer" in status["error"]
         assert status["secondary"]
         assert [process.returncode for process in running.processes] == [5, -signal.SIGKILL]
         record_took("gloo kill rank 0", status, killed_unix_s)
@@ -243,7 +224,7 @@ def test_frozen_rank_is_named_by_its_peer(
         running.wait_for_end([1 - frozen])
         status = running.status(1 - frozen)
         assert status["error"].startswith(f"TimedOut: rank {1 - frozen}: ")
-        assert f"rank {frozen} (host{frozen})" in status["error"]
+        assert f"rank {frozen} ({running.lab.hosts[frozen].name})" in status["error"]
         assert "does not answer" in status["error"]
         record_took(f"{transport} frozen {frozen}", status, frozen_unix_s)
         if transport == "mpi":  # mpirun then ends the other

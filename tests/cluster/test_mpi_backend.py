@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cluster.hosts import INTERFACE, hosts, why_not, write_agent
+
+from paceline.lab import INTERFACE
 
 pytestmark = pytest.mark.cluster
 
@@ -17,22 +18,12 @@ PROGRAM = Path(__file__).parents[1] / "contract/programs/mpi_operations.py"
 LIMIT_S = 120
 
 
-@pytest.fixture
-def made():
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    with hosts(2) as both:
-        yield both
-
-
-def start(made, tmp_path, **variables):
+def start(lab, tmp_path, **variables):
     """What mpirun says of the program with a rank on each host."""
-    agent = write_agent(made, tmp_path / "agent")
-    command = made[0].command(
+    command = lab.hosts[0].command(
         Path(sys.executable).with_name("mpirun"), "-n", 2,
-        "--host", ",".join(f"{host.address}:1" for host in made),
-        "--prtemca", "plm_ssh_agent", agent, "--mca", "btl", "tcp,self",
+        "--host", ",".join(f"{host.address}:1" for host in lab.hosts),
+        "--prtemca", "plm_ssh_agent", lab.agent, "--mca", "btl", "tcp,self",
         "--mca", "btl_tcp_if_include", INTERFACE, *_exported(variables),
         sys.executable, PROGRAM, "plain", tmp_path,
     )  # fmt: skip
@@ -47,17 +38,17 @@ def _exported(variables):
     return [word for name in variables for word in ("-x", name)]
 
 
-def test_ranks_of_two_hosts_meet_at_the_interface_that_is_named(made, tmp_path):
-    said = start(made, tmp_path, PACELINE_INTERFACE=INTERFACE)
+def test_ranks_of_two_hosts_meet_at_the_interface_that_is_named(lab, tmp_path):
+    said = start(lab, tmp_path, PACELINE_INTERFACE=INTERFACE)
     assert said.returncode == 0, said.stdout[-3000:] + said.stderr[-3000:]
     for rank in range(2):
         report = json.loads((tmp_path / f"report.{rank}.json").read_text())
         assert (report["rank"], report["local_rank"]) == (rank, 0)
-        assert report["store"] == made[0].address
+        assert report["store"] == lab.hosts[0].address
 
 
-def test_hosts_that_do_not_know_their_way_are_told_to_name_an_interface(made, tmp_path):
+def test_hosts_that_do_not_know_their_way_are_told_to_name_an_interface(lab, tmp_path):
     """Their names lead nowhere here."""
-    said = start(made, tmp_path)
+    said = start(lab, tmp_path)
     assert said.returncode != 0
     assert "PACELINE_INTERFACE=eth0" in said.stderr

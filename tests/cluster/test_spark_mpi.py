@@ -11,11 +11,12 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.cluster.hosts import INTERFACE, hosts, why_not
-from tests.cluster.test_two_nodes import environment_of, spark_name, standalone_cluster
+from tests.cluster.lab.labs import lab_or_skip
+from tests.cluster.test_two_nodes import PATIENT, environment_of
 
 from paceline.data.catalogue import ensure_dataset
 from paceline.job.options import job_of, parser
+from paceline.lab import INTERFACE, LabSettings
 from paceline.launch import supervise as supervise_module
 from paceline.launch.diagnosis import diagnose
 from paceline.launch.processes import (
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.cluster.hosts import Host
-
+    from paceline.lab import Host
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
 
@@ -108,7 +108,7 @@ def paceline_run(spec: str, folder: Path, host: Host | None = None) -> list[dict
     environment = environment_of(folder / "cache")
     done = subprocess.run(
         words if host is None else host.command(*words),
-        env=environment if host is None else {**environment, **spark_name(host)},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -131,17 +131,13 @@ def test_spark_and_mpirun_train_the_same_over_mpi(dataset: Path, tmp_path: Path)
 
 
 def test_hosts_of_a_cluster_are_one_mpi_job(dataset: Path, tmp_path: Path) -> None:
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    with hosts(2) as made, standalone_cluster(made, tmp_path) as master:
+    with lab_or_skip(LabSettings(hosts=2, slots=2, spark=True), tmp_path / "logs") as lab:
         spec = SPEC.format(
             steps=6, data=dataset, interface=INTERFACE,
             trials=ENTRY.format(launcher="spark", nodes=2),
         )  # fmt: skip
-        spec += f'[spark]\nmaster = "{master}"\n[spark.conf]\n'
-        spec += f'"spark.driver.host" = "{made[0].address}"\n'
-        rows = paceline_run(spec, tmp_path, made[0])
+        spec += f'[spark]\nmaster = "{lab.spark_master}"\n' + PATIENT
+        rows = paceline_run(spec, tmp_path, lab.hosts[0])
         [row] = [row for row in rows if not row["is_baseline"]]
         assert (row["identical"], row["nodes"], row["ranks"]) == (True, 2, 4)
         [trial] = tmp_path.glob("run/trials/*.spark.*")
@@ -149,7 +145,8 @@ def test_hosts_of_a_cluster_are_one_mpi_job(dataset: Path, tmp_path: Path) -> No
             json.loads((trial / "ranks" / str(rank) / "environment.json").read_text())["host"]
             for rank in range(4)
         ]
-        assert sorted(found) == ["host0", "host0", "host1", "host1"]
+        names = [host.name for host in lab.hosts]
+        assert sorted(found) == [names[0], names[0], names[1], names[1]]
         assert len(list(trial.glob("hosts/*/trace.jsonl"))) == 2
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from tests.environment import is_kept
 from tests.functional.cli_runs import SMALL, Cli, trial
 
 from paceline.data.catalogue import ensure_dataset
@@ -41,7 +42,7 @@ def rows(tmp_path_factory):
         + trial("spark", "spark-rounds", averaging_period=PERIOD)
         + trial("spark", "spark-allgather")
     )
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "OMP_"))}
+    kept = {k: v for k, v in os.environ.items() if is_kept(k)}
     cli = Cli(environment={**kept, "PACELINE_CACHE": str(folder / "cache")}, cwd=folder)
     done = cli("run", spec, "--out", out)
     assert done.returncode == 0, done.stderr

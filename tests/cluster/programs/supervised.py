@@ -1,6 +1,6 @@
 """A trial under mpirun on two hosts, looked after as `paceline run` does; says how it ended.
 
-usage: supervised.py HOSTFILE AGENT OUTCOME_JSON OPTIONS…
+usage: supervised.py HOSTFILE OUTCOME_JSON OPTIONS…
 
 A rank on each host; OPTIONS are those of the job scripts.
 """
@@ -21,12 +21,10 @@ _LIMIT_S = 100.0
 
 
 def main() -> None:
-    hostfile, agent, outcome = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    options = parser("supervised.py").parse_args(sys.argv[4:])
+    hostfile, outcome = sys.argv[1], Path(sys.argv[2])
+    options = parser("supervised.py").parse_args(sys.argv[3:])
     job = job_of(options, "mpi", nodes=2, ranks_per_node=1)
-    settings = job.trial.mpi.model_copy(
-        update={"hostfile": hostfile, "arguments": ("--prtemca", "plm_ssh_agent", agent)}
-    )
+    settings = job.trial.mpi.model_copy(update={"hostfile": hostfile})
     trial = job.trial.model_copy(update={"mpi": settings})
     job.files.root.mkdir(parents=True)
     job.files.trial.write_text(trial.model_dump_json())

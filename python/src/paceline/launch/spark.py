@@ -49,7 +49,7 @@ class SparkLauncher:
         spark = find_spark()
         argv = [str(spark.path / "bin" / "spark-submit"), "--master", master_of(trial)]
         argv += ["--name", trial.id, "--driver-memory", driver_memory(trial)]
-        for name, value in {**_configuration(trial), **trial.spark.conf}.items():
+        for name, value in {**configuration(trial), **trial.spark.conf}.items():
             argv += ["--conf", f"{name}={value}"]
         script = job_script("spark-jobs", "train.py")
         argv += [str(script), "--trial", str(files.trial)]
@@ -83,7 +83,8 @@ def is_local(master: str) -> bool:
     return _LOCAL.fullmatch(master) is not None
 
 
-def _configuration(trial: Trial) -> dict[str, str]:
+def configuration(trial: Trial) -> dict[str, str]:
+    """What Spark is told about a trial, but for what the spec itself sets."""
     threads = trial.placement.threads_per_rank
     conf = {
         "spark.task.cpus": str(threads),
@@ -115,22 +116,18 @@ def _configuration(trial: Trial) -> dict[str, str]:
         own = {k: v for k, v in os.environ.items() if k == MPIRUN_VARIABLE}
         ranks = {**rank_environment(trial), **own}
         conf |= {f"spark.executorEnv.{k}": v for k, v in ranks.items()}
-        conf |= cluster_shape(trial, master_of(trial))
+        conf |= cluster_shape(trial)
     return conf
 
 
-def cluster_shape(trial: Trial, master: str) -> dict[str, str]:
+def cluster_shape(trial: Trial) -> dict[str, str]:
     """Cores that are taken of a cluster, and how: one executor a node if there are several."""
     place = trial.placement
     shape = {
         "spark.cores.max": str(_slots_per_node(trial) * place.nodes),
-        # The session is up when all executors are, not when the first is.
+        # The session is up when all executors are, not when the first is; it waits 30 s for them.
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     }
-    if master.startswith("spark://"):
-        # Workers that wait there start an executor in a few seconds; YARN and Kubernetes, which
-        # may have to find a machine first, keep Spark's 30 s.
-        shape["spark.scheduler.maxRegisteredResourcesWaitingTime"] = "10s"
     if place.nodes > 1:
         shape["spark.executor.cores"] = str(_slots_per_node(trial))
         shape["spark.executor.instances"] = str(place.nodes)  # YARN and Kubernetes

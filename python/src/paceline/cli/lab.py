@@ -1,0 +1,272 @@
+"""`paceline lab …`: a cluster on this machine, for trying things out and for tests."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import EnvironmentLacks, ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from paceline.lab.record import LabRecord
+    from paceline.lab.session import Lab
+
+_DEFAULT_NAME = "lab"
+_SIGNAL_BASE = 128  # of a shell's exit status for a command that a signal ended
+
+
+def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    lab = verbs.add_parser("lab", help="make a cluster of hosts on this machine; needs root")
+    actions = lab.add_subparsers(title="actions", metavar="ACTION", required=True)
+    _add_up(actions)
+    down = actions.add_parser(
+        "down", help="remove a lab with everything in it, and what killed ones have left"
+    )
+    _add_name(down)
+    down.set_defaults(command=_down)
+    listed = actions.add_parser("list", help="the labs of this machine")
+    listed.add_argument("--json", action="store_true")
+    listed.set_defaults(command=_list)
+    run = actions.add_parser("exec", help="run a command on a host")
+    _add_host(run)
+    run.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND…", help="default: a shell")
+    run.set_defaults(command=_exec)
+    cut = actions.add_parser("cut", help="take a host's link down")
+    _add_host(cut)
+    cut.add_argument(
+        "--at", choices=("cable", "switch"), default="cable",
+        help="the host's own end, or the other, which it cannot see (default: cable)",
+    )  # fmt: skip
+    cut.set_defaults(command=_cut)
+    mend = actions.add_parser("mend", help="bring a host's link up again")
+    _add_host(mend)
+    mend.set_defaults(command=_mend)
+
+
+def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    up = actions.add_parser(
+        "up",
+        help="make a lab: hosts, links, a Spark standalone cluster, a host list for mpirun",
+        description="Makes hosts with names, addresses, cores and links of their own, starts a "
+        "Spark master and workers on them, and writes a host list and an agent for mpirun. "
+        "Without --exec the lab stays until `paceline lab down`.",
+    )
+    up.add_argument("--hosts", type=int, default=2, metavar="N", help="default: 2")
+    up.add_argument(
+        "--cores", type=int, metavar="N", help="of each host, its own; default: all share all"
+    )
+    up.add_argument(
+        "--slots", type=int, metavar="N", help="ranks a host offers; default: as many as cores"
+    )
+    up.add_argument(
+        "--bandwidth", metavar="RATE", help='of each link: "1gbit", "100mbit"; default: unlimited'
+    )
+    up.add_argument("--no-spark", action="store_true", help="without Spark's master and workers")
+    up.add_argument("--logs", type=Path, metavar="DIR", help="keep Spark's logs there")
+    up.add_argument(
+        "--exec", metavar="COMMAND", dest="shell_line",
+        help="run a shell's command line on the first host, then remove the lab; "
+        "exits as the command does",
+    )  # fmt: skip
+    _add_name(up)
+    up.set_defaults(command=_up)
+
+
+def _add_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--name", default=_DEFAULT_NAME, help=f"of the lab (default: {_DEFAULT_NAME})"
+    )
+
+
+def _add_host(parser: argparse.ArgumentParser) -> None:
+    _add_name(parser)
+    parser.add_argument("host", metavar="HOST", help="its number, from 0, or its name")
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from paceline.lab import Lab, LabSettings
+
+    settings = LabSettings(
+        hosts=arguments.hosts,
+        cores=arguments.cores,
+        slots=arguments.slots,
+        bandwidth=arguments.bandwidth,
+        spark=not arguments.no_spark,
+    )
+    lab = Lab(settings, name=arguments.name, logs=arguments.logs)
+    with _signals_raise():
+        try:
+            for name in lab.make():
+                _say(f"removed what was left of lab {name}, whose maker was killed")
+            if arguments.shell_line is None:
+                lab.leave()
+            else:
+                _say(_described(lab.record))
+                return _run_on_first(lab, arguments.shell_line)
+        except BaseException:
+            lab.close()
+            raise
+        finally:
+            if arguments.shell_line is not None:
+                lab.close()
+    print(_described(lab.record))
+    return ExitCode.OK
+
+
+def _run_on_first(lab: Lab, shell_line: str) -> int:
+    status = subprocess.call(lab.hosts[0].command("sh", "-c", shell_line))
+    return status if status >= 0 else _SIGNAL_BASE - status
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    from paceline.lab.registry import Registry
+    from paceline.lab.removal import remove, remove_abandoned
+
+    _require_possible()
+    registry = Registry()
+    there_was = remove(arguments.name, registry)
+    with registry.locked():
+        abandoned = remove_abandoned(registry)
+    for name in abandoned:
+        _say(f"removed what was left of lab {name}, whose maker was killed")
+    if there_was:
+        _say(f"lab {arguments.name} is removed")
+    else:
+        others = ", ".join(registry.names())
+        _say(f"there is no lab {arguments.name}" + (f"; there are: {others}" if others else ""))
+    return ExitCode.OK
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from paceline.lab.registry import Registry
+    from paceline.lab.removal import is_abandoned
+
+    _require_possible()
+    registry = Registry()
+    found = {name: registry.load(name) for name in registry.names()}
+    states = {name: _state(record, is_abandoned(record)) for name, record in found.items()}
+    if arguments.json:
+        labs = [_json(name, record, states[name]) for name, record in found.items()]
+        print(json.dumps({"schema": 1, "labs": labs}, indent=1))
+        return ExitCode.OK
+    for name, record in found.items():
+        print(f"{_described(record) if record else f'lab {name}'}\n  state   {states[name]}")
+    if not found:
+        _say("there is no lab; `paceline lab up` makes one")
+    return ExitCode.OK
+
+
+def _exec(arguments: argparse.Namespace) -> int:
+    record = _existing(arguments.name)
+    words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
+    status = subprocess.call(record.host(arguments.host).command(*words))
+    return status if status >= 0 else _SIGNAL_BASE - status
+
+
+def _cut(arguments: argparse.Namespace) -> int:
+    from paceline.lab import network
+
+    record = _existing(arguments.name)
+    network.cut(record, record.host(arguments.host), arguments.at)
+    return ExitCode.OK
+
+
+def _mend(arguments: argparse.Namespace) -> int:
+    from paceline.lab import network
+
+    record = _existing(arguments.name)
+    network.mend(record, record.host(arguments.host))
+    return ExitCode.OK
+
+
+def _existing(name: str) -> LabRecord:
+    from paceline.lab.registry import Registry
+
+    _require_possible()
+    registry = Registry()
+    record = registry.load(name)
+    if record is None:
+        others = ", ".join(registry.names()) or "none"
+        raise UsageError(
+            f"lab {name!r}: expected one of this machine's labs, there are: {others}; "
+            "`paceline lab up` makes one"
+        )
+    return record
+
+
+def _require_possible() -> None:
+    from paceline.lab import why_not
+
+    reason = why_not()
+    if reason is not None:
+        raise EnvironmentLacks(f"there are no labs here: {reason}")
+
+
+def _state(record: LabRecord | None, abandoned: bool) -> str:
+    if abandoned or record is None:
+        return "abandoned; `paceline lab down` removes it"
+    return "up" if record.owner_pid is None else f"up until process {record.owner_pid} ends"
+
+
+def _described(record: LabRecord) -> str:
+    settings = record.settings
+    rate = settings.bandwidth or "as fast as this machine copies"
+    lines = [f"lab {record.name}: {len(record.hosts)} hosts, links {rate}"]
+    for host in record.hosts:
+        cores = ",".join(map(str, host.cores)) or "all"
+        lines.append(f"  host    {host.name}  {host.address}  cores {cores}")
+    if settings.spark:
+        lines.append(f"  Spark   {record.spark_master}  (logs in {record.logs})")
+    lines.append(f"  MPI     mpirun --hostfile {record.hostfile} …")
+    lines.append(f"  use     paceline lab exec --name {record.name} 0 COMMAND…")
+    return "\n".join(lines)
+
+
+def _json(name: str, record: LabRecord | None, state: str) -> dict[str, Any]:
+    if record is None:
+        return {"name": name, "state": state}
+    return {
+        "name": name,
+        "state": state,
+        "hosts": [
+            {"name": host.name, "address": host.address, "cores": host.cores}
+            for host in record.hosts
+        ],
+        "settings": dataclasses.asdict(record.settings),
+        "hostfile": str(record.hostfile),
+        "agent": str(record.agent),
+        "spark_master": record.spark_master if record.settings.spark else None,
+        "logs": record.logs,
+    }
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Who is asked to end, or loses the terminal, removes the lab first."""
+    heard = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = [(number, signal.signal(number, _raise_exit)) for number in heard]  # not under nohup
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def _raise_exit(number: int, frame: FrameType | None) -> None:
+    del frame
+    raise SystemExit(_SIGNAL_BASE + number)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

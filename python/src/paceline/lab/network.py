@@ -1,0 +1,135 @@
+"""Namespaces, cables, a switch: what `ip` and `tc` make of them (ip-netns(8), tc-tbf(8)).
+
+Each host is a network namespace joined by a pair of virtual Ethernet interfaces to a bridge, which
+is in a namespace of its own. Nothing is added to the namespaces that were there before.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal
+
+from paceline.errors import EnvironmentLacks
+from paceline.lab.record import INTERFACE
+from paceline.lab.settings import bits_per_s
+
+if TYPE_CHECKING:
+    from paceline.lab.record import Host, LabRecord
+
+End = Literal["cable", "switch"]
+
+_LIMIT_S = 20.0
+_BRIDGE = "bridge0"
+# A token bucket must hold what is sent between two ticks of the kernel's timer, 1/250 s at worst,
+# and at least a segment that TCP hands over in one piece (64 KiB).
+_BURST_BYTES = 128 * 1024
+_BURST_S = 0.001
+_QUEUE = "50ms"
+
+
+def make(record: LabRecord) -> None:
+    """Hosts and switch, links up, shaped if so asked. Raises EnvironmentLacks."""
+    for namespace in (record.hub, *(host.namespace for host in record.hosts)):
+        _run("ip", "netns", "add", namespace)
+        _run("ip", "-n", namespace, "link", "set", "lo", "up")
+    _run("ip", "-n", record.hub, "link", "add", _BRIDGE, "type", "bridge")
+    _run("ip", "-n", record.hub, "link", "set", _BRIDGE, "up")
+    for host in record.hosts:
+        _plug_in(record.hub, host)
+    if record.settings.bandwidth is not None:
+        shape(record, record.settings.bandwidth)
+
+
+def shape(record: LabRecord, rate: str | None) -> None:
+    """Limit what each host sends, and what it receives, to `rate`; None ends that.
+
+    A token bucket at both ends of each host's cable; what a full queue drops, TCP sends again.
+    tc counts the bytes of Ethernet frames without preamble, checksum and gap.
+    """
+    for host in record.hosts:
+        for namespace, interface in ((host.namespace, INTERFACE), (record.hub, _port(host))):
+            queue = ("ip", "netns", "exec", namespace, "tc", "qdisc")
+            if rate is None:
+                with suppress(EnvironmentLacks):  # it had none
+                    _run(*queue, "delete", "dev", interface, "root")
+            else:
+                burst = max(_BURST_BYTES, round(bits_per_s(rate) / 8 * _BURST_S))
+                _run(
+                    *queue, "replace", "dev", interface, "root", "tbf",
+                    "rate", rate, "burst", f"{burst}b", "latency", _QUEUE,
+                )  # fmt: skip
+
+
+def cut(record: LabRecord, host: Host, where: End = "cable") -> None:
+    """Take the host's link down: at its own end, or at the other, which it only feels.
+
+    Either way nothing is refused or closed: whoever waits for a message waits on.
+    """
+    _set_link(record, host, where, "down")
+
+
+def mend(record: LabRecord, host: Host) -> None:
+    """Bring both ends of the host's link up."""
+    _set_link(record, host, "cable", "up")
+    _set_link(record, host, "switch", "up")
+
+
+def is_cut(record: LabRecord, host: Host) -> bool:
+    """Whether an end of the host's link was taken down."""
+    return any(
+        "UP" not in _run("ip", "-br", "-n", namespace, "link", "show", "dev", interface)
+        .partition("<")[2].rstrip(">\n ").split(",")
+        for namespace, interface in ((host.namespace, INTERFACE), (record.hub, _port(host)))
+    )  # fmt: skip
+
+
+def namespaces() -> list[str]:
+    """The names of all network namespaces of this machine."""
+    return [line.split()[0] for line in _run("ip", "netns", "list").splitlines() if line.strip()]
+
+
+def processes_in(namespace: str) -> set[int]:
+    """By their process ids here; none where there is no such namespace."""
+    try:
+        return {int(pid) for pid in _run("ip", "netns", "pids", namespace).split()}
+    except EnvironmentLacks:
+        return set()
+
+
+def delete(namespace: str) -> None:
+    """With the interfaces in it, and so with the other ends of their cables."""
+    with suppress(EnvironmentLacks):  # gone meanwhile
+        _run("ip", "netns", "delete", namespace)
+
+
+def _plug_in(hub: str, host: Host) -> None:
+    port = _port(host)
+    _run(
+        "ip", "-n", hub, "link", "add", port, "type", "veth",
+        "peer", "name", INTERFACE, "netns", host.namespace,
+    )  # fmt: skip
+    _run("ip", "-n", hub, "link", "set", port, "master", _BRIDGE, "up")
+    _run("ip", "-n", host.namespace, "address", "add", f"{host.address}/24", "dev", INTERFACE)
+    _run("ip", "-n", host.namespace, "link", "set", INTERFACE, "up")
+
+
+def _port(host: Host) -> str:
+    return f"port{host.number}"
+
+
+def _set_link(record: LabRecord, host: Host, where: End, state: Literal["up", "down"]) -> None:
+    at_host = where == "cable"
+    namespace = host.namespace if at_host else record.hub
+    _run("ip", "-n", namespace, "link", "set", INTERFACE if at_host else _port(host), state)
+
+
+def _run(*words: str) -> str:
+    """Standard output. Raises EnvironmentLacks with what the program says."""
+    try:
+        return subprocess.run(
+            words, check=True, capture_output=True, text=True, timeout=_LIMIT_S
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        raise EnvironmentLacks(f"`{' '.join(words)}` failed: {str(said).strip()}") from error

@@ -1,0 +1,86 @@
+"""The files of a lab: how one enters a host, what mpirun calls in place of ssh, the host list."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.lab.record import INTERFACE
+from paceline.lab.settings import NAME_VARIABLE
+from paceline.records.files import write_text
+
+if TYPE_CHECKING:
+    from paceline.lab.record import Host, LabRecord
+
+# A JVM that is killed leaves nothing in /tmp, and starts with half the CPU time (launch/spark.py).
+_JVM = "-XX:-UsePerfData -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def write(record: LabRecord) -> None:
+    """Make the lab's folders and all its files but logs."""
+    folder = Path(record.folder)
+    folder.mkdir(mode=0o700)  # must not be there: it is removed with all that is in it
+    Path(record.logs).mkdir(parents=True, exist_ok=True)
+    for host in record.hosts:
+        host.temporary.mkdir(parents=True)
+        write_text(host.entrance, entrance(record, host))
+    write_text(record.hostfile, hostfile(record))
+    write_text(record.agent, agent(record))
+    record.agent.chmod(0o755)
+
+
+def entrance(record: LabRecord, host: Host) -> str:
+    """A shell program that runs its arguments, or a shell, on the host."""
+    words = ["ip", "netns", "exec", host.namespace, "unshare", "--uts"]
+    if host.cores:
+        words += ["taskset", "--cpu-list", ",".join(map(str, host.cores))]
+    settings = "".join(
+        f"export {name}={shlex.quote(value)}\n" for name, value in environment(record, host).items()
+    )
+    return (
+        f"#!/bin/sh\n# Runs a command on host {host.name} of lab {record.name}.\n{settings}"
+        f'[ $# -gt 0 ] || set -- "${{SHELL:-sh}}"\n'
+        f'exec {shlex.join(words)} sh -c \'hostname {host.name} && exec "$@"\' sh "$@"\n'
+    )
+
+
+def environment(record: LabRecord, host: Host) -> dict[str, str]:
+    """What processes of the host find set: where things are, and how Spark and MPI do without
+    names that can be looked up and without ssh."""
+    temporary = str(host.temporary)
+    found = {
+        "TMPDIR": temporary,
+        "PACELINE_RUNTIME_DIR": f"{temporary}/runtime",
+        NAME_VARIABLE: record.name,
+        "PACELINE_LAB_HOSTS": ",".join(host.address for host in record.hosts),
+        "PACELINE_LAB_INTERFACE": INTERFACE,
+        "PACELINE_LAB_HOSTFILE": str(record.hostfile),
+        "PACELINE_LAB_AGENT": str(record.agent),
+        "SPARK_LOCAL_HOSTNAME": host.address,
+        "SPARK_LOCAL_DIRS": temporary,
+        "SPARK_SUBMIT_OPTS": f"-XX:-UsePerfData -Djava.io.tmpdir={temporary}",
+        "SPARK_DAEMON_JAVA_OPTS": f"{_JVM} -Djava.io.tmpdir={temporary}",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_plm_ssh_agent": str(record.agent),
+        "PRTE_MCA_prte_if_include": INTERFACE,
+        "OMPI_MCA_btl_tcp_if_include": INTERFACE,
+    }
+    if record.settings.spark:
+        found["PACELINE_LAB_SPARK_MASTER"] = record.spark_master
+    return found
+
+
+def hostfile(record: LabRecord) -> str:
+    slots = record.settings.slots_per_host()
+    return "".join(f"{host.address} slots={slots}\n" for host in record.hosts)
+
+
+def agent(record: LabRecord) -> str:
+    """A program that is called as ssh is: `agent ADDRESS COMMAND…`, for a shell to read."""
+    cases = "".join(
+        f'{host.address}) exec {shlex.join(host.command("sh", "-c"))} "$*" ;;\n'
+        for host in record.hosts
+    )
+    return f"#!/bin/sh\naddress=$1\nshift\ncase $address in\n{cases}esac\nexit 1\n"

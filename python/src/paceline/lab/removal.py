@@ -1,0 +1,133 @@
+"""Removes a lab, whoever made it and however far that got: processes, namespaces, files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import TimedOut
+from paceline.lab import network
+from paceline.lab.record import hub_of, namespaces_among
+from paceline.lab.registry import is_owned
+from paceline.lab.settings import NAME_VARIABLE
+from paceline.launch.processes import command_line_of, send, wait_until
+
+if TYPE_CHECKING:
+    from paceline.lab.record import LabRecord
+    from paceline.lab.registry import Registry
+
+_TERMINATION_S = 3.0
+_KILL_S = 10.0
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where Open MPI keeps segments, shm_overview(7))
+FOLDER_PREFIX = "paceline-lab."
+
+
+def remove(name: str, registry: Registry, *, token: str | None = None) -> bool:
+    """Leave nothing of the lab; whether there was anything.
+
+    token: remove it only if it is that one, not a later lab of the same name.
+    Raises TimedOut if processes of it cannot be ended.
+    """
+    with registry.locked():
+        record = registry.load(name)
+        if token is not None and (record is None or record.token != token):
+            return False
+        return _remove(name, record, registry)
+
+
+def remove_abandoned(registry: Registry) -> list[str]:
+    """Remove the labs whose makers were killed; their names. The caller holds the lock."""
+    found = [name for name in registry.names() if is_abandoned(registry.load(name))]
+    for name in found:
+        _remove(name, registry.load(name), registry)
+    return found
+
+
+def traces_of(record: LabRecord, registry: Registry) -> list[str]:
+    """Whatever there is of a lab on this machine: namespaces, files, processes of any user."""
+    processes = [
+        f"process {pid} ({' '.join(command_line_of(pid))[:80]})"
+        for pid in sorted(_marked(record.name))
+    ]
+    files = (Path(record.folder), registry.file(record.name), *_segments(record))
+    return [
+        *namespaces_among(network.namespaces(), record.name),
+        *(str(file) for file in files if file.exists()),
+        *processes,
+    ]
+
+
+def is_abandoned(record: LabRecord | None) -> bool:
+    """Whether nobody is left who would remove the lab, or it does not survive a reboot."""
+    if record is None:
+        return True
+    if record.owner_pid is not None:
+        return not is_owned(record)
+    return hub_of(record.name) not in network.namespaces()
+
+
+def _remove(name: str, record: LabRecord | None, registry: Registry) -> bool:
+    spaces = namespaces_among(network.namespaces(), name)
+    _end_processes(name, spaces)
+    for namespace in spaces:
+        network.delete(namespace)
+    _end_processes(name, [])  # of which some may have been on their way into a namespace
+    if record is not None:
+        _delete_files(record)
+    known = registry.file(name).exists()
+    registry.forget(name)
+    return bool(spaces) or known
+
+
+def _end_processes(name: str, spaces: list[str]) -> None:
+    """First asked, so that Spark and MPI tidy up, then killed."""
+
+    def alive() -> set[int]:
+        inside = {pid for namespace in spaces for pid in network.processes_in(namespace)}
+        return inside | _marked(name)
+
+    def none_left() -> bool:
+        left = alive()
+        send(left, signal.SIGKILL)
+        return not left
+
+    asked = alive()
+    send(asked, signal.SIGTERM)
+    if asked:
+        wait_until(lambda: not alive(), _TERMINATION_S, poll_s=0.1)
+    if not wait_until(none_left, _KILL_S):
+        names = {pid: " ".join(command_line_of(pid))[:80] for pid in alive()}
+        raise TimedOut(
+            f"processes of a lab outlived SIGKILL for {_KILL_S:g} s: {names}; look what they wait "
+            "for (`cat /proc/PID/stack`), then ask again"
+        )
+
+
+def _delete_files(record: LabRecord) -> None:
+    folder = Path(record.folder)
+    if folder.name == f"{FOLDER_PREFIX}{record.name}" and folder.is_dir():
+        shutil.rmtree(folder)
+    for segment in _segments(record):
+        segment.unlink(missing_ok=True)
+
+
+def _segments(record: LabRecord) -> list[Path]:
+    """What ranks that were killed leave in memory; Open MPI's are sm_segment.HOST.UID.JOB.RANK."""
+    return [file for host in record.hosts for file in _SHARED_MEMORY.glob(f"*.{host.name}.*")]
+
+
+def _marked(name: str) -> set[int]:
+    """Processes that were started on a host of the lab, and what they started, wherever it is."""
+    variable = f"{NAME_VARIABLE}={name}".encode()
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (entry / "environ").read_bytes()
+        except OSError:
+            continue  # gone meanwhile
+        if variable in environment.split(b"\0"):
+            found.add(int(entry.name))
+    return found - {os.getpid()}

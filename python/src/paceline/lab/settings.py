@@ -1,0 +1,110 @@
+"""What a lab is asked to be, and whether this machine can make one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from paceline.errors import EnvironmentLacks, UsageError
+
+NAME_VARIABLE = "PACELINE_LAB"  # marks all processes of a lab
+MOST_HOSTS = 64
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)bit")
+_BITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+_NEEDED = ("ip", "tc", "unshare", "hostname", "taskset")
+_LIMIT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabSettings:
+    """Hosts that reach one another, and nobody else.
+
+    cores: of each host, its own; None: all hosts share this machine's.
+    slots: ranks or Spark cores that a host offers; None: as many as it has cores.
+    bandwidth: what each host sends, and what it receives, at most, as tc writes it ("1gbit");
+    None: as fast as this machine copies.
+    spark: a standalone master on the first host and a worker on each.
+    """
+
+    hosts: int = 2
+    cores: int | None = None
+    slots: int | None = None
+    bandwidth: str | None = None
+    spark: bool = False
+
+    def check(self) -> None:
+        """Raise UsageError if such a lab cannot be."""
+        if not 1 <= self.hosts <= MOST_HOSTS:
+            raise UsageError(f"hosts of a lab: expected 1 to {MOST_HOSTS}, got {self.hosts}")
+        for name, value in (("cores", self.cores), ("slots", self.slots)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name} of a host: expected at least 1, got {value}")
+        if self.bandwidth is not None:
+            bits_per_s(self.bandwidth)
+
+    def slots_per_host(self) -> int:
+        """What the host list and Spark's workers say."""
+        return self.slots or self.cores or len(os.sched_getaffinity(0))
+
+    def cores_of(self, number: int, here: list[int]) -> list[int]:
+        """Those of host `number` among the cores `here`; [] where hosts share them all.
+
+        Raises EnvironmentLacks if there are not enough for all hosts.
+        """
+        if self.cores is None:
+            return []
+        if self.hosts * self.cores > len(here):
+            raise EnvironmentLacks(
+                f"a lab of {self.hosts} hosts with {self.cores} cores each needs "
+                f"{self.hosts * self.cores}, this process may use {len(here)}; ask for fewer, or "
+                "leave cores out and all hosts share them"
+            )
+        return here[number * self.cores : (number + 1) * self.cores]
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError unless `name` can be part of host names and namespaces."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"name of a lab: expected a small letter, then up to 30 of a-z, 0-9 and -, got {name!r}"
+        )
+
+
+def bits_per_s(rate: str) -> float:
+    """A rate as tc writes it (tc(8)). Raises UsageError for what is none, or less than 64 kbit."""
+    found = _RATE.fullmatch(rate)
+    bits = float(found[1]) * _BITS[found[2]] if found else 0.0
+    if bits < 64e3:
+        raise UsageError(
+            f'bandwidth: expected a rate such as "1gbit" or "100mbit" of at least 64kbit, '
+            f"got {rate!r}"
+        )
+    return bits
+
+
+def why_not() -> str | None:
+    """Why no lab can be made here; None if one can."""
+    if NAME_VARIABLE in os.environ:
+        # what is mounted in here nobody sees out there, namespaces among it
+        return f"this is a host of lab {os.environ[NAME_VARIABLE]}, labs are made outside"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [name for name in _NEEDED if shutil.which(name) is None]
+    if missing:
+        return (
+            f"a lab needs {', '.join(missing)} in PATH (Debian's iproute2, util-linux and hostname)"
+        )
+    name = f"paceline-try-{os.getpid()}"
+    made = subprocess.run(
+        ["ip", "netns", "add", name], capture_output=True, text=True, timeout=_LIMIT_S, check=False
+    )
+    if made.returncode != 0:
+        return f"network namespaces are not permitted here: {made.stderr.strip()}"
+    subprocess.run(
+        ["ip", "netns", "delete", name], capture_output=True, timeout=_LIMIT_S, check=False
+    )
+    return None

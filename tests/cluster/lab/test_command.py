@@ -1,0 +1,114 @@
+"""`paceline lab …` from up to down, with Spark and MPI in it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.cluster.lab.labs import skip_where_impossible, traces_of
+
+from paceline.lab.registry import Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.cluster
+
+LIMIT_S = 150
+MPIRUN = Path(sys.executable).with_name("mpirun")
+CONNECT = "import socket; socket.create_connection(('10.77.0.1', 7077), 5)"
+
+
+def lab(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "paceline.cli", "lab", *map(str, words)],
+        capture_output=True, text=True, timeout=LIMIT_S, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    skip_where_impossible()
+    made = f"test-{secrets.token_hex(3)}"
+    yield made
+    lab("down", "--name", made)
+
+
+def test_lab_stays_up_with_spark_and_mpi_until_it_is_taken_down(name: str, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    up = lab("up", "--name", name, "--slots", 1, "--bandwidth", "1gbit", "--logs", logs)
+    assert up.returncode == 0, up.stderr
+    assert "spark://10.77.0.1:7077" in up.stdout
+    record = Registry().load(name)
+    assert record is not None
+
+    listed = json.loads(lab("list", "--json").stdout)
+    [entry] = [found for found in listed["labs"] if found["name"] == name]
+    assert (entry["state"], len(entry["hosts"])) == ("up", 2)
+    assert "up already" in lab("up", "--name", name).stderr
+
+    for worker in ("worker-0.log", "worker-1.log"):
+        assert "Successfully registered with master" in (logs / worker).read_text()
+    connected = lab("exec", "--name", name, 1, "--", sys.executable, "-c", CONNECT)
+    assert connected.returncode == 0, connected.stderr
+
+    ranks = lab("exec", "--name", name, f"{name}-0", MPIRUN, "--hostfile", record.hostfile,
+                "-n", 2, "--bind-to", "none", "hostname")  # fmt: skip
+    assert sorted(ranks.stdout.split()) == [f"{name}-0", f"{name}-1"], ranks.stderr
+
+    assert lab("cut", "--name", name, 0).returncode == 0
+    lost = lab("exec", "--name", name, 1, sys.executable, "-c", CONNECT)
+    assert lost.returncode == 1
+    assert lab("mend", "--name", name, 0).returncode == 0
+
+    down = lab("down", "--name", name)
+    assert (down.returncode, down.stderr) == (0, f"lab {name} is removed\n")
+    assert traces_of(record) == []
+    assert (logs / "worker-0.log").exists(), "logs that were asked for stay"
+    again = lab("down", "--name", name)
+    assert again.returncode == 0
+    assert f"there is no lab {name}" in again.stderr
+
+
+def test_up_with_a_command_ends_as_the_command_does(name: str) -> None:
+    line = 'test "$(hostname)" = "$PACELINE_LAB-0" && echo "on  $PACELINE_LAB_HOSTS" && exit 7'
+    done = lab("up", "--name", name, "--no-spark", "--exec", line)
+    assert (done.returncode, done.stdout) == (7, "on  10.77.0.1,10.77.0.2\n"), done.stderr
+    assert Registry().load(name) is None
+    assert not Path(f"/run/netns/paceline-{name}-0").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["up", "--hosts", "0"], "expected 1 to 64, got 0"),
+        (["up", "--bandwidth", "fast"], "got 'fast'"),
+        (["up", "--name", "no.dots"], "got 'no.dots'"),
+        (["cut", "--name", "nobody", "0"], "there are:"),
+    ],
+)
+def test_what_cannot_be_is_refused_without_a_stack_trace(words: list[str], complaint: str) -> None:
+    skip_where_impossible()
+    done = lab(*words)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_more_cores_than_there_are_is_what_the_environment_lacks() -> None:
+    skip_where_impossible()
+    done = lab("up", "--hosts", 2, "--cores", 4096)
+    assert done.returncode == 3
+    assert "needs 8192" in done.stderr
+
+
+def test_name_of_this_machine_is_what_it_was(name: str) -> None:
+    before = socket.gethostname()
+    lab("up", "--name", name, "--no-spark", "--exec", "true")
+    assert Path("/proc/sys/kernel/hostname").read_text().strip() == before

@@ -1,0 +1,277 @@
+"""Hosts, links and the end of a lab, with real namespaces; no training."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+from tests.cluster.lab.labs import lab_or_skip, skip_where_impossible, traces_of
+
+from paceline.errors import EnvironmentLacks, UsageError
+from paceline.lab import INTERFACE, Lab, LabSettings, network
+from paceline.launch.processes import is_alive, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.lab import Host
+
+pytestmark = pytest.mark.cluster
+
+LIMIT_S = 30
+# Says where it runs, as one line of JSON.
+WHERE = """
+import fcntl, json, os, socket, struct
+probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+asked = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("16s16x", b"eth0"))
+print(json.dumps({
+    "name": socket.gethostname(),
+    "address": socket.inet_ntoa(asked[20:24]),
+    "cores": sorted(os.sched_getaffinity(0)),
+    "interfaces": sorted(name for _, name in socket.if_nameindex()),
+    "temporary": __import__("tempfile").gettempdir(),
+}))
+"""
+# Takes a connection, says "ready" before, and how many bytes came, and in what time.
+RECEIVE = """
+import json, socket, time
+listener = socket.create_server(("0.0.0.0", 5000))
+print("ready", flush=True)
+listener.settimeout(20)
+peer, _ = listener.accept()
+peer.settimeout(20)
+started, count = time.monotonic(), 0
+while data := peer.recv(1 << 20):
+    count += len(data)
+print(json.dumps({"bytes": count, "seconds": time.monotonic() - started}))
+"""
+UNREACHABLE = 3
+SEND = f"""
+import socket, sys
+try:
+    peer = socket.create_connection((sys.argv[1], 5000), 2)
+except OSError:  # no answer in time, or no host that says it has the address
+    sys.exit({UNREACHABLE})
+peer.sendall(bytes(int(sys.argv[2])))
+peer.close()
+"""
+
+
+def python(host: Host, program: str, *words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        host.command(sys.executable, "-c", program, *words),
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+
+
+def answer(host: Host, program: str, *words: object) -> dict[str, Any]:
+    done = python(host, program, *words)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def transfer(lab: Lab, count: int) -> dict[str, Any] | None:
+    """Send bytes from the second host to the first; None if they do not get through."""
+    first, second = lab.hosts[:2]
+    receiver = subprocess.Popen(
+        first.command(sys.executable, "-c", RECEIVE), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert receiver.stdout is not None
+        assert receiver.stdout.readline() == "ready\n"
+        sent = python(second, SEND, first.address, count)
+        if sent.returncode == UNREACHABLE:
+            return None
+        assert sent.returncode == 0, sent.stderr
+        found: dict[str, Any] = json.loads(receiver.communicate(timeout=LIMIT_S)[0])
+        return found
+    finally:
+        receiver.kill()
+        receiver.communicate(timeout=LIMIT_S)
+
+
+def outside() -> tuple[str, list[str]]:
+    """Interfaces and addresses of this machine, and namespaces that no lab has made."""
+    links = subprocess.run(
+        ["ip", "-o", "address"], capture_output=True, text=True, check=True, timeout=LIMIT_S
+    ).stdout
+    others = [name for name in network.namespaces() if not name.startswith("paceline-")]
+    return links, others
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Lab]:
+    cores = 1 if len(os.sched_getaffinity(0)) >= 2 else None
+    before = None
+    skip_where_impossible()
+    before = outside()
+    with lab_or_skip(LabSettings(hosts=2, cores=cores)) as lab:
+        yield lab
+        assert outside() == before
+    assert outside() == before
+
+
+def test_each_host_has_a_name_an_address_cores_and_a_temporary_folder_of_its_own(
+    pair: Lab,
+) -> None:
+    found = [answer(host, WHERE) for host in pair.hosts]
+    names = [f"{pair.record.name}-0", f"{pair.record.name}-1"]
+    assert [told["name"] for told in found] == names
+    assert [told["address"] for told in found] == ["10.77.0.1", "10.77.0.2"]
+    assert all(told["interfaces"] == [INTERFACE, "lo"] for told in found)
+    assert len({told["temporary"] for told in found}) == 2
+    here = sorted(os.sched_getaffinity(0))
+    expected = [[here[0]], [here[1]]] if len(here) >= 2 else [here, here]
+    assert [told["cores"] for told in found] == expected
+
+
+def test_links_take_as_long_as_they_were_shaped_for(pair: Lab) -> None:
+    pair.shape("16mbit")
+    try:
+        slow = transfer(pair, 1_000_000)
+    finally:
+        pair.shape(None)
+    assert slow is not None
+    assert slow["bytes"] == 1_000_000
+    # 8 Mbit less what the two buckets hold at first (128 KiB each), at 16 Mbit/s
+    assert slow["seconds"] > (1_000_000 - 2 * 131072) * 8 / 16e6
+    fast = transfer(pair, 1_000_000)
+    assert fast is not None
+    assert fast["seconds"] < slow["seconds"] / 2
+
+
+@pytest.mark.parametrize("where", ["cable", "switch"])
+def test_cut_link_carries_nothing_until_it_is_mended(
+    pair: Lab, where: Literal["cable", "switch"]
+) -> None:
+    assert transfer(pair, 10) is not None
+    second = pair.hosts[1]
+    pair.cut(second, where)
+    assert transfer(pair, 10) is None
+    pair.mend(second)
+    # the other end of a cable that was down is taken up a moment later
+    assert wait_until(lambda: transfer(pair, 10) is not None, LIMIT_S)
+
+
+def test_labs_side_by_side_do_not_meet(pair: Lab) -> None:
+    with lab_or_skip(LabSettings(hosts=2)) as other:
+        assert [host.address for host in other.hosts] == [host.address for host in pair.hosts]
+        assert {host.name for host in other.hosts}.isdisjoint(h.name for h in pair.hosts)
+        other.cut(other.hosts[0])
+        assert transfer(pair, 10) is not None
+        assert transfer(other, 10) is None
+    assert transfer(pair, 10) is not None
+
+
+def test_name_that_is_up_is_refused_and_its_lab_stays(pair: Lab) -> None:
+    with pytest.raises(UsageError, match=f"{pair.record.name}' is up already"):
+        Lab(LabSettings(hosts=1), name=pair.record.name).make()
+    assert transfer(pair, 10) is not None
+
+
+# Leaves a grandchild in a session of its own that does not want to end.
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open("/dev/shm/sm_segment." + os.uname().nodename + ".0.1.0", "w").close()
+child = subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 1; done"],
+                         start_new_session=True)
+print(child.pid, flush=True)
+"""
+
+
+def test_end_of_a_lab_ends_processes_that_would_rather_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("paceline.lab.removal._TERMINATION_S", 0.2)
+    with lab_or_skip(LabSettings(hosts=1)) as lab:
+        pid = int(python_line(lab.hosts[0], STUBBORN))
+        assert lab.processes_on(lab.hosts[0]) >= {pid}
+    assert not is_alive(pid)
+
+
+def test_end_of_a_lab_ends_what_has_left_its_namespace() -> None:
+    with lab_or_skip(LabSettings(hosts=1)) as lab:
+        [host] = lab.hosts
+        leave = f"nsenter --net=/proc/{os.getpid()}/ns/net sh -c 'echo $$; exec sleep 1000' &"
+        process = subprocess.Popen(
+            host.command("sh", "-c", leave), stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        with process.stdout as output:
+            pid = int(output.readline())
+        assert process.wait(timeout=LIMIT_S) == 0
+        assert pid not in lab.processes_on(host)
+    assert not is_alive(pid)
+
+
+def python_line(host: Host, program: str) -> str:
+    """The first line that a program writes, whatever it leaves running."""
+    process = subprocess.Popen(
+        host.command(sys.executable, "-c", program), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with process.stdout as output:
+        line = output.readline()
+    process.wait(timeout=LIMIT_S)
+    return line
+
+
+def test_spark_that_does_not_start_is_told_with_its_log_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_where_impossible()
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark-core_2.12-3.5.9.jar").touch()
+    for name in ("spark-submit", "spark-class"):
+        (programs / name).write_text("#!/bin/sh\necho no room in $TMPDIR >&2\nexit 9\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    lab = Lab(LabSettings(hosts=1, spark=True), logs=tmp_path / "logs")
+    with pytest.raises(EnvironmentLacks, match=r"master ended with 9:\nno room in ") as raised:
+        lab.make()
+    assert str(tmp_path / "logs" / "master.log") in str(raised.value)
+    assert traces_of(lab.record) == []
+
+
+def test_making_starts_no_earlier_than_the_record_is_kept(tmp_path: Path) -> None:
+    """A folder of that name that was there stays what it was."""
+    skip_where_impossible()
+    lab = Lab(LabSettings(hosts=1))
+    folder = Path(lab.record.folder)
+    folder.mkdir()
+    try:
+        (folder / "mine").touch()
+        with pytest.raises(EnvironmentLacks, match="expected nothing there"):
+            lab.make()
+        assert (folder / "mine").exists()
+        (folder / "mine").unlink()
+    finally:
+        folder.rmdir()
+    assert traces_of(lab.record) == []
+
+
+def test_lab_that_is_left_stays_until_it_is_closed() -> None:
+    skip_where_impossible()
+    lab = Lab(LabSettings(hosts=1))
+    lab.make()
+    try:
+        lab.leave()
+        started = time.monotonic()
+        other = Lab(LabSettings(hosts=1))
+        assert lab.record.name not in other.make(), "it is not abandoned"
+        other.close()
+        assert time.monotonic() - started < LIMIT_S
+        assert answer(lab.hosts[0], WHERE)["name"] == lab.hosts[0].name
+    finally:
+        lab.close()
+    assert traces_of(lab.record) == []
