@@ -1,79 +1,278 @@
-"""What the sidecar costs: CPU seconds of its process over a minute at 1 Hz, from outside.
+"""What the sidecar costs, seen from outside: CPU and memory of its process, and what training
+notices of it.
 
-python sidecar_cost.py --out results/sidecar_cost.json [--seconds 60] [--processes 20]
+    python sidecar_cost.py --out results/sidecar_cost.json [--seconds 60] [--repeats 3]
+        [--train-on DATASET [--trainings 5] [--steps 40]]
+
+Cost: 1 Hz with 64 processes, 10 Hz with 8; each is a rank of several threads that ends two steps a
+second; metrics are scraped every 5 s. With DATASET (of `paceline data ingest`), AlexNet
+224x224 on two one-thread ranks without a sidecar, with one at 1 Hz and at 10 Hz, interleaved.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from common import write_results
-from paceline.telemetry import SidecarOptions, start_sidecar
+import psutil
 
-_USER, _SYSTEM = 13, 14  # fields of /proc/PID/stat, from 0 (proc(5))
+from common import median_interval, shown, write_results
+from paceline.records.files import write_json
+from paceline.records.layout import TrialFiles
+from paceline.records.machine import host_name
+from paceline.records.rows import RankStatus, StepRow
+from paceline.telemetry.handle import SidecarHandle, begin_watch
+from paceline.telemetry.options import SidecarOptions
+from training_ways import Ways, conclude, interleaved, paceline, trials_of
+
+MEMORY_LIMIT_BYTES = 60e6
+SETTLED_AFTER_S = 3.0  # its start is not its cost a second
+SCRAPE_EVERY_S = 5.0
+RUNTIME_VARIABLE = "PACELINE_RUNTIME_DIR"
+_USER, _SYSTEM = 11, 12  # fields of /proc/PID/stat after the name, from 0 (proc(5))
+
+# A rank as the sampler sees it: threads that wait, one of which works and says so now and then.
+WATCHED = """
+import json, sys, threading, time
+row = json.loads(sys.argv[1])
+for _ in range(3):
+    threading.Thread(target=threading.Event().wait, args=(3600,), daemon=True).start()
+with open(sys.argv[2], "w", buffering=1) as steps:
+    while True:
+        time.sleep(0.5)
+        sum(range(20000))
+        steps.write(json.dumps(row) + "\\n")
+        row["step"] += 1
+"""
+STEP = StepRow(
+    step=0,
+    epoch=0,
+    started_unix_s=0.0,
+    samples=32,
+    global_samples=64,
+    loss_sum=1.0,
+    data_wait_s=0.1,
+    forward_s=0.1,
+    backward_s=0.1,
+    comm_s=0.1,
+    comm_ready_unix_s=0.0,
+    optimizer_s=0.05,
+    other_s=0.05,
+    step_s=0.5,
+)
+SPEC = """
+schema = 1
+name = "sidecar"
+[training]
+max_steps = {steps}
+epochs = 1000
+global_batch = 64
+[[workloads]]
+name = "simple-big"
+data = "unused"
+[telemetry]
+interval_s = 1.0
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+[[trials]]
+launcher = "torchrun"
+transport = "gloo"
+local_strategy = "processes"
+ranks_per_node = 2
+"""
+CLAIMS = (
+    ("images/s with a sidecar at 1 Hz against without", "at 1 Hz", "without", 0.98),
+    ("images/s with a sidecar at 10 Hz against without", "at 10 Hz", "without", 0.98),
+)
+
+
+class Setting(NamedTuple):
+    name: str
+    interval_s: float
+    processes: int
+    asked_percent: float  # of a core
+
+
+SETTINGS = (
+    Setting("1 Hz, 64 ranks", 1.0, 64, 1.0),
+    Setting("10 Hz, 8 ranks", 0.1, 8, 2.0),
+)
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process as the kernel counts it."""
+    """CPU time of a process as the kernel counts it, in ticks of 10 ms."""
     # the name in parentheses may hold spaces
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    ticks = int(fields[_USER - 2]) + int(fields[_SYSTEM - 2])
+    ticks = int(fields[_USER]) + int(fields[_SYSTEM])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--processes", type=int, default=20)
-    arguments = parser.parse_args()
-    watched = [
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        for _ in range(arguments.processes)
-    ]
-    with tempfile.TemporaryDirectory(prefix="paceline-benchmark-") as temporary:
-        folder = Path(temporary)
-        options = SidecarOptions(
-            listen_host="127.0.0.1",
-            listen_port=0,
-            interval_s=1.0,
-            pids=tuple(process.pid for process in watched),
-            out=folder / "trace.jsonl",
-            state=folder / "sidecar.json",
-            info={},
-        )
-        handle = start_sidecar(options)
-        if handle is None:
-            raise SystemExit("the sidecar did not start")
+def peak_rss_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+@contextlib.contextmanager
+def ranks_of(files: TrialFiles, count: int) -> Iterator[list[int]]:
+    """Processes that look like a trial's ranks; their ids."""
+    processes = []
+    try:
+        for rank in range(count):
+            files.rank(rank).root.mkdir(parents=True)
+            row = json.dumps(asdict(STEP))
+            process = subprocess.Popen(
+                [sys.executable, "-S", "-c", WATCHED, row, str(files.rank(rank).steps)]
+            )
+            processes.append(process)
+            status = RankStatus(
+                rank=rank,
+                host=host_name(),
+                pid=process.pid,
+                process_started_unix_s=psutil.Process(process.pid).create_time(),
+                state="running",
+            )
+            write_json(files.rank(rank).status, asdict(status))
+        yield [process.pid for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+
+
+@contextlib.contextmanager
+def sidecar(setting: Setting, pids: list[int], folder: Path) -> Iterator[SidecarHandle]:
+    """A sampler of its own for `pids`."""
+    before = os.environ.get(RUNTIME_VARIABLE)
+    os.environ[RUNTIME_VARIABLE] = str(folder / "runtime")
+    options = SidecarOptions(
+        interval_s=setting.interval_s,
+        pids=tuple(pids),
+        out=folder / "trace.jsonl",
+        trial_root=folder / "trial",
+        listen_port=0,
+        max_lifetime_s=3600,
+    )
+    try:
+        handle = begin_watch(options)
         try:
-            time.sleep(3)  # its start is not its cost a second
-            before, started = cpu_seconds(handle.pid), time.monotonic()
-            time.sleep(arguments.seconds)
-            used_s = cpu_seconds(handle.pid) - before
-            elapsed_s = time.monotonic() - started
+            yield handle
         finally:
             handle.stop()
-            for process in watched:
-                process.kill()
-                process.wait()
-    percent = 100 * used_s / elapsed_s
-    print(f"{used_s:.2f} CPU s in {elapsed_s:.1f} s: {percent:.2f} % of a core (asked: 1)")
-    write_results(
-        arguments.out,
-        "sidecar_cost",
-        {
-            "cpu_s": used_s,
-            "elapsed_s": elapsed_s,
-            "percent_of_a_core": percent,
-            "watched_processes": arguments.processes,
-        },
+    finally:
+        os.environ.pop(RUNTIME_VARIABLE)
+        if before is not None:
+            os.environ[RUNTIME_VARIABLE] = before
+
+
+def scrape_until(limit: float, port: int | None) -> None:
+    """Ask for the metrics every few seconds, as a Prometheus does."""
+    while (left_s := limit - time.monotonic()) > 0:
+        if port is not None:
+            address = f"http://127.0.0.1:{port}/metrics"
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                answer.read()
+        time.sleep(max(0.0, min(SCRAPE_EVERY_S, left_s)))
+
+
+def measure(setting: Setting, seconds: float) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix="paceline-benchmark-") as temporary:
+        folder = Path(temporary)
+        files = TrialFiles(folder / "trial")
+        with (
+            ranks_of(files, setting.processes) as pids,
+            sidecar(setting, pids, folder) as handle,
+        ):
+            time.sleep(SETTLED_AFTER_S)
+            before, started = cpu_seconds(handle.pid), time.monotonic()
+            scrape_until(started + seconds, handle.port)
+            used_s = cpu_seconds(handle.pid) - before
+            elapsed_s = time.monotonic() - started
+            peak_bytes = peak_rss_bytes(handle.pid)
+        rows = {
+            name: (folder / f"{name}.jsonl").read_text().count("\n") for name in ("trace", "ranks")
+        }
+    return {
+        "cpu_s": used_s,
+        "elapsed_s": elapsed_s,
+        "percent_of_a_core": 100 * used_s / elapsed_s,
+        "rss_peak_bytes": peak_bytes,
+        **{f"{name}_rows": count for name, count in rows.items()},
+    }
+
+
+def cost(setting: Setting, seconds: float, repeats: int) -> dict[str, Any]:
+    raw = [measure(setting, seconds) for _ in range(repeats)]
+    percent = median_interval([it["percent_of_a_core"] for it in raw])
+    peak_bytes = max(it["rss_peak_bytes"] for it in raw)
+    shown(f"{setting.name} (asked: {setting.asked_percent})", percent, "% of a core")
+    print(
+        f"{'':<58} {peak_bytes / 1e6:8.1f} MB at its peak (asked: {MEMORY_LIMIT_BYTES / 1e6:.0f})"
     )
+    return {
+        "setting": setting._asdict(),
+        "percent_of_a_core": percent,
+        "rss_peak_bytes": peak_bytes,
+        "kept": percent["median"] <= setting.asked_percent and peak_bytes < MEMORY_LIMIT_BYTES,
+        "raw": raw,
+    }
+
+
+def training_ways(dataset: Path, steps: int) -> Ways:
+    (trial,) = trials_of(SPEC.format(steps=steps), dataset)
+    telemetry = trial.telemetry
+    settings = {
+        "without": telemetry.model_copy(update={"enabled": False}),
+        "at 1 Hz": telemetry.model_copy(update={"interval_s": 1.0}),
+        "at 10 Hz": telemetry.model_copy(update={"interval_s": 0.1}),
+    }
+    return {
+        name: partial(paceline, trial.model_copy(update={"telemetry": setting}))
+        for name, setting in settings.items()
+    }
+
+
+def training(dataset: Path, steps: int, repeats: int) -> dict[str, Any]:
+    found = conclude(interleaved(training_ways(dataset, steps), repeats), CLAIMS)
+    for claim in found["claims"]:
+        claim["tie"] = claim["low"] <= 1 <= claim["high"]
+        verdict = "no difference outside the noise" if claim["tie"] else "a difference"
+        print(f"{claim['claim']}: {verdict}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--train-on", type=Path, metavar="DATASET")
+    parser.add_argument("--trainings", type=int, default=5, help="of each way")
+    parser.add_argument("--steps", type=int, default=40, help="of a training")
+    arguments = parser.parse_args()
+
+    results: dict[str, Any] = {
+        "cost": [cost(setting, arguments.seconds, arguments.repeats) for setting in SETTINGS]
+    }
+    if arguments.train_on is not None:
+        dataset = arguments.train_on.resolve()
+        results["training"] = training(dataset, arguments.steps, arguments.trainings)
+    write_results(arguments.out, "sidecar_cost", results)
 
 
 if __name__ == "__main__":

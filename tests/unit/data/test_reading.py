@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.unit.fabricated_cgroups import Machine
 
 from paceline.data import batches as batches_module
 from paceline.data import node as node_module
@@ -202,22 +203,14 @@ def test_too_little_memory_proposes_the_stream_mode_on_every_rank(
 
 
 def test_free_memory_is_the_least_of_system_and_cgroup(tmp_path: Path) -> None:
-    def put(name: str, text: str) -> None:
-        file = tmp_path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-
-    put("proc/meminfo", "MemTotal: 64 kB\nMemAvailable:    32 kB\n")
-    assert node_module.available_bytes(tmp_path) == 32768
-    put("proc/self/cgroup", "0::/job\n")
-    put("sys/fs/cgroup/job/memory.max", "10000\n")
-    put("sys/fs/cgroup/job/memory.current", "9000\n")
-    put("sys/fs/cgroup/job/memory.stat", "anon 1\ninactive_file 500\n")
-    assert node_module.available_bytes(tmp_path) == 1500
-    put("sys/fs/cgroup/job/memory.max", "max\n")
-    put("sys/fs/cgroup/memory/memory.limit_in_bytes", "5000\n")
-    put("sys/fs/cgroup/memory/memory.usage_in_bytes", "6000\n")
-    assert node_module.available_bytes(tmp_path) == 0
+    machine = Machine(tmp_path)
+    machine.mount("", "cgroup2", "rw")
+    machine.process("self", "0::/job\n")
+    (machine.proc / "meminfo").write_text("MemTotal: 64 kB\nMemAvailable:    32 kB\n")
+    assert node_module.available_bytes(machine.proc) == 32768
+    machine.file("job/memory.max", "10000\n")
+    machine.file("job/memory.current", "9000\n")
+    assert node_module.available_bytes(machine.proc) == 1000
 
 
 def damage_photo(dataset: MadeDataset, folder: Path) -> Path:

@@ -6,34 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.unit.fabricated_cgroups import Machine
 
-from paceline.records.cgroups import CgroupLimits, cpu_quotas, read_limits
-
-
-class Machine:
-    """A /proc and a /sys/fs/cgroup below a temporary folder."""
-
-    def __init__(self, root: Path) -> None:
-        self.proc = root / "proc"
-        self.sys = root / "sys fs"  # a space, as mountinfo escapes it
-        self.mounts: list[str] = ["24 1 0:5 / / rw shared:1 - ext4 /dev/root rw"]
-
-    def process(self, pid: int, groups: str) -> None:
-        folder = self.proc / str(pid)
-        folder.mkdir(parents=True)
-        (folder / "cgroup").write_text(groups)
-        (folder / "mountinfo").write_text("\n".join(self.mounts) + "\n")
-
-    def mount(self, folder: str, kind: str, options: str, root: str = "/") -> None:
-        point = str(self.sys / folder).rstrip("/").replace(" ", r"\040")
-        self.mounts.append(f"30 24 0:26 {root} {point} rw,nosuid - {kind} cgroup {options}")
-
-    def file(self, path: str, text: str) -> None:
-        (self.sys / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.sys / path).write_text(text)
-
-    def limits(self, pid: int) -> CgroupLimits:
-        return read_limits(pid, self.proc)
+from paceline.records.cgroups import (
+    CgroupLimits,
+    cpu_quotas,
+    find_places,
+    memory_room_bytes,
+    read_limits,
+)
 
 
 @pytest.fixture
@@ -50,7 +31,7 @@ def test_v2_takes_the_tightest_limit_on_the_way_up(machine: Machine) -> None:
     machine.file("slurm/job/memory.max", "4294967296\n")
     machine.file("slurm/cpu.max", "800000 100000\n")
     machine.file("slurm/memory.max", "max\n")
-    assert machine.limits(7) == CgroupLimits(cpus=2.5, memory_bytes=4294967296)
+    assert read_limits(7, machine.proc) == CgroupLimits(cpus=2.5, memory_bytes=4294967296)
 
 
 def test_v2_without_limits_has_none(machine: Machine) -> None:
@@ -58,7 +39,7 @@ def test_v2_without_limits_has_none(machine: Machine) -> None:
     machine.process(7, "0::/user.slice\n")
     machine.file("user.slice/cpu.max", "max 100000\n")
     machine.file("user.slice/memory.max", "max\n")
-    assert machine.limits(7) == CgroupLimits(cpus=None, memory_bytes=None)
+    assert read_limits(7, machine.proc) == CgroupLimits(cpus=None, memory_bytes=None)
 
 
 def test_v2_in_a_container_whose_path_is_the_hosts(machine: Machine) -> None:
@@ -66,7 +47,7 @@ def test_v2_in_a_container_whose_path_is_the_hosts(machine: Machine) -> None:
     machine.process(7, "0::/docker/abc\n")
     machine.file("cpu.max", "50000 100000\n")
     machine.file("memory.max", "1048576\n")
-    assert machine.limits(7) == CgroupLimits(cpus=0.5, memory_bytes=1048576)
+    assert read_limits(7, machine.proc) == CgroupLimits(cpus=0.5, memory_bytes=1048576)
 
 
 def test_v1_reads_each_controller_where_it_is_mounted(machine: Machine) -> None:
@@ -78,7 +59,7 @@ def test_v1_reads_each_controller_where_it_is_mounted(machine: Machine) -> None:
     machine.file("cpu,cpuacct/yarn/c2/cpu.cfs_period_us", "100000\n")
     machine.file("memory/yarn/c1/memory.limit_in_bytes", "2147483648\n")
     machine.file("memory/memory.limit_in_bytes", "9223372036854771712\n")
-    assert machine.limits(7) == CgroupLimits(cpus=3.0, memory_bytes=2147483648)
+    assert read_limits(7, machine.proc) == CgroupLimits(cpus=3.0, memory_bytes=2147483648)
 
 
 def test_v1_without_limits_has_none(machine: Machine) -> None:
@@ -88,14 +69,14 @@ def test_v1_without_limits_has_none(machine: Machine) -> None:
     machine.file("cpu/cpu.cfs_quota_us", "-1\n")
     machine.file("cpu/cpu.cfs_period_us", "100000\n")
     machine.file("memory/memory.limit_in_bytes", "9223372036854771712\n")
-    assert machine.limits(7) == CgroupLimits(cpus=None, memory_bytes=None)
+    assert read_limits(7, machine.proc) == CgroupLimits(cpus=None, memory_bytes=None)
 
 
 def test_v1_in_a_container_that_mounts_only_its_own_part(machine: Machine) -> None:
     machine.mount("memory", "cgroup", "rw,memory", root="/docker/abc")
     machine.process(7, "9:memory:/elsewhere/abc\n")
     machine.file("memory/memory.limit_in_bytes", "4096\n")
-    assert machine.limits(7) == CgroupLimits(cpus=None, memory_bytes=4096)
+    assert read_limits(7, machine.proc) == CgroupLimits(cpus=None, memory_bytes=4096)
 
 
 def test_host_without_cgroups_has_no_limits(tmp_path: Path) -> None:
@@ -137,3 +118,93 @@ def test_group_has_the_same_name_from_a_container_that_mounts_it_elsewhere(
 def test_without_control_groups_nothing_is_withheld(machine: Machine) -> None:
     machine.process(7, "")
     assert cpu_quotas(7, machine.proc) == {}
+
+
+def test_v2_usage_is_that_of_the_group_whose_limit_is_the_tightest(machine: Machine) -> None:
+    machine.mount("", "cgroup2", "rw")
+    machine.process(7, "0::/pod/container\n")
+    for group in ("pod", "pod/container"):
+        machine.file(f"{group}/cpu.stat", "usage_usec 1\n")
+        machine.file(f"{group}/memory.current", "1\n")
+    machine.file("pod/cpu.max", "150000 100000\n")
+    machine.file("pod/container/cpu.max", "max 100000\n")
+    machine.file("pod/memory.max", "max\n")
+    machine.file("pod/container/memory.max", "4096\n")
+    places = find_places(7, machine.proc)
+    assert places.limits == CgroupLimits(cpus=1.5, memory_bytes=4096)
+    assert places.cpu_time == places.throttling == machine.sys / "pod/cpu.stat"
+    assert places.memory == machine.sys / "pod/container/memory.current"
+
+
+def test_usage_without_limits_is_that_of_the_processs_own_group(machine: Machine) -> None:
+    machine.mount("", "cgroup2", "rw")
+    machine.process(7, "0::/slice/job\n")
+    for group in ("slice", "slice/job"):
+        machine.file(f"{group}/cpu.stat", "usage_usec 1\n")
+        machine.file(f"{group}/memory.current", "1\n")
+    places = find_places(7, machine.proc)
+    assert places.cpu_time == machine.sys / "slice/job/cpu.stat"
+    assert places.memory == machine.sys / "slice/job/memory.current"
+
+
+@pytest.mark.parametrize(("limited", "level"), [("a", "a"), ("a/b", "a/b"), (None, "a/b")])
+def test_v1_time_is_that_of_the_same_group_in_a_hierarchy_of_its_own(
+    machine: Machine, limited: str | None, level: str
+) -> None:
+    machine.mount("cpu", "cgroup", "rw,cpu")
+    machine.mount("cpuacct", "cgroup", "rw,cpuacct")
+    machine.mount("unified", "cgroup2", "rw")
+    machine.process(7, "2:cpuacct:/a/b\n1:cpu:/a/b\n0::/\n")
+    machine.file("unified/cpu.stat", "usage_usec 1\n")
+    for group in ("a", "a/b"):
+        machine.file(f"cpuacct/{group}/cpuacct.usage", "1\n")
+        machine.file(f"cpu/{group}/cpu.stat", "nr_periods 0\n")
+    if limited is not None:
+        machine.file(f"cpu/{limited}/cpu.cfs_quota_us", "50000\n")
+        machine.file(f"cpu/{limited}/cpu.cfs_period_us", "100000\n")
+    places = find_places(7, machine.proc)
+    assert places.cpu_time == machine.sys / "cpuacct" / level / "cpuacct.usage"
+    assert places.throttling == machine.sys / "cpu" / level / "cpu.stat"
+
+
+def test_v1_controllers_mounted_together_are_one_group(machine: Machine) -> None:
+    machine.mount("cpu,cpuacct", "cgroup", "rw,cpu,cpuacct")
+    machine.mount("memory", "cgroup", "rw,memory")
+    machine.process(7, "9:memory:/c\n4:cpu,cpuacct:/c\n")
+    machine.file("cpu,cpuacct/c/cpuacct.usage", "1\n")
+    machine.file("cpu,cpuacct/c/cpu.stat", "nr_periods 0\n")
+    machine.file("memory/c/memory.usage_in_bytes", "1\n")
+    places = find_places(7, machine.proc)
+    assert places.cpu_time == machine.sys / "cpu,cpuacct/c/cpuacct.usage"
+    assert places.throttling == machine.sys / "cpu,cpuacct/c/cpu.stat"
+    assert places.memory == machine.sys / "memory/c/memory.usage_in_bytes"
+
+
+def test_process_without_control_groups_has_no_usage(machine: Machine) -> None:
+    machine.process(7, "")
+    places = find_places(7, machine.proc)
+    assert (places.cpu_time, places.throttling, places.memory) == (None, None, None)
+
+
+def test_room_is_the_least_on_the_way_up_with_the_page_cache_counted_as_free(
+    machine: Machine,
+) -> None:
+    machine.mount("", "cgroup2", "rw")
+    machine.process(7, "0::/job/step\n")
+    assert memory_room_bytes(7, machine.proc) is None
+    machine.file("job/step/memory.max", "10000\n")
+    machine.file("job/step/memory.current", "9000\n")
+    machine.file("job/step/memory.stat", "anon 1\ninactive_file 500\n")
+    assert memory_room_bytes(7, machine.proc) == 1500
+    machine.file("job/memory.max", "20000\n")
+    machine.file("job/memory.current", "19900\n")
+    assert memory_room_bytes(7, machine.proc) == 100
+
+
+def test_v1_group_that_is_over_its_limit_has_no_room(machine: Machine) -> None:
+    machine.mount("memory", "cgroup", "rw,memory")
+    machine.process(7, "9:memory:/job\n")
+    machine.file("memory/job/memory.limit_in_bytes", "5000\n")
+    machine.file("memory/job/memory.usage_in_bytes", "6000\n")
+    machine.file("memory/job/memory.stat", "total_inactive_file 300\n")
+    assert memory_room_bytes(7, machine.proc) == 0

@@ -1,11 +1,12 @@
 import json
+from pathlib import Path
 
 import pytest
 
 from paceline.errors import DataError, UsageError
 from paceline.records.files import JsonlWriter, read_json, read_jsonl, write_json
 from paceline.records.layout import RunFiles
-from paceline.records.rows import LedgerRow
+from paceline.records.rows import CgroupSample, GpuSample, LedgerRow, Pressure
 
 
 def test_rows_come_back_in_order(tmp_path):
@@ -14,6 +15,33 @@ def test_rows_come_back_in_order(tmp_path):
         writer.write(LedgerRow(step=0, epoch=0, sample_ids=[3, 1]))
         writer.write({"step": 1})
     assert list(read_jsonl(path)) == [{"step": 0, "epoch": 0, "sample_ids": [3, 1]}, {"step": 1}]
+
+
+def test_row_keeps_the_rows_within_it(tmp_path):
+    with JsonlWriter(tmp_path / "rows.jsonl") as writer:
+        writer.write(CgroupSample(cpu_s=1.5))
+        writer.write({"pressure": {"io": Pressure(some_s=2.0)}, "gpus": [GpuSample(name="A")]})
+    plain, nested = read_jsonl(tmp_path / "rows.jsonl")
+    assert plain == {
+        "cpu_limit_cores": None,
+        "cpu_s": 1.5,
+        "throttled_s": None,
+        "throttled_periods": None,
+        "memory_limit_bytes": None,
+        "memory_used_bytes": None,
+    }
+    assert nested["pressure"] == {"io": {"some_s": 2.0, "full_s": None}}
+    assert nested["gpus"][0]["name"] == "A"
+
+
+@pytest.mark.parametrize("row", [{"path": Path("/")}, {"kind": Pressure}])
+def test_row_that_json_cannot_say_is_refused_and_leaves_nothing(tmp_path, row):
+    with (
+        JsonlWriter(tmp_path / "rows.jsonl") as writer,
+        pytest.raises(TypeError, match="expected a dataclass or what JSON knows"),
+    ):
+        writer.write(row)
+    assert (tmp_path / "rows.jsonl").read_bytes() == b""
 
 
 def test_second_writer_appends(tmp_path):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.errors import EnvironmentLacks
+from paceline.records.cgroups import memory_room_bytes
 
 _NONCE_BYTES = 16
 _LACKS = "lacks: "
@@ -159,22 +160,15 @@ def _require_free(size: int, use: MemoryUse) -> None:
         )
 
 
-def available_bytes(root: Path = Path("/")) -> int:
-    """Memory that can still be had, in bytes: the system's, or the cgroup's where it is less.
-
-    From MemAvailable of /proc/meminfo, memory.max and memory.current of cgroup v2, and
-    limit_in_bytes and usage_in_bytes of v1, both less the inactive page cache. `root` is for tests.
-    """
-    v2, v1 = root / "sys/fs/cgroup", root / "sys/fs/cgroup/memory"
-    own = v2 / _own_cgroup(root / "proc/self/cgroup")
-    found = [
-        _meminfo(root / "proc/meminfo"),
-        _room(v2 / "memory.max", v2 / "memory.current", v2),
-        _room(own / "memory.max", own / "memory.current", own),
-        _room(v1 / "memory.limit_in_bytes", v1 / "memory.usage_in_bytes", v1),
+def available_bytes(proc: Path = Path("/proc")) -> int:
+    """Memory that can still be had, in bytes: the system's (MemAvailable of /proc/meminfo), or the
+    control groups' where it is less."""
+    known = [
+        room
+        for room in (_meminfo(proc / "meminfo"), memory_room_bytes(proc=proc))
+        if room is not None
     ]
-    known = [room for room in found if room is not None]
-    return min(known) if known else 2**63
+    return min(known, default=2**63)
 
 
 def _meminfo(file: Path) -> int | None:
@@ -186,30 +180,3 @@ def _meminfo(file: Path) -> int | None:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None
-
-
-def _own_cgroup(file: Path) -> str:
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
-
-
-def _room(limit_file: Path, usage_file: Path, folder: Path) -> int | None:
-    try:
-        limit = int(limit_file.read_text())  # "max" means no limit
-        used = int(usage_file.read_text())
-    except (OSError, ValueError):
-        return None
-    return max(0, limit - used + _file_cache(folder / "memory.stat"))
-
-
-def _file_cache(file: Path) -> int:
-    """Page cache that the kernel gives back under pressure (inactive_file)."""
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return 0
-    names = ("inactive_file ", "total_inactive_file ")
-    return max((int(line.split()[1]) for line in lines if line.startswith(names)), default=0)

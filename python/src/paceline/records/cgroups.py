@@ -1,5 +1,5 @@
-"""CPU and memory limits of a process's control group, v1 and v2, read from the files themselves
-(psutil and os.cpu_count report the host's, giampaolo/psutil#2100).
+"""CPU and memory limits of a process's control group and where it says what it uses, v1 and v2,
+read from the files themselves (psutil and os.cpu_count report the host's, giampaolo/psutil#2100).
 
 Sources: kernel documentation, admin-guide/cgroup-v2 (cpu.max, memory.max), cgroup-v1/memory
 (memory.limit_in_bytes), scheduler/sched-bwc (cpu.cfs_quota_us, cpu.cfs_period_us); cgroups(7) and
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+N = TypeVar("N", int, float)
 
 # v1 says "no limit" with the largest page-aligned 64-bit number; nothing real comes near 2**60.
 _NO_LIMIT_BYTES = 2**60
@@ -27,6 +29,17 @@ class CgroupLimits:
     memory_bytes: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class CgroupPlaces:
+    """Files that say what the group uses to which a limit applies, or, where there is none, the
+    process's own group; None where there is no such file."""
+
+    limits: CgroupLimits
+    cpu_time: Path | None  # cpu.stat (v2) or cpuacct.usage (v1)
+    throttling: Path | None  # cpu.stat of both
+    memory: Path | None  # memory.current (v2) or memory.usage_in_bytes (v1)
+
+
 class _Mount(NamedTuple):
     version: int
     controllers: frozenset[str]  # v1 only
@@ -36,15 +49,44 @@ class _Mount(NamedTuple):
 
 def read_limits(pid: int | str = "self", proc: Path = Path("/proc")) -> CgroupLimits:
     """The limits that hold for `pid`; all None where there are no cgroups or they do not say."""
-    mounts = list(_mounts(proc / str(pid) / "mountinfo"))
-    groups = list(_groups(proc / str(pid) / "cgroup"))
-    cpus: list[float] = []
-    memory_bytes: list[int] = []
-    for folder in _folders(mounts, groups, "cpu"):
-        cpus += _cpu_limit(folder)
-    for folder in _folders(mounts, groups, "memory"):
-        memory_bytes += _memory_limit(folder)
-    return CgroupLimits(min(cpus, default=None), min(memory_bytes, default=None))
+    hierarchy = _Hierarchy(pid, proc)
+    cpus = [limit for folder in hierarchy.folders("cpu") for limit in _cpu_limit(folder)]
+    memory = [limit for folder in hierarchy.folders("memory") for limit in _memory_limit(folder)]
+    return CgroupLimits(min(cpus, default=None), min(memory, default=None))
+
+
+def find_places(pid: int | str = "self", proc: Path = Path("/proc")) -> CgroupPlaces:
+    """Where to read, again and again, what the group of `pid` uses.
+
+    What is used must be that of the group whose limit it is held against: an ancestor's usage is
+    more than that of one of its groups.
+    """
+    hierarchy = _Hierarchy(pid, proc)
+    groups = hierarchy.folders("cpu")
+    cpu, cpus = _tightest(groups, _cpu_limit)
+    memory, memory_bytes = _tightest(hierarchy.folders("memory"), _memory_limit)
+    accounting = hierarchy.folders("cpuacct")
+    if cpu in accounting:  # v2, or v1 with both controllers in one hierarchy
+        accounting = [cpu]
+    elif cpu is not None:  # v1 with a hierarchy each, of the same shape
+        accounting = accounting[groups.index(cpu) :]
+    return CgroupPlaces(
+        limits=CgroupLimits(cpus, memory_bytes),
+        cpu_time=_first_file(accounting, "cpuacct.usage", "cpu.stat"),
+        throttling=_first_file([cpu] if cpu else [], "cpu.stat"),
+        memory=_first_file([memory] if memory else [], "memory.current", "memory.usage_in_bytes"),
+    )
+
+
+def memory_room_bytes(pid: int | str = "self", proc: Path = Path("/proc")) -> int | None:
+    """Memory that the groups around `pid` still allow, page cache that the kernel would give back
+    counted as free; None where none has a limit."""
+    rooms = [
+        max(0, limit - _memory_used(folder) + _file_cache(folder / "memory.stat"))
+        for folder in _Hierarchy(pid, proc).folders("memory")
+        for limit in _memory_limit(folder)
+    ]
+    return min(rooms, default=None)
 
 
 def cpu_quotas(pid: int | str = "self", proc: Path = Path("/proc")) -> dict[str, float]:
@@ -53,14 +95,41 @@ def cpu_quotas(pid: int | str = "self", proc: Path = Path("/proc")) -> dict[str,
     The names are those of inodes: the same group is called the same from every container of a host,
     in which it may well be mounted elsewhere. Groups without a limit are left out.
     """
-    mounts = list(_mounts(proc / str(pid) / "mountinfo"))
-    groups = list(_groups(proc / str(pid) / "cgroup"))
     quotas = {}
-    for folder in _folders(mounts, groups, "cpu"):
+    for folder in _Hierarchy(pid, proc).folders("cpu"):
         for cpus in _cpu_limit(folder):
             inode = folder.stat()
             quotas[f"{inode.st_dev}:{inode.st_ino}"] = cpus
     return quotas
+
+
+class _Hierarchy:
+    """The control groups of one process."""
+
+    def __init__(self, pid: int | str, proc: Path) -> None:
+        self._mounts = list(_mounts(proc / str(pid) / "mountinfo"))
+        self._groups = list(_groups(proc / str(pid) / "cgroup"))
+
+    def folders(self, controller: str) -> list[Path]:
+        """Those whose limits for `controller` hold, from the process's own group upwards."""
+        return list(_folders(self._mounts, self._groups, controller))
+
+
+def _tightest(
+    folders: list[Path], limits_of: Callable[[Path], Iterable[N]]
+) -> tuple[Path | None, N | None]:
+    """The group with the lowest limit, and that; the process's own group and None without one."""
+    limited = [(limit, folder) for folder in folders for limit in limits_of(folder)]
+    if not limited:
+        return (folders[0] if folders else None), None
+    limit, folder = min(limited, key=lambda pair: pair[0])
+    return folder, limit
+
+
+def _first_file(folders: list[Path], *names: str) -> Path | None:
+    """The first of the files by these names that is there, folder by folder."""
+    files = (folder / name for folder in folders for name in names)
+    return next((file for file in files if file.is_file()), None)
 
 
 def _mounts(mountinfo: Path) -> Iterator[_Mount]:
@@ -88,7 +157,6 @@ def _folders(
     groups: list[tuple[frozenset[str], PurePosixPath]],
     controller: str,
 ) -> Iterator[Path]:
-    """Folders whose limits for `controller` hold, from the process's own group upwards."""
     for controllers, path in groups:
         for mount in mounts:
             is_v1_match = mount.version == 1 and controller in controllers & mount.controllers
@@ -123,6 +191,19 @@ def _memory_limit(folder: Path) -> Iterator[int]:
         text = _text(folder / name).strip()
         if text.isdigit() and int(text) < _NO_LIMIT_BYTES:
             yield int(text)
+
+
+def _memory_used(folder: Path) -> int:
+    texts = (_text(folder / name) for name in ("memory.current", "memory.usage_in_bytes"))
+    return next((int(text) for text in texts if text.strip().isdigit()), 0)
+
+
+def _file_cache(memory_stat: Path) -> int:
+    """Page cache that the kernel gives back under pressure, of the group and those below it:
+    inactive_file in v2, total_inactive_file in v1."""
+    names = ("inactive_file ", "total_inactive_file ")
+    lines = _text(memory_stat).splitlines()
+    return max((int(line.split()[1]) for line in lines if line.startswith(names)), default=0)
 
 
 def _text(path: Path) -> str:
