@@ -18,7 +18,7 @@ from paceline.analysis.identity import check_identity
 from paceline.data.catalogue import dataset_path, default_cache_dir, ensure_dataset
 from paceline.data.dataset import open_dataset
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut, UsageError
-from paceline.job.sidecars import watch
+from paceline.job.sidecars import kept_sampler, watch
 from paceline.launch.diagnosis import diagnose
 from paceline.launch.environment import SIDECAR_HOST_VARIABLE
 from paceline.launch.registry import launcher_for
@@ -83,7 +83,8 @@ def run(spec: str, run_dir: Path, *, resume: bool, progress: Progress) -> None:
     with only_runner(run_dir):
         if not files.manifest.exists():
             write_json(files.manifest, manifest_of(planned))
-        _run_trials(planned, files, progress)
+        with kept_sampler(files, experiment.telemetry):
+            _run_trials(planned, files, progress)
 
 
 def default_run_dir(experiment_name: str) -> Path:

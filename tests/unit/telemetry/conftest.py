@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline.telemetry.procfs import ContextSwitches, ProcessStat
+from paceline.telemetry.procfs import ContextSwitches, IoBytes, ProcessStat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +22,9 @@ class FakeProcesses:
     table: dict[int, ProcessStat] = field(default_factory=dict)
     switches: dict[int, dict[int, ContextSwitches]] = field(default_factory=dict)
     pss: dict[int, int] = field(default_factory=dict)
+    io: dict[int, IoBytes] = field(default_factory=dict)
+    files: dict[int, int] = field(default_factory=dict)
+    clock_ticks: int = 0  # since boot; what starts later is younger than a watch that begins now
     denied: set[int] = field(default_factory=set)
     listings: int = 0
     reads: list[int] = field(default_factory=list)
@@ -55,6 +58,9 @@ class FakeProcesses:
             if other.ppid == pid:
                 self.change(other.pid, ppid=1)
 
+    def now_ticks(self) -> int:
+        return self.clock_ticks
+
     def pids(self) -> set[int]:
         self.listings += 1
         return set(self.table)
@@ -74,6 +80,16 @@ class FakeProcesses:
         if pid in self.denied:
             raise PermissionError(13, "denied", str(pid))
         return self.pss.get(pid)
+
+    def io_bytes(self, pid: int) -> IoBytes | None:
+        if pid in self.denied:
+            raise PermissionError(13, "denied", str(pid))
+        return self.io.get(pid, IoBytes(0, 0)) if pid in self.table else None
+
+    def open_files(self, pid: int) -> int | None:
+        if pid in self.denied:
+            raise PermissionError(13, "denied", str(pid))
+        return self.files.get(pid)
 
 
 @pytest.fixture

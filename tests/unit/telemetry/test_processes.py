@@ -9,11 +9,30 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline.telemetry.processes import ProcessTree, SwitchAccount
-from paceline.telemetry.procfs import ContextSwitches
+from paceline.telemetry.processes import ProcessTable, TreeAccount, TreeReading
+from paceline.telemetry.processes import ProcessTree as TreeOfTable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tests.unit.telemetry.conftest import FakeProcesses
+
+
+class ProcessTree:
+    """A tree with a table of its own."""
+
+    def __init__(
+        self, source: FakeProcesses, roots: Iterable[int], excluded: Iterable[int] = ()
+    ) -> None:
+        self.table = ProcessTable(source, excluded)
+        self.tree = TreeOfTable(self.table, roots)
+
+    def walk(self) -> TreeReading:
+        self.table.walk()
+        return self.tree.read()
+
+    def any_alive(self) -> bool:
+        return self.tree.any_alive()
 
 
 def test_sums_are_over_the_tree_and_leave_out_strangers_and_the_sidecar(
@@ -290,19 +309,190 @@ def test_reused_number_does_not_keep_a_tree_alive(processes: FakeProcesses) -> N
     assert not tree.any_alive()
 
 
-def test_switches_of_ended_threads_and_processes_stay_counted(processes: FakeProcesses) -> None:
-    processes.switches = {
-        10: {10: ContextSwitches(1000, 100), 11: ContextSwitches(50, 5)},
-        20: {20: ContextSwitches(0, 0)},
-    }
-    account = SwitchAccount(processes)
-    account.read([10, 20])
-    assert (account.voluntary, account.involuntary) == (0, 0)
-    processes.switches = {
-        10: {10: ContextSwitches(1003, 101), 12: ContextSwitches(7, 2)},  # 11 ended, 12 is new
-        20: {20: ContextSwitches(40, 4)},
-    }
-    account.read([10, 20])
-    assert (account.voluntary, account.involuntary) == (50, 7)
-    account.read([10])
-    assert (account.voluntary, account.involuntary) == (50, 7)
+def test_two_trees_take_each_its_own_and_are_read_once(processes: FakeProcesses) -> None:
+    for root in (10, 20):
+        processes.add(root, 1)
+        processes.add(root + 1, root)
+    table = ProcessTable(processes)
+    first, second = TreeOfTable(table, [10]), TreeOfTable(table, [20])
+    table.walk()
+    assert (first.read().processes, second.read().processes) == (2, 2)
+    processes.add(12, 11, own_ticks=30)
+    processes.add(22, 21, own_ticks=4)
+    processes.listings, processes.reads = 0, []
+    table.walk()
+    assert (first.read().cpu_seconds, second.read().cpu_seconds) == (0.3, 0.04)
+    assert processes.listings == 1
+    assert sorted(processes.reads) == [10, 11, 12, 20, 21, 22]
+
+
+def test_tree_that_comes_later_takes_what_another_has_already(processes: FakeProcesses) -> None:
+    processes.add(10, 1)
+    processes.add(11, 10, own_ticks=500)
+    processes.add(12, 11)
+    processes.add(13, 10)
+    table = ProcessTable(processes)
+    whole = TreeOfTable(table, [10])
+    table.walk()
+    whole.read()
+    part = TreeOfTable(table, [11])
+    table.walk()
+    assert (whole.read().processes, part.read().processes) == (4, 2)
+    processes.change(12, own_ticks=7)
+    table.walk()
+    assert (whole.read().cpu_seconds, part.read().cpu_seconds) == (0.07, 0.07)
+
+
+def test_root_above_the_root_of_another_tree_keeps_parents_first(
+    processes: FakeProcesses,
+) -> None:
+    processes.add(10, 1)
+    processes.add(11, 10)
+    table = ProcessTable(processes)
+    inner = TreeOfTable(table, [11])
+    table.walk()
+    inner.read()
+    outer = TreeOfTable(table, [10])
+    assert list(table.now) == [10, 11]
+    table.walk()
+    inner.read()
+    outer.read()
+    processes.change(11, own_ticks=200)
+
+    def end_it(pid: int) -> None:
+        if pid == 10 and 11 in processes.table:
+            processes.reap(11, by=10)
+
+    table.walk()
+    inner.read()
+    outer.read()
+    processes.before_stat = end_it
+    table.walk()
+    assert (inner.read().cpu_seconds, outer.read().cpu_seconds) == (2.0, 2.0)
+
+
+def test_what_nobody_watches_any_more_is_not_read(processes: FakeProcesses) -> None:
+    processes.add(10, 1)
+    processes.add(11, 10)
+    processes.add(20, 1)
+    table = ProcessTable(processes)
+    whole, part, other = (TreeOfTable(table, [root]) for root in (10, 11, 20))
+    table.walk()
+    for tree in (whole, part, other):
+        tree.read()
+    whole.drop()
+    assert sorted(table.now) == [11, 20]
+    part.drop()
+    assert sorted(table.now) == [20]
+    other.drop()
+    assert table.now == {}
+
+
+def test_tree_that_misses_walks_still_takes_in_who_came(processes: FakeProcesses) -> None:
+    processes.add(10, 1)
+    table = ProcessTable(processes)
+    tree = TreeOfTable(table, [10])
+    table.walk()
+    tree.read()
+    processes.add(11, 10, own_ticks=5)
+    table.walk()
+    processes.add(12, 11, own_ticks=6)
+    table.walk()
+    table.walk()
+    assert tree.read() == TreeReading(3, 3, 3000, 0.11)
+
+
+def test_part_of_a_tree_counts_from_the_birth_of_what_came_after_the_watch(
+    processes: FakeProcesses,
+) -> None:
+    """A rank says who it is only after it has imported its modules."""
+    processes.add(10, 1)
+    processes.add(11, 10, own_ticks=1000)
+    table = ProcessTable(processes)
+    whole = TreeOfTable(table, [10])
+    table.walk()
+    whole.read()
+    processes.add(12, 10, own_ticks=250)
+    processes.change(11, own_ticks=1003)
+    young = TreeOfTable(table, [12], born_after=whole)
+    table.walk()
+    whole.read()
+    old = TreeOfTable(table, [11], born_after=whole)
+    young.add_roots([12])
+    table.walk()
+    assert young.read().cpu_seconds == 2.5
+    assert old.read().cpu_seconds == 0.03
+
+
+def test_root_that_joins_later_but_is_older_than_the_watch_brings_no_past(
+    processes: FakeProcesses,
+) -> None:
+    processes.clock_ticks = 100
+    processes.add(10, 1, start_ticks=90)
+    processes.add(20, 1, start_ticks=50, own_ticks=7000)
+    table = ProcessTable(processes)
+    tree = TreeOfTable(table, [10])
+    table.walk()
+    tree.read()
+    processes.add(30, 1, start_ticks=150, own_ticks=40)
+    tree.add_roots([20, 30])
+    processes.change(20, own_ticks=7002)
+    table.walk()
+    reading = tree.read()
+    assert (reading.processes, reading.cpu_seconds) == (3, 0.42)
+
+
+def test_account_goes_on_in_another_sampler(processes: FakeProcesses) -> None:
+    processes.add(10, 1, own_ticks=1000)
+    processes.add(11, 10)
+    before = ProcessTree(processes, [10])
+    before.walk()
+    processes.change(11, own_ticks=100)
+    processes.add(12, 11, own_ticks=20)
+    processes.add(13, 10)
+    before.walk()
+    processes.reap(13, by=None)
+    before.walk()
+    kept = before.tree.account()
+
+    processes.change(10, own_ticks=1003)
+    processes.reap(11, by=10)  # 12 goes to init, and no root leads to it any more
+    processes.add(14, 10, own_ticks=5)
+    table = ProcessTable(processes)
+    tree = TreeOfTable(table, [10], account=kept)
+    table.walk()
+    reading = tree.read()
+    assert (reading.processes, reading.cpu_seconds) == (3, 1.28)
+
+
+def test_account_of_a_tree_that_has_ended_keeps_its_time(processes: FakeProcesses) -> None:
+    processes.add(10, 1)
+    before = ProcessTree(processes, [10])
+    before.walk()
+    processes.change(10, own_ticks=100)
+    before.walk()
+    kept = before.tree.account()
+    processes.reap(10, by=None)
+    processes.add(10, 1, start_ticks=5000, own_ticks=33)  # a stranger
+    table = ProcessTable(processes)
+    tree = TreeOfTable(table, [], account=kept)
+    assert not tree.any_alive()
+    table.walk()
+    assert tree.read() == TreeReading(0, 0, 0, 1.0)
+
+
+def test_account_tells_when_who_is_watched_has_changed(processes: FakeProcesses) -> None:
+    processes.add(10, 1)
+    one = ProcessTree(processes, [10])
+    changed = []
+    for step in range(5):
+        if step == 2:
+            processes.add(11, 10)
+        if step == 4:
+            processes.reap(11, by=10)
+        one.walk()
+        changed.append(one.tree.changed)
+    assert changed == [True, False, True, False, True]
+    assert one.tree.account() == TreeAccount(
+        began_ticks=0, first_ticks={"10:10": 0}, members=[list(processes.table[10])]
+    )

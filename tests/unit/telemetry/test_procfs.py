@@ -93,3 +93,28 @@ def test_this_process_on_the_real_proc() -> None:
     assert stat.rss_bytes > 5_000_000
     assert stat.threads >= 1
     assert os.getpid() in ProcFs().pids()
+
+
+def test_bytes_from_and_to_storage(fake_proc: FakeProc) -> None:
+    fake_proc.add(7, STAT)
+    (fake_proc.root / "7" / "io").write_text(
+        "rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 4096\nwrite_bytes: 8192\n"
+        "cancelled_write_bytes: 5\n"
+    )
+    assert ProcFs(str(fake_proc.root)).io_bytes(7) == (4096, 8192)
+    assert ProcFs(str(fake_proc.root)).io_bytes(99) is None
+
+
+def test_open_files_are_counted(fake_proc: FakeProc) -> None:
+    fake_proc.add(7, STAT)
+    for number in range(3):
+        (fake_proc.root / "7" / "fd" / str(number)).mkdir(parents=True)
+    assert ProcFs(str(fake_proc.root)).open_files(7) == 3
+    assert ProcFs(str(fake_proc.root)).open_files(99) is None
+
+
+def test_clock_of_processes_is_that_of_their_starts() -> None:
+    source = ProcFs()
+    stat = source.stat(os.getpid())
+    assert stat is not None
+    assert 0 <= source.now_ticks() - stat.start_ticks < 24 * 3600 * source.ticks_per_s

@@ -1,12 +1,14 @@
-"""The sidecar of a host whose ranks nobody else watches."""
+"""What of a trial is watched on each host, and by whom it is asked for."""
 
 from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from paceline.launch.environment import SIDECAR_HOST_VARIABLE
+from paceline.records.layout import RunFiles
 from paceline.telemetry import SidecarOptions, sidecar_is_alive, start_sidecar
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.job.options import Job
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
+    from paceline.spec.models import TelemetrySettings
     from paceline.telemetry import SidecarHandle
     from paceline.train.context import RankContext
 
@@ -22,34 +25,50 @@ if TYPE_CHECKING:
 def watch(
     trial: Trial, files: TrialFiles, host_name: str, pids: Sequence[int]
 ) -> list[SidecarHandle]:
-    """Start a sidecar that watches the process trees of `pids` on this host.
+    """Have the process trees of `pids` and the trial's ranks on this host watched.
 
-    Returns it, or nothing if the trial wants none or it does not start: that is a warning, never
-    an error of the trial.
+    Returns the watch, or nothing if the trial wants none or it does not begin: that is a warning,
+    never an error of the trial.
     """
-    settings = trial.telemetry
-    if not settings.enabled:
+    if not trial.telemetry.enabled:
         return []
-    host = files.host(host_name)
-    handle = start_sidecar(
-        SidecarOptions(
-            listen_host=settings.listen_host,
-            listen_port=None if settings.listen_port < 0 else settings.listen_port,
-            interval_s=settings.interval_s,
-            pids=tuple(pids),
-            out=host.trace,
-            state=host.sidecar,
-            info={
-                "trial": trial.id,
-                "workload": trial.training.workload,
-                "launcher": trial.launcher,
-                "transport": trial.transport,
-                "local_strategy": trial.local_strategy,
-            },
-        ),
-        log=host.log,
+    host, run = files.host(host_name), _run_of(files)
+    options = SidecarOptions(
+        **_settings(trial.telemetry, run),
+        pids=tuple(pids),
+        out=host.trace,
+        state=host.sidecar,
+        trial_root=files.root,
+        info={
+            "trial": trial.id,
+            "workload": trial.training.workload,
+            "launcher": trial.launcher,
+            "transport": trial.transport,
+            "local_strategy": trial.local_strategy,
+            "nodes": str(trial.placement.nodes),
+            "ranks": str(trial.placement.ranks),
+            "repeat": str(trial.repeat),
+        },
     )
+    handle = start_sidecar(options)
     return [] if handle is None else [handle]
+
+
+@contextmanager
+def kept_sampler(run: RunFiles, settings: TelemetrySettings) -> Iterator[None]:
+    """Keep this host's sampler, and so its port, over all trials of a run."""
+    handle = None
+    if settings.enabled:
+        handle = start_sidecar(
+            SidecarOptions(
+                **_settings(settings, run), pids=(os.getpid(),), out=None, ends_with_caller=True
+            )
+        )
+    try:
+        yield
+    finally:
+        if handle is not None:
+            handle.stop()
 
 
 @contextmanager
@@ -68,3 +87,30 @@ def host_sidecar(job: Job, context: RankContext, watched_pids: Sequence[int]) ->
     finally:
         for sidecar in sidecars:
             sidecar.stop()
+
+
+def _run_of(files: TrialFiles) -> RunFiles:
+    """The run directory that a trial lies in (RunFiles.trial)."""
+    return RunFiles(files.root.absolute().parent.parent)
+
+
+def _settings(settings: TelemetrySettings, run: RunFiles) -> dict[str, Any]:
+    """What is the same for all watches of a run."""
+
+    def path(text: str | None) -> Path | None:
+        return None if text is None else Path(text)
+
+    return {
+        "listen_host": settings.listen_host,
+        "listen_port": None if settings.listen_port < 0 else settings.listen_port,
+        "interval_s": settings.interval_s,
+        "run": run.root.absolute().name,
+        "tls_certificate": path(settings.tls_certificate),
+        "tls_key": path(settings.tls_key),
+        "tls_client_ca": path(settings.tls_client_ca),
+        "basic_auth_file": path(settings.basic_auth_file),
+        "bearer_token_file": path(settings.bearer_token_file),
+        "run_targets": run.targets,
+        "targets_dirs": () if settings.targets_dir is None else (Path(settings.targets_dir),),
+        "textfile_dir": path(settings.textfile_dir),
+    }

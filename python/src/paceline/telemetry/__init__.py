@@ -1,8 +1,8 @@
-"""What each host did meanwhile: a sampler process of its own, its trace and its metrics.
+"""What each host did meanwhile: one sampler a host, its traces and its metrics.
 
-A run starts and stops a sidecar with what is exported here; that imports neither psutil nor
-prometheus_client. `sidecar` itself must not be imported here: it runs as
-`python -m paceline.telemetry.sidecar`.
+A run has its processes watched with what is exported here; that imports neither psutil nor
+prometheus_client. `service` itself must not be imported here: it runs as
+`python -m paceline.telemetry.service`.
 """
 
 from paceline.telemetry.handle import SidecarHandle, sidecar_is_alive, start_sidecar

@@ -1,129 +1,87 @@
-"""Starting and stopping a sidecar from the run that it watches.
+"""Watching from the run that is watched.
 
 Whatever goes wrong here is a warning: a run without its trace is still a run.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import socket
-import subprocess
-import sys
-import time
 import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import paceline
-from paceline.errors import DataError, PacelineWarning
+from paceline.errors import DataError, PacelineError, PacelineWarning
 from paceline.records.files import read_json
-from paceline.telemetry.procfs import ProcFs
+from paceline.records.machine import host_name
+from paceline.telemetry.keeper import Keeper
+from paceline.telemetry.process_ids import ProcessId
+from paceline.telemetry.runtime import runtime_of
+from paceline.telemetry.watches import request_of
 
 if TYPE_CHECKING:
-    from paceline.telemetry.options import SidecarOptions
+    from pathlib import Path
 
-_READY_LIMIT_S = 5.0
-_POLL_S = 0.02
+    from paceline.telemetry.options import SidecarOptions
+    from paceline.telemetry.runtime import SamplerState
 
 
 class SidecarHandle:
-    """A sidecar that was started; `port` is that of its metrics, None if it serves none."""
+    """A watch that has begun; `pid` is the sampler's that has it, `port` that of its metrics, None
+    if it serves none."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int | None) -> None:
-        self._process = process
-        self.pid = process.pid
-        self.port = port
+    def __init__(self, keeper: Keeper, state: SamplerState) -> None:
+        self._keeper = keeper
+        self.pid = state.process.pid
+        self.port = state.port
 
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Ask it for its last sample and wait; after `timeout_s` end it. May be called twice."""
-        self._process.terminate()  # nothing happens if it has ended
-        try:
-            self._process.wait(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(timeout=timeout_s)
+    @property
+    def ended(self) -> bool:
+        """Whether the watch is over although nobody ended it."""
+        return self._keeper.ended.is_set()
+
+    def wait(self, limit_s: float) -> bool:
+        """Wait for that, `limit_s` at most; whether it is over."""
+        return self._keeper.ended.wait(limit_s)
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Have the last sample taken and wait for it. May be called twice."""
+        self._keeper.stop(timeout_s)
 
 
-def start_sidecar(options: SidecarOptions, log: Path | None = None) -> SidecarHandle | None:
-    """Start a sidecar as a process of its own session and wait until it samples, 5 s at most.
+def begin_watch(options: SidecarOptions) -> SidecarHandle:
+    """Have the host's sampler do as `options` say; it is started if there is none.
 
-    Without them, `log` is `sidecar.log` and the state file `sidecar.json`, beside the trace.
-    Raises nothing of its own: what fails is told as a PacelineWarning, and None comes back.
+    Raises UsageError if there is nothing to watch, EnvironmentLacks if no sampler can be had.
     """
-    log = log or options.out.with_name("sidecar.log")
-    state = options.state or options.out.with_name("sidecar.json")
-    options = dataclasses.replace(options, state=state)
+    keeper = Keeper(runtime_of(), request_of(options))
+    state = keeper.start()
+    if note := state.notes.get(keeper.request.key):
+        _warn(note)
+    return SidecarHandle(keeper, state)
+
+
+def start_sidecar(options: SidecarOptions) -> SidecarHandle | None:
+    """As begin_watch; what fails is told as a PacelineWarning, and None comes back."""
     try:
-        process = _spawn(options, log)
-    except OSError as error:
-        _warn(f"could not start ({error})")
+        return begin_watch(options)
+    except (PacelineError, OSError) as error:
+        what = str(error).removeprefix("sidecar: ")
+        _warn(f"{what}; this host's trace may be missing from the report")
         return None
-    return _when_ready(process, state, log)
 
 
 def sidecar_is_alive(state: Path) -> bool:
-    """Whether the sidecar that wrote `state` still runs on this host; False if there is no such
-    file, if it is another host's, or if its process id went to another process."""
+    """Whether the watch that `state` tells of goes on, on this host; False if there is no such
+    file, if it is another host's, or if the sampler's process id went to another process."""
     try:
         document = read_json(state)
     except (DataError, OSError):
         return False
-    pid = document.get("pid")
-    if document.get("host") != socket.gethostname() or not isinstance(pid, int):
+    pid, start_ticks = document.get("pid"), document.get("start_ticks")
+    if document.get("host") != host_name() or document.get("ended") is not None:
         return False
-    try:
-        stat = ProcFs().stat(pid)
-    except OSError:
+    if not isinstance(pid, int) or not isinstance(start_ticks, int):
         return False
-    return stat is not None and not stat.ended and stat.start_ticks == document.get("start_ticks")
-
-
-def _spawn(options: SidecarOptions, log: Path) -> subprocess.Popen[bytes]:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    # The caller may have found us in an archive or through sys.path; the child must, too.
-    home = str(Path(paceline.__file__).resolve().parent.parent)
-    search = os.pathsep.join(dict.fromkeys([home, *filter(None, sys.path)]))
-    with log.open("ab") as stream:
-        # -P: no module of the working directory can stand in for one of the library's.
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "paceline.telemetry.sidecar", *options.arguments()],
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": search},
-        )
-
-
-def _when_ready(process: subprocess.Popen[bytes], state: Path, log: Path) -> SidecarHandle | None:
-    limit_monotonic_s = time.monotonic() + _READY_LIMIT_S
-    while time.monotonic() < limit_monotonic_s:
-        document = _state_of(process.pid, state)
-        if document is not None:
-            if error := document.get("endpoint_error"):
-                _warn(f"serves no metrics ({error}); it samples all the same")
-            return SidecarHandle(process, document.get("port"))
-        if process.poll() is not None:
-            _warn(f"ended with status {process.returncode}; its log is {log}")
-            return None
-        time.sleep(_POLL_S)
-    _warn(f"was not ready after {_READY_LIMIT_S:.0f} s; its log is {log}")
-    return SidecarHandle(process, None)
-
-
-def _state_of(pid: int, state: Path) -> dict[str, Any] | None:
-    """The state file's content once this very process has written it."""
-    try:
-        document = read_json(state)
-    except (DataError, OSError):
-        return None
-    return document if document.get("pid") == pid else None
+    return ProcessId(pid, start_ticks).is_alive()
 
 
 def _warn(what: str) -> None:
-    warnings.warn(
-        f"sidecar: {what}; this host's trace may be missing from the report",
-        PacelineWarning,
-        stacklevel=4,
-    )
+    warnings.warn(f"sidecar: {what}", PacelineWarning, stacklevel=4)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
+from paceline.telemetry.catalogue import RUN_FACTS
 
 if TYPE_CHECKING:
     import argparse
 
+_FILES = {
+    "--tls-certificate": "PEM; metrics are then served over HTTPS only",
+    "--tls-key": "its key",
+    "--tls-client-ca": "PEM; clients must then show a certificate of it",
+    "--basic-auth-file": "a line USER:PASSWORD that clients must know",
+    "--bearer-token-file": "a token that clients must know",
+}
 INTERVAL_LIMITS_S = (0.1, 10.0)
 DEFAULT_MAX_LIFETIME_S = 7 * 24 * 3600.0
-_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")  # Prometheus data model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,11 +30,23 @@ class SidecarOptions:
     listen_host: str = "127.0.0.1"
     listen_port: int | None = None  # None serves no metrics; 0 takes any free port
     interval_s: float = 1.0
-    pids: tuple[int, ...]  # roots of the process trees to watch
-    out: Path  # the trace, JSON lines, append-only
+    pids: tuple[int, ...] = ()  # roots of the process trees to watch; none: the host alone
+    out: Path | None  # the trace, JSON lines, append-only; None keeps the sampler and no more
     state: Path | None = None  # sidecar.json
-    info: dict[str, str] = field(default_factory=dict)  # labels of paceline_run_info
+    info: dict[str, str] = field(default_factory=dict)  # RUN_FACTS of the catalogue
     max_lifetime_s: float = DEFAULT_MAX_LIFETIME_S
+    run: str = ""  # the run's name in metrics; that of the trace's folder where it is empty
+    trial_root: Path | None = None  # where the ranks' files are
+    tls_certificate: Path | None = None  # these five: telemetry.web.WebSettings
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    basic_auth_file: Path | None = None
+    bearer_token_file: Path | None = None
+    run_targets: Path | None = None  # the run directory's folder for service discovery
+    targets_dirs: tuple[Path, ...] = ()  # others' folders for it
+    textfile_dir: Path | None = None
+    ends_with_caller: bool = False  # the watch ends when the process that asks for it does
+    excludes_caller: bool = False  # that process is not part of what it watches
 
     def __post_init__(self) -> None:
         if faults := list(self._faults()):
@@ -43,30 +61,15 @@ class SidecarOptions:
             faults.append(f"listen: expected a port from 0 to 65535, got {self.listen_port}")
         if not self.listen_host:
             faults.append("listen: expected an address such as 127.0.0.1, got nothing")
-        if not self.pids:
-            faults.append("pid: expected at least one process to watch, got none")
         faults += [f"pid: expected a process id, got {pid}" for pid in self.pids if pid < 1]
         if not self.max_lifetime_s > 0:
             faults.append(f"max-lifetime: expected seconds above 0, got {self.max_lifetime_s}")
         faults += [
-            f"info: expected a key of letters, digits and '_' other than 'host', got {key!r}"
+            f"info: expected one of {', '.join(RUN_FACTS)}, got {key!r}"
             for key in self.info
-            if not _LABEL.fullmatch(key) or key == "host"
+            if key not in RUN_FACTS
         ]
         return faults
-
-    def arguments(self) -> list[str]:
-        """The command line that `add_arguments` and `options_from` turn into these options."""
-        # NAME=VALUE in one word: a value may begin with a dash.
-        argv = [f"--interval={self.interval_s!r}", f"--out={self.out}"]
-        if self.listen_port is not None:
-            host = f"[{self.listen_host}]" if ":" in self.listen_host else self.listen_host
-            argv.append(f"--listen={host}:{self.listen_port}")
-        argv += [f"--pid={pid}" for pid in self.pids]
-        if self.state is not None:
-            argv.append(f"--state={self.state}")
-        argv += [f"--info={key}={value}" for key, value in self.info.items()]
-        return [*argv, f"--max-lifetime={self.max_lifetime_s!r}"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,8 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PID",
         type=int,
         action="append",
-        required=True,
-        help="root of a process tree to watch; may be repeated",
+        default=[],
+        help="root of a process tree to watch; may be repeated (default: the host alone, until it "
+        "is told to end)",
     )
     parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="the trace")
     parser.add_argument("--state", metavar="FILE", type=Path, help="say here who and where I am")
@@ -92,7 +96,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="a label of the metric paceline_run_info; may be repeated",
+        help=f"a label of the metric paceline_run_info ({', '.join(RUN_FACTS)}); may be repeated",
+    )
+    parser.add_argument("--run", metavar="NAME", default="", help="the label `run` of metrics")
+    for option, text in _FILES.items():
+        parser.add_argument(option, metavar="FILE", type=Path, help=text)
+    parser.add_argument(
+        "--targets-dir",
+        metavar="DIR",
+        type=Path,
+        action="append",
+        default=[],
+        help="where Prometheus looks for sidecars (file_sd_configs); may be repeated",
+    )
+    parser.add_argument(
+        "--textfile-dir", metavar="DIR", type=Path, help="where node_exporter looks for metrics"
     )
     parser.add_argument(
         "--max-lifetime",
@@ -115,6 +133,16 @@ def options_from(arguments: argparse.Namespace) -> SidecarOptions:
         state=arguments.state,
         info=dict(_pair(item) for item in arguments.info),
         max_lifetime_s=arguments.max_lifetime,
+        run=arguments.run,
+        tls_certificate=arguments.tls_certificate,
+        tls_key=arguments.tls_key,
+        tls_client_ca=arguments.tls_client_ca,
+        basic_auth_file=arguments.basic_auth_file,
+        bearer_token_file=arguments.bearer_token_file,
+        targets_dirs=tuple(arguments.targets_dir),
+        textfile_dir=arguments.textfile_dir,
+        ends_with_caller=True,
+        excludes_caller=True,
     )
 
 

@@ -7,6 +7,7 @@ process, psutil 7.2.2) and gives the context switches of the main thread only.
 from __future__ import annotations
 
 import os
+import time
 from typing import NamedTuple, Protocol
 
 _READ_BYTES = 16384  # stat, status and smaps_rollup are far smaller
@@ -35,10 +36,20 @@ class ContextSwitches(NamedTuple):
     involuntary: int
 
 
+class IoBytes(NamedTuple):
+    """From and to storage, since the process started, with what waited-for children had."""
+
+    read: int
+    written: int
+
+
 class ProcessSource(Protocol):
     """What the sampler asks about processes. None: the process is gone, or does not say."""
 
     ticks_per_s: int
+
+    def now_ticks(self) -> int:
+        """Time since boot, as ProcessStat.start_ticks counts it."""
 
     def pids(self) -> set[int]: ...
 
@@ -49,6 +60,12 @@ class ProcessSource(Protocol):
         """By thread id; what cannot be read is left out."""
 
     def pss_bytes(self, pid: int) -> int | None:
+        """Raises PermissionError where the process is there but may not be read."""
+
+    def io_bytes(self, pid: int) -> IoBytes | None:
+        """Raises PermissionError where the process is there but may not be read."""
+
+    def open_files(self, pid: int) -> int | None:
         """Raises PermissionError where the process is there but may not be read."""
 
 
@@ -64,6 +81,9 @@ class ProcFs:
         self._root = root
         self.ticks_per_s = ticks_per_s or os.sysconf("SC_CLK_TCK")
         self._page_bytes = page_bytes or os.sysconf("SC_PAGE_SIZE")
+
+    def now_ticks(self) -> int:
+        return int(time.clock_gettime(time.CLOCK_BOOTTIME) * self.ticks_per_s)
 
     def pids(self) -> set[int]:
         return {int(name) for name in os.listdir(self._root) if name.isdigit()}  # noqa: PTH208
@@ -88,6 +108,20 @@ class ProcFs:
     def pss_bytes(self, pid: int) -> int | None:
         content = _read(f"{self._root}/{pid}/smaps_rollup")
         return None if content is None else _field(content, b"\nPss:") * 1024
+
+    def io_bytes(self, pid: int) -> IoBytes | None:
+        # Like CPU time, a child's bytes are added to those of the parent that waits for it
+        # (kernel/exit.c, wait_task_zombie: task_io_accounting_add).
+        content = _read(f"{self._root}/{pid}/io")
+        if content is None:
+            return None
+        return IoBytes(_field(content, b"\nread_bytes:"), _field(content, b"\nwrite_bytes:"))
+
+    def open_files(self, pid: int) -> int | None:
+        try:
+            return len(os.listdir(f"{self._root}/{pid}/fd"))  # noqa: PTH208
+        except (FileNotFoundError, ProcessLookupError):
+            return None
 
 
 def parse_stat(pid: int, content: bytes, page_bytes: int) -> ProcessStat:

@@ -1,0 +1,202 @@
+"""How far training has come, from the files that ranks write anyway: it costs training nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from paceline.errors import DataError
+from paceline.records.files import read_json
+from paceline.records.layout import TrialFiles
+from paceline.records.rows import CommunicationRow, RankStatus, StepRow
+from paceline.records.typed import typed
+from paceline.telemetry.catalogue import STEP_SECONDS_BUCKETS
+from paceline.telemetry.tail import LineTail
+from paceline.telemetry.ticks import OperationTotals, TrainingProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import Any
+
+    from paceline.records.layout import RankFiles
+
+_log = logging.getLogger("paceline.sidecar")
+
+
+def advance(progress: TrainingProgress, row: StepRow, replicas: int = 1) -> TrainingProgress:
+    """`progress` and one step more; the argument stays as it is.
+
+    replicas: of the whole trial. Needed in pipelines, where the stage that has the loss has no
+    images of its own: it is taken to have an equal share of the global batch.
+    """
+    loss = _mean_loss(row, replicas)
+    counts = list(progress.step_counts)
+    counts[bisect_left(STEP_SECONDS_BUCKETS, row.step_s)] += 1
+    ended_unix_s = row.started_unix_s + row.step_s
+    last_unix_s = progress.last_step_ended_unix_s
+    return dataclasses.replace(
+        progress,
+        steps=progress.steps + 1,
+        images=progress.images + row.samples,
+        epoch=row.epoch,
+        loss=progress.loss if loss is None else loss,
+        phase_s={name: s + _phase_s(row, name) for name, s in progress.phase_s.items()},
+        step_s_sum=progress.step_s_sum + row.step_s,
+        step_counts=counts,
+        last_step_ended_unix_s=max(ended_unix_s, last_unix_s or ended_unix_s),
+    )
+
+
+def advance_operation(progress: TrainingProgress, row: CommunicationRow) -> TrainingProgress:
+    """`progress` and one operation more; the argument stays as it is."""
+    before = progress.operations.get(row.operation, OperationTotals())
+    sent_bytes = before.sent_bytes
+    if row.sent_bytes is not None:
+        sent_bytes = (sent_bytes or 0) + row.sent_bytes
+    totals = OperationTotals(
+        operations=before.operations + 1,
+        payload_bytes=before.payload_bytes + row.payload_bytes,
+        sent_bytes=sent_bytes,
+        seconds=before.seconds + max(0.0, row.ended_unix_s - row.arrived_unix_s),
+    )
+    operations = {**progress.operations, row.operation: totals}
+    return dataclasses.replace(progress, operations=operations)
+
+
+def _phase_s(row: StepRow, phase: str) -> float:
+    seconds: float | None = getattr(row, f"{phase}_s")
+    return max(0.0, seconds or 0.0)  # a counter never falls; other_s may round below 0
+
+
+def _mean_loss(row: StepRow, replicas: int) -> float | None:
+    if row.bubble_s is not None and row.loss_sum == 0.0:
+        return None  # a pipeline's last stage has the loss, this is another
+    if row.samples > 0:
+        return row.loss_sum / row.samples
+    if row.bubble_s is not None and row.global_samples > 0:
+        return row.loss_sum * replicas / row.global_samples
+    return None
+
+
+class TrainingTail:
+    """Follows the ranks of one trial on one host, by what they add to their files.
+
+    A file that is replaced starts its rank again from nothing. Rows that cannot be read are left
+    out and told once; a rank whose files cannot be read stays as it was.
+    """
+
+    def __init__(self, trial_root: Path, host: str) -> None:
+        """host: as the ranks' status files name it."""
+        self._files = TrialFiles(trial_root)
+        self._host = host
+        self._ranks: dict[int, _RankTail] = {}
+        self._warned = False
+
+    def read(self, *, to_the_end: bool = False) -> list[TrainingProgress]:
+        """Progress of the ranks that were last on this host, in order.
+
+        Takes up to 1 MiB of new rows of each file, or all of them (`to_the_end`: at the last).
+        """
+        try:
+            ranks = list(self._files.ranks())
+        except OSError as error:
+            if not self._warned:
+                _log.warning("%s: %s: known ranks are followed", self._files.root, error)
+            self._warned = True
+            ranks = [(rank, self._files.rank(rank)) for rank in self._ranks]
+        found = []
+        for rank, files in ranks:
+            if rank not in self._ranks:
+                self._ranks[rank] = _RankTail(rank, files, _replicas(self._files.trial))
+            tail = self._ranks[rank]
+            if tail.host() == self._host:
+                found.append(tail.read(to_the_end=to_the_end))
+        return found
+
+
+class _RankTail:
+    def __init__(self, rank: int, files: RankFiles, replicas: int) -> None:
+        self._rank = rank
+        self._replicas = replicas
+        self._files = files
+        self._status: RankStatus | None = None
+        self._status_identity: tuple[int, int, int] | None = None
+        self._steps = LineTail(files.steps)
+        self._operations = LineTail(files.communication)
+        self._progress = TrainingProgress(rank=rank)
+        self._warned = False
+
+    def host(self) -> str | None:
+        """Where the rank is, from its status; None before it has one."""
+        try:
+            found = self._files.status.stat()
+            identity = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if identity != self._status_identity:
+                fields = read_json(self._files.status)
+                self._status = typed(fields, RankStatus, self._files.status)
+                self._status_identity = identity
+        except FileNotFoundError:
+            self._status = self._status_identity = None
+        except (OSError, DataError) as error:
+            self._warn(str(error))
+        return self._status.host if self._status else None
+
+    def read(self, *, to_the_end: bool) -> TrainingProgress:
+        if any([self._steps.was_replaced(), self._operations.was_replaced()]):  # look at both
+            self._steps.rewind()
+            self._operations.rewind()
+            self._progress = TrainingProgress(rank=self._rank)
+        self._take(self._steps, self._step, to_the_end=to_the_end)
+        self._take(self._operations, self._operation, to_the_end=to_the_end)
+        failed = self._status is not None and self._status.state == "failed"
+        if failed != self._progress.failed:
+            self._progress = dataclasses.replace(self._progress, failed=failed)
+        return self._progress
+
+    def _step(self, fields: dict[str, Any]) -> TrainingProgress:
+        row = typed(fields, StepRow, self._steps.path)
+        return advance(self._progress, row, self._replicas)
+
+    def _operation(self, fields: dict[str, Any]) -> TrainingProgress:
+        row = typed(fields, CommunicationRow, self._operations.path)
+        return advance_operation(self._progress, row)
+
+    def _take(
+        self,
+        tail: LineTail,
+        advanced: Callable[[dict[str, Any]], TrainingProgress],
+        *,
+        to_the_end: bool,
+    ) -> None:
+        try:
+            for line in tail.lines(to_the_end=to_the_end):
+                try:
+                    self._progress = advanced(json.loads(line))
+                except (DataError, TypeError, ValueError, AttributeError) as error:
+                    self._warn(f"{tail.path}: a row is left out: {error}")
+        except OSError as error:
+            self._warn(f"{tail.path}: {error}")
+
+    def _warn(self, what: str) -> None:
+        if not self._warned:
+            _log.warning("rank %d: its progress is not fully known: %s", self._rank, what)
+        self._warned = True
+
+
+def _replicas(trial_file: Path) -> int:
+    """Copies of the model in a trial, as plan.trial counts them; 1 if the file does not say.
+
+    By hand: the classes of the plan would double the sidecar's memory.
+    """
+    try:
+        trial = read_json(trial_file)
+        placement, pipeline = trial["placement"], trial.get("pipeline")
+        stages = pipeline["stages"] if pipeline else 1
+        ranks = placement["nodes"] * placement["ranks_per_node"]
+        return int(ranks // stages * trial.get("thread_replicas", 1))
+    except (OSError, DataError, KeyError, TypeError, ZeroDivisionError):
+        return 1

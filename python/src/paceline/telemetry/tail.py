@@ -1,0 +1,70 @@
+"""Lines that are added to a file, as they come."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import BinaryIO
+
+_CHUNK_BYTES = 1 << 20
+
+
+class LineTail:
+    """Reads on where it stopped; a line without its end is left for the next time.
+
+    First look (`was_replaced`), then read: a file that has not grown is not opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = self._size = 0
+        self._identity: tuple[int, int] | None = None  # of the file that was read so far
+
+    def was_replaced(self) -> bool:
+        """Look at the file: whether what was read is no longer its beginning, as it is another
+        one, or shorter. One that cannot be looked at, or is gone for now, counts as unchanged."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            self._size = self._offset
+            return False
+        self._size = found.st_size
+        if self._identity is None:
+            return False
+        return _identity(found) != self._identity or found.st_size < self._offset
+
+    def rewind(self) -> None:
+        """Read from the beginning the next time."""
+        self._offset, self._identity = 0, None
+
+    def lines(self, *, to_the_end: bool = False) -> Iterator[bytes]:
+        """New lines since the last look: those within the next MiB, or all.
+
+        A line longer than that is no row of ours: it comes in pieces. Raises OSError.
+        """
+        if self._size <= self._offset:
+            return
+        with self.path.open("rb", buffering=0) as file:
+            self._identity = _identity(os.fstat(file.fileno()))
+            file.seek(self._offset)
+            while chunk := self._next_chunk(file):
+                yield from chunk.splitlines()
+                if not to_the_end:
+                    return
+
+    def _next_chunk(self, file: BinaryIO) -> bytes:
+        """Whole lines; nothing where there is none yet. What is handed out is not read again."""
+        chunk = file.read(_CHUNK_BYTES)
+        whole = len(chunk) if len(chunk) == _CHUNK_BYTES else 0
+        end = chunk.rfind(b"\n") + 1 or whole
+        self._offset += end
+        file.seek(self._offset)
+        return chunk[:end]
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino

@@ -1,0 +1,150 @@
+"""GPUs through an NVML that tests speak for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.records.rows import GpuSample
+from paceline.telemetry import gpus as gpus_module
+from paceline.telemetry.gpus import GpuReader
+
+
+class NVMLError(Exception):
+    """As pynvml's."""
+
+
+class FakeNvml:
+    """Two GPUs; `silent` names functions that the second does not support."""
+
+    NVMLError = NVMLError
+    NVML_CLOCK_SM = 1
+    NVML_CLOCK_MEM = 2
+    NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self, *, starts: bool = True) -> None:
+        self.starts = starts
+        self.silent: set[str] = set()
+        self.gone = False
+        self.open = False
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if not self.starts:
+            raise NVMLError("Driver/library version mismatch")
+        self.open = True
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.open = False
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def __getattr__(self, function: str):
+        answers = {
+            "nvmlDeviceGetName": lambda gpu: f"GPU {gpu}",
+            "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=30 + gpu, memory=99),
+            "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(used=1000 + gpu, total=4000),
+            "nvmlDeviceGetPowerUsage": lambda gpu: 250_500,
+            "nvmlDeviceGetClockInfo": lambda gpu, kind: {1: 1500, 2: 2600}[kind],
+            "nvmlDeviceGetTemperature": lambda gpu, kind: {0: 55}[kind],
+        }
+
+        def answer(gpu: int, *arguments: int):
+            if self.gone or (gpu == 1 and function in self.silent):
+                raise NVMLError(function)
+            return answers[function](gpu, *arguments)
+
+        return answer
+
+
+def test_figures_are_in_base_units() -> None:
+    first, second = GpuReader(FakeNvml()).read()
+    assert first == GpuSample(
+        name="GPU 0",
+        utilization_percent=30.0,
+        memory_used_bytes=1000,
+        memory_total_bytes=4000,
+        power_watts=250.5,
+        sm_clock_hertz=1.5e9,
+        memory_clock_hertz=2.6e9,
+        temperature_celsius=55.0,
+    )
+    assert (second.name, second.utilization_percent) == ("GPU 1", 31.0)
+
+
+def test_figure_that_a_gpu_lacks_is_missing_and_the_others_stay() -> None:
+    nvml = FakeNvml()
+    nvml.silent = {"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage"}
+    first, second = GpuReader(nvml).read()
+    assert first.utilization_percent == 30.0
+    assert (second.utilization_percent, second.power_watts) == (None, None)
+    assert second.memory_used_bytes == 1001
+
+
+def test_gpus_that_are_lost_are_told_without_figures() -> None:
+    nvml = FakeNvml()
+    reader = GpuReader(nvml)
+    nvml.gone = True
+    assert reader.read() == [GpuSample(name="GPU 0"), GpuSample(name="GPU 1")]
+
+
+def test_driver_that_does_not_start_means_no_gpus() -> None:
+    reader = GpuReader(FakeNvml(starts=False))
+    assert reader.read() == []
+    reader.close()
+
+
+def test_closing_lets_go_of_the_driver() -> None:
+    nvml = FakeNvml()
+    reader = GpuReader(nvml)
+    assert nvml.open
+    reader.close()
+    assert not nvml.open
+    assert reader.read() == []
+
+
+def test_host_without_a_driver_does_not_load_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus_module, "_DRIVER_FILES", ())
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)  # an import would fail
+    assert GpuReader().read() == []
+
+
+def test_library_that_is_missing_means_no_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gpus_module, "_DRIVER_FILES", (tmp_path,))
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
+    with caplog.at_level("INFO", "paceline.sidecar"):
+        assert GpuReader().read() == []
+    assert "nvidia-ml-py" in caplog.text
+
+
+def test_real_library_has_what_is_asked_of_it() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    assert issubclass(pynvml.NVMLError, Exception)
+    for name in (
+        "nvmlInit",
+        "nvmlShutdown",
+        "nvmlDeviceGetCount",
+        "nvmlDeviceGetHandleByIndex",
+        "nvmlDeviceGetName",
+        "nvmlDeviceGetUtilizationRates",
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetClockInfo",
+        "nvmlDeviceGetTemperature",
+    ):
+        assert callable(getattr(pynvml, name)), name
+    assert {pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM} == {1, 2}
+    assert pynvml.NVML_TEMPERATURE_GPU == 0
+
+
+def test_real_library_without_a_driver_means_no_gpus() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    reader = GpuReader(pynvml)  # where there are GPUs, their names
+    assert all(gpu.name for gpu in reader.read())
+    reader.close()
