@@ -95,8 +95,8 @@ def test_every_chart_has_its_data_and_its_place(run: RunFiles, tmp_path: Path) -
     places = [a["data-chart"] for _, a in page.tags if "data-chart" in a]
     data = {a["id"] for t, a in page.tags if t == "script" and "id" in a}
     assert set(places) == data
-    # 6 a workload, strategies over time; a pair for each of 16 trials
-    assert len(places) == 2 * 7 + 2 * 16
+    # 6 a workload, strategies over time; for each of 16 trials a pair, its speed, and its traffic
+    assert len(places) == 2 * 7 + 4 * 16
     for text in page.scripts[: len(places)]:
         assert {"data", "layout"} <= set(json.loads(text))
 

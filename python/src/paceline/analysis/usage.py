@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal
 
@@ -130,7 +131,14 @@ def _sidecar_percent(trace: HostTrace) -> float | None:
     elapsed = last.unix_s - first.unix_s
     if elapsed <= 0:
         return None
-    return 100 * (last.sidecar_cpu_seconds - first.sidecar_cpu_seconds) / elapsed
+    return 100 * risen(s.sidecar_cpu_seconds for s in trace.samples) / elapsed
+
+
+def risen(counts: Iterable[float]) -> float:
+    """How far a counter of the sidecar's own rose; one that was started again began at 0."""
+    return sum(
+        later - earlier if later >= earlier else later for earlier, later in pairwise(counts)
+    )
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

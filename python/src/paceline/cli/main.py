@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from paceline import __version__
-from paceline.cli import commands
+from paceline.cli import commands, lab, monitor, render, watch
 from paceline.errors import ExitCode, PacelineError, PacelineWarning
 from paceline.spec import WORKLOADS
 from paceline.telemetry import sidecar
@@ -82,6 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_data(verbs)
     _add_doctor(verbs)
     _add_sidecar(verbs)
+    lab.add(verbs)
+    watch.add(verbs)
+    render.add(verbs)
+    monitor.add(verbs)
     return parser
 
 

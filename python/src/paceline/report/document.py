@@ -20,6 +20,7 @@ from paceline.report import (
     figures,
     paper,
     sections,
+    sidecar,
     strategies,
     wording,
 )
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.comparison import Comparison, TrialAnalysis
     from paceline.records.layout import RunFiles
     from paceline.report.figures import Chart
 
@@ -103,7 +104,7 @@ def _context(comparison: Comparison, book: ChartBook) -> dict[str, Any]:
         "paper_table": sections.paper_table(comparison),
         "workloads": [_workload(comparison, w, book) for w in comparison.workloads],
         "phases": [(p, wording.PHASE_WORDS[p], wording.PHASE_MEANINGS[p]) for p in PHASES],
-        "shades": figures.shades(),
+        "shades": figures.shades(gaps=_has_gaps(comparison)),
         "node_local": strategies.node_local(comparison, book.add),
         "pipelines": strategies.pipelines(comparison, book.add),
         "local_global": strategies.local_global(comparison, book.add),
@@ -115,7 +116,7 @@ def _context(comparison: Comparison, book: ChartBook) -> dict[str, Any]:
         "commands": sections.commands(comparison),
         "versions": sections.versions(comparison),
         "data": sections.data_rows(manifest),
-        "sidecar": sections.sidecar_cost(comparison),
+        "sidecar": sidecar.sidecar_cost(comparison),
         "unfinished": comparison.unfinished,
         "flags": comparison.flags,
         "short_name": partial(short_name, among=comparison.rows),
@@ -154,20 +155,37 @@ def _resources(comparison: Comparison, book: ChartBook) -> list[dict[str, Any]]:
     """For each configuration its repeats, for each of those the pairs of charts of its hosts."""
     found = []
     for row in comparison.rows:
-        repeats = [
-            {
-                "repeat": trial.repeat,
-                "hosts": [
-                    (book.add(use), book.add(idle)) for use, idle in figures.resource_charts(trial)
-                ],
-            }
-            for trial in comparison.trials[row.configuration]
-        ]
+        repeats = [_repeat(trial, book) for trial in comparison.trials[row.configuration]]
         sampled = [r for r in repeats if r["hosts"]]
         if sampled:
             name = f"{row.workload}: {short_name(row, comparison.rows)}"
             found.append({"name": name, "row": row, "repeats": sampled})
     return found
+
+
+def _repeat(trial: TrialAnalysis, book: ChartBook) -> dict[str, Any]:
+    more = figures.telemetry_charts(trial)
+    return {
+        "repeat": trial.repeat,
+        "hosts": [(book.add(use), book.add(idle)) for use, idle in figures.resource_charts(trial)],
+        "more": [book.add(chart) for chart in more],
+        "more_words": wording.listed([_in_sentence(chart.title) for chart in more]) if more else "",
+    }
+
+
+def _in_sentence(title: str) -> str:
+    """A figure's title without its explanation, in small letters but for abbreviations."""
+    short = title.partition(":")[0].partition(" (")[0]
+    return short if short[:2].isupper() else short[0].lower() + short[1:]
+
+
+def _has_gaps(comparison: Comparison) -> bool:
+    return any(
+        host.gaps
+        for trials in comparison.trials.values()
+        for trial in trials
+        for host in trial.record.hosts
+    )
 
 
 def _date(unix_s: float | None) -> str | None:

@@ -185,16 +185,6 @@ def data_rows(manifest: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, st
     return rows
 
 
-def sidecar_cost(comparison: Comparison) -> dict[str, float] | None:
-    """The dearest sidecar of the run: percent of one core, and its memory."""
-    usages = [t.usage for trials in comparison.trials.values() for t in trials]
-    cores = [u.sidecar_core_percent for u in usages if u.sidecar_core_percent is not None]
-    memory = [u.sidecar_rss_peak_bytes for u in usages if u.sidecar_rss_peak_bytes is not None]
-    if not cores or not memory:
-        return None
-    return {"core_percent": max(cores), "rss_mib": max(memory) / 2**20}
-
-
 def _mapping(document: Mapping[str, Any], key: str) -> dict[str, Any]:
     value = document.get(key)
     return value if isinstance(value, dict) else {}

@@ -5,6 +5,7 @@ from paceline.report.figures.communication import communication_chart
 from paceline.report.figures.phases import rank_time_chart, step_time_chart
 from paceline.report.figures.speed import loss_chart, speedup_chart, step_distribution_chart
 from paceline.report.figures.strategies import local_global_chart, local_use_chart, stage_chart
+from paceline.report.figures.telemetry import telemetry_charts
 from paceline.report.figures.usage import resource_charts, shades
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "stage_chart",
     "step_distribution_chart",
     "step_time_chart",
+    "telemetry_charts",
 ]

@@ -28,11 +28,12 @@ _SHADES = {
     "train": ("training", "#56B4E9"),
     "bookkeeping": ("writing results", "#CC79A7"),
 }
+_GAP = ("no samples: the sidecar had died", "#B93C00")
 
 
-def shades() -> list[tuple[str, str]]:
+def shades(*, gaps: bool = False) -> list[tuple[str, str]]:
     """What the shades behind the curves over time mean: words and colour."""
-    return list(_SHADES.values())
+    return [*_SHADES.values(), *([_GAP] if gaps else [])]
 
 
 def resource_charts(trial: TrialAnalysis) -> list[tuple[Chart, Chart]]:
@@ -101,17 +102,50 @@ def _idle_chart(record: TrialRecord, host: HostTrace) -> Chart:
 
 
 def _over_time(figure: go.Figure, record: TrialRecord, host: HostTrace, title: str) -> Chart:
-    start = time_zero(record, host)
-    for name, (_, colour) in _SHADES.items():
-        span = span_on_host(record, host.host, name)
-        if span is None:
-            continue
-        low, high = span[0] - start, span[1] - start
-        figure.add_vrect(
-            x0=low, x1=high, fillcolor=colour, opacity=0.16, line_width=0, layer="below"
-        )
-    figure.update_xaxes(title="seconds since the launch command", rangemode="tozero")
+    mark_spans(figure, record, host)
+    time_axis(figure, record)
     return chart(figure, title=title, caption="", height_px=270, legend=True)
+
+
+def time_axis(figure: go.Figure, record: TrialRecord) -> None:
+    """The same for all figures of a trial, so that they can be read one below the other."""
+    ends = [h.samples[-1].unix_s - time_zero(record, h) for h in record.hosts if h.samples]
+    if record.outcome is not None:
+        ends.append(record.outcome.ended_unix_s - record.outcome.launched_unix_s)
+    figure.update_xaxes(title="seconds since the launch command", range=[0, max(ends)])
+
+
+def mark_spans(
+    figure: go.Figure, record: TrialRecord, host: HostTrace, *, spans: bool = True
+) -> None:
+    """Shade what the ranks on `host` were doing, and the stretches without samples.
+
+    spans: False shades the latter alone, where the figure's own colours fill it.
+    """
+    start = time_zero(record, host)
+    for name, (_, colour) in _SHADES.items() if spans else ():
+        span = span_on_host(record, host.host, name)
+        if span is not None:
+            _shade(figure, span[0] - start, span[1] - start, colour, 0.16)
+    for gap in host.gaps:
+        began, ended = gap.gap_started_unix_s - start, gap.gap_ended_unix_s - start
+        _shade(figure, began, ended, _GAP[1], 0.3)
+        _break_lines(figure, (began + ended) / 2)
+
+
+def _shade(figure: go.Figure, began_s: float, ended_s: float, colour: str, opacity: float) -> None:
+    figure.add_vrect(
+        x0=began_s, x1=ended_s, fillcolor=colour, opacity=opacity, line_width=0, layer="below"
+    )
+
+
+def _break_lines(figure: go.Figure, at_s: float) -> None:
+    """No line joins what was sampled before a gap with what was after it."""
+    for line in figure.select_traces({"type": "scatter"}):
+        time, values = np.asarray(line.x), np.asarray(line.y)
+        place = int(np.searchsorted(time, at_s))
+        line.x = np.insert(time, place, np.float32(at_s))
+        line.y = np.insert(values, place, np.float32(np.nan))
 
 
 def time_zero(record: TrialRecord, host: HostTrace) -> float:

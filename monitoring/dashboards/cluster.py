@@ -1,0 +1,337 @@
+"""*Cluster*: all hosts at once. Which one is the straggler, which is short of CPU, memory or I/O,
+and what does the watching itself cost?"""
+
+from __future__ import annotations
+
+from monitoring.dashboards.cluster_devices import (
+    DEVICES,
+    GPUS,
+    MEMORY,
+    PRESSURE,
+    gauge,
+)
+from monitoring.dashboards.panels import (
+    ORANGE,
+    RED,
+    Column,
+    Look,
+    Page,
+    Query,
+    Row,
+    facts_table,
+    figure,
+    lines,
+)
+from monitoring.dashboards.queries import (
+    HOST,
+    RANK,
+    against_others,
+    largest,
+    own_step_seconds,
+    rate,
+    share,
+    total,
+)
+from monitoring.dashboards.queries import RUN as RUNS
+
+_BY_HOST = ("host",)
+_HOST_RUN = ("host", "run")
+_WINDOWS = f'{HOST},window=~"1m|15m"'
+_CPU = "paceline_host_cpu_seconds_total"
+
+
+_SUMMARY = Row(
+    title="At a glance",
+    panels=(
+        figure(
+            Look(
+                title="Hosts",
+                description="Hosts whose sidecars are heard.",
+                unit="short",
+                width=6,
+                height=4,
+                decimals=0,
+            ),
+            Query(f"count({gauge('sidecar_last_sample_timestamp_seconds')})", "hosts"),
+        ),
+        figure(
+            Look(
+                title="Runs",
+                description="Runs with live processes on any host.",
+                unit="short",
+                width=6,
+                height=4,
+                decimals=0,
+            ),
+            Query(f"count({largest('paceline_run_processes', RUNS, ('run',))} > 0)", "runs"),
+        ),
+        figure(
+            Look(
+                title="Images",
+                description="Trained a second, over all runs on all hosts.",
+                unit="suffix: images/s",
+                width=6,
+                height=4,
+                decimals=1,
+            ),
+            Query(f"sum(rate(paceline_training_images_total{{{RANK}}}[$__rate_interval]))", "all"),
+        ),
+        figure(
+            Look(
+                title="Oldest sign of progress",
+                description="Time since the run that waits longest last ended a step on any "
+                "host. The alert PacelineRunStalled fires at ten of its steps, a minute at least.",
+                unit="s",
+                steps=((60, ORANGE), (300, RED)),
+                width=6,
+                height=4,
+                decimals=0,
+            ),
+            Query(
+                "max(time() - "
+                f"{largest('paceline_run_last_step_timestamp_seconds', RUNS, ('run',))})",
+                "seconds",
+            ),
+        ),
+        facts_table(
+            Look(
+                title="Runs on hosts",
+                description="What ran where in the time shown, for how long it has been going, "
+                "and what it holds.",
+                unit="short",
+                width=24,
+                height=7,
+            ),
+            {"host": "Host", "run": "Run"},
+            (
+                Column(
+                    "Since launch",
+                    f"time() - {largest('paceline_run_start_timestamp_seconds', RUNS, _HOST_RUN)}",
+                    "s",
+                ),
+                Column("Processes", total("paceline_run_processes", RUNS, _HOST_RUN), "short"),
+                Column("Threads", total("paceline_run_threads", RUNS, _HOST_RUN), "short"),
+                Column(
+                    "Cores used", rate("paceline_run_cpu_seconds_total", RUNS, _HOST_RUN), "short"
+                ),
+                Column(
+                    "Memory", total("paceline_run_resident_memory_bytes", RUNS, _HOST_RUN), "bytes"
+                ),
+            ),
+        ),
+    ),
+)
+
+_STRAGGLERS = Row(
+    title="Which host is the straggler",
+    panels=(
+        lines(
+            Look(
+                title="Slowest rank of each host, against the others",
+                description="A rank's own part of a step over the mean of its run's other ranks; "
+                "of each host the highest. The host above the line is the straggler.",
+                unit="suffix: times",
+                steps=((1.25, RED),),
+                width=12,
+                decimals=2,
+            ),
+            Query(f"max by (host, run) ({against_others()})", "{{host}}, {{run}}"),
+        ),
+        lines(
+            Look(
+                title="Own part of a step, by host",
+                description="The mean over the host's ranks of what they do themselves in a step.",
+                unit="s",
+                width=12,
+                low=0,
+            ),
+            Query(f"avg by (host, run) ({own_step_seconds()})", "{{host}}, {{run}}"),
+        ),
+        lines(
+            Look(
+                title="Waiting for gradients, by host",
+                description="Share of step time that is exposed communication. The straggler's "
+                "is the lowest.",
+                unit="percentunit",
+                width=12,
+                low=0,
+                high=1,
+            ),
+            Query(
+                share(
+                    "paceline_training_phase_seconds_total", RANK, 'phase="comm"', ("host", "run")
+                ),
+                "{{host}}, {{run}}",
+            ),
+        ),
+        lines(
+            Look(
+                title="Clock",
+                description="Mean frequency of the cores. A host that is throttled by heat or "
+                "power computes slower than its neighbours.",
+                unit="hertz",
+                width=12,
+                low=0,
+            ),
+            Query(gauge("host_cpu_frequency_hertz"), "{{host}}"),
+        ),
+    ),
+)
+
+_CPUS = Row(
+    title="CPU",
+    panels=(
+        lines(
+            Look(
+                title="Idle",
+                description="Share of each host's CPU time in which nothing ran, IOWait not "
+                "counted.",
+                unit="percentunit",
+                steps=((0.6, ORANGE),),
+                low=0,
+                high=1,
+            ),
+            Query(share(_CPU, HOST, 'mode="idle"', _BY_HOST), "{{host}}"),
+        ),
+        lines(
+            Look(
+                title="IOWait",
+                description="Share of CPU time that idled while I/O was pending. Above the line "
+                "the alert PacelineIoWait fires.",
+                unit="percentunit",
+                steps=((0.2, RED),),
+                low=0,
+                high=1,
+            ),
+            Query(share(_CPU, HOST, 'mode="iowait"', _BY_HOST), "{{host}}"),
+        ),
+        lines(
+            Look(
+                title="Stolen",
+                description="Share of CPU time that the hypervisor gave to others.",
+                unit="percentunit",
+                steps=((0.1, RED),),
+                low=0,
+                high=1,
+            ),
+            Query(share(_CPU, HOST, 'mode="steal"', _BY_HOST), "{{host}}"),
+        ),
+        lines(
+            Look(
+                title="Load for each core",
+                description="Tasks that run or wait, averaged over a minute and over fifteen, by "
+                "the number of cores.",
+                unit="short",
+                steps=((2, ORANGE),),
+                low=0,
+                decimals=2,
+            ),
+            Query(
+                f"{gauge('host_load_average', _WINDOWS, ('host', 'window'))} "
+                f"/ on (host) group_left () {gauge('host_cpu_cores')}",
+                "{{window}}, {{host}}",
+            ),
+        ),
+        lines(
+            Look(
+                title="Cores allowed and used, control group",
+                description="The limit of the group that the runs are in, and what the group uses.",
+                unit="suffix: cores",
+                low=0,
+                decimals=2,
+            ),
+            Query(gauge("cgroup_cpu_limit_cores"), "limit, {{host}}"),
+            Query(rate("paceline_cgroup_cpu_seconds_total", HOST, _BY_HOST), "used, {{host}}"),
+        ),
+        lines(
+            Look(
+                title="Held back by the limit",
+                description="CPU seconds a second for which the group was throttled, and how many "
+                "periods a second that happened in.",
+                unit="short",
+                steps=((0.1, ORANGE),),
+                low=0,
+            ),
+            Query(
+                rate("paceline_cgroup_cpu_throttled_seconds_total", HOST, _BY_HOST),
+                "seconds a second, {{host}}",
+            ),
+            Query(
+                rate("paceline_cgroup_cpu_throttled_periods_total", HOST, _BY_HOST),
+                "periods a second, {{host}}",
+            ),
+        ),
+    ),
+)
+
+_SIDECARS = Row(
+    title="What watching costs",
+    panels=(
+        lines(
+            Look(
+                title="CPU of the sidecars",
+                description="Cores that each host's sidecar uses: 0.01 is a hundredth of one.",
+                unit="percentunit",
+                steps=((0.02, ORANGE),),
+                low=0,
+            ),
+            Query(rate("paceline_sidecar_cpu_seconds_total", HOST, _BY_HOST), "{{host}}"),
+        ),
+        lines(
+            Look(
+                title="Memory of the sidecars",
+                description="Resident.",
+                unit="bytes",
+                steps=((60e6, ORANGE),),
+                low=0,
+            ),
+            Query(gauge("sidecar_resident_memory_bytes"), "{{host}}"),
+        ),
+        lines(
+            Look(
+                title="Samples",
+                description="Taken and missed, a second; one in each interval is right.",
+                unit="ops",
+                low=0,
+            ),
+            Query(rate("paceline_sidecar_samples_total", HOST, _BY_HOST), "taken, {{host}}"),
+            Query(
+                rate("paceline_sidecar_missed_samples_total", HOST, _BY_HOST), "missed, {{host}}"
+            ),
+            Query(f"1 / {gauge('sidecar_interval_seconds')}", "asked for, {{host}}"),
+        ),
+        facts_table(
+            Look(
+                title="Sidecars",
+                description="How old the last sample of each is, how many runs it watches, and how "
+                "often it was found dead and started again.",
+                unit="short",
+                width=24,
+                height=6,
+            ),
+            {"host": "Host", "version": "Version"},
+            (
+                Column(
+                    "Age of last sample",
+                    f"time() - {gauge('sidecar_last_sample_timestamp_seconds')}",
+                    "s",
+                ),
+                Column("Watches", gauge("sidecar_watches"), "short"),
+                Column("Restarts", gauge("sidecar_restarts_total"), "short"),
+                Column(
+                    "Sidecars",
+                    f"count by (host, version) (paceline_sidecar_info{{{HOST}}})",
+                    "short",
+                ),
+            ),
+        ),
+    ),
+)
+
+CLUSTER = Page(
+    title="Cluster",
+    description="All hosts that Paceline runs on: stragglers, pressure, limits, devices.",
+    rows=(_SUMMARY, _STRAGGLERS, _CPUS, PRESSURE, MEMORY, DEVICES, GPUS, _SIDECARS),
+    one_run=False,
+    since="now-30m",
+)

@@ -1,0 +1,267 @@
+"""Rows of *Cluster*: pressure, memory, network, disks, heat, GPUs."""
+
+from __future__ import annotations
+
+from monitoring.dashboards.panels import (
+    ORANGE,
+    RED,
+    Look,
+    Query,
+    Row,
+    lines,
+)
+from monitoring.dashboards.queries import (
+    HOST,
+    largest,
+    rate,
+)
+
+_BY_HOST = ("host",)
+_DEVICE = ("host", "device")
+_GPU = ("host", "gpu")
+_WAITING = "paceline_host_pressure_waiting_seconds_total"
+_STALLED = "paceline_host_pressure_stalled_seconds_total"
+
+
+def gauge(name: str, labels: str = HOST, by: tuple[str, ...] = _BY_HOST) -> str:
+    """The value of a gauge of ours, by host where nothing else is said."""
+    return largest(f"paceline_{name}", labels, by)
+
+
+PRESSURE = Row(
+    title="Pressure",
+    panels=(
+        lines(
+            Look(
+                title="Waiting for a CPU",
+                description="Share of time in which some task waited for a CPU. Pressure stall "
+                "information of the kernel.",
+                unit="percentunit",
+                steps=((0.5, RED),),
+                low=0,
+            ),
+            Query(rate(_WAITING, f'{HOST},resource="cpu"', _BY_HOST), "some, {{host}}"),
+        ),
+        *(
+            lines(
+                Look(
+                    title=f"Waiting for {what}",
+                    description=f"Share of time in which some task waited for {what}, or all of "
+                    "them did. Pressure stall information of the kernel.",
+                    unit="percentunit",
+                    steps=((limit, RED),),
+                    low=0,
+                ),
+                Query(rate(_WAITING, f'{HOST},resource="{resource}"', _BY_HOST), "some, {{host}}"),
+                Query(rate(_STALLED, f'{HOST},resource="{resource}"', _BY_HOST), "all, {{host}}"),
+            )
+            for what, resource, limit in (("memory", "memory", 0.1), ("I/O", "io", 0.3))
+        ),
+    ),
+)
+
+MEMORY = Row(
+    title="Memory",
+    panels=(
+        lines(
+            Look(
+                title="RAM",
+                description="Share of memory that cannot be had without swapping. The alert "
+                "PacelineMemoryNearLimit fires above the upper line.",
+                unit="percentunit",
+                steps=((0.8, ORANGE), (0.9, RED)),
+                low=0,
+                high=1,
+            ),
+            Query(
+                f"{gauge('host_memory_used_bytes')} / {gauge('host_memory_size_bytes')}",
+                "{{host}}",
+            ),
+        ),
+        lines(
+            Look(
+                title="Control group",
+                description="What the group uses, page cache included, and may use.",
+                unit="bytes",
+                low=0,
+            ),
+            Query(gauge("cgroup_memory_used_bytes"), "used, {{host}}"),
+            Query(gauge("cgroup_memory_limit_bytes"), "limit, {{host}}"),
+        ),
+        lines(
+            Look(
+                title="Swap",
+                description="Swap space in use and there.",
+                unit="bytes",
+                low=0,
+            ),
+            Query(gauge("host_swap_used_bytes"), "used, {{host}}"),
+            Query(gauge("host_swap_size_bytes"), "there is, {{host}}"),
+        ),
+        lines(
+            Look(
+                title="Swapping",
+                description="Bytes a second from and to swap. Training that swaps is not worth "
+                "measuring.",
+                unit="Bps",
+                steps=((1e6, RED),),
+                width=12,
+                low=0,
+            ),
+            Query(rate("paceline_host_swap_read_bytes_total", HOST, _BY_HOST), "in, {{host}}"),
+            Query(rate("paceline_host_swap_written_bytes_total", HOST, _BY_HOST), "out, {{host}}"),
+        ),
+        lines(
+            Look(
+                title="Page faults",
+                description="A second, by kind; major ones wait for storage. Many minor ones in "
+                "training: memory that is freed and taken again in every step.",
+                unit="ops",
+                width=12,
+                low=0,
+            ),
+            Query(
+                rate("paceline_host_page_faults_total", HOST, ("host", "kind")),
+                "{{kind}}, {{host}}",
+            ),
+        ),
+    ),
+)
+
+DEVICES = Row(
+    title="Network, disks, heat",
+    panels=(
+        lines(
+            Look(
+                title="Network",
+                description="Bytes a second, by interface.",
+                unit="Bps",
+                low=0,
+            ),
+            Query(
+                rate("paceline_host_network_transmit_bytes_total", HOST, _DEVICE),
+                "sent, {{device}} of {{host}}",
+            ),
+            Query(
+                rate("paceline_host_network_receive_bytes_total", HOST, _DEVICE),
+                "received, {{device}} of {{host}}",
+            ),
+        ),
+        lines(
+            Look(
+                title="Dropped packets",
+                description="A second, both ways. Any at all slow gradients down.",
+                unit="pps",
+                steps=((1, ORANGE),),
+                low=0,
+            ),
+            Query(
+                rate("paceline_host_network_dropped_packets_total", HOST, _DEVICE),
+                "{{device}} of {{host}}",
+            ),
+        ),
+        lines(
+            Look(
+                title="Disks",
+                description="Bytes a second, by whole disk.",
+                unit="Bps",
+                low=0,
+            ),
+            Query(
+                rate("paceline_host_disk_read_bytes_total", HOST, _DEVICE),
+                "read, {{device}} of {{host}}",
+            ),
+            Query(
+                rate("paceline_host_disk_written_bytes_total", HOST, _DEVICE),
+                "written, {{device}} of {{host}}",
+            ),
+        ),
+        lines(
+            Look(
+                title="Disks at work",
+                description="Share of time in which a disk had something to do.",
+                unit="percentunit",
+                steps=((0.9, RED),),
+                width=12,
+                low=0,
+                high=1,
+            ),
+            Query(
+                rate("paceline_host_disk_busy_seconds_total", HOST, _DEVICE),
+                "{{device}} of {{host}}",
+            ),
+        ),
+        lines(
+            Look(
+                title="Temperature",
+                description="What each sensor says.",
+                unit="celsius",
+                steps=((85, ORANGE), (95, RED)),
+                width=12,
+            ),
+            Query(
+                gauge("host_temperature_celsius", HOST, ("host", "sensor")),
+                "{{sensor}} of {{host}}",
+            ),
+        ),
+    ),
+)
+
+GPUS = Row(
+    title="GPUs",
+    collapsed=True,
+    panels=(
+        lines(
+            Look(
+                title="Utilisation",
+                description="Share of time in which a kernel ran on the GPU (NVML).",
+                unit="percentunit",
+                low=0,
+                high=1,
+            ),
+            Query(gauge("gpu_utilization_ratio", HOST, _GPU), "{{gpu}} of {{host}}"),
+        ),
+        lines(
+            Look(
+                title="Memory",
+                description="In use, and there.",
+                unit="bytes",
+                low=0,
+            ),
+            Query(gauge("gpu_memory_used_bytes", HOST, _GPU), "used, {{gpu}} of {{host}}"),
+            Query(gauge("gpu_memory_size_bytes", HOST, _GPU), "there is, {{gpu}} of {{host}}"),
+        ),
+        lines(
+            Look(
+                title="Power",
+                description="Power drawn.",
+                unit="watt",
+                low=0,
+            ),
+            Query(gauge("gpu_power_watts", HOST, _GPU), "{{gpu}} of {{host}}"),
+        ),
+        lines(
+            Look(
+                title="Clocks",
+                description="Of the multiprocessors and of the memory.",
+                unit="hertz",
+                width=12,
+                low=0,
+            ),
+            Query(
+                gauge("gpu_clock_hertz", HOST, ("host", "gpu", "clock")),
+                "{{clock}}, {{gpu}} of {{host}}",
+            ),
+        ),
+        lines(
+            Look(
+                title="Temperature",
+                description="Of each GPU.",
+                unit="celsius",
+                steps=((80, ORANGE), (90, RED)),
+                width=12,
+            ),
+            Query(gauge("gpu_temperature_celsius", HOST, _GPU), "{{gpu}} of {{host}}"),
+        ),
+    ),
+)

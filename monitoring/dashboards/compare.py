@@ -1,0 +1,245 @@
+"""*Compare*: trials side by side, Spark against MPI, by local strategy.
+
+Figures are means over the time shown in which a trial ran. They are for looking; which is faster,
+and whether the difference is more than noise, `paceline compare` says.
+"""
+
+from __future__ import annotations
+
+from monitoring.dashboards.panels import (
+    ORANGE,
+    RED,
+    Column,
+    Look,
+    Page,
+    Query,
+    Row,
+    bars,
+    facts_table,
+    lines,
+)
+from monitoring.dashboards.queries import (
+    FACTS,
+    NAME,
+    RANK,
+    WINDOW,
+    by_trial,
+    over_time,
+    rate,
+    share,
+    total,
+)
+from monitoring.dashboards.queries import RUN as RUNS
+
+_KEYS = ("host", "run")
+_PHASES = "paceline_training_phase_seconds_total"
+# Images over the time that the ranks spent in steps: right at a trial's beginning and end, too,
+# where a rate reaches over the edge.
+_IN_STEPS = f"avg by (host, run) (rate(paceline_training_step_seconds_sum{{{RANK}}}[{WINDOW}]))"
+_IMAGES = by_trial(
+    "sum", f"{rate('paceline_training_images_total', RANK, _KEYS)} / ({_IN_STEPS} > 0)"
+)
+_IN_TRAINING = by_trial("sum", f"{_IN_STEPS} > 0")
+
+
+def _host_share(mode: str) -> str:
+    """A mode's share of CPU time of the hosts, for each run on them."""
+    of_host = share("paceline_host_cpu_seconds_total", 'host=~"$host"', f'mode="{mode}"', ("host",))
+    return (
+        f"(max by (host, run) (paceline_run_processes{{{RUNS}}}) * 0 + 1) "
+        f"* on (host) group_left () ({of_host})"
+    )
+
+
+def _while_training(per_trial: str) -> str:
+    """Without launch, imports and data loading, of which there is more under some launchers."""
+    return f"({per_trial}) and on (run, trial) ({_IN_TRAINING})"
+
+
+_IDLE = _while_training(by_trial("avg", _host_share("idle")))
+_IOWAIT = _while_training(by_trial("avg", _host_share("iowait")))
+_COMM = by_trial("avg", share(_PHASES, RANK, 'phase="comm"', _KEYS))
+_CORES = _while_training(by_trial("sum", rate("paceline_run_cpu_seconds_total", RUNS, _KEYS)))
+_THREADS = _while_training(by_trial("sum", total("paceline_run_threads", RUNS, _KEYS)))
+_MEMORY = by_trial("sum", total("paceline_run_proportional_memory_bytes", RUNS, _KEYS))
+_SENT = by_trial("sum", rate("paceline_communication_payload_bytes_total", RANK, _KEYS))
+_STEP = by_trial(
+    "max",
+    f"{rate('paceline_training_step_seconds_sum', RANK, _KEYS)} / "
+    f"({rate('paceline_training_step_seconds_count', RANK, _KEYS)} > 0)",
+)
+_SHARES = (("CPU idle", _IDLE), ("IOWait", _IOWAIT), ("Waiting for gradients", _COMM))
+
+
+def _by(facts: str, per_trial: str) -> str:
+    """The mean of the trials' means, by some of their facts."""
+    return f"avg by ({facts}) ({over_time('avg', per_trial)})"
+
+
+_SIDE_BY_SIDE = Row(
+    title="Trials side by side",
+    panels=(
+        facts_table(
+            Look(
+                title="Trials",
+                description="Means over the time shown in which each trial trained; memory is the "
+                "most that was seen. Sort by a column's head.",
+                unit="short",
+                width=24,
+                height=9,
+            ),
+            {"run": "Run", **{fact: fact.replace("_", " ").capitalize() for fact in FACTS}},
+            (
+                Column("Throughput", over_time("avg", _IMAGES), "suffix: images/s"),
+                Column("Step", over_time("avg", _STEP), "s"),
+                Column("CPU idle", over_time("avg", _IDLE), "percentunit"),
+                Column("IOWait", over_time("avg", _IOWAIT), "percentunit"),
+                Column("Waiting for gradients", over_time("avg", _COMM), "percentunit"),
+                Column("Cores used", over_time("avg", _CORES), "short"),
+                Column("Threads", over_time("avg", _THREADS), "short"),
+                Column("Peak memory", over_time("max", _MEMORY), "bytes"),
+                Column("Payload", over_time("avg", _SENT), "Bps"),
+            ),
+        ),
+        bars(
+            Look(
+                title="Throughput",
+                description="Images trained a second, the mean while the trial trained.",
+                unit="suffix: images/s",
+                width=12,
+                height=10,
+                low=0,
+                decimals=1,
+            ),
+            Query(over_time("avg", _IMAGES), NAME),
+        ),
+        bars(
+            Look(
+                title="Waiting for gradients",
+                description="Exposed communication, the mean share of step time.",
+                unit="percentunit",
+                steps=((0.2, ORANGE), (0.5, RED)),
+                width=12,
+                height=10,
+                low=0,
+                high=1,
+            ),
+            Query(over_time("avg", _COMM), NAME),
+        ),
+    ),
+)
+
+_LAUNCHERS = Row(
+    title="Spark against MPI",
+    panels=(
+        bars(
+            Look(
+                title="Throughput by launcher and transport",
+                description="The mean of the trials under each. Launcher and transport are told "
+                "apart: Spark against MPI must not silently mean Gloo against MPI.",
+                unit="suffix: images/s",
+                width=8,
+                low=0,
+                decimals=1,
+            ),
+            Query(_by("launcher, transport", _IMAGES), "{{launcher}} · {{transport}}"),
+        ),
+        bars(
+            Look(
+                title="Idle, IOWait and waiting for gradients by launcher",
+                description="Shares of CPU time (idle, IOWait) and of step time (waiting), the "
+                "means of the trials under each launcher.",
+                unit="percentunit",
+                steps=((0.5, ORANGE),),
+                width=8,
+                low=0,
+                high=1,
+            ),
+            *(
+                Query(_by("launcher", per_trial), f"{name}, {{{{launcher}}}}")
+                for name, per_trial in _SHARES
+            ),
+        ),
+        bars(
+            Look(
+                title="Memory by launcher",
+                description="Proportional memory of all the trial's processes on all hosts, the "
+                "mean of the trials.",
+                unit="bytes",
+                width=8,
+                low=0,
+            ),
+            Query(_by("launcher", _MEMORY), "{{launcher}}"),
+        ),
+    ),
+)
+
+_STRATEGIES = Row(
+    title="By local strategy",
+    panels=(
+        bars(
+            Look(
+                title="Throughput by local strategy",
+                description="The mean of the trials that use a node's cores in that way, by "
+                "launcher.",
+                unit="suffix: images/s",
+                width=8,
+                height=9,
+                low=0,
+                decimals=1,
+            ),
+            Query(_by("local_strategy, launcher", _IMAGES), "{{local_strategy}} · {{launcher}}"),
+        ),
+        bars(
+            Look(
+                title="CPU idle by local strategy",
+                description="Share of the hosts' CPU time in which nothing ran.",
+                unit="percentunit",
+                steps=((0.3, ORANGE), (0.6, RED)),
+                width=8,
+                height=9,
+                low=0,
+                high=1,
+            ),
+            Query(_by("local_strategy", _IDLE), "{{local_strategy}}"),
+        ),
+        bars(
+            Look(
+                title="Threads by local strategy",
+                description="Threads of all the trial's processes on all hosts.",
+                unit="short",
+                width=8,
+                height=9,
+                low=0,
+                decimals=0,
+            ),
+            Query(_by("local_strategy", _THREADS), "{{local_strategy}}"),
+        ),
+    ),
+)
+
+
+_COURSES = (
+    ("Throughput", "Images trained a second.", "suffix: images/s", _IMAGES),
+    ("CPU idle", "Share of CPU time in which nothing ran.", "percentunit", _IDLE),
+    ("IOWait", "Share of CPU time that idled while I/O was pending.", "percentunit", _IOWAIT),
+    ("Waiting for gradients", "Exposed communication in step time.", "percentunit", _COMM),
+    ("Threads", "Threads of all processes on all hosts.", "short", _THREADS),
+    ("Memory", "Proportional memory of all processes on all hosts.", "bytes", _MEMORY),
+)
+_OVER_TIME = Row(
+    title="Over time",
+    panels=tuple(
+        lines(Look(title=title, description=text, unit=unit, low=0), Query(per_trial, NAME))
+        for title, text, unit, per_trial in _COURSES
+    ),
+)
+
+COMPARE = Page(
+    title="Compare",
+    description="Trials of Paceline side by side: Spark against MPI, and by local strategy.",
+    rows=(_SIDE_BY_SIDE, _LAUNCHERS, _STRATEGIES, _OVER_TIME),
+    one_run=False,
+    since="now-6h",
+    refresh="30s",
+)

@@ -1,0 +1,302 @@
+"""How panels, variables, links and annotations are built, the same on all dashboards.
+
+Every panel has a unit, a description, a legend where there is more than one series, and thresholds:
+those that say when to look closer, or a single neutral one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from grafana_foundation_sdk.builders import bargauge, common, stat, table, timeseries
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.builders.prometheus import Dataquery
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common as styles
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from monitoring.dashboards import queries
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SOURCE = models.DataSourceRef(type_val="prometheus", uid="$datasource")
+UIDS = {"Run": "paceline-run", "Compare": "paceline-compare", "Cluster": "paceline-cluster"}
+GREEN, ORANGE, RED, BLUE, PURPLE = "green", "orange", "red", "blue", "purple"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    expr: str
+    legend: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What all kinds of panels have. `steps`: from which value on which colour."""
+
+    title: str
+    description: str
+    unit: str
+    steps: tuple[tuple[float, str], ...] = ()
+    first: str = GREEN  # below the first of `steps`
+    width: int = 8
+    height: int = 8
+    low: float | None = None
+    high: float | None = None
+    decimals: int | None = None
+
+
+class _Panel(Protocol):
+    def title(self, title: str) -> Self: ...
+    def description(self, description: str) -> Self: ...
+    def datasource(self, datasource: models.DataSourceRef) -> Self: ...
+    def unit(self, unit: str) -> Self: ...
+    def span(self, w: int) -> Self: ...
+    def height(self, h: int) -> Self: ...
+    def min(self, min_val: float) -> Self: ...
+    def max(self, max_val: float) -> Self: ...
+    def decimals(self, decimals: float) -> Self: ...
+    def interval(self, interval: str) -> Self: ...
+    def no_value(self, no_value: str) -> Self: ...
+    def thresholds(self, thresholds: builders.ThresholdsConfig) -> Self: ...
+
+
+def _dress(panel: _Panel, look: Look) -> None:
+    steps = [models.Threshold(value=None, color=look.first)]
+    steps += [models.Threshold(value=value, color=color) for value, color in look.steps]
+    absolute = builders.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE)
+    panel.title(look.title).description(look.description).datasource(SOURCE).unit(look.unit)
+    panel.span(look.width).height(look.height).thresholds(absolute.steps(steps))
+    # the step of the fastest scrape that is set up by us
+    panel.interval("1s").no_value("no data")
+    if look.low is not None:
+        panel.min(look.low)
+    if look.high is not None:
+        panel.max(look.high)
+    if look.decimals is not None:
+        panel.decimals(look.decimals)
+
+
+def _target(query: Query, number: int, *, instant: bool) -> Dataquery:
+    target = Dataquery().expr(query.expr).legend_format(query.legend).ref_id(chr(ord("A") + number))
+    target.datasource(SOURCE)
+    return target.instant() if instant else target.range()
+
+
+def lines(look: Look, *asked: Query, stacked: bool = False) -> timeseries.Panel:
+    """Values over time; `stacked` where they make up a whole."""
+    panel = timeseries.Panel()
+    _dress(panel, look)
+    for number, query in enumerate(asked):
+        panel.with_target(_target(query, number, instant=False))
+    panel.line_width(1).fill_opacity(40 if stacked else 8).show_points(styles.VisibilityMode.NEVER)
+    panel.line_interpolation(styles.LineInterpolation.LINEAR).span_nulls(False)
+    if stacked:
+        panel.stacking(common.StackingConfig().mode(styles.StackingMode.NORMAL).group("A"))
+    shown = styles.GraphTresholdsStyleMode.DASHED if look.steps else None
+    if shown is not None:
+        panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(shown))
+    legend = common.VizLegendOptions().display_mode(styles.LegendDisplayMode.TABLE)
+    legend.placement(styles.LegendPlacement.BOTTOM).show_legend(True).calcs(["mean", "max"])
+    tooltip = common.VizTooltipOptions().mode(styles.TooltipDisplayMode.MULTI)
+    return panel.legend(legend).tooltip(tooltip.sort(styles.SortOrder.DESCENDING))
+
+
+def figure(look: Look, query: Query) -> stat.Panel:
+    """One figure, as it is now, with its course behind it."""
+    panel = stat.Panel()
+    _dress(panel, look)
+    panel.with_target(_target(query, 0, instant=False))
+    panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
+    return panel.color_mode(styles.BigValueColorMode.VALUE).graph_mode(
+        styles.BigValueGraphMode.AREA
+    )
+
+
+def bars(look: Look, *asked: Query) -> bargauge.Panel:
+    """A bar for each series, over all that the dashboard shows."""
+    panel = bargauge.Panel()
+    _dress(panel, look)
+    for number, query in enumerate(asked):
+        panel.with_target(_target(query, number, instant=True))
+    panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
+    panel.orientation(styles.VizOrientation.HORIZONTAL)
+    return panel.display_mode(styles.BarGaugeDisplayMode.BASIC)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: the value of a query, under a name and with a unit of its own."""
+
+    name: str
+    expr: str
+    unit: str
+
+
+def facts_table(look: Look, keys: Mapping[str, str], columns: Sequence[Column]) -> table.Panel:
+    """A row for each set of labels that the columns' queries share. keys: label to heading."""
+    panel = table.Panel()
+    _dress(panel, look)
+    for number, column in enumerate(columns):
+        target = _target(Query(column.expr, column.name), number, instant=True)
+        panel.with_target(target.format(PromQueryFormat.TABLE))
+    values = [f"Value #{chr(ord('A') + n)}" if len(columns) > 1 else "Value" for n in range(30)]
+    names = dict(keys) | {values[n]: column.name for n, column in enumerate(columns)}
+    panel.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
+    panel.with_transformation(
+        models.DataTransformerConfig(
+            id_val="organize",
+            options={
+                "excludeByName": {"Time": True},
+                "indexByName": {name: place for place, name in enumerate(names)},
+                "renameByName": names,
+            },
+        )
+    )
+    for column in columns:
+        panel.override_by_name(
+            column.name, [models.DynamicConfigValue(id_val="unit", value=column.unit)]
+        )
+    return panel
+
+
+Panel = timeseries.Panel | stat.Panel | bargauge.Panel | table.Panel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    title: str
+    panels: tuple[Panel, ...]
+    collapsed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One dashboard; `one_run` where it shows a single run at a time."""
+
+    title: str
+    description: str
+    rows: tuple[Row, ...]
+    one_run: bool
+    refresh: str = "5s"
+    since: str = "now-15m"
+    tags: tuple[str, ...] = field(default=("paceline",))
+
+    def to_json(self) -> str:
+        """The dashboard in Grafana's classic schema, as text that is the same every time."""
+        built = builders.Dashboard(f"Paceline · {self.title}").uid(UIDS[self.title])
+        built.description(self.description).tags(list(self.tags)).readonly()
+        built.refresh(self.refresh).time(self.since, "now").timezone("browser")
+        built.tooltip(models.DashboardCursorSync.CROSSHAIR)
+        for variable in _variables(one_run=self.one_run):
+            built.with_variable(variable)
+        for other, uid in UIDS.items():
+            if other != self.title:
+                built.link(_link(other, uid))
+        for row in self.rows:
+            _add_row(built, row)
+        document: dict[str, Any] = json.loads(json.dumps(built.build(), cls=JSONEncoder))
+        document["annotations"] = {"list": [_annotation(*each) for each in _ANNOTATIONS]}
+        for number, panel in enumerate(_panels(document), start=1):
+            panel["id"] = number
+        return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _add_row(built: builders.Dashboard, row: Row) -> None:
+    head = builders.Row(row.title).collapsed(row.collapsed)
+    if row.collapsed:  # Grafana keeps the panels of a closed row within it
+        for panel in row.panels:
+            head.with_panel(panel)
+        built.with_row(head)
+        return
+    built.with_row(head)
+    for panel in row.panels:
+        built.with_panel(panel)
+
+
+def _panels(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = []
+    for panel in document["panels"]:
+        found += [panel, *panel.get("panels", [])]
+    return found
+
+
+def _variables(
+    *, one_run: bool
+) -> tuple[builders.DatasourceVariable | builders.QueryVariable, ...]:
+    source = builders.DatasourceVariable("datasource").label("Data source").type("prometheus")
+    run = _choice("run", "Run", "label_values(paceline_run_info, run)")
+    host = _choice("host", "Host", 'label_values(paceline_run_info{run=~"$run"}, host)')
+    rank = _choice("rank", "Rank", 'label_values(paceline_training_steps_total{run=~"$run"}, rank)')
+    if not one_run:
+        run.multi(True).include_all(True).all_value(".*").current(_all())
+    for variable in (host, rank):
+        variable.multi(True).include_all(True).all_value(".*").current(_all())
+    return source, run, host, rank
+
+
+def _all() -> models.VariableOption:
+    return models.VariableOption(selected=True, text="All", value="$__all")
+
+
+def _choice(name: str, label: str, query: str) -> builders.QueryVariable:
+    # sorted as numbers, so that rank 10 follows rank 9
+    order = models.VariableSort.NUMERICAL_ASC if name == "rank" else None
+    variable = builders.QueryVariable(name).label(label).datasource(SOURCE)
+    variable.query({"query": query, "refId": f"variable-{name}"})
+    variable.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+    return variable.sort(order or models.VariableSort.ALPHABETICAL_ASC)
+
+
+def _link(title: str, uid: str) -> builders.DashboardLink:
+    link = builders.DashboardLink(title).type(models.DashboardLinkType.LINK).icon("dashboard")
+    return link.url(f"/d/{uid}").include_vars(True).keep_time(True).tooltip(f"To {title}")
+
+
+_INFO = f"count by (run, trial, launcher, local_strategy) (paceline_run_info{{{queries.RUN}}} == 1)"
+_EPOCH = (
+    "count_values by (run) "
+    f'("epoch", max by (run) (paceline_training_epoch{{{queries.RUN}}} OFFSET))'
+)
+_ANNOTATIONS = (
+    (
+        "Trial start",
+        f"{_INFO} unless {_INFO.replace('} ==', '} offset 5s ==')}",
+        BLUE,
+        "{{trial}}",
+        "{{launcher}} · {{local_strategy}}",
+    ),
+    (
+        "Epoch",
+        f"{_EPOCH.replace(' OFFSET', '')} unless {_EPOCH.replace('OFFSET', 'offset 5s')}",
+        PURPLE,
+        "epoch {{epoch}}",
+        "{{run}}",
+    ),
+    (
+        "Failure",
+        f"max by (run, host, rank) (paceline_rank_failed{{{queries.RUN}}}) == 1",
+        RED,
+        "rank {{rank}} failed",
+        "{{run}} on {{host}}: its log.txt says why",
+    ),
+)
+
+
+def _annotation(name: str, expr: str, color: str, title: str, text: str) -> dict[str, Any]:
+    """Of the kind that Grafana's Prometheus data source understands; the SDK has no type for it."""
+    return {
+        "name": name,
+        "datasource": {"type": "prometheus", "uid": "$datasource"},
+        "enable": True,
+        "hide": False,
+        "iconColor": color,
+        "expr": expr,
+        "step": "1s",
+        "titleFormat": title,
+        "textFormat": text,
+        "tagKeys": "run",
+    }

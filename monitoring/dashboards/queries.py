@@ -1,0 +1,84 @@
+"""Parts of PromQL that several dashboards share.
+
+Facts of a run (launcher, strategy, ...) stand in `paceline_run_info` alone and come by a join on
+(host, run). Where a trial has just followed another, both may be known for a moment: `topk` keeps
+one, for a join with two would be an error.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WINDOW = "$__rate_interval"
+HOST = 'host=~"$host"'
+RUN = 'run=~"$run",host=~"$host"'
+RANK = 'run=~"$run",host=~"$host",rank=~"$rank"'
+FACTS = ("trial", "launcher", "transport", "local_strategy", "nodes", "ranks")
+NAME = "{{launcher}} · {{transport}} · {{local_strategy}} · {{nodes}} nodes, {{ranks}} ranks"
+
+
+def rate(counter: str, labels: str, by: Sequence[str]) -> str:
+    """Its increase a second, summed to `by`."""
+    return f"sum by ({', '.join(by)}) (rate({counter}{{{labels}}}[{WINDOW}]))"
+
+
+def share(counter: str, labels: str, of: str, by: Sequence[str]) -> str:
+    """How much of the counter's increase falls on series with the matcher `of` too, 0 to 1."""
+    return f"{rate(counter, f'{labels},{of}', by)} / ({rate(counter, labels, by)} > 0)"
+
+
+def split(counter: str, labels: str, part: str, by: Sequence[str]) -> str:
+    """The share of each value of the label `part` in the counter's increase, 0 to 1."""
+    keys = ", ".join(by)
+    whole = rate(counter, labels, by)
+    return f"{rate(counter, labels, (*by, part))} / on ({keys}) group_left () ({whole} > 0)"
+
+
+def largest(gauge: str, labels: str, by: Sequence[str]) -> str:
+    return f"max by ({', '.join(by)}) ({gauge}{{{labels}}})"
+
+
+def total(gauge: str, labels: str, by: Sequence[str]) -> str:
+    return f"sum by ({', '.join(by)}) ({gauge}{{{labels}}})"
+
+
+def with_facts(by_host_and_run: str, facts: Sequence[str] = FACTS) -> str:
+    """Values by (host, run), with the facts of what is run added to their labels."""
+    return (
+        f"({by_host_and_run}) * on (host, run) group_left ({', '.join(facts)}) "
+        f"topk by (host, run) (1, paceline_run_info{{{RUN}}} == 1)"
+    )
+
+
+def by_trial(how: str, by_host_and_run: str, facts: Sequence[str] = FACTS) -> str:
+    """Values by (host, run), put together over a trial's hosts by `how` (sum, avg, max)."""
+    return f"{how} by (run, {', '.join(facts)}) ({with_facts(by_host_and_run, facts)})"
+
+
+def over_time(how: str, query: str) -> str:
+    """`query` over what the dashboard shows, put together by `how` (avg, max)."""
+    return f"{how}_over_time(({query})[$__range:$__interval])"
+
+
+def own_step_seconds(by: Sequence[str] = ("host", "run", "rank")) -> str:
+    """What ranks do themselves in a step; not their waiting for others."""
+    own = rate("paceline_training_phase_seconds_total", f'{RANK},phase!~"comm|bubble"', by)
+    return f"{own} / ({rate('paceline_training_steps_total', RANK, by)} > 0)"
+
+
+def against_others() -> str:
+    """A rank's own part of a step over the mean of the run's other ranks: the straggler's is
+    above 1."""
+    own = own_step_seconds()
+    return (
+        f"({own}) * on (run) group_left () (count by (run) ({own}) - 1 > 0) "
+        f"/ on (host, run, rank) (sum by (run) ({own}) - on (run) group_right () ({own}))"
+    )
+
+
+def quantile(level: float, by: Sequence[str]) -> str:
+    buckets = rate("paceline_training_step_seconds_bucket", RANK, (*by, "le"))
+    return f"histogram_quantile({level}, {buckets})"

@@ -1,0 +1,285 @@
+"""Rows of *Run*: memory, threads, communication and files."""
+
+from __future__ import annotations
+
+from monitoring.dashboards.panels import (
+    ORANGE,
+    RED,
+    Look,
+    Query,
+    Row,
+    lines,
+)
+from monitoring.dashboards.queries import (
+    HOST,
+    RANK,
+    largest,
+    rate,
+    total,
+)
+from monitoring.dashboards.queries import RUN as ONE
+
+_RANK_LEGEND = "rank {{rank}} on {{host}}"
+
+
+MEMORY = Row(
+    title="Memory",
+    panels=(
+        lines(
+            Look(
+                title="RAM",
+                description="Share of each host's memory that cannot be had without swapping.",
+                unit="percentunit",
+                steps=((0.8, ORANGE), (0.9, RED)),
+                width=8,
+                low=0,
+                high=1,
+            ),
+            Query(
+                f"{largest('paceline_host_memory_used_bytes', HOST, ('host',))} / "
+                f"{largest('paceline_host_memory_size_bytes', HOST, ('host',))}",
+                "{{host}}",
+            ),
+        ),
+        lines(
+            Look(
+                title="Memory of the run",
+                description="Proportional: what processes share counts once. Resident: it counts "
+                "once for each of them.",
+                unit="bytes",
+                width=8,
+                low=0,
+            ),
+            Query(
+                largest("paceline_run_proportional_memory_bytes", ONE, ("host", "run")),
+                "proportional, {{host}}",
+            ),
+            Query(
+                largest("paceline_run_resident_memory_bytes", ONE, ("host", "run")),
+                "resident, {{host}}",
+            ),
+        ),
+        lines(
+            Look(
+                title="Memory by rank",
+                description="Proportional set size where it is known, and resident set size.",
+                unit="bytes",
+                width=8,
+                low=0,
+            ),
+            Query(
+                largest("paceline_rank_proportional_memory_bytes", RANK, ("host", "run", "rank")),
+                f"proportional, {_RANK_LEGEND}",
+            ),
+            Query(
+                largest("paceline_rank_resident_memory_bytes", RANK, ("host", "run", "rank")),
+                f"resident, {_RANK_LEGEND}",
+            ),
+        ),
+    ),
+)
+
+THREADS = Row(
+    title="Did thread counts thrash",
+    panels=(
+        lines(
+            Look(
+                title="Threads and processes",
+                description="Of the run, by host. Threads that come and go in every step cost "
+                "time; many more than cores cost more.",
+                unit="short",
+                width=8,
+                low=0,
+                decimals=0,
+            ),
+            Query(largest("paceline_run_threads", ONE, ("host", "run")), "threads, {{host}}"),
+            Query(largest("paceline_run_processes", ONE, ("host", "run")), "processes, {{host}}"),
+        ),
+        lines(
+            Look(
+                title="Threads and processes by rank",
+                description="Threads of each rank's processes, and how many processes it has.",
+                unit="short",
+                width=8,
+                low=0,
+                decimals=0,
+            ),
+            Query(
+                largest("paceline_rank_threads", RANK, ("host", "run", "rank")),
+                f"threads, {_RANK_LEGEND}",
+            ),
+            Query(
+                largest("paceline_rank_processes", RANK, ("host", "run", "rank")),
+                f"processes, {_RANK_LEGEND}",
+            ),
+        ),
+        lines(
+            Look(
+                title="Context switches",
+                description="Of the run's threads. Involuntary ones mean that threads take the "
+                "cores from one another: there are more than cores.",
+                unit="ops",
+                width=8,
+                low=0,
+            ),
+            Query(
+                rate("paceline_run_context_switches_total", ONE, ("host", "run", "kind")),
+                "{{kind}}, {{host}}",
+            ),
+        ),
+        lines(
+            Look(
+                title="Involuntary context switches by rank",
+                description="How often a rank's threads lost their core against their will.",
+                unit="ops",
+                width=12,
+                low=0,
+            ),
+            Query(
+                rate(
+                    "paceline_rank_context_switches_total",
+                    f'{RANK},kind="involuntary"',
+                    ("host", "run", "rank"),
+                ),
+                _RANK_LEGEND,
+            ),
+        ),
+        lines(
+            Look(
+                title="Waiting for a CPU",
+                description="Share of time in which some task of the host was ready and had no "
+                "CPU (pressure stall information).",
+                unit="percentunit",
+                steps=((0.5, RED),),
+                width=12,
+                low=0,
+            ),
+            Query(
+                rate(
+                    "paceline_host_pressure_waiting_seconds_total",
+                    f'{HOST},resource="cpu"',
+                    ("host",),
+                ),
+                "{{host}}",
+            ),
+        ),
+    ),
+)
+
+COMMUNICATION = Row(
+    title="Communication",
+    panels=(
+        lines(
+            Look(
+                title="Payload",
+                description="Bytes a second of the tensors handed to each operation, over all "
+                "ranks.",
+                unit="Bps",
+                width=12,
+                low=0,
+            ),
+            Query(
+                rate("paceline_communication_payload_bytes_total", RANK, ("run", "operation")),
+                "{{operation}}",
+            ),
+        ),
+        lines(
+            Look(
+                title="Sent",
+                description="Bytes a second that the ranks sent, where the transport counts them; "
+                "and what the hosts' interfaces sent, loopback included.",
+                unit="Bps",
+                width=12,
+                low=0,
+            ),
+            Query(
+                rate("paceline_communication_sent_bytes_total", RANK, ("run", "operation")),
+                "{{operation}}, by the ranks",
+            ),
+            Query(
+                rate("paceline_host_network_transmit_bytes_total", HOST, ("host", "device")),
+                "{{device}} of {{host}}",
+            ),
+        ),
+        lines(
+            Look(
+                title="Operations",
+                description="Operations of process groups that ended, a second, over all ranks.",
+                unit="ops",
+                width=12,
+                low=0,
+            ),
+            Query(
+                rate("paceline_communication_operations_total", RANK, ("run", "operation")),
+                "{{operation}}",
+            ),
+        ),
+        lines(
+            Look(
+                title="Time of an operation",
+                description="From asking for it to its end, overlapped with computing or not; the "
+                "mean over ranks.",
+                unit="s",
+                width=12,
+                low=0,
+            ),
+            Query(
+                f"{rate('paceline_communication_seconds_total', RANK, ('run', 'operation'))} / ("
+                f"{rate('paceline_communication_operations_total', RANK, ('run', 'operation'))}"
+                " > 0)",
+                "{{operation}}",
+            ),
+        ),
+    ),
+)
+
+FILES = Row(
+    title="Files",
+    panels=(
+        lines(
+            Look(
+                title="Storage, by rank",
+                description="Bytes a second from and to storage; what the page cache serves is "
+                "not counted.",
+                unit="Bps",
+                width=8,
+                low=0,
+            ),
+            Query(
+                rate("paceline_rank_read_bytes_total", RANK, ("host", "run", "rank")),
+                f"read, {_RANK_LEGEND}",
+            ),
+            Query(
+                rate("paceline_rank_written_bytes_total", RANK, ("host", "run", "rank")),
+                f"written, {_RANK_LEGEND}",
+            ),
+        ),
+        lines(
+            Look(
+                title="Storage, the whole run",
+                description="Of all its processes, the launcher's included.",
+                unit="Bps",
+                width=8,
+                low=0,
+            ),
+            Query(rate("paceline_run_read_bytes_total", ONE, ("host", "run")), "read, {{host}}"),
+            Query(
+                rate("paceline_run_written_bytes_total", ONE, ("host", "run")),
+                "written, {{host}}",
+            ),
+        ),
+        lines(
+            Look(
+                title="Open files",
+                description="File descriptors, sockets included, when last counted. A number that "
+                "only grows is a leak.",
+                unit="short",
+                width=8,
+                low=0,
+                decimals=0,
+            ),
+            Query(total("paceline_run_open_files", ONE, ("host", "run")), "all, {{host}}"),
+            Query(largest("paceline_rank_open_files", RANK, ("host", "run", "rank")), _RANK_LEGEND),
+        ),
+    ),
+)

@@ -1,0 +1,142 @@
+"""`paceline render`: a spec's trials as files for Slurm or Kubernetes, to be handed in by hand."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.plan.trial import Trial
+    from paceline.render.places import LeftOut, Rendered
+    from paceline.spec import Experiment
+
+
+def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    render = verbs.add_parser("render", help="write a spec's trials as jobs of a scheduler")
+    kinds = render.add_subparsers(title="schedulers", metavar="SCHEDULER", required=True)
+    slurm = kinds.add_parser("slurm", help="sbatch files; nothing is submitted")
+    _add_common(slurm, "NAME-slurm")
+    slurm.add_argument("--python", metavar="PATH", help="on the nodes (default: this one)")
+    slurm.set_defaults(command=_slurm)
+    kubernetes = kinds.add_parser(
+        "kubernetes", help="SparkApplication, MPIJob and Job; nothing is applied"
+    )
+    _add_common(kubernetes, "NAME-kubernetes")
+    kubernetes.add_argument(
+        "--claim", default="paceline", metavar="NAME", help="PersistentVolumeClaim of /shared"
+    )
+    kubernetes.add_argument(
+        "--registry", default="", metavar="PREFIX", help="of the images, with its slash"
+    )
+    kubernetes.add_argument("--namespace", metavar="NAME")
+    kubernetes.add_argument("--service-account", default="spark", metavar="NAME")
+    kubernetes.add_argument(
+        "--memory-gib", type=_positive, default=4.0, metavar="GIB", help="a rank (default: 4)"
+    )
+    kubernetes.set_defaults(command=_kubernetes)
+
+
+def _add_common(parser: argparse.ArgumentParser, out: str) -> None:
+    parser.add_argument("spec", metavar="SPEC", help="a TOML file, or a shipped experiment's name")
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: {out}")
+    parser.add_argument(
+        "--data-dir", metavar="DIR", help="on the nodes; a data set in it for each workload"
+    )
+    parser.add_argument("--run-dir", metavar="RUN_DIR", help="on the nodes")
+    parser.add_argument(
+        "--cores", type=_cores, metavar="N", help="of a node, for `auto` (default: of this one)"
+    )
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
+    return value
+
+
+def _cores(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
+    return value
+
+
+def _slurm(arguments: argparse.Namespace) -> int:
+    from paceline.launch.tools import job_script
+    from paceline.render.places import Places
+    from paceline.render.slurm import SlurmSettings, render_slurm
+
+    experiment, trials = _planned(arguments)
+    run_dir = arguments.run_dir or str(Path("runs", experiment.name).resolve())
+    settings = SlurmSettings(
+        places=Places(run_dir=run_dir, data_dir=arguments.data_dir),
+        python=arguments.python or sys.executable,
+        mpi_script=str(job_script("mpi-jobs", "train.py")),
+    )
+    for dataset in sorted({settings.places.dataset(trial) for trial in trials}):
+        if not Path(dataset).exists():
+            print(
+                f"paceline: note: {dataset} is not there yet; `paceline data synth` and `paceline "
+                "data ingest` make it, on storage that all nodes share (--data-dir)",
+                file=sys.stderr,
+            )
+    out = arguments.out or Path(f"{experiment.name}-slurm")
+    return _write(out, *render_slurm(trials, settings))
+
+
+def _kubernetes(arguments: argparse.Namespace) -> int:
+    from paceline.render.kubernetes import MOUNT, KubernetesSettings, render_kubernetes
+    from paceline.render.places import Places
+
+    experiment, trials = _planned(arguments)
+    settings = KubernetesSettings(
+        places=Places(
+            run_dir=arguments.run_dir or f"{MOUNT}/runs/{experiment.name}",
+            data_dir=arguments.data_dir or f"{MOUNT}/data",
+        ),
+        claim=arguments.claim,
+        registry=arguments.registry,
+        namespace=arguments.namespace,
+        service_account=arguments.service_account,
+        memory_gib=arguments.memory_gib,
+    )
+    out = arguments.out or Path(f"{experiment.name}-kubernetes")
+    return _write(out, *render_kubernetes(trials, settings))
+
+
+def _planned(arguments: argparse.Namespace) -> tuple[Experiment, list[Trial]]:
+    from paceline.plan.planning import plan_trials
+    from paceline.records.machine import usable_cores
+    from paceline.runner import expected_dataset
+    from paceline.spec import load_spec
+
+    experiment, _ = load_spec(arguments.spec)
+    searched = [t for t in experiment.trials if t.local_strategy == "best"]
+    if searched:
+        raise UsageError(
+            f'{arguments.spec}: local_strategy "best" is found by a search; run `paceline tune '
+            "local SPEC` on a node first, and render the tuned.toml that it writes"
+        )
+    datasets = {str(w.name): str(expected_dataset(experiment, w)) for w in experiment.workloads}
+    return experiment, plan_trials(experiment, datasets, arguments.cores or usable_cores())
+
+
+def _write(out: Path, rendered: Sequence[Rendered], left_out: Sequence[LeftOut]) -> int:
+    from paceline.records.files import write_text
+
+    for each in left_out:
+        print(f"paceline: left out {each.configuration}: {each.reason}", file=sys.stderr)
+    if not rendered:
+        raise UsageError("expected a trial that can be rendered, there is none")
+    for file in rendered:
+        write_text(out / file.name, file.text)
+        print(out / file.name)
+    return ExitCode.OK

@@ -1,0 +1,73 @@
+"""Programs that end with us, whatever our end is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.errors import EnvironmentLacks
+from paceline.launch import exec_guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+_END_S = 10.0
+_KILL_S = 5.0
+_LOG_LINES = 5
+
+
+def guarded(argv: list[str]) -> list[str]:
+    """`argv` such that the kernel ends the program when this process is killed."""
+    return [sys.executable, "-I", "-S", exec_guarded.__file__, str(os.getpid()), *argv]
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A program that was started, and where its output goes."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def check(self) -> None:
+        """Raise EnvironmentLacks if it has ended."""
+        status = self.process.poll()
+        if status is None:
+            return
+        lines = self.log.read_text("utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+        raise EnvironmentLacks(
+            f"{self.name} ended by itself with exit status {status}; all of it is in {self.log}:\n"
+            + "\n".join(lines)
+        )
+
+
+@contextmanager
+def running(
+    name: str, argv: list[str], folder: Path, environment: Mapping[str, str]
+) -> Iterator[Child]:
+    """A program that ends with us: asked first, then by force; by the kernel if we are killed."""
+    log_path = folder / f"{name.lower()}.log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            guarded(argv),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for us
+            env={**os.environ, **environment},
+        )
+    try:
+        yield Child(name, process, log_path)
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout=_KILL_S)

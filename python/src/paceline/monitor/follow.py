@@ -1,0 +1,306 @@
+"""Reads a run's files as they grow, and nothing else: what is watched must not notice."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.analysis.communication_times import clock_errors
+from paceline.analysis.phases import communication_waits, mean_over_ranks, mean_step
+from paceline.analysis.reading import (
+    RankRecord,
+    TrialRecord,
+    load_manifest,
+    read_environment,
+    read_trial,
+)
+from paceline.analysis.steps import GlobalSteps, global_steps
+from paceline.analysis.stragglers import find_straggler
+from paceline.errors import DataError
+from paceline.monitor.tail import RowTail
+from paceline.monitor.views import HostView, RankView, RunView, TrialView
+from paceline.records.rows import HostSample, Outcome, RankSample, RankStatus, StepRow, TraceGap
+from paceline.records.typed import document, typed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paceline.plan.trial import Trial
+    from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
+
+_STEPS = 120  # of each rank: what averages, sparklines and the straggler are taken from
+_RECENT_STEPS = 20  # what the speed is taken from
+_SAMPLES = 2  # of each host: rates are of the last tick
+_STRAGGLER_EVERY_S = 5.0  # naming one is the dearest computation here
+_MOST_RANKS_COMPARED = 64
+_SETTLED_S = 5.0  # without a new trial, where no closing document says that the run has ended
+
+
+class _Rank:
+    """One rank's files."""
+
+    def __init__(self, rank: int, files: RankFiles) -> None:
+        self._rank, self._files = rank, files
+        self._tail = RowTail(files.steps, newest=_STEPS)
+        self._steps: deque[StepRow] = deque(maxlen=_STEPS)
+        self._environment = read_environment(files)
+
+    def read(self) -> bool:
+        rows = self._tail.new_rows()
+        self._steps.extend(typed(row, StepRow, self._files.steps) for row in rows)
+        if self._environment is None:
+            self._environment = read_environment(self._files)
+        return bool(rows)
+
+    def record(self) -> RankRecord:
+        """What is known of it, with its last steps only."""
+        return RankRecord(
+            rank=self._rank,
+            spans=(),
+            steps=tuple(self._steps),
+            environment=self._environment,
+            status=document(self._files.status, RankStatus),
+        )
+
+
+class _Host:
+    """One sidecar's files."""
+
+    def __init__(self, host: str, files: HostFiles) -> None:
+        self._host, self._files = host, files
+        self._trace, self._rank_rows = RowTail(files.trace), RowTail(files.ranks)
+        self._samples: deque[HostSample] = deque(maxlen=_SAMPLES)
+        self.ranks: dict[int, RankSample] = {}
+        self._gaps = 0
+
+    def read(self) -> bool:
+        rows = self._trace.new_rows()
+        for row in rows:
+            if "unix_s" in row:
+                self._samples.append(typed(row, HostSample, self._files.trace))
+            elif "gap_started_unix_s" in row:
+                typed(row, TraceGap, self._files.trace)
+                self._gaps += 1
+        for row in self._rank_rows.new_rows():
+            sample = typed(row, RankSample, self._files.ranks)
+            self.ranks[sample.rank] = sample
+        return bool(rows)
+
+    def view(self) -> HostView | None:
+        if not self._samples:
+            return None
+        first, last = self._samples[0], self._samples[-1]
+        elapsed_s = last.unix_s - first.unix_s
+        waited = {
+            name: (now.some_s - first.pressure[name].some_s) / elapsed_s
+            for name, now in last.pressure.items()
+            if elapsed_s > 0 and name in first.pressure
+        }
+        return HostView(host=self._host, sample=last, pressure=waited, gaps=self._gaps)
+
+
+class TrialFollower:
+    """One trial's files, read on at each look."""
+
+    def __init__(self, files: TrialFiles) -> None:
+        self.trial: Trial = read_trial(files)
+        self._files = files
+        self._ranks: dict[int, _Rank] = {}
+        self._hosts: dict[str, _Host] = {}
+        self._straggler: str | None = None
+        self._straggler_found_s = 0.0
+
+    def read(self) -> bool:
+        """Whether anything is new. Raises DataError if a row is damaged."""
+        for rank, rank_files in self._files.ranks():
+            self._ranks.setdefault(rank, _Rank(rank, rank_files))
+        for host, host_files in self._files.hosts():
+            self._hosts.setdefault(host, _Host(host, host_files))
+        new = [rank.read() for rank in self._ranks.values()]
+        new += [host.read() for host in self._hosts.values()]
+        return any(new)
+
+    def view(self, number: int | None) -> TrialView:
+        record = self._record()
+        steps = global_steps(record) if self._all_there(record) else None
+        recent = slice(-_RECENT_STEPS, None)
+        waits = communication_waits(record)
+        means = {r.rank: mean_step(r, waits[r.rank], 0) for r in record.ranks}
+        return TrialView(
+            trial_id=self.trial.id,
+            number=number,
+            steps=0 if steps is None or not len(steps.step) else int(steps.step[-1]) + 1,
+            steps_planned=self.trial.training.max_steps,
+            epoch=max((r.steps[-1].epoch for r in record.ranks if r.steps), default=None),
+            images_per_s=None
+            if steps is None or not len(steps.step)
+            else float(steps.samples[recent].sum() / max(1e-9, steps.time_s[recent].sum())),
+            loss=None if steps is None or not len(steps.loss) else float(steps.loss[-1]),
+            rates=_rates(steps),
+            losses=() if steps is None else tuple(map(float, steps.loss)),
+            phases=mean_over_ranks([m for r in record.ranks if r.steps for m in [means[r.rank]]]),
+            ranks=tuple(self._rank_view(r, means[r.rank]) for r in record.ranks),
+            hosts=tuple(v for h in self._hosts.values() if (v := h.view()) is not None),
+            straggler=self._find_straggler(record),
+        )
+
+    def _record(self) -> TrialRecord:
+        return TrialRecord(
+            trial=self.trial,
+            files=self._files,
+            outcome=None,
+            result=None,
+            ranks=tuple(self._ranks[rank].record() for rank in sorted(self._ranks)),
+            hosts=(),
+            command=None,
+        )
+
+    def _all_there(self, record: TrialRecord) -> bool:
+        """Before all ranks have begun, a step's samples and loss would be some ranks' alone."""
+        return len(record.ranks) == self.trial.placement.ranks
+
+    def _rank_view(self, rank: RankRecord, mean: dict[str, float | None]) -> RankView:
+        step_s = sum(v for v in mean.values() if v is not None) if rank.steps else None
+        waited = sum(mean[name] or 0.0 for name in ("comm_wait", "bubble"))
+        samples = [h.ranks[rank.rank] for h in self._hosts.values() if rank.rank in h.ranks]
+        return RankView(
+            rank=rank.rank,
+            host=rank.host,
+            state="starting" if rank.status is None else rank.status.state,
+            steps=rank.steps[-1].step + 1 if rank.steps else 0,
+            step_s=step_s,
+            waiting_share=waited / step_s if step_s and self.trial.placement.ranks > 1 else None,
+            sample=max(samples, key=lambda s: s.unix_s, default=None),
+        )
+
+    def _find_straggler(self, record: TrialRecord) -> str | None:
+        now = time.monotonic()
+        if now - self._straggler_found_s < _STRAGGLER_EVERY_S:
+            return self._straggler
+        if not self._all_there(record) or not 1 < len(record.ranks) <= _MOST_RANKS_COMPARED:
+            return None
+        self._straggler_found_s = now
+        found = [
+            f"rank {late.rank} on {late.host} costs {late.loss_share:.0%} of a step"
+            + (f", in {verdict.phase}" if verdict.phase else "")
+            for verdict in find_straggler(record, clock_errors(record))
+            if verdict.straggler is not None
+            for late in verdict.ranks[:1]
+        ]
+        self._straggler = "; ".join(found) or None
+        return self._straggler
+
+
+class RunFollower:
+    """A run directory; `look` as often as there is to be something new."""
+
+    def __init__(self, run: RunFiles) -> None:
+        self._run = run
+        self._trial: TrialFollower | None = None
+        self._trial_written: tuple[str, int, int] | None = None
+        self._last_news_s = time.monotonic()
+        self._counts: tuple[int, int] = (0, 0)
+
+    @property
+    def quiet_s(self) -> float:
+        """Time since anything was new."""
+        return time.monotonic() - self._last_news_s
+
+    @property
+    def trial(self) -> Trial | None:
+        """The trial that is running."""
+        return None if self._trial is None else self._trial.trial
+
+    def look(self) -> RunView:
+        """Read what is new. Raises DataError if a file is damaged."""
+        run = self._stage()
+        manifest = load_manifest(run)
+        found = dict(run.trials())
+        outcomes = {name: document(files.outcome, Outcome) for name, files in found.items()}
+        ended = [o for o in outcomes.values() if o is not None]
+        failed = [o for o in ended if o.status != "ok"]
+        planned: list[str] = manifest.get("trials", [])
+        running = [files for name, files in found.items() if outcomes[name] is None]
+        number = self._follow(max(running, key=_written_ns, default=None), planned)
+        self._note((len(found), len(ended)))
+        return RunView(
+            name=manifest.get("name") or self._run.root.resolve().name,
+            stage="" if run is self._run else "tune",
+            planned=len({*planned, *found}) if planned else None,
+            done=len(ended) - len(failed),
+            failed=len(failed),
+            elapsed_s=_elapsed_s(manifest),
+            trial=None if self._trial is None else self._trial.view(number),
+            ended=run is self._run
+            and _has_ended(run, planned, outcomes)
+            # a search plans as it goes: its next trial starts at once
+            and (run.tuning.exists() or run.comparison.exists() or self.quiet_s > _SETTLED_S),
+            message=max(failed, key=lambda o: o.ended_unix_s).message if failed else None,
+        )
+
+    def _stage(self) -> RunFiles:
+        """The search's own directory until the trials begin."""
+        begun = self._run.manifest.exists() or any(self._run.trials())
+        return self._run if begun or not self._run.tune.manifest.exists() else self._run.tune
+
+    def _follow(self, files: TrialFiles | None, planned: list[str]) -> int | None:
+        """Take up another trial, or the same afresh; its number in the plan."""
+        try:
+            written = None if files is None else _identity(files)
+            if written != self._trial_written:
+                self._trial = None if files is None else TrialFollower(files)
+                self._trial_written = written
+            if self._trial is not None and self._trial.read():
+                self._last_news_s = time.monotonic()
+        except (DataError, FileNotFoundError):
+            if files is not None and files.trial.exists():
+                raise
+            self._trial = self._trial_written = None  # it was just moved aside, to be repeated
+        name = None if self._trial is None else self._trial.trial.id
+        return planned.index(name) + 1 if name in planned else None
+
+    def _note(self, counts: tuple[int, int]) -> None:
+        if counts != self._counts:
+            self._counts = counts
+            self._last_news_s = time.monotonic()
+
+
+def _rates(steps: GlobalSteps | None) -> tuple[float, ...]:
+    if steps is None or not len(steps.step):
+        return ()
+    return tuple(map(float, steps.samples / np.maximum(steps.time_s, 1e-9)))
+
+
+def _written_ns(files: TrialFiles) -> int:
+    return _mtime_ns(files.trial)
+
+
+def _mtime_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _identity(files: TrialFiles) -> tuple[str, int, int]:
+    """Tells a repeated trial from the attempt before it."""
+    status = files.trial.stat()
+    return str(files.trial), status.st_ino, status.st_mtime_ns
+
+
+def _elapsed_s(manifest: dict[str, Any]) -> float | None:
+    created = manifest.get("created_unix_s")
+    return None if created is None else max(0.0, time.time() - created)
+
+
+def _has_ended(run: RunFiles, planned: list[str], outcomes: dict[str, Outcome | None]) -> bool:
+    """Whether nothing more is planned: all is done, or the run stopped at a trial that failed."""
+    if run.tuning.exists():
+        return True
+    if not outcomes or None in outcomes.values():
+        return False
+    failed = any(o is not None and o.status != "ok" for o in outcomes.values())
+    return failed or set(planned) <= set(outcomes)

@@ -1,0 +1,69 @@
+"""What a live view shows of a run at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline.analysis.phases import Phases
+    from paceline.records.rows import HostSample, RankSample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankView:
+    """One rank; None where it has not said so yet."""
+
+    rank: int
+    host: str | None
+    state: str  # starting, running, done, failed
+    steps: int
+    step_s: float | None  # mean of the last steps
+    waiting_share: float | None  # of a step: for other ranks
+    sample: RankSample | None  # the newest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostView:
+    """One host's newest tick; `pressure` is the share of the last tick for which a task waited."""
+
+    host: str
+    sample: HostSample
+    pressure: Mapping[str, float] = field(default_factory=dict)
+    gaps: int = 0  # in its trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialView:
+    """The trial that is running."""
+
+    trial_id: str
+    number: int | None  # as planned, from 1
+    steps: int  # that every rank has ended
+    steps_planned: int | None
+    epoch: int | None
+    images_per_s: float | None  # over the last steps
+    loss: float | None  # of the last step
+    rates: tuple[float, ...]  # images a second, by step, newest last
+    losses: tuple[float, ...]
+    phases: Phases  # of a mean recent step, over the ranks
+    ranks: tuple[RankView, ...]
+    hosts: tuple[HostView, ...]
+    straggler: str | None  # a sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A whole run directory."""
+
+    name: str
+    stage: str  # "tune" while the search before the trials goes on, else ""
+    planned: int | None
+    done: int
+    failed: int
+    elapsed_s: float | None
+    trial: TrialView | None
+    ended: bool
+    message: str | None  # of the trial that failed last

@@ -1,0 +1,209 @@
+"""What a recorded run becomes for Prometheus."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.unit.analysis.fabricate import LAUNCHED, edit_json, make_run
+from tests.unit.monitor.recorded import CORES, CPU, MPI, SEQUENTIAL, TWO_HOSTS, make_recorded_run
+
+from paceline.errors import EnvironmentLacks, TimedOut
+from paceline.monitor.backfill import Backfilled, import_blocks, write_openmetrics
+from paceline.records.files import JsonlWriter, read_jsonl
+from paceline.records.rows import TraceGap
+from paceline.telemetry.catalogue import CATALOGUE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paceline.records.layout import RunFiles
+
+SERIES = {name: set(metric.labels) for metric in CATALOGUE.values() for name in metric.series}
+
+
+def imported(run: RunFiles, tmp_path: Path) -> tuple[Backfilled, list[tuple[str, float, float]]]:
+    """What was said of it, and (series with labels, value, time) of each line."""
+    out = tmp_path / "out.om"
+    found = write_openmetrics(run, out)
+    lines = out.read_text().splitlines()
+    assert lines.pop() == "# EOF"
+    parts = [line.rpartition("} ") for line in lines]
+    values = [(name, rest.split()) for name, _, rest in parts]
+    return found, [(f"{name}}}", float(value), float(at)) for name, (value, at) in values]
+
+
+def course(values: list[tuple[str, float, float]], *words: str) -> list[tuple[float, float]]:
+    """(time, value) of the series whose text has all of `words`."""
+    return [(at, value) for name, value, at in values if all(word in name for word in words)]
+
+
+def test_series_are_those_of_the_catalogue_with_their_labels_in_order_of_time(tmp_path) -> None:
+    run = make_recorded_run(tmp_path / "run", (MPI, TWO_HOSTS))
+    found, values = imported(run, tmp_path)
+    assert found.trials == 2
+    last: dict[str, float] = {}
+    for name, _, at in values:
+        series, _, labels = name.rstrip("}").partition("{")
+        names = {label.split("=")[0] for label in labels.split('",')}
+        assert names - {"le"} == SERIES[series]
+        assert at > last.get(name, -math.inf), name
+        last[name] = at
+    marks = sum(math.isnan(value) for _, value, _ in values)
+    assert found.samples == len(values) - marks
+    missing = set(CATALOGUE) - {
+        m.name for m in CATALOGUE.values() if any(n.startswith(m.name) for n, _, _ in values)
+    }
+    assert missing == set()
+
+
+def test_values_are_those_of_the_rows_at_their_times(tmp_path) -> None:
+    run = make_recorded_run(tmp_path / "run", (SEQUENTIAL,))
+    [(_, files)] = run.trials()
+    rows = [row for row in read_jsonl(files.host("node0").trace) if "unix_s" in row]
+    _, values = imported(run, tmp_path)
+    idle = course(values, "paceline_host_cpu_seconds_total", 'mode="idle"')
+    assert idle == [(row["unix_s"], row["cpu_seconds"]["idle"]) for row in rows]
+    start = course(values, "paceline_run_start_timestamp_seconds")
+    assert start[0] == (rows[0]["unix_s"], LAUNCHED)
+
+
+def test_training_has_come_as_far_as_the_steps_that_ended_by_then(tmp_path) -> None:
+    run = make_recorded_run(tmp_path / "run", (SEQUENTIAL,))
+    [(_, files)] = run.trials()
+    ends = [r["started_unix_s"] + r["step_s"] for r in read_jsonl(files.rank(0).steps)]
+    _, values = imported(run, tmp_path)
+    for at, steps in course(values, "paceline_training_steps_total"):
+        assert steps == sum(end <= at for end in ends)
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_gauges_and_facts_get_an_end_and_counters_none(tmp_path, running) -> None:
+    run = make_recorded_run(tmp_path / "run", (MPI,))
+    [(_, files)] = run.trials()
+    if running:
+        files.outcome.unlink()
+    _, values = imported(run, tmp_path)
+    ended = {name.partition("{")[0] for name, value, _ in values if math.isnan(value)}
+    expected = {
+        series
+        for metric in CATALOGUE.values()
+        for series in metric.series
+        if metric.kind in {"gauge", "info"}
+    }
+    assert ended == expected
+    marks = {at for _, value, at in values if math.isnan(value)}
+    last = max(at for _, value, at in values if not math.isnan(value))
+    assert sorted(marks) == pytest.approx([last + 0.001])
+
+
+def test_other_hosts_times_are_on_rank_0s_clock(tmp_path) -> None:
+    run = make_recorded_run(tmp_path / "run", (TWO_HOSTS,))
+    [(_, files)] = run.trials()
+    edit_json(files.rank(1).environment, clock_offset_s=-2.5)
+    own = next(r for r in read_jsonl(files.host("node1").trace) if "unix_s" in r)["unix_s"]
+    _, values = imported(run, tmp_path)
+    [(first, _), *_] = course(values, "paceline_run_threads", 'host="node1"')
+    assert first == own - 2.5
+    [(first, _), *_] = course(values, "paceline_run_threads", 'host="node0"')
+    assert first == own
+
+
+def test_failed_rank_shows_at_its_last_sign_of_life(tmp_path) -> None:
+    run = make_recorded_run(tmp_path / "run", (TWO_HOSTS,))
+    _, values = imported(run, tmp_path)
+    failed = [v for _, v in course(values, "paceline_rank_failed", 'rank="1"')][:-1]
+    assert failed[0] == 0
+    assert failed[-1] == 1
+    assert {v for _, v in course(values, "paceline_rank_failed", 'rank="0"')[:-1]} == {0}
+
+
+def test_traces_with_shares_of_cpu_time_only_get_counters_from_them(tmp_path) -> None:
+    run = make_run(tmp_path / "run", (dataclasses.replace(SEQUENTIAL, cpu_percent=50.0),))
+    _, values = imported(run, tmp_path)
+    total = [
+        sum(v)
+        for v in zip(
+            *(
+                [
+                    value
+                    for _, value in course(values, "paceline_host_cpu_seconds_total", f'"{mode}"')
+                ]
+                for mode in CPU
+            ),
+            strict=True,
+        )
+    ]
+    # rows are half a second apart, and all shares are 100 % of all cores
+    assert total == pytest.approx([0.5 * CORES * number for number in range(len(total))])
+
+
+def test_sidecar_that_had_died_counts_from_the_end_of_the_gap(tmp_path) -> None:
+    run = make_recorded_run(tmp_path / "run", (SEQUENTIAL,))
+    [(_, files)] = run.trials()
+    with JsonlWriter(files.host("node0").trace) as trace:
+        trace.write(
+            TraceGap(
+                gap_started_unix_s=LAUNCHED + 4, gap_ended_unix_s=LAUNCHED + 5, reason="killed"
+            )
+        )
+    _, values = imported(run, tmp_path)
+    restarts = course(values, "paceline_sidecar_restarts_total")
+    assert {value for at, value in restarts if at < LAUNCHED + 5} == {0}
+    assert {value for at, value in restarts if at >= LAUNCHED + 5} == {1}
+
+
+def test_row_before_the_one_before_it_is_left_out(tmp_path) -> None:
+    run = make_recorded_run(tmp_path / "run", (SEQUENTIAL,))
+    [(_, files)] = run.trials()
+    trace = files.host("node0").trace
+    rows = trace.read_text().splitlines()
+    trace.write_text("\n".join([*rows[:6], rows[3], *rows[6:]]) + "\n")
+    _, values = imported(run, tmp_path)
+    times = [at for at, _ in course(values, "paceline_run_threads")]
+    assert times == sorted(set(times))
+
+
+def test_trials_come_in_order_of_time_and_damaged_ones_are_named(tmp_path) -> None:
+    run = make_recorded_run(tmp_path / "run", (SEQUENTIAL, MPI, TWO_HOSTS))
+    damaged = next(files for name, files in run.trials() if ".none." in name)
+    damaged.outcome.write_text("{")
+    found, values = imported(run, tmp_path)
+    assert found.trials == 2
+    [left_out] = found.left_out
+    assert "outcome.json" in left_out
+    times = [at for at, _ in course(values, "paceline_run_info", 'host="node0"')]
+    assert times == sorted(times)
+
+
+def test_run_without_trials_is_an_empty_document(tmp_path) -> None:
+    (tmp_path / "run").mkdir()
+    run = make_run(tmp_path / "run", ())
+    assert imported(run, tmp_path) == (Backfilled(0, 0), [])
+
+
+def program(tmp_path: Path, body: str) -> str:
+    path = tmp_path / "promtool"
+    path.write_text(f"#!{sys.executable}\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_promtool_that_refuses_is_quoted(tmp_path) -> None:
+    refuses = program(tmp_path, "import sys\nprint('no space left', file=sys.stderr)\nsys.exit(1)")
+    with pytest.raises(EnvironmentLacks, match=r"no space left.*--no-backfill"):
+        import_blocks(refuses, tmp_path / "x.om", tmp_path)
+
+
+def test_promtool_that_is_not_one_is_named(tmp_path) -> None:
+    with pytest.raises(EnvironmentLacks, match=r"cannot start .*nothing"):
+        import_blocks(str(tmp_path / "nothing"), tmp_path / "x.om", tmp_path)
+
+
+def test_promtool_that_hangs_is_given_up(tmp_path) -> None:
+    hangs = program(tmp_path, "import time\ntime.sleep(60)")
+    with pytest.raises(TimedOut, match="--no-backfill"):
+        import_blocks(hangs, tmp_path / "x.om", tmp_path, limit_s=0.5)

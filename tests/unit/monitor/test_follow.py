@@ -1,0 +1,189 @@
+"""What the live view says is what the files say, at every moment of a run."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.monitor import watching
+
+from paceline.errors import DataError
+from paceline.monitor import follow
+from paceline.monitor.follow import RunFollower
+from paceline.records.layout import RunFiles
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFiles(tmp_path / "run")
+
+
+@pytest.fixture
+def trials(fabricate):
+    return [fabricate.make_trial_value(way) for way in (fabricate.SEQUENTIAL, fabricate.MPI)]
+
+
+def _two_ranks(run, trials, steps=8):
+    """Both ranks of the second trial, rank 1 always 0.1 s later with its gradients."""
+    files = watching.start(run, trials[1])
+    for rank in (0, 1):
+        watching.say(files, rank)
+        for number in range(steps):
+            watching.step(files, rank, number, compute_s=0.3 + 0.1 * rank)
+    return files
+
+
+def test_before_the_first_trial_there_is_a_plan_and_nothing_else(run, trials):
+    watching.plan(run, trials)
+    view = RunFollower(run).look()
+    assert (view.name, view.planned, view.done, view.failed) == ("watched", 2, 0, 0)
+    assert view.trial is None
+    assert not view.ended
+
+
+def test_a_running_trial_shows_speed_loss_and_phases_of_all_ranks_together(run, trials):
+    watching.plan(run, trials)
+    _two_ranks(run, trials)
+    trial = RunFollower(run).look().trial
+    assert (trial.trial_id, trial.number, trial.steps) == (trials[1].id, 2, 8)
+    assert trial.images_per_s == pytest.approx(8 / 0.5)  # 4 images of each rank in half a second
+    assert trial.loss == pytest.approx(2.0)
+    assert trial.losses == pytest.approx([2.0] * 8)
+    assert trial.phases["forward"] == pytest.approx((0.1 + 0.4 / 3) / 2)
+    assert trial.phases["comm_wait"] == pytest.approx(0.1 / 2, rel=1e-4)  # rank 0 alone waits
+    assert trial.phases["comm_transfer"] == pytest.approx(0.1, rel=1e-4)
+
+
+def test_new_rows_are_seen_at_the_next_look_and_a_torn_one_when_it_is_whole(run, trials):
+    watching.plan(run, trials)
+    files = _two_ranks(run, trials, steps=3)
+    follower = RunFollower(run)
+    assert follower.look().trial.steps == 3
+    watching.step(files, 0, 3)
+    path = files.rank(1).steps
+    whole = path.read_bytes()
+    row = whole.splitlines(keepends=True)[-1].replace(b'"step":2', b'"step":3')
+    path.write_bytes(whole + row[:40])
+    assert follower.look().trial.steps == 3  # not before every rank has ended it
+    with path.open("ab") as file:
+        file.write(row[40:])
+    assert follower.look().trial.steps == 4
+
+
+def test_speed_waits_until_every_rank_has_begun(run, trials):
+    watching.plan(run, trials)
+    files = watching.start(run, trials[1])
+    watching.say(files, 0)
+    watching.step(files, 0, 0)
+    trial = RunFollower(run).look().trial
+    assert trial.images_per_s is None
+    assert trial.loss is None
+    assert [rank.steps for rank in trial.ranks] == [1]
+
+
+def test_ranks_show_their_state_share_of_waiting_and_newest_sample(run, trials):
+    watching.plan(run, trials)
+    files = _two_ranks(run, trials)
+    watching.say(files, 1, "failed")
+    watching.sample(files, 1.0)
+    for rank in (0, 1):
+        watching.rank_sample(files, 1.0, rank)
+    first, second = RunFollower(run).look().trial.ranks
+    assert first.waiting_share == pytest.approx(0.1 / 0.5, rel=1e-4)
+    assert second.waiting_share == pytest.approx(0.0, abs=1e-4)
+    assert (first.state, second.state) == ("running", "failed")
+    assert (first.sample.cpu_percent, second.sample.cpu_percent) == (70.0, 71.0)
+
+
+def test_hosts_show_pressure_of_the_last_tick_and_count_gaps(run, trials):
+    watching.plan(run, trials)
+    files = watching.start(run, trials[1])
+    for second, waited in ((10.0, 3.0), (12.0, 3.5), (14.0, 5.0)):
+        watching.sample(files, second, pressure={"cpu": {"some_s": waited, "full_s": None}})
+    gap = {"gap_started_unix_s": 12.0, "gap_ended_unix_s": 14.0, "reason": "killed"}
+    watching.append(files.host("node0").trace, gap)
+    (host,) = RunFollower(run).look().trial.hosts
+    assert host.pressure == {"cpu": pytest.approx(0.75)}
+    assert host.gaps == 1
+
+
+def test_the_rank_that_others_wait_for_is_named(run, trials, monkeypatch):
+    watching.plan(run, trials)
+    _two_ranks(run, trials, steps=20)
+    assert "rank 1 on node0 costs 20% of a step" in RunFollower(run).look().trial.straggler
+    monkeypatch.setattr(follow, "_MOST_RANKS_COMPARED", 1)
+    assert RunFollower(run).look().trial.straggler is None
+
+
+def test_the_run_goes_on_to_the_next_trial_and_ends_with_the_last(run, trials):
+    watching.plan(run, trials)
+    follower = RunFollower(run)
+    files = watching.start(run, trials[0])
+    assert follower.look().trial.number == 1
+    watching.end(files)
+    view = follower.look()
+    assert (view.done, view.trial, view.ended) == (1, None, False)
+    files = _two_ranks(run, trials, steps=2)
+    assert follower.look().trial.number == 2
+    watching.end(files)
+    run.comparison.write_text("{}")
+    view = follower.look()
+    assert (view.done, view.ended) == (2, True)
+
+
+def test_without_a_closing_document_the_end_is_seen_once_nothing_new_comes(
+    run, trials, monkeypatch
+):
+    watching.plan(run, trials[:1])
+    watching.end(watching.start(run, trials[0]))
+    follower = RunFollower(run)
+    assert not follower.look().ended
+    monkeypatch.setattr(follow, "_SETTLED_S", 0.0)
+    assert follower.look().ended
+
+
+def test_a_failed_trial_ends_the_run_and_says_why(run, trials, monkeypatch):
+    monkeypatch.setattr(follow, "_SETTLED_S", 0.0)
+    watching.plan(run, trials)
+    watching.end(watching.start(run, trials[0]), "failed", "rank 1 was killed")
+    follower = RunFollower(run)
+    follower.look()
+    view = follower.look()
+    assert (view.done, view.failed, view.ended) == (0, 1, True)
+    assert view.message == "rank 1 was killed"
+
+
+def test_a_trial_that_is_repeated_is_read_afresh(run, trials):
+    watching.plan(run, trials)
+    files = _two_ranks(run, trials, steps=9)
+    follower = RunFollower(run)
+    assert follower.look().trial.steps == 9
+    files.root.rename(run.root / "aside")
+    assert follower.look().trial is None
+    _two_ranks(run, trials, steps=1)
+    assert follower.look().trial.steps == 1
+
+
+def test_the_search_is_followed_until_the_trials_begin(run, trials):
+    watching.plan(run.tune, trials)
+    watching.start(run.tune, trials[0])
+    follower = RunFollower(run)
+    view = follower.look()
+    assert (view.stage, view.trial.trial_id) == ("tune", trials[0].id)
+    watching.plan(run, trials)
+    assert follower.look().stage == ""
+
+
+def test_a_damaged_row_is_an_error_that_names_the_file(run, trials):
+    watching.plan(run, trials)
+    files = _two_ranks(run, trials)
+    with files.rank(0).steps.open("a") as file:
+        file.write("{broken\n")
+    with pytest.raises(DataError, match=r"ranks/0/steps\.jsonl"):
+        RunFollower(run).look()
+
+
+def test_a_trace_of_an_older_version_is_shown_too(run, trials):
+    watching.plan(run, trials)
+    files = watching.start(run, trials[1])
+    watching.sample(files, 5.0)
+    (host,) = RunFollower(run).look().trial.hosts
+    assert host.pressure == {}

@@ -1,0 +1,46 @@
+"""How far a rank had come at a moment."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.monitor.recorded import MPI, PAYLOAD_BYTES, make_recorded_run
+
+from paceline.analysis.reading import load_trial
+from paceline.monitor.training import RankHistory
+
+
+@pytest.fixture
+def history(tmp_path):
+    run = make_recorded_run(tmp_path / "run", (MPI,))
+    [(_, files)] = run.trials()
+    record = load_trial(files)
+    return RankHistory(record.ranks[0], files.rank(0), record.trial.replicas), record.ranks[0]
+
+
+def test_nothing_has_happened_before_the_first_step(history) -> None:
+    rank, record = history
+    progress = rank.until(record.steps[0].started_unix_s)
+    assert progress.steps == 0
+    assert progress.epoch is None
+    assert progress.operations == {}
+
+
+def test_steps_and_operations_that_ended_are_added_up(history) -> None:
+    rank, record = history
+    at = record.steps[9].started_unix_s + record.steps[9].step_s + 1e-6
+    progress = rank.until(at)
+    first = record.steps[:10]
+    assert progress.steps == 10
+    assert progress.images == sum(step.samples for step in first)
+    assert progress.phase_s["comm"] == pytest.approx(sum(step.comm_s for step in first))
+    assert progress.step_s_sum == pytest.approx(sum(step.step_s for step in first))
+    assert sum(progress.step_counts) == 10
+    assert progress.operations["allreduce"].operations == 10
+    assert progress.operations["allreduce"].payload_bytes == 10 * PAYLOAD_BYTES
+
+
+def test_all_is_known_at_the_end(history) -> None:
+    rank, record = history
+    progress = rank.until(record.steps[-1].started_unix_s + 100)
+    assert progress.steps == len(record.steps)
+    assert not progress.failed

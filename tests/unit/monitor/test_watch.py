@@ -1,0 +1,97 @@
+"""Watching begins, ends and gives up when it should, and never writes."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from tests.unit.monitor import watching
+
+from paceline.errors import DataError, TimedOut
+from paceline.monitor import follow, watch
+from paceline.records.layout import RunFiles
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setattr(follow, "_SETTLED_S", 0.0)
+    return RunFiles(tmp_path / "run")
+
+
+@pytest.fixture
+def trial(fabricate):
+    return fabricate.make_trial_value(fabricate.SEQUENTIAL)
+
+
+def _watched(run: RunFiles, *, once: bool = False, terminal: bool = False) -> str:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=80, height=24)
+    watch.watch(run, console, once=once, interval_s=0.0)
+    return text.getvalue()
+
+
+def _everything(run: RunFiles) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in run.root.rglob("*")}
+
+
+def test_a_finished_run_ends_at_once_and_names_the_report(run, trial) -> None:
+    watching.plan(run, [trial])
+    watching.end(watching.start(run, trial))
+    run.report.write_text("<html>")
+    run.comparison.write_text("{}")
+    before = _everything(run)
+    assert _watched(run) == f"the run has ended: 1 trial done; report: {run.report}\n"
+    assert _everything(run) == before
+
+
+def test_without_a_terminal_there_is_a_plain_line_a_tick(run, trial, monkeypatch) -> None:
+    watching.plan(run, [trial])
+    files = watching.start(run, trial)
+    ticks = []
+
+    def tick(seconds: float) -> None:
+        ticks.append(seconds)
+        watching.step(files, 0, len(ticks) - 1)
+        if len(ticks) == 3:
+            watching.end(files)
+
+    monkeypatch.setattr(watch.time, "sleep", tick)
+    lines = _watched(run).splitlines()
+    # the end is believed at the look after the one that finds it
+    assert [line.split("step ")[1].split("/")[0] for line in lines[:3]] == ["0", "1", "2"]
+    assert lines[-1].startswith("the run has ended: 1 trial done")
+    assert "\x1b" not in "".join(lines)
+
+
+def test_a_terminal_gets_a_screen(run, trial) -> None:
+    watching.plan(run, [trial])
+    watching.end(watching.start(run, trial), "failed", "out of memory")
+    text = _watched(run, terminal=True)
+    assert "failed: out of memory" in text
+    assert "0 trials done, 1 failed" in text
+
+
+def test_once_shows_the_view_and_ends_although_the_run_goes_on(run, trial) -> None:
+    watching.plan(run, [trial])
+    watching.step(watching.start(run, trial), 0, 0)
+    text = _watched(run, once=True)
+    assert text.startswith("watched")
+    assert trial.id in text
+
+
+def test_a_directory_that_is_no_run_is_refused(run, monkeypatch) -> None:
+    with pytest.raises(DataError, match="expected a run directory"):
+        _watched(run, once=True)
+    monkeypatch.setattr(watch, "_BEGIN_LIMIT_S", 0.0)
+    with pytest.raises(DataError, match="expected a run directory"):
+        _watched(run)
+
+
+def test_a_run_that_says_nothing_any_more_is_given_up(run, trial, monkeypatch) -> None:
+    watching.plan(run, [trial])
+    limits = trial.limits.model_copy(update={"trial_s": 1e-9})
+    watching.start(run, trial.model_copy(update={"limits": limits}))
+    monkeypatch.setattr(watch, "_IDLE_LIMIT_S", 0.0)
+    with pytest.raises(TimedOut, match="--resume"):
+        _watched(run)

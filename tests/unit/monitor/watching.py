@@ -1,0 +1,145 @@
+"""A run directory that grows as a test says, for the live view."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from paceline.records.files import JsonlWriter, write_json
+from paceline.records.rows import SCHEMA, HostSample, Outcome, RankSample, RankStatus, StepRow
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paceline.plan.trial import Trial
+    from paceline.records.layout import RunFiles, TrialFiles
+
+BEGAN = 1_700_000_000.0
+
+
+def plan(run: RunFiles, trials: list[Trial]) -> None:
+    write_json(
+        run.manifest,
+        {"name": "watched", "created_unix_s": BEGAN, "trials": [trial.id for trial in trials]},
+    )
+
+
+def start(run: RunFiles, trial: Trial) -> TrialFiles:
+    files = run.trial(trial.id)
+    files.root.mkdir(parents=True)
+    files.trial.write_text(trial.model_dump_json())
+    return files
+
+
+def end(files: TrialFiles, status: str = "ok", message: str | None = None) -> None:
+    outcome = Outcome(
+        schema=SCHEMA,
+        trial_id=files.root.name,
+        status=status,
+        exit_code=0 if status == "ok" else 5,
+        launched_unix_s=BEGAN,
+        ended_unix_s=BEGAN + 9,
+        launcher_exit_status=0,
+        failed_rank=None,
+        message=message,
+    )
+    write_json(files.outcome, dataclasses.asdict(outcome))
+
+
+def say(files: TrialFiles, rank: int, state: str = "running") -> None:
+    status = RankStatus(
+        rank=rank, host="node0", pid=100 + rank, process_started_unix_s=BEGAN, state=state
+    )
+    write_json(files.rank(rank).status, dataclasses.asdict(status))
+
+
+def step(
+    files: TrialFiles,
+    rank: int,
+    number: int,
+    *,
+    at: float | None = None,
+    compute_s: float = 0.3,
+    step_s: float = 0.5,
+    loss: float = 2.0,
+) -> None:
+    """A step of half a batch of 8: computing, then until its end communication."""
+    began = BEGAN + number * step_s if at is None else at
+    with JsonlWriter(files.rank(rank).steps) as rows:
+        rows.write(
+            StepRow(
+                step=number,
+                epoch=number // 10,
+                started_unix_s=began,
+                samples=4,
+                global_samples=8,
+                loss_sum=4 * loss,
+                data_wait_s=0.0,
+                forward_s=compute_s / 3,
+                backward_s=2 * compute_s / 3,
+                comm_s=step_s - compute_s,
+                comm_ready_unix_s=began + compute_s,
+                optimizer_s=0.0,
+                other_s=0.0,
+                step_s=step_s,
+            )
+        )
+
+
+def sample(files: TrialFiles, unix_s: float, host: str = "node0", **values: Any) -> None:
+    usual = HostSample(
+        unix_s=unix_s,
+        cpu_user_percent=60.0,
+        cpu_system_percent=10.0,
+        cpu_idle_percent=25.0,
+        cpu_iowait_percent=5.0,
+        cpu_steal_percent=0.0,
+        cpu_other_percent=0.0,
+        iowait_valid=True,
+        ram_used_bytes=3 << 30,
+        ram_total_bytes=16 << 30,
+        swap_used_bytes=0,
+        disk_read_bytes=0,
+        disk_write_bytes=0,
+        network_sent_bytes=0,
+        network_received_bytes=0,
+        run_processes=2,
+        run_cpu_seconds=1.0,
+        run_cpu_percent=140.0,
+        run_rss_bytes=1 << 30,
+        run_pss_bytes=None,
+        run_threads=14,
+        run_voluntary_context_switches=0,
+        run_involuntary_context_switches=0,
+        sidecar_cpu_seconds=0.1,
+        sidecar_rss_bytes=1 << 20,
+    )
+    with JsonlWriter(files.host(host).trace) as rows:
+        rows.write({**dataclasses.asdict(usual), **values})
+
+
+def rank_sample(files: TrialFiles, unix_s: float, rank: int, host: str = "node0") -> None:
+    row = RankSample(
+        unix_s=unix_s,
+        rank=rank,
+        pid=100 + rank,
+        processes=1,
+        cpu_seconds=1.0,
+        cpu_percent=70.0 + rank,
+        rss_bytes=512 << 20,
+        pss_bytes=256 << 20,
+        threads=7,
+        voluntary_context_switches=0,
+        involuntary_context_switches=0,
+        read_bytes=None,
+        written_bytes=None,
+        open_files=None,
+    )
+    with JsonlWriter(files.host(host).ranks) as rows:
+        rows.write(row)
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
