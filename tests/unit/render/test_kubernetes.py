@@ -1,0 +1,152 @@
+"""Objects follow the operators' schemas and ask for what the trial was planned with."""
+
+from __future__ import annotations
+
+import dataclasses
+from importlib.resources import files
+
+import jsonschema
+import pytest
+import yaml
+from tests.unit.render.schemas import BY_KIND
+
+from paceline.plan.planning import plan_trials
+from paceline.render.kubernetes import KubernetesSettings, object_name, render_kubernetes
+from paceline.render.places import Places
+from paceline.spec.loading import parse_spec
+
+_SETTINGS = KubernetesSettings(
+    places=Places(run_dir="/shared/runs/x", data_dir="/shared/data"),
+    claim="volume",
+    registry="registry.example/",
+    memory_gib=1.5,
+)
+_TWO_NODES = """
+schema = 1
+name = "nodes"
+repeats = 2
+[network]
+interface = "eth0"
+[[workloads]]
+name = "tiny"
+global_batch = 36
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+[[trials]]
+launcher = "mpi"
+local_strategy = "processes"
+nodes = 2
+ranks_per_node = 3
+[[trials]]
+launcher = "spark"
+local_strategy = "threads"
+transport = "gloo"
+nodes = 2
+replicas = 2
+threads_per_rank = 2
+[spark]
+conf = { "spark.executor.memory" = "3g", "spark.locality.wait" = "7s" }
+[limits]
+trial_s = 100
+"""
+
+
+def _trials(text: str):
+    experiment = parse_spec(text, "test")
+    return plan_trials(experiment, {str(w.name): "/data" for w in experiment.workloads}, 4)
+
+
+def _objects(text: str, settings: KubernetesSettings = _SETTINGS):
+    rendered, left_out = render_kubernetes(_trials(text), settings)
+    documents = {file.name: list(yaml.safe_load_all(file.text)) for file in rendered}
+    return documents, left_out
+
+
+def _of_kind(kind: str):
+    documents, _ = _objects(_TWO_NODES)
+    (found,) = [objects for objects in documents.values() if objects[0]["kind"] == kind]
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", ["quickstart", "transports", "strategies", "lerat2022-distributed", "two nodes"]
+)
+def test_every_object_follows_its_schema(name: str) -> None:
+    shipped = files("paceline").joinpath(f"experiments/{name}.toml")
+    documents, _ = _objects(_TWO_NODES if name == "two nodes" else shipped.read_text("utf-8"))
+    assert documents
+    for objects in documents.values():
+        for each in objects:
+            jsonschema.validate(each, BY_KIND[each["kind"]])
+
+
+def test_the_schemas_refuse_a_misspelt_field() -> None:
+    (job, _) = _of_kind("MPIJob")
+    job["spec"]["slotPerWorker"] = job["spec"].pop("slotsPerWorker")
+    with pytest.raises(jsonschema.ValidationError, match="slotPerWorker"):
+        jsonschema.validate(job, BY_KIND["MPIJob"])
+
+
+def test_each_repeat_is_an_object_of_its_own_and_no_two_share_a_name() -> None:
+    trials = _trials(files("paceline").joinpath("experiments/transports.toml").read_text("utf-8"))
+    names = [object_name(trial) for trial in trials]
+    assert len(set(names)) == len(names)
+    first, second = _of_kind("MPIJob")
+    assert first["metadata"]["name"].removesuffix("r0") == second["metadata"]["name"][:-2]
+    assert second["metadata"]["annotations"]["paceline-trial"].endswith(".r1")
+
+
+def test_an_mpi_job_has_a_worker_a_node_and_a_slot_a_rank() -> None:
+    job = _of_kind("MPIJob")[0]["spec"]
+    assert job["slotsPerWorker"] == 3
+    assert job["runPolicy"]["activeDeadlineSeconds"] == 400  # beyond the trial's own 100
+    worker, launcher = (job["mpiReplicaSpecs"][name] for name in ("Worker", "Launcher"))
+    assert worker["replicas"] == 2
+    assert launcher["replicas"] == 1
+    (container,) = worker["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"cpu": "3", "memory": "4608Mi"}
+    assert container["resources"]["requests"] == container["resources"]["limits"]
+    (container,) = launcher["template"]["spec"]["containers"]
+    command = container["command"]
+    assert command[:3] == ["mpirun", "-n", "6"]
+    assert command[command.index("--map-by") + 1] == "ppr:3:node"
+    assert command[command.index("btl_tcp_if_include") + 1] == "eth0"
+    assert command[command.index("--data") + 1] == "/shared/data/tiny"
+    assert command[-2:] == ["--repeat", "0"]
+
+
+def test_a_spark_application_has_an_executor_a_node_with_room_beside_the_jvm() -> None:
+    spec = _of_kind("SparkApplication")[0]["spec"]
+    executor = spec["executor"]
+    assert (executor["instances"], executor["cores"]) == (2, 2)
+    assert executor["memory"] == "3g"  # the spec's own word
+    assert executor["memoryOverhead"] == "1536m"  # one rank a node
+    assert spec["sparkConf"]["spark.locality.wait"] == "7s"
+    assert spec["sparkConf"]["spark.task.cpus"] == "2"
+    assert spec["sparkConf"]["spark.dynamicAllocation.enabled"] == "false"
+    assert "spark.driver.host" not in spec["sparkConf"]  # that of a local master
+    assert not {"spark.executor.instances", "spark.executor.cores"} & set(spec["sparkConf"])
+    arguments = spec["arguments"]
+    assert arguments[arguments.index("--ranks-per-node") + 1] == "1"
+
+
+def test_images_volume_and_namespace_are_the_clusters_own() -> None:
+    settings = dataclasses.replace(_SETTINGS, namespace="training")
+    documents, _ = _objects(_TWO_NODES, settings)
+    for objects in documents.values():
+        for each in objects:
+            assert each["metadata"]["namespace"] == "training"
+            text = yaml.safe_dump(each)
+            assert "image: registry.example/paceline" in text
+            assert "claimName: volume" in text
+            assert "&id" not in text
+
+
+def test_what_kubernetes_cannot_be_told_is_left_out_with_its_reason() -> None:
+    text = _TWO_NODES.replace('transport = "gloo"', 'transport = "mpi"')
+    documents, left_out = _objects(text)
+    assert len(documents) == 2
+    (reason,) = left_out
+    assert "spark.mpi" in reason.configuration
+    assert "ssh" in reason.reason

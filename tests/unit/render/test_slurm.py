@@ -1,0 +1,113 @@
+"""sbatch files ask Slurm for the planned ranks and cores, and bash accepts them."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+
+from paceline.plan.planning import plan_trials
+from paceline.render.places import Places
+from paceline.render.slurm import SlurmSettings, render_slurm
+from paceline.spec.loading import parse_spec
+
+_SPEC = """
+schema = 1
+name = "slurm"
+repeats = 3
+[network]
+interface = "ib0"
+[[workloads]]
+name = "tiny"
+global_batch = 36
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+[[trials]]
+launcher = "mpi"
+local_strategy = "processes"
+nodes = 2
+ranks_per_node = 3
+threads_per_rank = 2
+[[trials]]
+launcher = "torchrun"
+local_strategy = "processes"
+ranks_per_node = 2
+[[trials]]
+launcher = "spark"
+local_strategy = "processes"
+ranks_per_node = 2
+[limits]
+trial_s = 601
+"""
+_SETTINGS = SlurmSettings(
+    places=Places(run_dir="/scratch/my runs", data_dir="/data"),
+    python="/opt/my python/bin/python",
+    mpi_script="/opt/jobs/mpi-jobs/train.py",
+)
+
+
+def _rendered(text: str = _SPEC):
+    experiment = parse_spec(text, "test")
+    rendered, left_out = render_slurm(plan_trials(experiment, {"tiny": "/d"}, 8), _SETTINGS)
+    return {file.name: file.text for file in rendered}, left_out
+
+
+def _one(launcher: str, text: str = _SPEC) -> str:
+    (found,) = [t for name, t in _rendered(text)[0].items() if f".{launcher}." in name]
+    return found
+
+
+def _options(text: str) -> dict[str, str]:
+    lines = [x.removeprefix("#SBATCH --") for x in text.splitlines() if x.startswith("#SBATCH")]
+    return {name: value for name, _, value in (line.partition("=") for line in lines)}
+
+
+def test_bash_accepts_every_file() -> None:
+    for text in _rendered()[0].values():
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=10)
+
+
+def test_an_mpi_trial_asks_for_its_nodes_ranks_and_threads() -> None:
+    text = _one("mpi")
+    asked = _options(text)
+    assert (asked["nodes"], asked["ntasks-per-node"], asked["cpus-per-task"]) == ("2", "3", "2")
+    assert asked["time"] == "16"  # minutes: 601 s and five minutes, rounded up
+    assert "exclusive" in asked
+    assert "\nexport OMP_NUM_THREADS=2\n" in text
+    words = _command(text)
+    assert words[:2] == ["srun", "--mpi=pmix"]
+    assert "/opt/my python/bin/python" in words
+    assert words[words.index("--ranks") + 1] == "6"
+    assert words[words.index("--interface") + 1] == "ib0"
+    assert words[words.index("--out") + 1] == "/scratch/my runs"
+    assert words[words.index("--data") + 1] == "/data/tiny"
+
+
+def test_repeats_are_an_array_of_which_one_runs_at_a_time() -> None:
+    text = _one("mpi")
+    assert _options(text)["array"] == "0,1,2%1"
+    assert text.endswith('--repeat "$SLURM_ARRAY_TASK_ID"\n')
+    once = _one("mpi", _SPEC.replace("repeats = 3", "repeats = 1"))
+    assert "array" not in _options(once)
+    assert once.endswith("--repeat 0\n")
+
+
+def test_one_process_starts_the_ranks_of_a_single_node() -> None:
+    text = _one("torchrun")
+    asked = _options(text)
+    assert (asked["nodes"], asked["ntasks-per-node"], asked["cpus-per-task"]) == ("1", "1", "2")
+    words = _command(text)
+    assert words[1:3] == ["-m", "torch.distributed.run"]
+    assert "--nproc-per-node=2" in words
+    assert _command(_one("local"))[1:3] == ["-m", "paceline.job"]
+
+
+def test_what_slurm_cannot_start_is_left_out_with_its_reason() -> None:
+    _, left_out = _rendered()
+    assert [each.configuration.split(".")[1] for each in left_out] == ["spark"]
+    shared = _SPEC.replace("threads_per_rank = 2", "threads_per_rank = 2\noversubscribe = true")
+    assert any("share cores" in each.reason for each in _rendered(shared)[1])
+
+
+def _command(text: str) -> list[str]:
+    return shlex.split(text.rpartition("\n\n")[2].replace("\\\n", " "))
