@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from tests.environment import is_kept
 from tests.functional.cli_runs import Cli
 
 
@@ -14,7 +15,7 @@ def cache(tmp_path_factory):
 @pytest.fixture
 def paceline(cache, tmp_path):
     environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "OMP_"))},
+        **{k: v for k, v in os.environ.items() if is_kept(k)},
         "PACELINE_CACHE": str(cache),
         "COLUMNS": "80",
         "NO_COLOR": "1",

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.environment import is_kept
 
 from paceline.data.catalogue import ensure_dataset
 
@@ -43,7 +44,7 @@ class Training:
         self.out, self.log = folder / "run", folder / "log.txt"
         argv = [sys.executable, "-m", "paceline.job", "--local-strategy", strategy]
         argv += [*STRATEGIES[strategy], *OPTIONS, "--data", dataset, "--out", self.out]
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "OMP_"))}
+        kept = {k: v for k, v in os.environ.items() if is_kept(k)}
         self.process = subprocess.Popen(
             list(map(str, argv)),
             env={**kept, **environment},

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.environment import is_kept
 
 from paceline.data.catalogue import ensure_dataset
 
@@ -46,7 +47,7 @@ def slowed_run(request, dataset, tmp_path_factory):
     result = subprocess.run(
         list(map(str, argv)),
         env={
-            **{k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "OMP_"))},
+            **{k: v for k, v in os.environ.items() if is_kept(k)},
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         },

@@ -1,0 +1,94 @@
+"""`paceline monitor` on a run directory, ended in any case."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.functional.prometheus_api import Prometheus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+READY_LIMIT_S = 90.0
+END_LIMIT_S = 30.0
+LACKING = [name for name in ("prometheus", "promtool") if shutil.which(name) is None]
+needs_prometheus = pytest.mark.skipif(bool(LACKING), reason=f"not on PATH: {', '.join(LACKING)}")
+
+
+class Monitor:
+    """A running `paceline monitor`; what it said so far is in `log`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def address(self, of: str) -> str:
+        """Where `of` (Prometheus, Grafana) answers, once it was said."""
+        deadline = time.monotonic() + READY_LIMIT_S
+        while True:
+            found = re.search(rf"{of}: (http://[0-9.]+:\d+)", self.log)
+            if found:
+                return found[1]
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.1)
+
+    def api(self) -> Prometheus:
+        return Prometheus(self.address("Prometheus"))
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(how)
+        return self.process.wait(timeout=END_LIMIT_S)
+
+
+@contextmanager
+def monitored(
+    run_dir: Path, *arguments: str, path: str | None = None, log: Path | None = None
+) -> Iterator[Monitor]:
+    """Start it on free ports of the loopback interface. path: instead of PATH."""
+    log = log or run_dir.parent / "monitor.log"
+    environment = {**os.environ, "NO_COLOR": "1"}
+    if path is not None:
+        environment["PATH"] = path
+    argv = [sys.executable, "-m", "paceline.cli", "monitor", str(run_dir)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*argv, "--listen", "127.0.0.1:0", "--grafana-listen", "127.0.0.1:0", *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield Monitor(process, log)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout=END_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()  # its children follow: the kernel ends them
+                process.wait(timeout=END_LIMIT_S)
+
+
+def children_of(pid: int) -> set[int]:
+    """Processes that `pid` started."""
+    found = subprocess.run(
+        ["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True, check=False
+    )
+    return {int(word) for word in found.stdout.split()}

@@ -1,0 +1,210 @@
+"""Every figure of the sidecar against a load whose size is known from elsewhere: within 3 %.
+
+What is known comes from the program that makes the load: what it asked the kernel for, and what
+getrusage(2) booked. Loads run on a machine that others use too, so figures of the whole host are
+held to be at least the load.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.functional.programs import known_load
+
+from paceline.records.files import read_jsonl
+
+pytestmark = pytest.mark.functional
+
+WITHIN = 0.03
+INTERVAL_S = 0.1
+LIMIT_S = 60.0
+# Both sides count CPU time in ticks of 10 ms.
+CPU_TICKS_S = 0.03
+
+Row = dict[str, Any]
+
+
+@dataclass
+class WatchedLoad:
+    """A load that has not begun yet, and the trace of the sidecar that watches it."""
+
+    program: subprocess.Popen[str]
+    trace: Path
+    sidecar: subprocess.Popen[bytes]
+
+    def rows(self) -> list[Row]:
+        rows = read_jsonl(self.trace) if self.trace.exists() else ()
+        return [row for row in rows if "unix_s" in row]
+
+    def deep_row_after(self, unix_s: float) -> Row:
+        """The first row after that moment in which what is costly was read as well."""
+        limit = time.monotonic() + LIMIT_S
+        while time.monotonic() < limit:
+            for row in self.rows():
+                if row["unix_s"] > unix_s and row["run_pss_bytes"] is not None:
+                    return row
+            assert self.program.poll() is None, "the load has ended"
+            time.sleep(0.05)
+        raise AssertionError(f"no such row within {LIMIT_S} s; the trace: {self.rows()[-3:]}")
+
+    def put_on(self) -> tuple[Row, dict[str, float], Row]:
+        """A row before the load, what the load was, and a row with all of it."""
+        before = self.deep_row_after(0.0)
+        assert self.program.stdin is not None
+        assert self.program.stdout is not None
+        self.program.stdin.write("go\n")
+        self.program.stdin.flush()
+        truth: dict[str, float] = json.loads(self.program.stdout.readline())
+        return before, truth, self.deep_row_after(truth["ended_unix_s"] + INTERVAL_S)
+
+
+Watch = Callable[[str], WatchedLoad]
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Watch]:
+    """Starts a load and a sidecar of its own for it; ends both after the test."""
+    started: list[subprocess.Popen[Any]] = []
+    environment = {**os.environ, "PACELINE_RUNTIME_DIR": str(tmp_path / "runtime")}
+
+    def start(kind: str) -> WatchedLoad:
+        program = subprocess.Popen(
+            [sys.executable, "-S", known_load.__file__, kind, str(tmp_path / "load")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(program)
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        trace = tmp_path / "trace.jsonl"
+        sidecar = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "paceline.cli", "sidecar", "--max-lifetime=120"),
+                *(f"--pid={program.pid}", f"--interval={INTERVAL_S}", f"--out={trace}"),
+            ],
+            env=environment,
+        )
+        started.append(sidecar)
+        return WatchedLoad(program, trace, sidecar)
+
+    yield start
+    for process in started:
+        process.terminate()
+    for process in started:
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout=20)
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def ran(before: Row, after: Row, name: str) -> float:
+    grown: float = after[name] - before[name]
+    return grown
+
+
+def host_busy_s(row: Row) -> float:
+    return sum(row["cpu_seconds"][state] for state in ("user", "system", "other"))
+
+
+def test_cpu_time_of_one_core_is_what_the_kernel_booked(watch: Watch) -> None:
+    load = watch("one_core")
+    before, truth, after = load.put_on()
+    assert truth["cpu_s"] >= 2.0
+    assert ran(before, after, "run_cpu_seconds") == pytest.approx(
+        truth["cpu_s"], rel=WITHIN, abs=CPU_TICKS_S
+    )
+    rows = [row for row in load.rows() if before["unix_s"] <= row["unix_s"] <= after["unix_s"]]
+    by_shares_s = sum(
+        row["run_cpu_percent"] / 100 * (row["unix_s"] - last["unix_s"])
+        for last, row in itertools.pairwise(rows)
+    )
+    assert by_shares_s == pytest.approx(truth["cpu_s"], rel=WITHIN, abs=CPU_TICKS_S)
+    assert host_busy_s(after) - host_busy_s(before) >= truth["cpu_s"] * (1 - WITHIN) - CPU_TICKS_S
+    busy_s = sum(after["core_busy_s"]) - sum(before["core_busy_s"])
+    assert busy_s == pytest.approx(host_busy_s(after) - host_busy_s(before), rel=0.01, abs=0.05)
+
+
+def test_a_gibibyte_is_a_gibibyte_resident_and_proportional(watch: Watch) -> None:
+    before, truth, after = watch("one_gibibyte").put_on()
+    allocated_bytes = truth["allocated_bytes"]
+    assert ran(before, after, "run_rss_bytes") == pytest.approx(allocated_bytes, rel=WITHIN)
+    assert ran(before, after, "run_pss_bytes") == pytest.approx(allocated_bytes, rel=WITHIN)
+
+
+def test_sixty_four_threads_and_their_switches_are_counted(watch: Watch) -> None:
+    before, truth, after = watch("many_threads").put_on()
+    assert before["run_threads"] == 1
+    assert after["run_threads"] == truth["threads"] == 64
+    assert truth["voluntary_switches"] >= 63 * known_load.SLEEPS
+    # the program's own waiting for lines adds a few
+    for kind in ("voluntary", "involuntary"):
+        assert ran(before, after, f"run_{kind}_context_switches") == pytest.approx(
+            truth[f"{kind}_switches"], rel=WITHIN, abs=20
+        ), kind
+
+
+def needs_uncached_reads(folder: Path) -> None:
+    probe = folder / "probe"
+    known_load.prepare(str(probe))
+    before = _own_read_bytes()
+    try:
+        known_load.read_uncached(str(probe), known_load.CHILD_READ_BYTES)
+    except OSError as error:
+        pytest.skip(f"{folder}: this file system cannot read past the page cache: {error}")
+    if _own_read_bytes() - before < known_load.CHILD_READ_BYTES:
+        pytest.skip(f"{folder}: the kernel does not count reads from what this lies on")
+    probe.unlink()
+
+
+def _own_read_bytes() -> int:
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError as error:
+        pytest.skip(f"the kernel does not count a process's I/O: {error}")
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
+
+
+def test_uncached_reads_from_disk_are_counted(watch: Watch, tmp_path: Path) -> None:
+    needs_uncached_reads(tmp_path)
+    before, truth, after = watch("disk").put_on()
+    assert truth["read_bytes"] == 64 * 2**20
+    assert ran(before, after, "run_read_bytes") == pytest.approx(truth["read_bytes"], rel=WITHIN)
+    if after["disk_read_bytes"] is None:
+        return  # a container that does not see the host's disks
+    assert ran(before, after, "disk_read_bytes") >= truth["read_bytes"] * (1 - WITHIN)
+    by_disk = {
+        name: counters["read_bytes"] - before["disks"][name]["read_bytes"]
+        for name, counters in after["disks"].items()
+        if name in before["disks"]
+    }
+    assert max(by_disk.values()) >= truth["read_bytes"] * (1 - WITHIN)
+
+
+def test_children_that_come_and_go_between_samples_are_counted_once(
+    watch: Watch, tmp_path: Path
+) -> None:
+    needs_uncached_reads(tmp_path)
+    before, truth, after = watch("children").put_on()
+    assert after["run_processes"] == 1
+    assert truth["cpu_s"] >= known_load.CHILDREN * 0.05
+    assert ran(before, after, "run_cpu_seconds") == pytest.approx(
+        truth["cpu_s"], rel=WITHIN, abs=CPU_TICKS_S
+    )
+    assert ran(before, after, "run_read_bytes") == pytest.approx(
+        truth["read_bytes"], rel=WITHIN, abs=2**20
+    )

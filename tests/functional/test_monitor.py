@@ -1,0 +1,268 @@
+"""`paceline monitor` with a real Prometheus: what it imports, scrapes and leaves behind."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+from tests.functional.monitored import children_of, monitored, needs_prometheus
+from tests.functional.prometheus_api import numbers
+from tests.unit.analysis.fabricate import LAUNCHED
+from tests.unit.monitor.recorded import CPU, MPI, RANK_CORES, make_recorded_run
+
+from paceline.records.files import read_jsonl, write_json
+
+pytestmark = needs_prometheus
+SEEN_LIMIT_S = 45.0
+TOKEN = "a-token-of-this-test"
+
+EXPOSED = """\
+# TYPE paceline_run_info gauge
+paceline_run_info{host="live",run="recorded",trial="t",launcher="mpi"} 1
+# TYPE paceline_rank_failed gauge
+paceline_rank_failed{host="live",run="recorded",rank="3"} 1
+# TYPE paceline_run_processes gauge
+paceline_run_processes{host="live",run="recorded"} 4
+"""
+
+
+class Sidecar(http.server.BaseHTTPRequestHandler):
+    """Serves a few metrics to those who know the token."""
+
+    def do_GET(self) -> None:
+        allowed = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+        self.send_response(200 if allowed else 401)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.end_headers()
+        if allowed:
+            self.wfile.write(EXPOSED.encode())
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_recorded_run(tmp_path / "recorded", (MPI,))
+
+
+@pytest.fixture
+def sidecar():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sidecar)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join(timeout=10)
+
+
+def wait_for(api, expr: str) -> list[dict]:
+    deadline = time.monotonic() + SEEN_LIMIT_S
+    while not (found := api.instant(expr, time.time())):
+        assert time.monotonic() < deadline, f"nothing for {expr}"
+        time.sleep(0.25)
+    return found
+
+
+def test_trace_and_prometheus_tell_the_same_numbers(run) -> None:
+    [(_, files)] = run.trials()
+    [(_, host)] = files.hosts()
+    rows = [row for row in read_jsonl(host.trace) if "unix_s" in row]
+    ranks = [row for row in read_jsonl(host.ranks) if row["rank"] == 1]
+    with monitored(run.root, "--no-grafana") as monitor:
+        api = monitor.api()
+        for row, rank in list(zip(rows, ranks, strict=True))[::5]:
+            at = row["unix_s"]
+            [threads] = numbers(api.instant("paceline_run_threads", at))
+            assert threads == row["run_threads"]
+            [idle] = numbers(api.instant('paceline_host_cpu_seconds_total{mode="idle"}', at))
+            assert idle == row["cpu_seconds"]["idle"]
+            [own] = numbers(api.instant('paceline_rank_cpu_seconds_total{rank="1"}', at))
+            assert own == rank["cpu_seconds"]
+        within = LAUNCHED + 8
+        [cores] = numbers(api.instant("sum(rate(paceline_rank_cpu_seconds_total[4s]))", within))
+        assert cores == pytest.approx(2 * RANK_CORES, rel=1e-6)
+        [every] = numbers(api.instant("sum(rate(paceline_host_cpu_seconds_total[4s]))", within))
+        assert every == pytest.approx(sum(CPU.values()), rel=1e-6)
+        steps = numbers(api.instant("paceline_training_steps_total", rows[-1]["unix_s"]))
+        assert steps == [30, 30]
+
+
+def test_a_trials_facts_and_gauges_end_with_it(run) -> None:
+    [(_, files)] = run.trials()
+    [(_, host)] = files.hosts()
+    last = [row["unix_s"] for row in read_jsonl(host.trace) if "unix_s" in row][-1]
+    with monitored(run.root, "--no-grafana") as monitor:
+        api = monitor.api()
+        assert api.instant("paceline_run_info == 1", last)
+        assert api.instant("paceline_run_info == 1", last + 1) == []
+        assert numbers(api.instant("paceline_run_threads", last + 1)) == []
+
+
+def test_live_sidecars_are_scraped_with_their_token_and_rules_are_at_work(
+    run, sidecar, tmp_path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    with monitored(
+        run.root, "--no-grafana", "--no-backfill", "--bearer-token-file", str(token)
+    ) as monitor:
+        api = monitor.api()
+        target = run.targets / "live.json"
+        target.write_text(json.dumps([{"targets": [sidecar], "labels": {"__scheme__": "http"}}]))
+        [found] = wait_for(api, "paceline_run_info")
+        assert set(found["metric"]) == {"__name__", "host", "run", "trial", "launcher"}
+        [alert] = wait_for(api, 'ALERTS{alertstate="firing"}')
+        assert alert["metric"]["alertname"] == "PacelineRankFailed"
+        assert alert["metric"]["rank"] == "3"
+        assert numbers(wait_for(api, "host:paceline_host_runs:count")) == [1.0]
+        assert api.instant("count(paceline_training_steps_total)", LAUNCHED + 8) == []
+        target.unlink()
+        deadline = time.monotonic() + SEEN_LIMIT_S
+        while api.instant("paceline_run_info", time.time()):
+            assert time.monotonic() < deadline, "a sidecar that ended is still there"
+            time.sleep(0.5)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_end_it_takes_prometheus_with_it(run, how) -> None:
+    with monitored(run.root, "--no-grafana") as monitor:
+        monitor.api()
+        children = children_of(monitor.process.pid)
+        assert children
+        assert monitor.end(how) == 0
+    assert not any(psutil.pid_exists(pid) for pid in children)
+    assert "Traceback" not in monitor.log
+    assert not (run.monitor / "backfill.om").exists()
+
+
+def test_killed_it_takes_prometheus_with_it(run) -> None:
+    with monitored(run.root, "--no-grafana") as monitor:
+        monitor.api()
+        children = children_of(monitor.process.pid)
+        assert children
+        monitor.end(signal.SIGKILL)
+        _, alive = psutil.wait_procs(
+            [psutil.Process(pid) for pid in children if psutil.pid_exists(pid)], timeout=30
+        )
+        assert not alive
+
+
+def test_it_listens_on_loopback_only_and_hides_its_configuration(run) -> None:
+    with monitored(run.root, "--no-grafana") as monitor:
+        monitor.api()
+        listening = [
+            connection.laddr.ip
+            for pid in children_of(monitor.process.pid)
+            for connection in psutil.Process(pid).net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        assert listening == ["127.0.0.1"]
+    assert stat.S_IMODE((run.monitor / "prometheus.yml").stat().st_mode) == 0o600
+
+
+def test_second_monitor_of_a_run_is_told_of_the_first(run, tmp_path) -> None:
+    with monitored(run.root, "--no-grafana") as monitor:
+        monitor.api()
+        with monitored(run.root, "--no-grafana", log=tmp_path / "second.log") as second:
+            assert second.process.wait(timeout=60) == 2
+        assert "is being monitored already" in second.log
+        assert monitor.process.poll() is None
+
+
+def test_again_on_the_same_run_it_shows_the_same(run) -> None:
+    for _ in range(2):
+        with monitored(run.root, "--no-grafana") as monitor:
+            counted = monitor.api().instant("count(paceline_run_threads)", LAUNCHED + 8)
+            assert numbers(counted) == [1.0]
+
+
+def test_prometheus_that_dies_is_an_error_that_shows_its_log(run) -> None:
+    with monitored(run.root, "--no-grafana") as monitor:
+        monitor.api()
+        [child] = children_of(monitor.process.pid)
+        os.kill(child, signal.SIGKILL)
+        assert monitor.process.wait(timeout=30) == 3
+    assert "Prometheus ended by itself" in monitor.log
+    assert "Traceback" not in monitor.log
+
+
+def test_grafana_is_started_provisioned_and_ended(run, tmp_path) -> None:
+    """Grafana is not to be had here: a program of its name says how it was called."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    fake = programs / "grafana"
+    told = tmp_path / "told.json"
+    fake.write_text(
+        f"#!{sys.executable}\n"
+        "import json, os, sys, time\n"
+        "settings = {k: v for k, v in os.environ.items() if k.startswith('GF_')}\n"
+        f"json.dump([sys.argv[1:], settings], open({str(told)!r} + '.new', 'w'))\n"
+        f"os.rename({str(told)!r} + '.new', {str(told)!r})\n"
+        "time.sleep(600)\n"
+    )
+    fake.chmod(0o755)
+    with monitored(run.root, path=f"{programs}:{os.environ['PATH']}") as monitor:
+        url = monitor.address("Grafana")
+        deadline = time.monotonic() + 30
+        while not told.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        arguments, settings = json.loads(told.read_text())
+        children = children_of(monitor.process.pid)
+        assert len(children) == 2
+        assert monitor.end() == 0
+    assert not any(psutil.pid_exists(pid) for pid in children)
+    assert arguments[0] == "server"
+    assert url == f"http://127.0.0.1:{settings['GF_SERVER_HTTP_PORT']}"
+    assert settings["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
+
+
+def test_damaged_trial_is_named_and_the_rest_is_shown(run) -> None:
+    bad = run.trial("damaged")
+    write_json(bad.trial, {"not": "a trial"})
+    with monitored(run.root, "--no-grafana") as monitor:
+        assert monitor.api().instant("paceline_run_threads", LAUNCHED + 8)
+        assert "left out: damaged" in monitor.log
+
+
+def test_run_directory_with_an_awkward_name_is_served(tmp_path) -> None:
+    run = make_recorded_run(tmp_path / 'a [run] "of" mine', (MPI,))
+    with monitored(run.root, "--no-grafana") as monitor:
+        [found] = monitor.api().instant("paceline_run_threads", LAUNCHED + 8)
+        assert found["metric"]["run"] == 'a [run] "of" mine'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["NOWHERE"], 2, "no such directory"),
+        (["RUN", "--listen", "9090"], 2, "expected HOST:PORT"),
+        (["RUN", "--bearer-token-file", "missing"], 2, "expected a file"),
+        (["RUN", "--listen", "192.0.2.1:9090"], 3, "cannot listen"),
+    ],
+)
+def test_wrong_use_is_answered_without_a_stack_trace(run, arguments, code, says) -> None:
+    words = [
+        {"RUN": str(run.root), "NOWHERE": "/nowhere/run"}.get(word, word) for word in arguments
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline.cli", "monitor", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

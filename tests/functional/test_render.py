@@ -1,0 +1,149 @@
+"""What `paceline render` writes trains for real, with stand-ins for the schedulers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from tests.functional.cli_runs import LIMIT_S, SMALL, Cli, trial
+
+from paceline.launch.tools import find_mpirun
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+pytestmark = pytest.mark.functional
+
+_JOBS = Path(__file__).resolve().parents[2]
+# What srun does with a job of two tasks on one node, by Open MPI's own launcher.
+_SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+exec "{mpirun}" -n "$SLURM_NTASKS" --host localhost:2 --bind-to none "$@"
+"""
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds a data set for the workload, by its name."""
+    root = tmp_path_factory.mktemp("render")
+    paceline = Cli(environment=dict(os.environ), cwd=root)
+    photos, data = root / "photos", root / "data" / "tiny"
+    made = paceline("data", "synth", photos, "--preset", "tiny", "--images", "48")
+    assert made.returncode == 0, made.stderr
+    ingested = paceline("data", "ingest", photos, data)
+    assert ingested.returncode == 0, ingested.stderr
+    return data.parent
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    """A baseline and two MPI ranks."""
+    path = tmp_path / "small.toml"
+    spec = SMALL.replace("images = 48", "").replace("max_steps = 20", "max_steps = 4")
+    mpi = trial("mpi", "mpi").replace("oversubscribe = true\n", "")
+    path.write_text(spec + mpi, "utf-8")
+    return path
+
+
+def _run(
+    argv: list[str], environment: Mapping[str, str], cwd: Path
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv,
+        env={**environment, **_AS_ROOT},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+def _compared(paceline: Cli, run_dir: Path) -> dict[str, Any]:
+    compared = paceline("compare", run_dir, "--json")
+    assert compared.returncode == 0, compared.stderr
+    document: dict[str, Any] = json.loads(compared.stdout)
+    return document
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks of a core each")
+def test_sbatch_files_train_what_the_spec_says(
+    paceline: Cli, spec: Path, data_dir: Path, tmp_path: Path
+) -> None:
+    places = ("--data-dir", data_dir, "--run-dir", tmp_path / "run")
+    rendered = paceline("render", "slurm", spec, "--out", tmp_path / "jobs", *places)
+    assert rendered.returncode == 0, rendered.stderr
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "srun").write_text(_SRUN.format(mpirun=find_mpirun().path), "utf-8")
+    (programs / "srun").chmod(0o755)
+    environment = {
+        **paceline.environment,
+        "PATH": f"{programs}:{paceline.environment['PATH']}",
+        "SLURM_JOB_ID": "1",
+    }
+    files = sorted((tmp_path / "jobs").glob("*.sbatch"))
+    assert len(files) == 2
+    for file in files:
+        tasks = "2" if ".mpi." in file.name else "1"
+        ended = _run(["bash", str(file)], {**environment, "SLURM_NTASKS": tasks}, tmp_path)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = _compared(paceline, tmp_path / "run")["rows"]
+    assert {row["configuration"] for row in rows} == {file.stem for file in files}
+    assert all(row["identical"] for row in rows)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks of a core each")
+def test_the_commands_of_kubernetes_objects_train_what_the_spec_says(
+    paceline: Cli, spec: Path, data_dir: Path, tmp_path: Path
+) -> None:
+    places = ("--data-dir", data_dir, "--run-dir", tmp_path / "run")
+    rendered = paceline("render", "kubernetes", spec, "--out", tmp_path / "jobs", *places)
+    assert rendered.returncode == 0, rendered.stderr
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text("localhost slots=2\n", "utf-8")
+    here = {
+        "mpirun": str(find_mpirun().path),
+        "/opt/paceline/venv/bin/python": sys.executable,
+        "/opt/paceline/jobs/mpi-jobs/train.py": str(_JOBS / "mpi-jobs" / "train.py"),
+        "/etc/mpi/hostfile": str(hostfile),
+    }
+    for file in sorted((tmp_path / "jobs").glob("*.yaml")):
+        document = yaml.safe_load(file.read_text("utf-8"))
+        container = _container(document)
+        variables = {each["name"]: each["value"] for each in container["env"]}
+        command = [here.get(word, word) for word in container["command"]]
+        ended = _run(command, {**paceline.environment, **variables}, tmp_path)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = _compared(paceline, tmp_path / "run")["rows"]
+    assert len(rows) == 2
+    assert all(row["identical"] for row in rows)
+
+
+def _container(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The one that starts the trial."""
+    spec = document["spec"]
+    if document["kind"] == "MPIJob":
+        spec = spec["mpiReplicaSpecs"]["Launcher"]
+    (container,) = spec["template"]["spec"]["containers"]
+    found: dict[str, Any] = container
+    return found
+
+
+def test_what_cannot_be_rendered_is_told(paceline: Cli, tmp_path: Path) -> None:
+    spec = tmp_path / "small.toml"
+    never_made = SMALL.replace("images = 48", "images = 9")
+    spec.write_text(never_made + trial("spark", "gloo"), "utf-8")
+    rendered = paceline("render", "slurm", spec, "--out", tmp_path / "jobs")
+    assert rendered.returncode == 0, rendered.stderr
+    assert "left out tiny.spark.gloo" in rendered.stderr
+    assert "is not there yet" in rendered.stderr
+    assert len(rendered.stdout.splitlines()) == 1

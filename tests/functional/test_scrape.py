@@ -1,0 +1,260 @@
+"""A real Prometheus finds sidecars by their target files and scrapes all that they know."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.functional.prometheus_api import Prometheus
+from tests.functional.prometheus_server import (
+    active_targets,
+    needs_prometheus,
+    prometheus,
+    wait_for,
+)
+from tests.unit.telemetry.full_tick import EXPECTED, HOST, TICK, key
+
+from paceline.records.files import JsonlWriter, read_json, read_jsonl, write_json
+from paceline.records.layout import TrialFiles
+from paceline.records.machine import host_name
+from paceline.records.rows import HostSample, RankSample, RankStatus, StepRow
+from paceline.records.typed import typed
+from paceline.telemetry.discovery import TargetFile, address_of
+from paceline.telemetry.exporter import LatestTick, MetricsServer
+from paceline.telemetry.handle import begin_watch
+from paceline.telemetry.options import SidecarOptions
+from paceline.telemetry.web import WebSettings
+
+pytestmark = [pytest.mark.functional, needs_prometheus]
+needs_openssl = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="the command openssl is not installed"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """What serves TICK, and where Prometheus is told of it."""
+
+    targets: Path
+    file: TargetFile
+
+
+@contextmanager
+def endpoint(folder: Path, settings: WebSettings) -> Iterator[Endpoint]:
+    source = LatestTick(HOST)
+    source.update(TICK)
+    server = MetricsServer(source, "127.0.0.1", 0, settings)
+    address = address_of("127.0.0.1", server.port, HOST)
+    targets = folder / "targets"
+    file = TargetFile.in_run(targets, HOST, address, server.scheme)
+    file.write()
+    try:
+        yield Endpoint(targets, file)
+    finally:
+        server.close()
+
+
+def test_scraped_values_are_those_of_the_tick_until_the_run_ends(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        served = stack.enter_context(endpoint(tmp_path, WebSettings()))
+        api = stack.enter_context(prometheus(tmp_path, served.targets))
+        wait_for("a scrape", lambda: bool(api.instant("up == 1", time.time())))
+        found = {
+            key(name, without_origin(series["metric"])): float(series["value"][1])
+            for series in api.instant('{__name__=~"paceline_.*"}', time.time())
+            if not (name := series["metric"]["__name__"]).endswith("_info")
+        }
+        assert found == EXPECTED
+        assert len(api.instant("paceline_run_info", time.time())) == 1
+        served.file.remove()
+        wait_for("the target is gone", lambda: active_targets(api) == [])
+
+
+def without_origin(labels: dict[str, str]) -> dict[str, str]:
+    return {name: labels[name] for name in labels if name not in ("__name__", "job", "instance")}
+
+
+def test_target_in_two_files_is_scraped_once(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        served = stack.enter_context(endpoint(tmp_path, WebSettings()))
+        address = served.file.address
+        TargetFile.among_others(served.targets, HOST, "other", address).write()
+        api = stack.enter_context(prometheus(tmp_path, served.targets))
+        wait_for("a scrape", lambda: bool(api.instant("up", time.time())))
+        assert len(active_targets(api)) == 1
+
+
+@needs_openssl
+@pytest.mark.parametrize(("token", "up"), [("s3cret", "1"), ("guess", "0")])
+def test_scrape_over_tls_needs_the_token(tmp_path: Path, token: str, up: str) -> None:
+    certificate, tls_key = tmp_path / "server.pem", tmp_path / "server.key"
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+            "-nodes", "-days", "2", "-subj", "/CN=sidecar", "-addext",
+            "subjectAltName=IP:127.0.0.1", "-keyout", tls_key, "-out", certificate,
+        ],
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )  # fmt: skip
+    tls_key.chmod(0o600)
+    secret, sent = tmp_path / "secret", tmp_path / "sent"
+    secret.write_text("s3cret\n")
+    secret.chmod(0o600)
+    sent.write_text(token)
+    settings = WebSettings(tls_certificate=certificate, tls_key=tls_key, bearer_token_file=secret)
+    security = {
+        "authorization": {"credentials_file": str(sent)},
+        "tls_config": {"ca_file": str(certificate)},
+    }
+    with ExitStack() as stack:
+        served = stack.enter_context(endpoint(tmp_path, settings))
+        api = stack.enter_context(prometheus(tmp_path, served.targets, **security))
+        wait_for("a scrape", lambda: bool(api.instant("up", time.time())))
+        (series,) = api.instant("up", time.time())
+        assert series["value"][1] == up
+        (target,) = active_targets(api)
+        assert target["scrapeUrl"].startswith("https://")
+        assert ("401" in target["lastError"]) == (up == "0")
+
+
+HOST_FIGURES: dict[str, Callable[[HostSample], float | None]] = {
+    "paceline_host_cpu_cores": lambda row: len(row.core_busy_s),
+    "paceline_host_memory_used_bytes": lambda row: row.ram_used_bytes,
+    "paceline_sidecar_cpu_seconds_total": lambda row: row.sidecar_cpu_seconds,
+    "paceline_run_processes": lambda row: row.run_processes,
+    "paceline_run_threads": lambda row: row.run_threads,
+    "paceline_run_cpu_seconds_total": lambda row: row.run_cpu_seconds,
+    "paceline_run_resident_memory_bytes": lambda row: row.run_rss_bytes,
+}
+RANK_FIGURES: dict[str, Callable[[RankSample], float | None]] = {
+    "paceline_rank_cpu_seconds_total": lambda row: row.cpu_seconds,
+    "paceline_rank_resident_memory_bytes": lambda row: row.rss_bytes,
+    "paceline_rank_threads": lambda row: row.threads,
+}
+SAMPLED = "paceline_sidecar_last_sample_timestamp_seconds"
+BUSY = "while True: pass"
+ROWS = 10
+
+
+@pytest.fixture
+def busy_ranks(tmp_path: Path) -> Iterator[TrialFiles]:
+    """Two processes that compute, and what ranks leave behind of 5 steps each."""
+    files = TrialFiles(tmp_path / "trial")
+    with ExitStack() as stack:
+        for rank in range(2):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", BUSY]))
+            stack.callback(process.kill)
+            status = RankStatus(
+                rank=rank,
+                host=host_name(),
+                pid=process.pid,
+                process_started_unix_s=time.time(),
+                state="running",
+            )
+            write_json(files.rank(rank).status, dataclasses.asdict(status))
+            with JsonlWriter(files.rank(rank).steps) as steps:
+                for step in range(5):
+                    steps.write(step_row(step))
+        yield files
+
+
+def step_row(step: int) -> StepRow:
+    return StepRow(
+        step=step,
+        epoch=0,
+        started_unix_s=time.time(),
+        samples=8,
+        global_samples=16,
+        loss_sum=4.0,
+        data_wait_s=0.0,
+        forward_s=0.25,
+        backward_s=0.25,
+        comm_s=None,
+        comm_ready_unix_s=None,
+        optimizer_s=0.0,
+        other_s=0.0,
+        step_s=0.5,
+    )
+
+
+def test_scraped_figures_are_those_of_the_traces_rows(
+    tmp_path: Path, busy_ranks: TrialFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_RUNTIME_DIR", str(tmp_path / "runtime"))
+    host = busy_ranks.host(host_name())
+    options = SidecarOptions(
+        listen_port=0,
+        interval_s=0.1,
+        pids=tuple(rank_pids(busy_ranks)),
+        out=host.trace,
+        run="busy",
+        trial_root=busy_ranks.root,
+        run_targets=tmp_path / "targets",
+    )
+    with ExitStack() as stack:
+        watch = begin_watch(options)
+        stack.callback(watch.stop)
+        api = stack.enter_context(prometheus(tmp_path, tmp_path / "targets"))
+
+        def is_scraped_often() -> bool:
+            return len(set(scraped(api, SAMPLED).values())) >= ROWS
+
+        wait_for(f"scrapes of {ROWS} ticks", is_scraped_often)
+        sampled = scraped(api, SAMPLED)
+        of_host = {name: scraped(api, name) for name in HOST_FIGURES}
+        of_ranks = {
+            (name, rank): scraped(api, f'{name}{{rank="{rank}"}}')
+            for name in RANK_FIGURES
+            for rank in range(2)
+        }
+        steps = [
+            set(scraped(api, f'paceline_training_steps_total{{rank="{rank}"}}').values())
+            for rank in range(2)
+        ]
+    samples = [typed(row, HostSample, host.trace) for row in rows_of(host.trace)]
+    for name, told in HOST_FIGURES.items():
+        assert_same(of_host[name], sampled, {row.unix_s: told(row) for row in samples})
+    ranks = [typed(row, RankSample, host.ranks) for row in rows_of(host.ranks)]
+    for (name, rank), values in of_ranks.items():
+        told_of_rank = RANK_FIGURES[name]
+        rows = {row.unix_s: told_of_rank(row) for row in ranks if row.rank == rank}
+        assert_same(values, sampled, rows)
+    assert steps == [{5.0}, {5.0}]
+    assert list((tmp_path / "targets").iterdir()) == []
+
+
+def rank_pids(files: TrialFiles) -> Iterator[int]:
+    for _, rank in files.ranks():
+        yield read_json(rank.status)["pid"]
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [row for row in read_jsonl(path) if "unix_s" in row]
+
+
+def scraped(api: Prometheus, selector: str) -> dict[float, float]:
+    """Values of one series by the time of their scrape."""
+    found = api.instant(f"{selector}[10m]", time.time())
+    if not found:
+        return {}
+    (series,) = found
+    return {at: float(value) for at, value in series["values"]}
+
+
+def assert_same(
+    values: dict[float, float], sampled: dict[float, float], rows: dict[float, float | None]
+) -> None:
+    """Each scrape has what the trace has of the tick that it tells of."""
+    compared = {at: values[at] for at in values if sampled.get(at) in rows}
+    assert len({sampled[at] for at in compared}) >= ROWS - 1
+    assert compared == {at: rows[sampled[at]] for at in compared}

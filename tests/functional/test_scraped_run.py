@@ -1,0 +1,160 @@
+"""A real run under several launchers, scraped by a real Prometheus while it goes: what the sidecar
+tells is what the dashboards ask for, and what stands in the trace."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.functional.cli_runs import LIMIT_S, SMALL, trial
+from tests.functional.monitored import monitored, needs_prometheus
+from tests.functional.prometheus_api import fill_in, numbers
+from tests.functional.promql import series_in
+from tests.functional.test_dashboards import DOCUMENTS, queries
+
+from paceline.records.files import read_jsonl
+from paceline.records.layout import RunFiles
+
+if TYPE_CHECKING:
+    from tests.functional.prometheus_api import Prometheus
+
+pytestmark = [needs_prometheus, pytest.mark.functional]
+INTERVAL_S, SCRAPE_S = 0.5, 1.0
+SPEC = (
+    SMALL.replace("max_steps = 20", "max_steps = 240")
+    .replace("epochs = 8", "epochs = 90")
+    .replace("interval_s = 0.1", f"interval_s = {INTERVAL_S}")
+    + trial("mpi", "mpi")
+    + trial("spark", "gloo")
+)
+LAUNCHERS = ("local", "mpi", "spark")
+# Without these a dashboard says little; others a host may lack (GPUs, sensors, limits).
+ALWAYS = {
+    "paceline_host_cpu_seconds_total",
+    "paceline_host_memory_used_bytes",
+    "paceline_run_info",
+    "paceline_run_cpu_seconds_total",
+    "paceline_run_threads",
+    "paceline_rank_cpu_seconds_total",
+    "paceline_rank_threads",
+    "paceline_training_steps_total",
+    "paceline_training_phase_seconds_total",
+    "paceline_training_step_seconds_bucket",
+    "paceline_training_loss",
+    "paceline_sidecar_cpu_seconds_total",
+}
+
+
+class Scraped:
+    """A run that Prometheus has scraped, and when each trial went."""
+
+    def __init__(self, run: RunFiles, api: Prometheus, began: float, ended: float) -> None:
+        self.run, self.api = run, api
+        infos = api.over('paceline_run_info{run="run"} == 1', began, ended)
+        self.trials: dict[str, tuple[str, float, float]] = {}
+        for info in infos:
+            times = [at for at, _ in info["values"]]
+            facts = info["metric"]
+            self.trials[facts["launcher"]] = (facts["trial"], min(times), max(times))
+
+    def names(self, launcher: str) -> set[str]:
+        """Metrics that were there while the launcher's trial trained."""
+        start, end = self.training(launcher)
+        found = self.api.over('count by (__name__) ({__name__=~"paceline_.*"})', start, end)
+        return {each["metric"]["__name__"] for each in found}
+
+    def training(self, launcher: str) -> tuple[float, float]:
+        """From when to when its steps went on, as Prometheus saw it."""
+        _, start, end = self.trials[launcher]
+        expr = 'sum(rate(paceline_training_steps_total{run="run"}[4s])) > 0'
+        at = [when for each in self.api.over(expr, start, end) for when, _ in each["values"]]
+        return min(at), max(at)
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scraped")
+    spec = folder / "small.toml"
+    spec.write_text(SPEC)
+    run_dir = folder / "run"
+    environment = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "OMP_"))},
+        "PACELINE_CACHE": str(folder / "cache"),
+        "PACELINE_RUNTIME_DIR": str(folder / "runtime"),  # a sampler of this test's own
+        "NO_COLOR": "1",
+    }
+    log = (folder / "run.log").open("wb")
+    began = time.time()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline.cli", "run", str(spec), "--out", str(run_dir)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        while not (run_dir / "manifest.json").exists():
+            assert process.poll() is None, (folder / "run.log").read_text()
+            assert time.time() < began + LIMIT_S
+            time.sleep(0.1)
+        with monitored(run_dir, "--no-grafana") as monitor:
+            api = monitor.api()
+            assert process.wait(timeout=LIMIT_S) == 0, (folder / "run.log").read_text()
+            yield Scraped(RunFiles(run_dir), api, began, time.time())
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(timeout=60)
+        log.close()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_sidecar_tells_what_no_dashboard_can_do_without(scraped, launcher) -> None:
+    assert scraped.names(launcher) >= ALWAYS
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_dashboards_show_data_of_all_that_was_told(scraped, launcher) -> None:
+    _, launched, _ = scraped.trials[launcher]  # annotations mark it
+    _, end = scraped.training(launcher)
+    told = scraped.names(launcher)
+    alone = launcher == "local"
+    asked: list[tuple[str, dict[str, Any]]] = [(n, t) for n, _, t in queries()]
+    asked += [(a["name"], a) for a in DOCUMENTS["run"]["annotations"]["list"]]
+    empty = []
+    for name, target in asked:
+        if not set(series_in(target["expr"])) <= told:
+            continue
+        if "Failure" in name or (alone and ("traggler" in name or "against the others" in name)):
+            continue  # nothing failed; a single rank has no others
+        expr = fill_in(target["expr"], run="run", range_s=60)
+        if target.get("instant"):
+            answer = scraped.api.instant(expr, end)
+        else:
+            answer = scraped.api.over(expr, launched, end)
+        if not numbers(answer):
+            empty.append((name, expr))
+    assert empty == []
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_prometheus_and_the_trace_agree_within_a_sampling_step(scraped, launcher) -> None:
+    trial_id, _, _ = scraped.trials[launcher]
+    start, end = scraped.training(launcher)
+    [(_, host)] = scraped.run.trial(trial_id).hosts()
+    rows = [row for row in read_jsonl(host.trace) if "unix_s" in row]
+    by_value = {round(row["cpu_seconds"]["user"], 3): row["unix_s"] for row in rows}
+    span_s = round(end - start)
+    [series] = scraped.api.instant(
+        f'paceline_host_cpu_seconds_total{{mode="user"}}[{max(span_s, 1)}s]', end
+    )
+    seen = [(at, round(float(value), 3)) for at, value in series["values"]]
+    assert seen
+    known = [(at, by_value[value]) for at, value in seen if value in by_value]
+    assert len(known) >= len(seen) - 1  # the last scrape may come before the row is written
+    # a value is shown until the next sample: one step, and the time of a scrape
+    assert all(-0.1 <= at - sampled < INTERVAL_S + SCRAPE_S for at, sampled in known)

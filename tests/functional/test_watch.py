@@ -1,0 +1,52 @@
+"""`paceline watch` beside a real run: it sees steps and hosts, and ends with the run."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.functional.cli_runs import LIMIT_S, SMALL, Cli, trial
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.functional
+
+
+def test_a_run_is_followed_from_before_its_beginning_to_its_end(
+    paceline: Cli, tmp_path: Path
+) -> None:
+    spec, run_dir = tmp_path / "small.toml", tmp_path / "run"
+    spec.write_text(SMALL + trial("local", "shared"), "utf-8")
+    run = paceline.start("run", spec, "--out", run_dir, log=tmp_path / "run.log")
+    try:
+        watched = paceline("watch", run_dir, "--interval", "0.2")
+        assert run.wait(timeout=LIMIT_S) == 0, (tmp_path / "run.log").read_text("utf-8")
+    finally:
+        run.kill()
+        run.wait()
+    assert watched.returncode == 0, watched.stderr
+    lines = watched.stdout.splitlines()
+    assert lines[-1].startswith("the run has ended: 2 trials done")
+    assert "\x1b" not in watched.stdout
+    steps = [int(found[1]) for line in lines if (found := re.search(r"step (\d+)/20", line))]
+    assert max(steps) > 0
+    assert any("images/s loss" in line and "IOWait" in line for line in lines)
+
+
+def test_a_finished_run_is_shown_once_in_80_columns(paceline: Cli, tmp_path: Path) -> None:
+    spec, run_dir = tmp_path / "small.toml", tmp_path / "run"
+    spec.write_text(SMALL, "utf-8")
+    assert paceline("run", spec, "--out", run_dir).returncode == 0
+    shown = paceline("watch", run_dir, "--once")
+    assert shown.returncode == 0, shown.stderr
+    assert "1 of 1 done" in shown.stdout
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+
+
+def test_what_is_no_run_is_refused_with_a_word(paceline: Cli, tmp_path: Path) -> None:
+    refused = paceline("watch", tmp_path / "nothing", "--once")
+    assert refused.returncode == 4
+    assert "expected a run directory" in refused.stderr
+    assert "Traceback" not in refused.stderr
