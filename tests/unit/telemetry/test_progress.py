@@ -13,6 +13,7 @@ from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import RankFiles, TrialFiles
 from paceline.records.rows import CommunicationRow, RankStatus, StepRow
 from paceline.telemetry.progress import TrainingTail, advance, advance_operation
+from paceline.telemetry.rank_finder import RankFinder
 from paceline.telemetry.ticks import OperationTotals, TrainingProgress
 
 HOST = "node-1"
@@ -127,7 +128,7 @@ def trial(tmp_path: Path) -> TrialFiles:
 
 @pytest.fixture
 def tail(trial: TrialFiles) -> TrainingTail:
-    return TrainingTail(trial.root, HOST)
+    return TrainingTail(RankFinder(trial.root, HOST))
 
 
 def start(trial: TrialFiles, rank: int, host: str = HOST, **changes: object) -> RankFiles:
@@ -173,7 +174,7 @@ def test_rank_that_moved_to_another_host_is_told_there(
     trial: TrialFiles, tail: TrainingTail
 ) -> None:
     append(start(trial, 0).steps, STEP)
-    there = TrainingTail(trial.root, "node-2")
+    there = TrainingTail(RankFinder(trial.root, "node-2"))
     assert (len(tail.read()), len(there.read())) == (1, 0)
     append(start(trial, 0, "node-2").steps, STEP)
     assert tail.read() == []

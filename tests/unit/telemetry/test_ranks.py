@@ -15,7 +15,8 @@ from paceline.records.rows import RankSample, RankStatus
 from paceline.telemetry.accounts import Figures
 from paceline.telemetry.processes import ProcessTable, ProcessTree
 from paceline.telemetry.procfs import ContextSwitches, IoBytes
-from paceline.telemetry.ranks import RankFinder, Ranks
+from paceline.telemetry.rank_finder import RankFinder
+from paceline.telemetry.ranks import Ranks
 
 if TYPE_CHECKING:
     from tests.unit.telemetry.conftest import FakeProcesses

@@ -23,6 +23,7 @@ import pytest
 import paceline
 from paceline.errors import PacelineWarning, UsageError
 from paceline.records.files import JsonlWriter, read_json, read_jsonl, write_json
+from paceline.telemetry.keeper import Keeper
 from paceline.telemetry.process_ids import ProcessId
 from paceline.telemetry.runtime import RUNTIME_VARIABLE, Runtime, SamplerState, runtime_of
 from paceline.telemetry.sidecar import (
@@ -33,7 +34,12 @@ from paceline.telemetry.sidecar import (
     sidecar_is_alive,
     start_sidecar,
 )
-from paceline.telemetry.watches import request_of, take_refusal, write_request
+from paceline.telemetry.watches import (
+    remove_request,
+    request_of,
+    take_refusal,
+    write_request,
+)
 
 Sleeper = Callable[[], "subprocess.Popen[bytes]"]
 
@@ -453,6 +459,18 @@ def test_next_watch_goes_on_after_a_torn_row(options: SidecarOptions) -> None:
     assert first == {"whole": 1}
     assert header["schema"] == 1
     assert len(samples) >= 1
+
+
+def test_watch_that_was_over_before_anybody_looked_has_been(
+    options: SidecarOptions, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(options)
+    keeper = Keeper(runtime, request)
+    taken_and_over = lambda: remove_request(runtime, request.id)  # noqa: E731
+    monkeypatch.setattr(keeper, "_start_sampler", taken_and_over)
+    assert keeper.start(limit_s=20.0).watches == []
+    assert keeper.ended.wait(timeout=20)
+    keeper.stop()
 
 
 def test_requests_of_dead_runs_are_cleared_away(

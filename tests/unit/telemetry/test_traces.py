@@ -1,16 +1,13 @@
-"""The ends of traces, and rows as they are written."""
+"""The ends of traces."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
-from paceline.records.rows import DiskCounters, GpuSample, HostSample, Pressure
-from paceline.telemetry.host import HostReader
-from paceline.telemetry.traces import cut_unfinished_row, fields_of, last_row, rows_of_the_end
+from paceline.telemetry.traces import cut_unfinished_row, last_row, rows_of_the_end
 
 
 @pytest.mark.parametrize(
@@ -51,27 +48,3 @@ def test_only_the_end_of_a_long_file_is_read(tmp_path: Path) -> None:
     found = [row["number"] for row in rows_of_the_end(path)]
     assert 200 < len(found) < 300
     assert found == list(range(1000 - len(found), 1000))
-
-
-def test_rows_are_written_as_the_dataclasses_say() -> None:
-    fields = HostReader().read().fields()
-    sample = HostSample(
-        **{
-            **fields,
-            "disks": {"sda": DiskCounters(read_bytes=1, written_bytes=2)},
-            "pressure": {"cpu": Pressure(some_s=0.5)},
-            "gpus": [GpuSample(name="x", power_watts=3.0)],
-        },
-        unix_s=1.0,
-        run_processes=0,
-        run_cpu_seconds=0.0,
-        run_cpu_percent=None,
-        run_rss_bytes=0,
-        run_pss_bytes=None,
-        run_threads=0,
-        run_voluntary_context_switches=0,
-        run_involuntary_context_switches=0,
-        sidecar_cpu_seconds=0.0,
-        sidecar_rss_bytes=0,
-    )
-    assert fields_of(sample) == dataclasses.asdict(sample)

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 import paceline
-from paceline.telemetry.held import carried
+from paceline.telemetry.held import carried, is_costly
 from paceline.telemetry.measures import host_tick_values, series
 from paceline.telemetry.web import PLAIN, WebServer, WebSettings, guarded
 
@@ -31,19 +31,23 @@ class LatestTick(Collector):
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._latest: HostTick | None = None
+        # The last tick that read what is costly, and the last of all.
+        self._ticks: tuple[HostTick, HostTick] | None = None
 
     def update(self, tick: HostTick) -> None:
         """Take over a tick; one assignment, so a scrape sees all of it or all of the last.
 
         What is costly and was not read in this tick stays as last read.
         """
-        self._latest = tick if self._latest is None else carried(self._latest, tick)
+        costly = tick if self._ticks is None else self._ticks[0]
+        if costly is not tick and is_costly(tick):
+            costly = carried(costly, tick)
+        self._ticks = (costly, tick)
 
     def collect(self) -> Iterator[Metric]:
-        tick = self._latest
-        if tick is None:
+        if self._ticks is None:
             return
+        tick = carried(*self._ticks)
         families: dict[str, Metric] = {}
         for measure in host_tick_values(self._host, tick, paceline.__version__):
             about = measure.metric

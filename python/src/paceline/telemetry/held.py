@@ -10,6 +10,15 @@ if TYPE_CHECKING:
     from paceline.telemetry.ticks import HostTick, WatchTick
 
 
+def is_costly(tick: HostTick) -> bool:
+    """Whether what is costly was read in this tick, of any run."""
+    return any(
+        watch.sample.run_open_files is not None
+        or any(rank.open_files is not None or rank.pss_bytes is not None for rank in watch.ranks)
+        for watch in tick.watches
+    )
+
+
 def carried(last: HostTick, tick: HostTick) -> HostTick:
     """`tick`, with what it did not read as `last` had it: proportional memory and open files of
     each run and rank."""

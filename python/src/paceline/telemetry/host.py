@@ -88,13 +88,13 @@ class HostReader:
 
     What changes slowly or is dear (temperatures, clock, page faults, GPUs) is read at most once a
     second and repeated in between, limits of control groups every five seconds. `cgroup_pid` is
-    the process whose control group is told; a watch of processes in another has a CgroupReader of
-    its own. The other parameters are for tests.
+    the process whose control group is told; None tells of none, where each watch has a CgroupReader
+    of its own. The other parameters are for tests.
     """
 
     def __init__(
         self,
-        cgroup_pid: int | str = "self",
+        cgroup_pid: int | str | None = "self",
         *,
         proc: Path = Path("/proc"),
         sys: Path = Path("/sys"),
@@ -110,7 +110,9 @@ class HostReader:
         self._pressure = PressureReader(proc)
         self._disks = DiskReader(proc, sys)
         self._networks = NetworkReader(proc)
-        self._cgroup = CgroupReader(cgroup_pid, proc=proc, clocks=clocks)
+        self._cgroup = (
+            None if cgroup_pid is None else CgroupReader(cgroup_pid, proc=proc, clocks=clocks)
+        )
         self._shares = CpuShares()
         self._cores = CoreShares()
         self._paging = Seldom(self._read_paging, clocks)
@@ -155,7 +157,7 @@ class HostReader:
             major_page_faults=paging.major_page_faults,
             disks=disks,
             networks=without_container_links(networks),
-            cgroup=self._cgroup.read(deep),
+            cgroup=None if self._cgroup is None else self._cgroup.read(deep),
             temperatures_celsius=self._temperatures.get(fresh=deep),
             gpus=self._gpus.get(fresh=deep),
         )

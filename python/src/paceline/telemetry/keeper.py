@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import paceline
 from paceline.errors import EnvironmentLacks, PacelineError, PacelineWarning, UsageError
-from paceline.telemetry.process_ids import Peer
-from paceline.telemetry.runtime import RUNTIME_VARIABLE
+from paceline.telemetry.process_ids import Peer, ProcessId
+from paceline.telemetry.runtime import RUNTIME_VARIABLE, SamplerState
 from paceline.telemetry.watches import (
     path_of,
     read_request,
@@ -30,7 +30,7 @@ from paceline.telemetry.watches import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.telemetry.runtime import Runtime, SamplerState
+    from paceline.telemetry.runtime import Runtime
     from paceline.telemetry.watches import WatchRequest
 
 _READY_LIMIT_S = 10.0
@@ -38,6 +38,7 @@ _POLL_S = 0.02
 _LOOK_EVERY_S = 30.0
 _REMIND_EVERY_S = 0.5
 _LOG_BYTES = 1 << 20
+_OVER = SamplerState(process=ProcessId(pid=0, start_ticks=0))  # no sampler has the watch any more
 
 # Samplers that this process has started; they may outlive the watch that they were started for.
 _children: list[subprocess.Popen[bytes]] = []
@@ -57,7 +58,7 @@ class Keeper:
         self.ended = threading.Event()  # the watch is over, or the sampler was lost for good
 
     def start(self, limit_s: float = _READY_LIMIT_S) -> SamplerState:
-        """Ask for the watch and wait until a sampler has it; what that sampler says.
+        """Ask for the watch and wait until a sampler has it, or has had it; what that sampler says.
 
         Raises UsageError if the sampler refuses it or it is there already, EnvironmentLacks if
         no sampler is ready in time.
@@ -156,10 +157,12 @@ class Keeper:
         if reason := take_refusal(self._runtime, self.request):
             raise UsageError(f"sidecar: {reason}")
         state = self._runtime.state()
+        if state is not None and self.request.key in state.watches:
+            return state
+        if not path_of(self._runtime, self.request.id).exists():
+            return _OVER  # a short watch may begin and end between two looks
         if state is None:
             return None
-        if self.request.key in state.watches:
-            return state
         now_s = time.monotonic()
         if now_s - self._reminded_s > _REMIND_EVERY_S:
             self._reminded_s = now_s

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import DataError
 from paceline.records.files import read_json
-from paceline.records.layout import TrialFiles
-from paceline.records.rows import CommunicationRow, RankStatus, StepRow
+from paceline.records.rows import CommunicationRow, StepRow
 from paceline.records.typed import typed
 from paceline.telemetry.catalogue import STEP_SECONDS_BUCKETS
 from paceline.telemetry.tail import LineTail
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from paceline.records.layout import RankFiles
+    from paceline.telemetry.rank_finder import RankFinder
 
 _log = logging.getLogger("paceline.sidecar")
 
@@ -89,32 +89,23 @@ class TrainingTail:
     out and told once; a rank whose files cannot be read stays as it was.
     """
 
-    def __init__(self, trial_root: Path, host: str) -> None:
-        """host: as the ranks' status files name it."""
-        self._files = TrialFiles(trial_root)
-        self._host = host
+    def __init__(self, finder: RankFinder) -> None:
+        """finder: knows the ranks of the trial that are on this host."""
+        self._finder = finder
         self._ranks: dict[int, _RankTail] = {}
-        self._warned = False
 
     def read(self, *, to_the_end: bool = False) -> list[TrainingProgress]:
         """Progress of the ranks that were last on this host, in order.
 
         Takes up to 1 MiB of new rows of each file, or all of them (`to_the_end`: at the last).
         """
-        try:
-            ranks = list(self._files.ranks())
-        except OSError as error:
-            if not self._warned:
-                _log.warning("%s: %s: known ranks are followed", self._files.root, error)
-            self._warned = True
-            ranks = [(rank, self._files.rank(rank)) for rank in self._ranks]
         found = []
-        for rank, files in ranks:
+        for rank, status in sorted(self._finder.statuses().items()):
             if rank not in self._ranks:
-                self._ranks[rank] = _RankTail(rank, files, _replicas(self._files.trial))
+                files = self._finder.files
+                self._ranks[rank] = _RankTail(rank, files.rank(rank), _replicas(files.trial))
             tail = self._ranks[rank]
-            if tail.host() == self._host:
-                found.append(tail.read(to_the_end=to_the_end))
+            found.append(tail.read(failed=status.state == "failed", to_the_end=to_the_end))
         return found
 
 
@@ -122,37 +113,18 @@ class _RankTail:
     def __init__(self, rank: int, files: RankFiles, replicas: int) -> None:
         self._rank = rank
         self._replicas = replicas
-        self._files = files
-        self._status: RankStatus | None = None
-        self._status_identity: tuple[int, int, int] | None = None
         self._steps = LineTail(files.steps)
         self._operations = LineTail(files.communication)
         self._progress = TrainingProgress(rank=rank)
         self._warned = False
 
-    def host(self) -> str | None:
-        """Where the rank is, from its status; None before it has one."""
-        try:
-            found = self._files.status.stat()
-            identity = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if identity != self._status_identity:
-                fields = read_json(self._files.status)
-                self._status = typed(fields, RankStatus, self._files.status)
-                self._status_identity = identity
-        except FileNotFoundError:
-            self._status = self._status_identity = None
-        except (OSError, DataError) as error:
-            self._warn(str(error))
-        return self._status.host if self._status else None
-
-    def read(self, *, to_the_end: bool) -> TrainingProgress:
+    def read(self, *, failed: bool, to_the_end: bool) -> TrainingProgress:
         if any([self._steps.was_replaced(), self._operations.was_replaced()]):  # look at both
             self._steps.rewind()
             self._operations.rewind()
             self._progress = TrainingProgress(rank=self._rank)
         self._take(self._steps, self._step, to_the_end=to_the_end)
         self._take(self._operations, self._operation, to_the_end=to_the_end)
-        failed = self._status is not None and self._status.state == "failed"
         if failed != self._progress.failed:
             self._progress = dataclasses.replace(self._progress, failed=failed)
         return self._progress

@@ -7,6 +7,7 @@ says that they did. The traces are the record: without metrics it goes on sampli
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -66,13 +67,13 @@ class Sampler:
         source = ProcFs()
         self._table = ProcessTable(source, [itself.pid])
         self._figures = Figures(source)
-        self._reader = HostReader()
+        self._reader = HostReader(cgroup_pid=None)
         last = runtime.last_state()  # of one that did not end in order
         self._endpoint = Endpoint(host, last.port if last else None)
         self._samples = self._missed = 0
         self._last_tick_s: float | None = None
         self._latest: Tick | None = None
-        self._next_deep_s = float("-inf")
+        self._next_deep_s = self._next_look_s = float("-inf")
 
     def run(self) -> None:
         """Sample until no watch is left, or until SIGTERM or SIGINT.
@@ -178,6 +179,10 @@ class Sampler:
             _log.warning("nobody learns how things stand: %s", error)
 
     def _end_those_done(self) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + _LOOK_EVERY_S * 0.9  # waits end a little early as often as late
         for watch in list(self._watches.values()):
             reason: EndReason | None = None
             if watch.lost:
@@ -325,7 +330,9 @@ def main(argv: list[str] | None = None) -> int:
     if lock is None or itself is None:
         return 0
     _leave_the_ranks_core()
-    Sampler(runtime, itself, host_name()).run()
+    sampler = Sampler(runtime, itself, host_name())
+    gc.freeze()  # modules stay to the end: no need to look through them again and again
+    sampler.run()
     os.close(lock)
     return 0
 

@@ -21,6 +21,7 @@ class LineTail:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._name = str(path)
         self._offset = self._size = 0
         self._identity: tuple[int, int] | None = None  # of the file that was read so far
 
@@ -28,7 +29,7 @@ class LineTail:
         """Look at the file: whether what was read is no longer its beginning, as it is another
         one, or shorter. One that cannot be looked at, or is gone for now, counts as unchanged."""
         try:
-            found = self.path.stat()
+            found = os.stat(self._name)  # noqa: PTH116  (every second, of every rank's files)
         except OSError:
             self._size = self._offset
             return False

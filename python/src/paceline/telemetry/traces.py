@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 _BLOCK_BYTES = 4096
 _END_BYTES = 1 << 18  # holds some ticks of a host with many cores, devices and ranks
-
-
-def fields_of(row: Any) -> dict[str, Any]:
-    """A row with the rows in it, as dataclasses.asdict tells it, which copies all values too and so
-    takes several times as long; this runs every tick."""
-    names = _names(cast("Hashable", type(row)))
-    return {name: _plain(getattr(row, name)) for name in names}
-
-
-@cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (float, int, str)) or value is None:
-        return value
-    if dataclasses.is_dataclass(value):
-        return fields_of(value)
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value]
 
 
 def cut_unfinished_row(path: Path) -> None:

@@ -22,11 +22,12 @@ from paceline.telemetry.cgroup_usage import CgroupReader
 from paceline.telemetry.process_ids import ProcessId
 from paceline.telemetry.processes import ProcessTree, TreeAccount
 from paceline.telemetry.progress import TrainingTail
-from paceline.telemetry.ranks import RankFinder, Ranks, last_rows
+from paceline.telemetry.rank_finder import RankFinder
+from paceline.telemetry.ranks import Ranks, last_rows
 from paceline.telemetry.runtime import put
 from paceline.telemetry.textfile import final_text, write_textfile
 from paceline.telemetry.ticks import TrainingProgress, WatchTick
-from paceline.telemetry.traces import cut_unfinished_row, fields_of, last_row, rows_of_the_end
+from paceline.telemetry.traces import cut_unfinished_row, last_row, rows_of_the_end
 from paceline.telemetry.watches import beside
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class Watch:
         if root is not None:
             finder = RankFinder(root, self.host)
             self._ranks = Ranks(finder, table, figures, self._tree, ranks)
-            self._tail = TrainingTail(root, self.host)
+            self._tail = TrainingTail(finder)
         self._training: tuple[TrainingProgress, ...] = ()
         self._next_training_s = float("-inf")
         pid = request.processes[0].pid if request.processes else "self"
@@ -243,8 +244,7 @@ class Watch:
         # What ended unseen while no sampler lived is lost; no sum falls because of it.
         cpu_s = max(tree.cpu_seconds, self._cpu_floor_s)
         fields = self._shares.take(tick.host)
-        if self.has_processes:
-            fields["cgroup"] = self._cgroup.read(deep)
+        fields["cgroup"] = self._cgroup.read(deep) if self.has_processes else None
         return HostSample(
             unix_s=tick.unix_s,
             **fields,
@@ -297,11 +297,11 @@ class Watch:
         try:
             if self._trace is not None:
                 self._write_first_rows(sample)
-                self._trace.write(fields_of(sample))
+                self._trace.write(sample)
             if ranks and self._ranks_path is not None:
                 self._rank_trace = self._rank_trace or JsonlWriter(self._ranks_path)
                 for row in ranks:
-                    self._rank_trace.write(fields_of(row))
+                    self._rank_trace.write(row)
         except OSError as error:
             # What was written so far stays readable; a row after a torn one would not.
             _log.error("%s: %s: the watch ends", self._trace_path, error)
