@@ -127,6 +127,7 @@ def test_the_run_goes_on_to_the_next_trial_and_ends_with_the_last(run, trials):
     run.comparison.write_text("{}")
     view = follower.look()
     assert (view.done, view.ended) == (2, True)
+    assert view.elapsed_s == 9  # a run that is over gets no older
 
 
 def test_without_a_closing_document_the_end_is_seen_once_nothing_new_comes(

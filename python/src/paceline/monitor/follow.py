@@ -226,18 +226,22 @@ class RunFollower:
         running = [files for name, files in found.items() if outcomes[name] is None]
         number = self._follow(max(running, key=_written_ns, default=None), planned)
         self._note((len(found), len(ended)))
+        is_over = (
+            run is self._run
+            and _has_ended(run, planned, outcomes)
+            # a search plans as it goes: its next trial starts at once
+            and (run.tuning.exists() or run.comparison.exists() or self.quiet_s > _SETTLED_S)
+        )
+        last_unix_s = max((o.ended_unix_s for o in ended), default=None) if is_over else None
         return RunView(
             name=manifest.get("name") or self._run.root.resolve().name,
             stage="" if run is self._run else "tune",
             planned=len({*planned, *found}) if planned else None,
             done=len(ended) - len(failed),
             failed=len(failed),
-            elapsed_s=_elapsed_s(manifest),
+            elapsed_s=_elapsed_s(manifest, last_unix_s),
             trial=None if self._trial is None else self._trial.view(number),
-            ended=run is self._run
-            and _has_ended(run, planned, outcomes)
-            # a search plans as it goes: its next trial starts at once
-            and (run.tuning.exists() or run.comparison.exists() or self.quiet_s > _SETTLED_S),
+            ended=is_over,
             message=max(failed, key=lambda o: o.ended_unix_s).message if failed else None,
         )
 
@@ -291,9 +295,11 @@ def _identity(files: TrialFiles) -> tuple[str, int, int]:
     return str(files.trial), status.st_ino, status.st_mtime_ns
 
 
-def _elapsed_s(manifest: dict[str, Any]) -> float | None:
+def _elapsed_s(manifest: dict[str, Any], last_unix_s: float | None) -> float | None:
+    """Until now, or until the last trial of a run that is over had ended."""
     created = manifest.get("created_unix_s")
-    return None if created is None else max(0.0, time.time() - created)
+    until = time.time() if last_unix_s is None else last_unix_s
+    return None if created is None else max(0.0, until - created)
 
 
 def _has_ended(run: RunFiles, planned: list[str], outcomes: dict[str, Outcome | None]) -> bool:
