@@ -33,38 +33,54 @@ def advance(progress: TrainingProgress, row: StepRow, replicas: int = 1) -> Trai
     replicas: of the whole trial. Needed in pipelines, where the stage that has the loss has no
     images of its own: it is taken to have an equal share of the global batch.
     """
-    loss = _mean_loss(row, replicas)
-    counts = list(progress.step_counts)
-    counts[bisect_left(STEP_SECONDS_BUCKETS, row.step_s)] += 1
-    ended_unix_s = row.started_unix_s + row.step_s
-    last_unix_s = progress.last_step_ended_unix_s
-    return dataclasses.replace(
-        progress,
-        steps=progress.steps + 1,
-        images=progress.images + row.samples,
-        epoch=row.epoch,
-        loss=progress.loss if loss is None else loss,
-        phase_s={name: s + _phase_s(row, name) for name, s in progress.phase_s.items()},
-        step_s_sum=progress.step_s_sum + row.step_s,
-        step_counts=counts,
-        last_step_ended_unix_s=max(ended_unix_s, last_unix_s or ended_unix_s),
-    )
+    further = _copy_of(progress)
+    _add_step(further, row, replicas)
+    return further
 
 
 def advance_operation(progress: TrainingProgress, row: CommunicationRow) -> TrainingProgress:
     """`progress` and one operation more; the argument stays as it is."""
-    before = progress.operations.get(row.operation, OperationTotals())
-    sent_bytes = before.sent_bytes
+    further = _copy_of(progress)
+    _add_operation(further, row)
+    return further
+
+
+def _copy_of(progress: TrainingProgress) -> TrainingProgress:
+    return dataclasses.replace(
+        progress,
+        step_counts=list(progress.step_counts),
+        operations=dict(progress.operations),
+    )
+
+
+def _add_step(progress: TrainingProgress, row: StepRow, replicas: int) -> None:
+    """In place, and not at all if the row holds what cannot be added."""
+    loss = _mean_loss(row, replicas)
+    images, step_s_sum = progress.images + row.samples, progress.step_s_sum + row.step_s
+    phase_s = {name: s + _phase_s(row, name) for name, s in progress.phase_s.items()}
+    bucket = bisect_left(STEP_SECONDS_BUCKETS, row.step_s)
+    ended_unix_s = row.started_unix_s + row.step_s
+    last_unix_s = progress.last_step_ended_unix_s
+    progress.last_step_ended_unix_s = max(ended_unix_s, last_unix_s or ended_unix_s)
+    progress.steps += 1
+    progress.images, progress.step_s_sum, progress.phase_s = images, step_s_sum, phase_s
+    progress.epoch = row.epoch
+    progress.loss = progress.loss if loss is None else loss
+    progress.step_counts[bucket] += 1
+
+
+def _add_operation(progress: TrainingProgress, row: CommunicationRow) -> None:
+    """As _add_step."""
+    totals = progress.operations.get(row.operation, OperationTotals())
+    sent_bytes = totals.sent_bytes
     if row.sent_bytes is not None:
         sent_bytes = (sent_bytes or 0) + row.sent_bytes
-    totals = OperationTotals(
-        operations=before.operations + 1,
-        payload_bytes=before.payload_bytes + row.payload_bytes,
+    progress.operations[row.operation] = OperationTotals(
+        operations=totals.operations + 1,
+        payload_bytes=totals.payload_bytes + row.payload_bytes,
         sent_bytes=sent_bytes,
-        seconds=before.seconds + max(0.0, row.ended_unix_s - row.arrived_unix_s),
+        seconds=totals.seconds + max(0.0, row.ended_unix_s - row.arrived_unix_s),
     )
-    operations = {**progress.operations, row.operation: totals}
-    return dataclasses.replace(progress, operations=operations)
 
 
 def _phase_s(row: StepRow, phase: str) -> float:
@@ -129,29 +145,30 @@ class _RankTail:
             self._progress = dataclasses.replace(self._progress, failed=failed)
         return self._progress
 
-    def _step(self, fields: dict[str, Any]) -> TrainingProgress:
-        row = typed(fields, StepRow, self._steps.path)
-        return advance(self._progress, row, self._replicas)
+    def _step(self, progress: TrainingProgress, fields: dict[str, Any]) -> None:
+        _add_step(progress, typed(fields, StepRow, self._steps.path), self._replicas)
 
-    def _operation(self, fields: dict[str, Any]) -> TrainingProgress:
-        row = typed(fields, CommunicationRow, self._operations.path)
-        return advance_operation(self._progress, row)
+    def _operation(self, progress: TrainingProgress, fields: dict[str, Any]) -> None:
+        _add_operation(progress, typed(fields, CommunicationRow, self._operations.path))
 
     def _take(
         self,
         tail: LineTail,
-        advanced: Callable[[dict[str, Any]], TrainingProgress],
+        add: Callable[[TrainingProgress, dict[str, Any]], None],
         *,
         to_the_end: bool,
     ) -> None:
+        further: TrainingProgress | None = None  # who was told the last must not see it change
         try:
             for line in tail.lines(to_the_end=to_the_end):
+                further = further or _copy_of(self._progress)
                 try:
-                    self._progress = advanced(json.loads(line))
+                    add(further, json.loads(line))
                 except (DataError, TypeError, ValueError, AttributeError) as error:
                     self._warn(f"{tail.path}: a row is left out: {error}")
         except OSError as error:
             self._warn(f"{tail.path}: {error}")
+        self._progress = further or self._progress
 
     def _warn(self, what: str) -> None:
         if not self._warned:

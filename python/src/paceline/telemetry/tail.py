@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-    from typing import BinaryIO
 
 _CHUNK_BYTES = 1 << 20
 
@@ -49,21 +48,23 @@ class LineTail:
         """
         if self._size <= self._offset:
             return
-        with self.path.open("rb", buffering=0) as file:
-            self._identity = _identity(os.fstat(file.fileno()))
-            file.seek(self._offset)
-            while chunk := self._next_chunk(file):
+        # Not open(): a third of the time, and this runs for every rank's files.
+        descriptor = os.open(self._name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._identity = _identity(os.fstat(descriptor))
+            while chunk := self._next_chunk(descriptor):
                 yield from chunk.splitlines()
                 if not to_the_end:
                     return
+        finally:
+            os.close(descriptor)
 
-    def _next_chunk(self, file: BinaryIO) -> bytes:
+    def _next_chunk(self, descriptor: int) -> bytes:
         """Whole lines; nothing where there is none yet. What is handed out is not read again."""
-        chunk = file.read(_CHUNK_BYTES)
+        chunk = os.pread(descriptor, _CHUNK_BYTES, self._offset)
         whole = len(chunk) if len(chunk) == _CHUNK_BYTES else 0
         end = chunk.rfind(b"\n") + 1 or whole
         self._offset += end
-        file.seek(self._offset)
         return chunk[:end]
 
 
