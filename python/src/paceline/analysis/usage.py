@@ -25,7 +25,7 @@ class Usage:
     highest share of any host's. Threads are those of the run, over time, summed over hosts.
     memory_peak_bytes is of the trial's whole life, not only of the training: the most that its
     processes held on each host, summed over hosts; as the proportional set size (`pss`, shared
-    memory counted once) of the ticks at which it was read, else as resident set size (`rss`).
+    memory counted once) where it was read at least once, else as resident set size (`rss`).
     """
 
     cpu_percent: float | None
@@ -118,10 +118,29 @@ def _memory_peak(
     """Hosts' peaks, summed; proportional only if every host has read it at least once."""
     if not hosts:
         return None, None
-    shares = [[s.run_pss_bytes for s in h if s.run_pss_bytes is not None] for h in hosts]
-    if all(shares):
-        return sum(max(host) for host in shares), "pss"
+    proportional = [_proportional_peak(samples) for samples in hosts]
+    known = [peak for peak in proportional if peak is not None]
+    if len(known) == len(hosts):
+        return sum(known), "pss"
     return sum(max(s.run_rss_bytes for s in host) for host in hosts), "rss"
+
+
+def _proportional_peak(samples: Sequence[HostSample]) -> int | None:
+    """The proportional set size is read on few ticks, which may miss the peak: in between it is
+    taken to be the same share of the resident set, which is read on all, as at the nearest."""
+    shares = [
+        (s.unix_s, s.run_pss_bytes / s.run_rss_bytes)
+        for s in samples
+        if s.run_pss_bytes is not None and s.run_rss_bytes > 0
+    ]
+    if not shares:
+        return None
+    return round(
+        max(
+            s.run_rss_bytes * min(shares, key=lambda known: abs(known[0] - s.unix_s))[1]
+            for s in samples
+        )
+    )
 
 
 def _sidecar_percent(trace: HostTrace) -> float | None:
