@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.launch.environment import SIDECAR_HOST_VARIABLE
 from paceline.records.layout import RunFiles
 from paceline.telemetry import SidecarOptions, sidecar_is_alive, start_sidecar
+from paceline.telemetry.facts import facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,16 +40,7 @@ def watch(
         out=host.trace,
         state=host.sidecar,
         trial_root=files.root,
-        info={
-            "trial": trial.id,
-            "workload": trial.training.workload,
-            "launcher": trial.launcher,
-            "transport": trial.transport,
-            "local_strategy": trial.local_strategy,
-            "nodes": str(trial.placement.nodes),
-            "ranks": str(trial.placement.ranks),
-            "repeat": str(trial.repeat),
-        },
+        info=facts_of(trial),
     )
     handle = start_sidecar(options)
     return [] if handle is None else [handle]

@@ -19,6 +19,7 @@ from paceline.errors import DataError, EnvironmentLacks, TimedOut
 from paceline.monitor.children import guarded
 from paceline.monitor.training import RankHistory
 from paceline.telemetry.catalogue import CATALOGUE, CPU_MODES
+from paceline.telemetry.facts import facts_of
 from paceline.telemetry.measures import (
     Measure,
     host_values,
@@ -30,16 +31,15 @@ from paceline.telemetry.measures import (
     sidecar_values,
     training_values,
 )
+from paceline.telemetry.textfile import series_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from paceline.analysis.reading import HostTrace, TrialRecord
-    from paceline.plan.trial import Trial
     from paceline.records.layout import RunFiles
     from paceline.records.rows import HostSample, RankSample, TraceGap
-    from paceline.telemetry.measures import Sample
 
 _MARK_AFTER_S = 0.001  # Prometheus's resolution; any next trial begins later
 _LONGEST_S = 600.0
@@ -52,20 +52,6 @@ class Backfilled:
     trials: int
     samples: int
     left_out: tuple[str, ...] = ()  # trials whose files are damaged, and how
-
-
-def trial_facts(trial: Trial) -> dict[str, str]:
-    """The labels of `paceline_run_info`."""
-    return {
-        "trial": trial.id,
-        "workload": trial.training.workload,
-        "launcher": trial.launcher,
-        "transport": trial.transport,
-        "local_strategy": trial.local_strategy,
-        "nodes": str(trial.placement.nodes),
-        "ranks": str(trial.placement.ranks),
-        "repeat": str(trial.repeat),
-    }
 
 
 def write_openmetrics(run: RunFiles, out: Path) -> Backfilled:
@@ -145,7 +131,7 @@ def _write_host(file: TextIO, run: str, record: TrialRecord, trace: HostTrace) -
         for measure in history.measures(cpu.completed(sample)):
             is_gauge = measure.metric.kind in ("gauge", "info")
             for each in series(measure):
-                name = _name(each)
+                name = series_name(each)
                 file.write(f"{name} {each.value!r} {sample.unix_s + offset_s:.3f}\n")
                 written += 1
                 if is_gauge:
@@ -156,21 +142,12 @@ def _write_host(file: TextIO, run: str, record: TrialRecord, trace: HostTrace) -
     return written
 
 
-def _name(sample: Sample) -> str:
-    labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in sample.labels.items())
-    return f"{sample.name}{{{labels}}}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-
-
 class _History:
     """One trial on one host, sample by sample."""
 
     def __init__(self, run: str, record: TrialRecord, trace: HostTrace) -> None:
         self._run, self._trace = run, trace
-        self._facts = trial_facts(record.trial)
+        self._facts = facts_of(record.trial)
         self._launched_unix_s = (
             trace.samples[0].unix_s if record.outcome is None else record.outcome.launched_unix_s
         )

@@ -40,6 +40,14 @@ def text_of(measures: Iterable[Measure]) -> str:
     )
 
 
+def series_name(sample: Sample) -> str:
+    """A sample's name with its labels; OpenMetrics writes it alike."""
+    labels = ",".join(
+        f'{name}="{_escaped(value, quotes=True)}"' for name, value in sample.labels.items()
+    )
+    return f"{sample.name}{{{labels}}}"
+
+
 def textfile_path(directory: Path, host: str, run: str) -> Path:
     """Where a run's values lie in node_exporter's directory: one file for all trials, as two with
     the same series would be refused."""
@@ -60,10 +68,7 @@ def _lines(metric: Metric, measures: list[Measure]) -> Iterator[str]:
 
 
 def _line(sample: Sample) -> str:
-    labels = ",".join(
-        f'{name}="{_escaped(value, quotes=True)}"' for name, value in sample.labels.items()
-    )
-    return f"{sample.name}{{{labels}}} {_number(sample.value)}"
+    return f"{series_name(sample)} {_number(sample.value)}"
 
 
 def _escaped(text: str, *, quotes: bool = False) -> str:

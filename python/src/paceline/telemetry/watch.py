@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import time
@@ -142,7 +141,6 @@ class Watch:
         self._resumed = resumed
         self.wants_deep = True
         self._rows_since_deep = 0
-        self._pss_bytes: int | None = None
         self.latest: WatchTick | None = None
         self.lost = False
         self.next_beat_s = float("-inf")
@@ -205,13 +203,11 @@ class Watch:
             self._save()
         if self._tail is not None and (final or (training and self._training_is_due(tick))):
             self._training = tuple(self._tail.read(to_the_end=final))
-        if sample.run_pss_bytes is not None:
-            self._pss_bytes = sample.run_pss_bytes
         self.latest = WatchTick(
             run=self.request.run,
             facts=self.request.facts,
             launched_unix_s=self._account.started_unix_s,
-            sample=dataclasses.replace(sample, run_pss_bytes=self._pss_bytes),
+            sample=sample,
             ranks=self._ranks.latest if self._ranks else (),
             training=self._training,
         )
