@@ -23,7 +23,6 @@ from paceline.lab.settings import LabSettings
 from paceline.lab.settings import why_not as why_no_lab
 
 ROOT = Path(__file__).resolve().parents[2]
-DEBIAN = "http://deb.debian.org/debian"
 BUILD_LIMIT_S = 1800
 RUN_LIMIT_S = 900
 CONTEXT = ("LICENSE", "python", "docker", "mpi-jobs", "spark-jobs", ".dockerignore")
@@ -84,7 +83,7 @@ def images(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     subprocess.run(
         ["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm",
-         str(folder / "base"), DEBIAN],
+         str(folder / "base")],
         check=True, capture_output=True, timeout=BUILD_LIMIT_S,
     )  # fmt: skip
     (folder / "base.Containerfile").write_text('FROM scratch\nCOPY base/ /\nCMD ["/bin/sh"]\n')

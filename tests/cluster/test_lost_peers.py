@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
+from tests.environment import is_kept
 
 from paceline.data.catalogue import ensure_dataset
 from paceline.lab import INTERFACE
@@ -107,7 +108,7 @@ Record = Callable[[str, dict[str, Any], float], None]
 @pytest.fixture
 def under_way(fresh_lab: Lab, dataset: Path, tmp_path: Path) -> Start:
     """Steps without end, by a transport; all of it is gone afterwards."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "OMP_"))}
+    kept = {k: v for k, v in os.environ.items() if is_kept(k)}
     options = [*OPTIONS, "--data", str(dataset), "--out", str(tmp_path / "run")]
 
     @contextmanager

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.cluster.lab.labs import lab_or_skip
+from tests.environment import is_kept
 
 from paceline.data.catalogue import ensure_dataset
 from paceline.lab import INTERFACE, LabSettings
@@ -78,7 +79,7 @@ def entries(launcher: str, transport: str, strategies: dict[str, str]) -> str:
 
 
 def environment_of(cache: Path) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "OMP_"))}
+    kept = {k: v for k, v in os.environ.items() if is_kept(k)}
     return {**kept, "PACELINE_CACHE": str(cache), "NO_COLOR": "1"}
 
 

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.environment import is_kept
 from tests.functional.cli_runs import LIMIT_S, SMALL, trial
 from tests.functional.monitored import monitored, needs_prometheus
 from tests.functional.prometheus_api import fill_in, numbers
@@ -83,7 +84,7 @@ def scraped(tmp_path_factory):
     spec.write_text(SPEC)
     run_dir = folder / "run"
     environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "OMP_"))},
+        **{k: v for k, v in os.environ.items() if is_kept(k)},
         "PACELINE_CACHE": str(folder / "cache"),
         "PACELINE_RUNTIME_DIR": str(folder / "runtime"),  # a sampler of this test's own
         "NO_COLOR": "1",
