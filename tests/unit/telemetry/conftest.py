@@ -1,17 +1,25 @@
-"""A process table in memory, and a /proc of files, both with numbers that tests choose."""
+"""A process table in memory, and a /proc of files, both with numbers that tests choose; and real
+processes with a runtime folder of their own."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
 
 from paceline.telemetry.procfs import ContextSwitches, IoBytes, ProcessStat
+from paceline.telemetry.runtime import RUNTIME_VARIABLE, Runtime, runtime_of
+from paceline.telemetry.sidecar import SidecarOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from tests.unit.telemetry.real_watches import Sleeper
 
 
 @dataclass
@@ -26,6 +34,7 @@ class FakeProcesses:
     files: dict[int, int] = field(default_factory=dict)
     clock_ticks: int = 0  # since boot; what starts later is younger than a watch that begins now
     denied: set[int] = field(default_factory=set)
+    newest: int | None = None
     listings: int = 0
     reads: list[int] = field(default_factory=list)
     before_stat: Callable[[int], None] | None = None  # what happens just before a process is read
@@ -60,6 +69,9 @@ class FakeProcesses:
 
     def now_ticks(self) -> int:
         return self.clock_ticks
+
+    def newest_pid(self) -> int | None:
+        return self.newest
 
     def pids(self) -> set[int]:
         self.listings += 1
@@ -120,3 +132,43 @@ def fake_proc(tmp_path: Path) -> FakeProc:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 1 kB\n")
     return FakeProc(tmp_path / "proc")
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
+    """A runtime folder of the test's own; no sampler is left in it."""
+    monkeypatch.setenv(RUNTIME_VARIABLE, str(tmp_path / "runtime"))
+    found = runtime_of()
+    yield found
+    state = found.state()
+    if state is not None:
+        os.kill(state.process.pid, signal.SIGKILL)
+        pytest.fail("a sampler was left behind")
+
+
+@pytest.fixture
+def sleeper() -> Iterator[Sleeper]:
+    """Starts processes that do nothing for long; ends them after the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["sleep", "300"]))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(timeout=10)
+
+
+@pytest.fixture
+def options(tmp_path: Path, sleeper: Sleeper, runtime: Runtime) -> SidecarOptions:
+    assert runtime.state() is None
+    return SidecarOptions(
+        listen_port=None,
+        interval_s=0.1,
+        pids=(sleeper().pid,),
+        out=tmp_path / "a" / "trace.jsonl",
+        state=tmp_path / "a" / "sidecar.json",
+        max_lifetime_s=60.0,  # whatever a test gets wrong, nothing stays behind
+    )

@@ -147,7 +147,7 @@ WATCH = WatchTick(
     launched_unix_s=1699999990.0,
     sample=SAMPLE,
     ranks=(RANK,),
-    training=(PROGRESS,),
+    training=lambda: (PROGRESS,),
 )
 TICK = HostTick(
     sample=SAMPLE, watches=(WATCH,), interval_s=1.0, samples=10, missed_samples=2, restarts=1

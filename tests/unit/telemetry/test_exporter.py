@@ -20,6 +20,7 @@ from tests.unit.telemetry.full_tick import EXPECTED, FACTS, HOST, RUN, SAMPLE, T
 
 import paceline
 from paceline.telemetry.exporter import LatestTick, MetricsServer
+from paceline.telemetry.ticks import TrainingProgress
 
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 
@@ -76,6 +77,24 @@ def test_openmetrics_tells_the_same(source: LatestTick, server: MetricsServer) -
     assert found == EXPECTED
 
 
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("", "text/plain"),
+        ("*/*", "text/plain"),
+        ("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2", "text/plain"),
+        ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text"),
+    ],
+)
+def test_openmetrics_is_for_those_who_take_nothing_else(
+    accept: str, kind: str, server: MetricsServer
+) -> None:
+    address = f"http://127.0.0.1:{server.port}/metrics"
+    request = urllib.request.Request(address, headers={"Accept": accept} if accept else {})
+    with urllib.request.urlopen(request, timeout=5) as answer:
+        assert answer.headers.get_content_type() == kind
+
+
 def test_names_with_quotes_and_line_ends_reach_the_reader(
     source: LatestTick, server: MetricsServer
 ) -> None:
@@ -123,6 +142,29 @@ def test_scrape_may_be_compressed(source: LatestTick, server: MetricsServer) -> 
     source.update(TICK)
     content = get(server, **{"Accept-Encoding": "gzip"})
     assert gzip.decompress(content).decode() == scrape(server)
+
+
+def test_scrape_may_choose_names(source: LatestTick, server: MetricsServer) -> None:
+    source.update(TICK)
+    found = values(get(server, "/metrics?name[]=paceline_run_threads").decode())
+    at = key("paceline_run_threads", {"host": HOST, "run": RUN})
+    assert found == {at: EXPECTED[at]}
+
+
+def test_training_is_asked_for_by_scrapes_alone(source: LatestTick, server: MetricsServer) -> None:
+    asked: list[int] = []
+    progress = WATCH.training()
+
+    def training() -> tuple[TrainingProgress, ...]:
+        asked.append(1)
+        return progress
+
+    source.update(
+        dataclasses.replace(TICK, watches=(dataclasses.replace(WATCH, training=training),))
+    )
+    assert not asked
+    assert values(scrape(server)) == EXPECTED
+    assert len(asked) == 1
 
 
 def test_other_paths_are_not_found(source: LatestTick, server: MetricsServer) -> None:

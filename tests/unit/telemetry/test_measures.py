@@ -120,7 +120,7 @@ def test_rank_before_its_first_step_has_counters_at_zero_and_no_loss() -> None:
 
 
 def test_before_the_first_step_the_run_counts_from_its_launch() -> None:
-    watch = dataclasses.replace(WATCH, training=(TrainingProgress(rank=0),))
+    watch = dataclasses.replace(WATCH, training=lambda: (TrainingProgress(rank=0),))
     values = told(list(watch_values(HOST, watch)))
     at = "paceline_run_last_step_timestamp_seconds{run=quick}"
     assert values[at] == WATCH.launched_unix_s
@@ -128,7 +128,7 @@ def test_before_the_first_step_the_run_counts_from_its_launch() -> None:
 
 def test_last_step_of_a_run_is_that_of_its_last_rank() -> None:
     later = dataclasses.replace(PROGRESS, rank=1, last_step_ended_unix_s=1700000000.375)
-    watch = dataclasses.replace(WATCH, training=(PROGRESS, later, TrainingProgress(rank=2)))
+    watch = dataclasses.replace(WATCH, training=lambda: (PROGRESS, later, TrainingProgress(rank=2)))
     values = told(list(watch_values(HOST, watch)))
     assert values["paceline_run_last_step_timestamp_seconds{run=quick}"] == 1700000000.375
 

@@ -288,6 +288,43 @@ def test_a_walk_lists_once_and_reads_each_watched_process_once(processes: FakePr
     assert sorted(processes.reads) == list(range(10, 31))
 
 
+def test_nothing_is_listed_while_no_process_was_added_anywhere(processes: FakeProcesses) -> None:
+    processes.add(10, 1)
+    processes.newest = 10
+    tree = ProcessTree(processes, [10])
+    tree.walk()
+    processes.listings = 0
+    tree.walk()
+    assert processes.listings == 0
+    processes.add(11, 10)
+    processes.newest = 11
+    assert tree.walk().processes == 2
+    assert processes.listings == 1
+
+
+def test_process_with_a_number_that_was_not_listed_yet_is_found_soon(
+    processes: FakeProcesses,
+) -> None:
+    processes.add(10, 1)
+    processes.newest = 11  # given away, but its process is not there yet
+    tree = ProcessTree(processes, [10])
+    tree.walk()
+    processes.add(11, 10)
+    assert 2 in [tree.walk().processes for _ in range(10)]
+
+
+def test_new_roots_are_looked_through_although_no_process_was_added(
+    processes: FakeProcesses,
+) -> None:
+    for pid in (10, 20, 21):
+        processes.add(pid, 20 if pid == 21 else 1)
+    processes.newest = 21
+    tree = ProcessTree(processes, [10])
+    tree.walk()
+    tree.tree.add_roots([20])
+    assert tree.walk().processes == 3
+
+
 def test_tree_is_alive_until_its_last_process_ended(processes: FakeProcesses) -> None:
     processes.add(10, 1)
     processes.add(11, 10)

@@ -55,6 +55,28 @@ def test_pids_are_the_numbered_folders_only(fake_proc: FakeProc) -> None:
     assert ProcFs(str(fake_proc.root)).pids() == {1, 4242}
 
 
+@pytest.mark.parametrize(
+    ("loadavg", "newest"),
+    [("0.10 0.05 0.01 1/234 5678\n", 5678), ("0.10 0.05 0.01\n", None), (None, None)],
+)
+def test_newest_number_is_the_kernels_last_word(
+    loadavg: str | None, newest: int | None, fake_proc: FakeProc
+) -> None:
+    if loadavg is not None:
+        (fake_proc.root / "loadavg").write_text(loadavg)
+    assert ProcFs(str(fake_proc.root)).newest_pid() == newest
+
+
+def test_newest_number_rises_with_a_new_process() -> None:
+    source = ProcFs()
+    before = source.newest_pid()
+    if before is None:
+        pytest.skip("this /proc/loadavg does not tell")
+    child = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(child, 0)
+    assert source.newest_pid() != before
+
+
 def test_switches_are_told_for_every_thread(fake_proc: FakeProc) -> None:
     fake_proc.add(7, STAT, {7: (10, 1), 8: (200, 30)})
     assert ProcFs(str(fake_proc.root)).thread_switches(7) == {

@@ -145,12 +145,12 @@ def append(path: Path, *rows: object) -> None:
 
 
 def test_trial_that_has_not_begun_has_no_progress(tail: TrainingTail) -> None:
-    assert tail.read() == []
+    assert tail.read() == ()
 
 
 def test_rank_that_has_not_stepped_is_at_zero(trial: TrialFiles, tail: TrainingTail) -> None:
     start(trial, 0)
-    assert tail.read() == [TrainingProgress(rank=0)]
+    assert tail.read() == (TrainingProgress(rank=0),)
 
 
 def test_rows_are_counted_once_as_they_come(trial: TrialFiles, tail: TrainingTail) -> None:
@@ -177,7 +177,7 @@ def test_rank_that_moved_to_another_host_is_told_there(
     there = TrainingTail(RankFinder(trial.root, "node-2"))
     assert (len(tail.read()), len(there.read())) == (1, 0)
     append(start(trial, 0, "node-2").steps, STEP)
-    assert tail.read() == []
+    assert tail.read() == ()
     assert [p.steps for p in there.read()] == [2]
 
 
@@ -219,7 +219,7 @@ def test_trial_that_is_gone_keeps_what_was_known_of_nobody(
     append(files.steps, STEP)
     tail.read()
     files.status.unlink()
-    assert tail.read() == []
+    assert tail.read() == ()
 
 
 def test_damaged_row_is_left_out_and_told_once(

@@ -34,11 +34,18 @@ def test_final_text_escapes_what_a_name_may_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "text"), [(float("nan"), "NaN"), (float("inf"), "+Inf"), (1e-07, "1e-07")]
+    ("loss", "text"),
+    [
+        (float("nan"), "NaN"),
+        (float("inf"), "+Inf"),
+        (float("-inf"), "-Inf"),
+        (1e-07, "1e-07"),
+    ],
 )
 def test_numbers_are_written_as_the_format_has_them(loss: float, text: str) -> None:
-    (progress,) = WATCH.training
-    watch = dataclasses.replace(WATCH, training=(dataclasses.replace(progress, loss=loss),))
+    (progress,) = WATCH.training()
+    further = dataclasses.replace(progress, loss=loss)
+    watch = dataclasses.replace(WATCH, training=lambda: (further,))
     at = f'paceline_training_loss{{host="{HOST}",run="{RUN}",rank="0"}}'
     assert f"\n{at} {text}\n" in final_text(watch, HOST)
 

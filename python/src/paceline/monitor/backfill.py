@@ -19,6 +19,7 @@ from paceline.errors import DataError, EnvironmentLacks, TimedOut
 from paceline.monitor.children import guarded
 from paceline.monitor.training import RankHistory
 from paceline.telemetry.catalogue import CATALOGUE, CPU_MODES
+from paceline.telemetry.exposition import series_name
 from paceline.telemetry.facts import facts_of
 from paceline.telemetry.measures import (
     Measure,
@@ -31,7 +32,6 @@ from paceline.telemetry.measures import (
     sidecar_values,
     training_values,
 )
-from paceline.telemetry.textfile import series_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from paceline.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from types import TracebackType
 
     from _typeshed import DataclassInstance
@@ -32,7 +32,11 @@ class JsonlWriter:
 
     def write(self, row: object) -> None:
         """Append `row`, a dataclass instance or a mapping."""
-        rest = memoryview(_encode(row).encode() + b"\n")
+        self.write_all((row,))
+
+    def write_all(self, rows: Iterable[object]) -> None:
+        """Append `rows`, in one piece."""
+        rest = memoryview("".join(f"{_encode(row)}\n" for row in rows).encode())
         while rest:  # a full disk may take part of a row, then refuse the rest with an error
             rest = rest[self._file.write(rest) :]
 

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _READ_BYTES = 1 << 16
+# The kernel fills at least a page before it stops between two lines, and no line of the files that
+# have many is longer than what is left of the page: a part this short is the last.
+_LAST_PART_BYTES = 2048
 _NUMBER_BYTES = 40  # with the blanks before it
 
 
@@ -41,10 +44,10 @@ class KernelFile:
         self.close()
 
     def _whole(self) -> bytes:
-        """Long files come in parts of a page, whatever one asks for."""
+        """Long files come in parts of a page, whatever one asks for (kernel, fs/seq_file.c)."""
         content = os.pread(self._descriptor, _READ_BYTES, 0)
         part = content
-        while part:
+        while len(part) > _LAST_PART_BYTES:
             part = os.pread(self._descriptor, _READ_BYTES, len(content))
             content += part
         return content

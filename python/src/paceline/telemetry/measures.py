@@ -94,8 +94,9 @@ def host_tick_values(host: str, tick: HostTick, version: str) -> Iterator[Measur
 
 def watch_values(host: str, tick: WatchTick) -> Iterator[Measure]:
     """All of one run on one host."""
+    training = tick.training()
     last_step_unix_s = max(
-        (p.last_step_ended_unix_s for p in tick.training if p.last_step_ended_unix_s is not None),
+        (p.last_step_ended_unix_s for p in training if p.last_step_ended_unix_s is not None),
         default=None,
     )
     yield from run_fact_values(host, tick.run, tick.facts)
@@ -103,7 +104,7 @@ def watch_values(host: str, tick: WatchTick) -> Iterator[Measure]:
     yield from run_values(host, tick.run, tick.sample)
     for rank in tick.ranks:
         yield from rank_values(host, tick.run, rank)
-    for progress in tick.training:
+    for progress in training:
         yield from training_values(host, tick.run, progress)
 
 

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
     from paceline.telemetry.procfs import ProcessSource
 
-# A strange process that took over the number of another strange process between two ticks is
-# looked at no later than this many ticks after.
+# A strange process that took over the number of another strange process between two ticks, or one
+# that had its number but was not listed yet, is looked at no later than this many ticks after.
 _FORGET_STRANGERS_TICKS = 10
+_NEVER = -1  # no process has this number
 _MAX_PASSES = 5
 
 
@@ -50,6 +51,7 @@ class ProcessTable:
         self.walks = 0
         self._trees: list[ProcessTree] = []
         self._strangers: set[int] = set()
+        self._newest: int | None = _NEVER  # when all processes were listed
 
     def add(self, tree: ProcessTree, roots: Iterable[int]) -> None:
         """Have `tree` and its `roots` read from now on; a root that has ended is passed over."""
@@ -59,14 +61,14 @@ class ProcessTable:
         found = {pid: stat for pid in new if (stat := self._stat(pid)) is not None}
         if found:
             self.now = _parents_first({**self.now, **found})
-        self._strangers.clear()  # what was none of ours may descend from the new roots
+        self._forget_strangers()  # what was none of ours may descend from the new roots
 
     def drop(self, tree: ProcessTree) -> None:
         """Read no longer what `tree` alone has."""
         self._trees.remove(tree)
         wanted = {pid for other in self._trees for pid in other.members}
         self.now = {pid: stat for pid, stat in self.now.items() if pid in wanted}
-        self._strangers.clear()
+        self._forget_strangers()
 
     def walk(self) -> None:
         """Read every process of a tree, and take in new descendants."""
@@ -109,14 +111,19 @@ class ProcessTable:
             return known
 
     def _adopt(self, now: dict[int, ProcessStat]) -> None:
-        """Add descendants of `now` that are not in it yet; one listing of all processes a tick.
+        """Add descendants of `now` that are not in it yet; one listing of all processes a tick,
+        and none while no process was added anywhere.
 
         A stranger never becomes a descendant (init or a subreaper above us may take our orphans,
         we never take others'), so only process numbers not seen before are looked at.
         """
-        pids = self.source.pids()
         if self.walks % _FORGET_STRANGERS_TICKS == 0:
-            self._strangers.clear()
+            self._forget_strangers()
+        newest = self.source.newest_pid()  # before the listing: what comes after it is found next
+        if newest is not None and newest == self._newest:
+            return
+        self._newest = newest
+        pids = self.source.pids()
         self._strangers &= pids
         fresh_pids = pids - now.keys() - self._strangers - self.excluded
         fresh = [stat for pid in fresh_pids if (stat := self._stat(pid)) is not None]
@@ -124,6 +131,10 @@ class ProcessTable:
         for stat in descendants(fresh, now, sessions):
             now[stat.pid] = stat
         self._strangers |= fresh_pids - now.keys()
+
+    def _forget_strangers(self) -> None:
+        self._strangers.clear()
+        self._newest = _NEVER
 
 
 @dataclass(kw_only=True, slots=True)

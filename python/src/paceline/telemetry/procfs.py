@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import NamedTuple, Protocol
+
+from paceline.telemetry.kernel_files import KernelFile
 
 _READ_BYTES = 16384  # stat, status and smaps_rollup are far smaller
 
@@ -51,6 +54,9 @@ class ProcessSource(Protocol):
     def now_ticks(self) -> int:
         """Time since boot, as ProcessStat.start_ticks counts it."""
 
+    def newest_pid(self) -> int | None:
+        """The last number that was given to a process or thread: while it stays, none was added."""
+
     def pids(self) -> set[int]: ...
 
     def stat(self, pid: int) -> ProcessStat | None:
@@ -81,9 +87,14 @@ class ProcFs:
         self._root = root
         self.ticks_per_s = ticks_per_s or os.sysconf("SC_CLK_TCK")
         self._page_bytes = page_bytes or os.sysconf("SC_PAGE_SIZE")
+        self._loadavg = KernelFile(Path(root) / "loadavg")
 
     def now_ticks(self) -> int:
         return int(time.clock_gettime(time.CLOCK_BOOTTIME) * self.ticks_per_s)
+
+    def newest_pid(self) -> int | None:
+        word = self._loadavg.read().rpartition(b" ")[2].strip()
+        return int(word) if word.isdigit() else None
 
     def pids(self) -> set[int]:
         return {int(name) for name in os.listdir(self._root) if name.isdigit()}  # noqa: PTH208

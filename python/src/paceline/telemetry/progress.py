@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import threading
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
@@ -102,27 +103,32 @@ class TrainingTail:
     """Follows the ranks of one trial on one host, by what they add to their files.
 
     A file that is replaced starts its rank again from nothing. Rows that cannot be read are left
-    out and told once; a rank whose files cannot be read stays as it was.
+    out and told once; a rank whose files cannot be read stays as it was. May be asked by several
+    threads.
     """
 
     def __init__(self, finder: RankFinder) -> None:
-        """finder: knows the ranks of the trial that are on this host."""
+        """finder: knows the ranks of the trial that are on this host; asks for itself alone."""
         self._finder = finder
+        self._lock = threading.Lock()
         self._ranks: dict[int, _RankTail] = {}
 
-    def read(self, *, to_the_end: bool = False) -> list[TrainingProgress]:
+    def read(self, *, to_the_end: bool = False) -> tuple[TrainingProgress, ...]:
         """Progress of the ranks that were last on this host, in order.
 
         Takes up to 1 MiB of new rows of each file, or all of them (`to_the_end`: at the last).
         """
-        found = []
-        for rank, status in sorted(self._finder.statuses().items()):
-            if rank not in self._ranks:
-                files = self._finder.files
-                self._ranks[rank] = _RankTail(rank, files.rank(rank), _replicas(files.trial))
-            tail = self._ranks[rank]
-            found.append(tail.read(failed=status.state == "failed", to_the_end=to_the_end))
-        return found
+        with self._lock:
+            return tuple(
+                self._tail(rank).read(failed=status.state == "failed", to_the_end=to_the_end)
+                for rank, status in sorted(self._finder.statuses().items())
+            )
+
+    def _tail(self, rank: int) -> _RankTail:
+        if rank not in self._ranks:
+            files = self._finder.files
+            self._ranks[rank] = _RankTail(rank, files.rank(rank), _replicas(files.trial))
+        return self._ranks[rank]
 
 
 class _RankTail:

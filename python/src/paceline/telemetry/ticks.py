@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from paceline.telemetry.catalogue import PHASES, STEP_SECONDS_BUCKETS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from paceline.records.rows import HostSample, RankSample
 
@@ -50,7 +50,9 @@ class WatchTick:
     launched_unix_s: float
     sample: HostSample  # with this run's trees in its run_* fields
     ranks: tuple[RankSample, ...]
-    training: tuple[TrainingProgress, ...]  # of the ranks on this host
+    # Asks how far the ranks on this host have come: what they have written is read by whoever wants
+    # to know, not at every tick.
+    training: Callable[[], tuple[TrainingProgress, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 EndReason = Literal["asked", "watched processes ended", "lifetime reached", "trace not writable"]
 
-_TRAINING_EVERY_S = 0.9
+# Whoever scrapes reads the ranks' rows; if nobody does, this leaves little for the last reading.
+_TRAINING_EVERY_S = 30.0
 _DEEP_EVERY_ROWS = 10
 _DIED = "the sidecar died and was started again"
 _log = logging.getLogger("paceline.sidecar")
@@ -130,8 +131,7 @@ class Watch:
         if root is not None:
             finder = RankFinder(root, self.host)
             self._ranks = Ranks(finder, table, figures, self._tree, ranks)
-            self._tail = TrainingTail(finder)
-        self._training: tuple[TrainingProgress, ...] = ()
+            self._tail = TrainingTail(RankFinder(root, self.host))
         self._next_training_s = float("-inf")
         pid = request.processes[0].pid if request.processes else "self"
         self._cgroup = CgroupReader(pid)
@@ -193,7 +193,7 @@ class Watch:
         """A tick that is another watch's."""
         self._shares.pass_over(reading)
 
-    def sample(self, tick: Tick, *, deep: bool, training: bool, final: bool = False) -> WatchTick:
+    def sample(self, tick: Tick, *, deep: bool, final: bool = False) -> WatchTick:
         """Write the rows of one tick. `lost` is set where the trace cannot be written."""
         self.next_beat_s = next_beat(tick.monotonic_s, self.request.interval_s)
         sample = self._sampled(tick, deep=deep)
@@ -201,8 +201,8 @@ class Watch:
         self._write(sample, ranks)
         if self._tree.changed:
             self._save()
-        if self._tail is not None and (final or (training and self._training_is_due(tick))):
-            self._training = tuple(self._tail.read(to_the_end=final))
+        if self._tail is not None and (final or self._training_is_due(tick)):
+            self._tail.read(to_the_end=final)
         self.latest = WatchTick(
             run=self.request.run,
             facts=self.request.facts,
@@ -270,6 +270,9 @@ class Watch:
             return None
         return round(100.0 * (cpu_s - last[1]) / (monotonic_s - last[0]), 3)
 
+    def _training(self) -> tuple[TrainingProgress, ...]:
+        return () if self._tail is None else self._tail.read()
+
     def _training_is_due(self, tick: Tick) -> bool:
         if tick.monotonic_s < self._next_training_s:
             return False
@@ -296,8 +299,7 @@ class Watch:
                 self._trace.write(sample)
             if ranks and self._ranks_path is not None:
                 self._rank_trace = self._rank_trace or JsonlWriter(self._ranks_path)
-                for row in ranks:
-                    self._rank_trace.write(row)
+                self._rank_trace.write_all(ranks)
         except OSError as error:
             # What was written so far stays readable; a row after a torn one would not.
             _log.error("%s: %s: the watch ends", self._trace_path, error)
