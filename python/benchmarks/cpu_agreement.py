@@ -1,0 +1,153 @@
+"""Whether the CPU time of ranks, of the run and of the host say the same.
+
+    python cpu_agreement.py --out results/cpu_agreement.json [--repeats 3] [--steps 300]
+
+The quickstart's workload on two ranks under every launcher, the host sampled every quarter of a
+second, nothing else on the machine. Over the time in which all ranks train (from the first sample
+after the last one's first step to the last before the first one's last): the CPU time of all ranks
+by `ranks.jsonl`, and of the run and of the host by `trace.jsonl`. The host has more than the ranks:
+the launcher, Spark's driver, the sidecar, the kernel's threads and whatever else there is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common import median_interval, shown, write_results
+from paceline.analysis.reading import load_trial
+from paceline.data.catalogue import ensure_dataset
+from paceline.plan.planning import plan_trials
+from paceline.records.layout import TrialFiles
+from paceline.runner import run_trial
+from paceline.spec.loading import parse_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline.analysis.reading import HostTrace, TrialRecord
+
+ASKED = 0.05
+RANKS = 2
+BUSY = ("user", "system", "other")
+SPEC = """
+schema = 1
+name = "cpu-agreement"
+repeats = {repeats}
+[training]
+max_steps = {steps}
+epochs = 1000
+global_batch = 64
+image_size = 128
+[[workloads]]
+name = "tiny"
+data = "benchmark"
+[telemetry]
+interval_s = 0.25
+{trials}
+"""
+TRIAL = """
+[[trials]]
+launcher = "{}"
+transport = "{}"
+local_strategy = "processes"
+ranks_per_node = 2
+"""
+BASELINE = """
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+"""
+WAYS = (
+    ("local", "shared"),
+    ("torchrun", "gloo"),
+    ("mpi", "mpi"),
+    ("mpi", "gloo"),
+    ("spark", "gloo"),
+)
+
+
+def main() -> None:
+    options = arguments()
+    trials = BASELINE + "".join(TRIAL.format(*way) for way in WAYS)
+    data = ensure_dataset("tiny", images=192, seed=1)
+    spec = parse_spec(
+        SPEC.format(repeats=options.repeats, steps=options.steps, trials=trials),
+        "cpu_agreement.py",
+    )
+    found: dict[str, list[dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory(prefix="paceline-benchmark-") as temporary:
+        for trial in plan_trials(spec, {"tiny": str(data)}, RANKS):
+            files = TrialFiles(Path(temporary) / trial.id)
+            outcome = run_trial(trial, files)
+            if outcome.status != "ok":
+                raise SystemExit(f"cpu_agreement.py: {trial.id}: {outcome.message}")
+            way = f"{trial.launcher}/{trial.transport}"
+            found.setdefault(way, []).append(cpu_seconds(load_trial(files)))
+            print(way, found[way][-1])
+    results = {way: conclusion(rows) for way, rows in found.items()}
+    for way, result in results.items():
+        shown(f"{way}: ranks / host", result["ranks_to_host"])
+        shown(f"{way}: run / host", result["run_to_host"])
+    write_results(options.out, "cpu_agreement", {"asked": ASKED, "ways": results})
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=300)
+    return parser.parse_args()
+
+
+def conclusion(rows: list[dict[str, float]]) -> dict[str, Any]:
+    return {
+        "ranks_to_host": median_interval([row["ranks_s"] / row["host_s"] for row in rows]),
+        "run_to_host": median_interval([row["run_s"] / row["host_s"] for row in rows]),
+        "raw": rows,
+    }
+
+
+def cpu_seconds(record: TrialRecord) -> dict[str, float]:
+    """CPU time of the ranks, the run and the host while all ranks trained."""
+    (host,) = record.hosts
+    first = max(rank.steps[0].started_unix_s for rank in record.ranks)
+    last = min(rank.steps[-1].started_unix_s for rank in record.ranks)
+    times = sorted({s.unix_s for s in host.samples if first <= s.unix_s <= last})
+    window = (times[0], times[-1])
+    return {
+        "seconds": window[1] - window[0],
+        "ranks_s": ranks_cpu_s(host, window),
+        "run_s": rise(host.samples, window, lambda sample: sample.run_cpu_seconds),
+        "host_s": rise(
+            host.samples, window, lambda sample: sum(sample.cpu_seconds[mode] for mode in BUSY)
+        ),
+    }
+
+
+def ranks_cpu_s(host: HostTrace, window: tuple[float, float]) -> float:
+    numbers = {row.rank for row in host.ranks}
+    return sum(
+        rise(
+            [row for row in host.ranks if row.rank == number],
+            window,
+            lambda row: row.cpu_seconds,
+        )
+        for number in numbers
+    )
+
+
+def rise(
+    rows: Sequence[Any], window: tuple[float, float], seconds: Callable[[Any], float]
+) -> float:
+    """What a counter rose by in the window; rows of one tick have the same time."""
+    by_time = {row.unix_s: seconds(row) for row in rows}
+    return by_time[window[1]] - by_time[window[0]]
+
+
+if __name__ == "__main__":
+    main()
