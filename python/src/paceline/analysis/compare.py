@@ -20,6 +20,7 @@ from paceline.analysis.comparison import (
     UnfinishedTrial,
 )
 from paceline.analysis.compression import relate_less_to_send
+from paceline.analysis.disturbance import disturbance_flags
 from paceline.analysis.identity import identity_of
 from paceline.analysis.local_global import relate
 from paceline.analysis.phases import STEP_PHASES, trial_phases
@@ -227,6 +228,7 @@ def _flags(finished: Sequence[TrialRecord], parts: Sequence[_WorkloadPart]) -> l
     ]
     flags += resources.flags_between(finished)
     flags += resources.core_budget_flags(finished)
+    flags += disturbance_flags(finished)
     return list(dict.fromkeys(flags))
 
 

@@ -43,7 +43,7 @@ class Usage:
 
 def trial_usage(record: TrialRecord) -> Usage:
     """Summarise the traces of all hosts of a trial."""
-    train = [(host, _during_training(host, record)) for host in record.hosts]
+    train = [(host, during_training(host, record)) for host in record.hosts]
     sampled = [samples for _, samples in train if samples]
     memory, kind = _memory_peak([h.samples for h in record.hosts if h.samples])
     return Usage(
@@ -104,7 +104,8 @@ def launch_on_host(record: TrialRecord, host: str) -> float | None:
     return record.outcome.launched_unix_s - offset
 
 
-def _during_training(trace: HostTrace, record: TrialRecord) -> list[HostSample]:
+def during_training(trace: HostTrace, record: TrialRecord) -> list[HostSample]:
+    """The samples of one host that tell of the `train` span."""
     train = span_on_host(record, trace.host, "train")
     if train is None:
         return []
