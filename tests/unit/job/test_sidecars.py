@@ -127,6 +127,16 @@ def test_sampler_is_kept_for_a_run_without_a_trace_of_its_own(
     assert watches.stopped == 1
 
 
+def test_watches_of_a_run_agree_on_its_directory_whatever_link_led_there(
+    watches: Watches, tmp_path: Path
+) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "latest").symlink_to(tmp_path / "r")
+    with sidecars.kept_sampler(RunFiles(tmp_path / "latest"), trial_of().telemetry):
+        sidecars.watch(trial_of(), RunFiles(tmp_path / "r").trial("t"), "h", [7])
+    assert [asked.run_targets for asked in watches.asked] == [tmp_path / "r" / "targets"] * 2
+
+
 def rank(tmp_path: Path, local_rank: int = 0) -> tuple[Any, Any]:
     job = SimpleNamespace(trial=trial_of(), files=RunFiles(tmp_path / "r").trial("t"))
     return job, SimpleNamespace(local_rank=local_rank, host=host_name())

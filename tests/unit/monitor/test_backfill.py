@@ -71,6 +71,29 @@ def test_values_are_those_of_the_rows_at_their_times(tmp_path) -> None:
     assert start[0] == (rows[0]["unix_s"], LAUNCHED)
 
 
+def test_run_and_version_are_those_that_a_scrape_told(tmp_path) -> None:
+    run = make_recorded_run(tmp_path / "run", (SEQUENTIAL,))
+    [(_, files)] = run.trials()
+    trace = files.host("node0").trace
+    header, *rows = read_jsonl(trace)
+    _, values = imported(run, tmp_path)
+    assert course(values, "paceline_run_info", 'run="run"')
+    assert course(values, "paceline_sidecar_info", 'version="0.1.0"')
+
+    def with_header(header: dict[str, object]) -> list[tuple[str, float, float]]:
+        trace.unlink()
+        with JsonlWriter(trace) as writer:
+            writer.write_all([header, *rows])
+        return imported(run, tmp_path)[1]
+
+    values = with_header({**header, "run": "run-3fa2b1", "version": "7.7"})
+    assert course(values, "paceline_run_info", 'run="run-3fa2b1"')
+    assert not course(values, 'run="run"')
+    assert course(values, "paceline_sidecar_info", 'version="7.7"')
+    del header["version"]  # before it was written
+    assert not course(with_header(header), "paceline_sidecar_info")
+
+
 def test_training_has_come_as_far_as_the_steps_that_ended_by_then(tmp_path) -> None:
     run = make_recorded_run(tmp_path / "run", (SEQUENTIAL,))
     [(_, files)] = run.trials()

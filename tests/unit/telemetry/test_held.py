@@ -1,4 +1,5 @@
-"""Costly figures stay as last read, of the same trial and the same process."""
+"""Costly figures stay as last read, of the same trial and the same process; and what processes
+held, as they held it last."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import dataclasses
 
 from tests.unit.telemetry.full_tick import RANK, TICK
 
-from paceline.records.rows import RankSample
-from paceline.telemetry.held import carried
+from paceline.records.rows import HostSample, RankSample
+from paceline.telemetry.held import LastAlive, carried, rank_outlived, run_outlived
 from paceline.telemetry.ticks import HostTick, WatchTick
 
 
@@ -44,3 +45,39 @@ def test_costly_figures_of_another_trial_are_not_taken_over() -> None:
 def test_costly_figures_of_another_process_are_not_taken_over() -> None:
     later = carried(TICK, shallow(TICK, pid=1))
     assert seldom_read(later.watches[0]) == [112, 135, None, None]
+
+
+def held_by(sample: HostSample) -> list[int | None]:
+    return [
+        sample.run_rss_bytes, sample.run_threads, sample.run_pss_bytes, sample.run_open_files,
+    ]  # fmt: skip
+
+
+def test_run_that_has_ended_has_what_it_held_last_and_counts_to_the_end() -> None:
+    (watch,) = TICK.watches
+    last: LastAlive[HostSample] = LastAlive()
+    last.note(watch.sample, deep=True)
+    later = dataclasses.replace(
+        watch.sample, run_rss_bytes=7, run_threads=5, run_pss_bytes=None, run_open_files=None
+    )
+    last.note(later, deep=False)
+    gone = dataclasses.replace(
+        watch.sample, run_processes=0, run_rss_bytes=0, run_threads=0, run_pss_bytes=0,
+        run_open_files=0, run_cpu_seconds=99.0,
+    )  # fmt: skip
+    told = run_outlived(gone, last)
+    assert held_by(told) == [7, 5, 112, 135]
+    assert (told.run_processes, told.run_cpu_seconds) == (0, 99.0)
+
+
+def test_what_was_never_read_while_a_run_lived_is_not_told() -> None:
+    last: LastAlive[HostSample] = LastAlive()
+    last.note(TICK.watches[0].sample, deep=False)
+    gone = dataclasses.replace(TICK.watches[0].sample, run_pss_bytes=0, run_open_files=0)
+    assert held_by(run_outlived(gone, last))[2:] == [None, None]
+
+
+def test_host_without_a_run_is_told_as_it_is() -> None:
+    sample, nothing = TICK.watches[0].sample, LastAlive[HostSample]()
+    assert run_outlived(sample, nothing) == sample
+    assert rank_outlived(RANK, LastAlive[RankSample]()) == RANK

@@ -114,6 +114,25 @@ def test_ended_rank_has_one_row_more_and_stays_in_the_latest(
     assert [latest.cpu_seconds for latest in trial.ranks.latest] == [1.0]
 
 
+def test_what_a_rank_held_is_told_after_its_end_as_it_was_last(
+    trial: Trial, processes: FakeProcesses
+) -> None:
+    processes.add(20, 10, start_ticks=5100, own_ticks=100, rss_bytes=500, threads=4)
+    processes.pss[20], processes.files[20] = 300, 7
+    trial.tell(0, 20)
+    trial.tick(deep=True)
+    processes.change(20, rss_bytes=450, threads=3)
+    trial.tick()
+    processes.change(20, rss_bytes=0, threads=1)  # on its way out
+    trial.tick()
+    processes.reap(20, by=10)
+    (row,) = trial.tick(deep=True)
+    assert (row.rss_bytes, row.threads, row.pss_bytes, row.open_files) == (0, 0, 0, 0)
+    (last,) = trial.ranks.outlived
+    assert (last.rss_bytes, last.threads, last.pss_bytes, last.open_files) == (450, 3, 300, 7)
+    assert (last.processes, last.cpu_seconds) == (0, 1.0)
+
+
 def test_rank_outside_of_the_launchers_tree_joins_it_without_its_past(
     trial: Trial, processes: FakeProcesses
 ) -> None:

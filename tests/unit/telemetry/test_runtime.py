@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import EnvironmentLacks
+from paceline.records.files import write_json
 from paceline.telemetry.process_ids import Peer, ProcessId
-from paceline.telemetry.runtime import SamplerState, put, runtime_of
+from paceline.telemetry.runtime import Runtime, SamplerState, put, runtime_of
 
 
 def made(folder: Path, mode: int = 0o700) -> Path:
@@ -148,3 +149,14 @@ def test_end_of_a_process_is_noticed(monkeypatch: pytest.MonkeyPatch, has_pidfd:
         os.waitpid(child, 0)
     with Peer(process) as gone:
         assert gone.wait(0)
+
+
+def test_state_file_of_the_sampler_is_read_as_written(runtime: Runtime) -> None:
+    itself = ProcessId.of(os.getpid())
+    assert itself is not None
+    write_json(
+        runtime.sampler,
+        {"process": {"pid": itself.pid, "start_ticks": itself.start_ticks}, "watches": ["x@1.0"]},
+    )
+    assert runtime.state() == SamplerState(process=itself, watches=["x@1.0"])
+    runtime.sampler.unlink()

@@ -102,7 +102,8 @@ def _settings(settings: TelemetrySettings, run: RunFiles) -> dict[str, Any]:
         "tls_client_ca": path(settings.tls_client_ca),
         "basic_auth_file": path(settings.basic_auth_file),
         "bearer_token_file": path(settings.bearer_token_file),
-        "run_targets": run.targets,
+        # one path for all that watch the run, by whatever link they came to it
+        "run_targets": run.targets.resolve(),
         "targets_dirs": () if settings.targets_dir is None else (Path(settings.targets_dir),),
         "textfile_dir": path(settings.textfile_dir),
     }

@@ -64,7 +64,9 @@ def write_openmetrics(run: RunFiles, out: Path) -> Backfilled:
     trials = samples = 0
     with out.open("w", encoding="utf-8") as file:
         for record in records:
-            written = sum(_write_host(file, run.root.name, record, host) for host in record.hosts)
+            written = sum(
+                _write_host(file, _label(run, host), record, host) for host in record.hosts
+            )
             trials += written > 0
             samples += written
         file.write("# EOF\n")
@@ -115,6 +117,12 @@ def _records(run: RunFiles) -> tuple[list[TrialRecord], list[str]]:
         if starts:
             found.append((min(starts), record))
     return [record for _, record in sorted(found, key=lambda pair: pair[0])], left_out
+
+
+def _label(run: RunFiles, trace: HostTrace) -> str:
+    """As a scrape told it; traces of older versions say nothing of it."""
+    told = trace.header.get("run")
+    return told if isinstance(told, str) else run.root.absolute().name
 
 
 def _write_host(file: TextIO, run: str, record: TrialRecord, trace: HostTrace) -> int:

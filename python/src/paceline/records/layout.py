@@ -83,10 +83,6 @@ class HostFiles:
         """{"pid": .., "port": .., "listen": ..} while and after the sidecar lives."""
         return self.root / "sidecar.json"
 
-    @property
-    def log(self) -> Path:
-        return self.root / "sidecar.log"
-
 
 @dataclass(frozen=True, slots=True)
 class TrialFiles:

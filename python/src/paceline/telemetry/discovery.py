@@ -8,12 +8,13 @@ from __future__ import annotations
 import ipaddress
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.records.files import write_text
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from paceline.telemetry.runtime import SamplerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,14 @@ class TargetFile:
         # A scheme in a target's labels goes before that of the scrape configuration.
         group = {"targets": [self.address], "labels": {"__scheme__": self.scheme}}
         return json.dumps([group], indent=1) + "\n"
+
+
+def targets_of(state: SamplerState, host: str) -> set[TargetFile]:
+    """The files of a sampler on `host` that said so."""
+    if state.listen is None or state.port is None:
+        return set()
+    address = address_of(state.listen, state.port, host)
+    return {TargetFile(Path(path), address, state.scheme) for path in state.targets}
 
 
 def address_of(listen_host: str, port: int, host: str) -> str:

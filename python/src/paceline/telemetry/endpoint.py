@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
-from paceline.telemetry.discovery import TargetFile, address_of
+from paceline.telemetry.discovery import TargetFile, address_of, targets_of
 from paceline.telemetry.watch import Served
 from paceline.telemetry.web import WebSettings
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from paceline.telemetry.exporter import LatestTick, MetricsServer
+    from paceline.telemetry.runtime import SamplerState
     from paceline.telemetry.ticks import HostTick
     from paceline.telemetry.watches import WatchRequest
 
@@ -24,12 +25,13 @@ _log = logging.getLogger("paceline.sidecar")
 class Endpoint:
     """Starts with the first watch that wants metrics; its settings hold until the sampler ends.
 
-    last_port: that of a sampler that died, which those who scrape know.
+    last: what a sampler said that died; those who scrape know its port, and its files are there.
     """
 
-    def __init__(self, host: str, last_port: int | None = None) -> None:
+    def __init__(self, host: str, last: SamplerState | None = None) -> None:
         self._host = host
-        self._last_port = last_port
+        self._last_port = last.port if last else None
+        self._left_behind = targets_of(last, host) if last else set()
         self._by: WatchRequest | None = None
         self._server: MetricsServer | None = None
         self._latest: LatestTick | None = None
@@ -72,10 +74,16 @@ class Endpoint:
             )
         return "; ".join(notes) or None
 
+    @property
+    def targets(self) -> list[str]:
+        """The files that tell of it now."""
+        return sorted(str(target.path) for target in self._targets)
+
     def tell_prometheus(self, requests: Iterable[WatchRequest]) -> None:
         """Have a target file for every watch that asks for one, and no other."""
         wanted = {target for request in requests for target in self._targets_of(request)}
-        for target in self._targets - wanted:
+        old, self._left_behind = self._targets | self._left_behind, set()
+        for target in old - wanted:
             try:
                 target.remove()
             except OSError as error:

@@ -1,13 +1,59 @@
-"""What is costly is read on few ticks; who asks in between is told what was read last."""
+"""What stays as last read: what is costly, between the few ticks that read it; and what processes
+held, once they have ended."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from paceline.records.rows import RankSample
+    from paceline.records.rows import HostSample, RankSample
     from paceline.telemetry.ticks import HostTick, WatchTick
+
+
+_Row = TypeVar("_Row")
+
+
+@dataclass(slots=True)
+class LastAlive(Generic[_Row]):
+    """The last rows of a run or a rank in which any process lived, and had its memory."""
+
+    row: _Row | None = None
+    costly: _Row | None = None  # that has what is costly
+
+    def note(self, row: _Row, *, deep: bool) -> None:
+        """`row` is one; deep: and has what is costly."""
+        self.row = row
+        if deep:
+            self.costly = row
+
+
+def run_outlived(sample: HostSample, last: LastAlive[HostSample]) -> HostSample:
+    """`sample` with memory, threads and open files as they were while any process lived; counters,
+    and how many processes there are, as they are now."""
+    if last.row is None:
+        return sample
+    return dataclasses.replace(
+        sample,
+        run_rss_bytes=last.row.run_rss_bytes,
+        run_threads=last.row.run_threads,
+        run_pss_bytes=last.costly.run_pss_bytes if last.costly else None,
+        run_open_files=last.costly.run_open_files if last.costly else None,
+    )
+
+
+def rank_outlived(sample: RankSample, last: LastAlive[RankSample]) -> RankSample:
+    """As run_outlived, of one rank."""
+    if last.row is None:
+        return sample
+    return dataclasses.replace(
+        sample,
+        rss_bytes=last.row.rss_bytes,
+        threads=last.row.threads,
+        pss_bytes=last.costly.pss_bytes if last.costly else None,
+        open_files=last.costly.open_files if last.costly else None,
+    )
 
 
 def is_costly(tick: HostTick) -> bool:

@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import paceline
 from paceline.errors import EnvironmentLacks, PacelineError, PacelineWarning, UsageError
+from paceline.records.machine import host_name
+from paceline.telemetry.discovery import targets_of
 from paceline.telemetry.process_ids import Peer, ProcessId
 from paceline.telemetry.runtime import RUNTIME_VARIABLE, SamplerState
 from paceline.telemetry.watches import (
@@ -98,6 +100,7 @@ class Keeper:
                 self._until_let_go(sampler, limit_s)
         else:
             remove_request(self._runtime, self.request.id)
+            remove_targets(self._runtime)
         _reap()
         self.ended.set()
         os.close(self._wake)
@@ -126,12 +129,14 @@ class Keeper:
             if not path_of(self._runtime, self.request.id).exists():
                 break  # the watch has ended
             if is_second:
+                remove_targets(self._runtime)
                 _warn("has died again and stays away")
                 break
             is_second = True
             try:
                 self._until_watched(_READY_LIMIT_S)
             except (PacelineError, OSError) as error:
+                remove_targets(self._runtime)
                 _warn(f"has died and did not come back ({error})")
                 break
         self.ended.set()
@@ -212,6 +217,23 @@ class _Turn:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+def remove_targets(runtime: Runtime) -> None:
+    """Where no sampler lives, remove what leads Prometheus to the one that died.
+
+    Under the lock of samplers: one that starts meanwhile waits, and writes its own files after.
+    """
+    lock = runtime.take_lock()
+    if lock is None:
+        return
+    try:
+        last = runtime.last_state()
+        for target in targets_of(last, host_name()) if last is not None else ():
+            with suppress(OSError):  # gone with its run, or not to be written any more
+                target.remove()
+    finally:
+        os.close(lock)
 
 
 def _reap() -> None:

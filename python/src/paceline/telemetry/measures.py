@@ -73,7 +73,7 @@ def series(measure: Measure) -> Iterator[Sample]:
 
 
 def host_tick_values(host: str, tick: HostTick, version: str) -> Iterator[Measure]:
-    """All of a tick. Of runs of one name, whose series would be the same, the one that was
+    """All of a tick. Of trials of one run, whose series would be the same, the one that was
     launched last; and its control group, as a host may have many."""
     watches = sorted(tick.watches, key=lambda watch: watch.launched_unix_s)
     sample = tick.sample

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.records.rows import RankSample
 from paceline.telemetry.accounts import IoAccount, SwitchAccount, read_deep
+from paceline.telemetry.held import LastAlive, rank_outlived
 from paceline.telemetry.processes import ProcessTree
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class _Rank:
     switches: SwitchAccount
     io: IoAccount
     last: RankSample | None = None
+    last_alive: LastAlive[RankSample] = field(default_factory=LastAlive)
     last_cpu: tuple[float, float] | None = None  # monotonic s, CPU s
     ended: bool = False
 
@@ -83,6 +85,8 @@ class Ranks:
             row = self._row(number, rank, unix_s, monotonic_s, deep=deep)
             rank.ended = row.processes == 0
             rank.last = row
+            if row.rss_bytes:  # a process that is ending has given its memory back already
+                rank.last_alive.note(row, deep=deep)
             rows.append(row)
         return rows
 
@@ -90,6 +94,15 @@ class Ranks:
     def latest(self) -> tuple[RankSample, ...]:
         """The last row of each rank."""
         return tuple(rank.last for _, rank in sorted(self._ranks.items()) if rank.last is not None)
+
+    @property
+    def outlived(self) -> tuple[RankSample, ...]:
+        """The same, with what each rank held while it lived."""
+        return tuple(
+            rank_outlived(rank.last, rank.last_alive)
+            for _, rank in sorted(self._ranks.items())
+            if rank.last is not None
+        )
 
     def drop(self) -> None:
         """Have them read no longer."""

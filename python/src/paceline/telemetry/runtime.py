@@ -45,6 +45,8 @@ class SamplerState:
     scheme: str = "http"
     watches: list[str] = field(default_factory=list)  # WatchRequest.key
     notes: dict[str, str] = field(default_factory=dict)  # what a watch should be told, by key
+    runs: dict[str, str] = field(default_factory=dict)  # labels in metrics, by run directory
+    targets: list[str] = field(default_factory=list)  # files by which Prometheus finds it
 
 
 @dataclass(frozen=True, slots=True)

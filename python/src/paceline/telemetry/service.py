@@ -7,6 +7,7 @@ says that they did. The traces are the record: without metrics it goes on sampli
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import os
@@ -23,6 +24,7 @@ from paceline.telemetry.accounts import Figures
 from paceline.telemetry.cadence import beats_between, next_beat
 from paceline.telemetry.endpoint import Endpoint
 from paceline.telemetry.host import HostReader
+from paceline.telemetry.labels import RunLabels
 from paceline.telemetry.process_ids import ProcessId
 from paceline.telemetry.processes import ProcessTable
 from paceline.telemetry.procfs import ProcFs
@@ -69,7 +71,8 @@ class Sampler:
         self._figures = Figures(source)
         self._reader = HostReader(cgroup_pid=None)
         last = runtime.last_state()  # of one that did not end in order
-        self._endpoint = Endpoint(host, last.port if last else None)
+        self._endpoint = Endpoint(host, last)
+        self._labels = RunLabels(last.runs if last else {})
         self._samples = self._missed = 0
         self._last_tick_s: float | None = None
         self._latest: Tick | None = None
@@ -139,6 +142,7 @@ class Sampler:
     def _begin(self, request: WatchRequest) -> Watch | None:
         account = account_path(self._runtime, request.id)
         self._table.excluded.update(request.excluded)
+        request = dataclasses.replace(request, run=self._labels.label_of(request))
         try:
             watch = Watch(request, account, self._table, self._figures, self._host)
         except (WatchRefusedError, PacelineError) as error:
@@ -163,15 +167,19 @@ class Sampler:
 
     def _publish(self) -> None:
         """Tell Prometheus and those who wait for an answer how things stand."""
-        self._endpoint.tell_prometheus(watch.request for watch in self._watches.values())
+        requests = [watch.request for watch in self._watches.values()]
+        self._labels.keep(requests)
+        self._endpoint.tell_prometheus(requests)
         served = self._endpoint.served
         state = SamplerState(
             process=self._itself,
             listen=served.listen,
             port=served.port,
             scheme=served.scheme,
-            watches=[watch.request.key for watch in self._watches.values()],
+            watches=[request.key for request in requests],
             notes=self._notes,
+            runs=self._labels.known,
+            targets=self._endpoint.targets,
         )
         try:
             put(self._runtime.sampler, state)

@@ -45,7 +45,7 @@ class TrainingProgress:
 class WatchTick:
     """One run, as seen on this host."""
 
-    run: str  # the run directory's name
+    run: str  # labels.RunLabels
     facts: Mapping[str, str]  # RUN_FACTS
     launched_unix_s: float
     sample: HostSample  # with this run's trees in its run_* fields

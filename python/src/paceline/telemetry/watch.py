@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import paceline
 from paceline.errors import DataError
 from paceline.records.cgroups import read_limits
 from paceline.records.files import JsonlWriter, read_json, write_json, write_text
@@ -18,7 +20,8 @@ from paceline.records.typed import typed
 from paceline.telemetry.accounts import IoAccount, SwitchAccount, read_deep
 from paceline.telemetry.cadence import HostShares, next_beat
 from paceline.telemetry.cgroup_usage import CgroupReader
-from paceline.telemetry.process_ids import ProcessId
+from paceline.telemetry.held import LastAlive, run_outlived
+from paceline.telemetry.process_ids import ProcessId, boot_id
 from paceline.telemetry.processes import ProcessTree, TreeAccount
 from paceline.telemetry.progress import TrainingTail
 from paceline.telemetry.rank_finder import RankFinder
@@ -115,6 +118,9 @@ class Watch:
         row = _last_sample(self._trace_path) if resumed else None
         ranks = _last_ranks(self._ranks_path) if resumed else {}
         self._last_unix_s = row.unix_s if row else None
+        self._last_alive: LastAlive[HostSample] = LastAlive()
+        if row is not None:
+            self._note_alive(row, deep=row.run_open_files is not None)
         self._switches = SwitchAccount(
             figures,
             voluntary=row.run_voluntary_context_switches if row else 0,
@@ -198,6 +204,7 @@ class Watch:
         self.next_beat_s = next_beat(tick.monotonic_s, self.request.interval_s)
         sample = self._sampled(tick, deep=deep)
         ranks = self._ranks.sample(tick.unix_s, tick.monotonic_s, deep=deep) if self._ranks else []
+        self._note_alive(sample, deep=deep)
         self._write(sample, ranks)
         if self._tree.changed:
             self._save()
@@ -216,7 +223,7 @@ class Watch:
     def finish(self, served: Served, reason: EndReason) -> None:
         """Write the last values and the reason, and let go of everything."""
         if self.latest is not None and self._trace_path is not None and not self.lost:
-            self._write_final(self.latest, self._trace_path)
+            self._write_final(self._outlived(self.latest), self._trace_path)
         self.announce(served, reason)
         self.close()
 
@@ -258,6 +265,18 @@ class Watch:
             sidecar_cpu_seconds=tick.sampler_cpu_s,
             sidecar_rss_bytes=tick.sampler_rss_bytes,
             sidecar_missed_ticks=tick.missed,
+        )
+
+    def _note_alive(self, sample: HostSample, *, deep: bool) -> None:
+        if sample.run_rss_bytes:  # a process that is ending has given its memory back already
+            self._last_alive.note(sample, deep=deep)
+
+    def _outlived(self, tick: WatchTick) -> WatchTick:
+        """The last sample is taken when processes are gone: what they held is in earlier ones."""
+        return dataclasses.replace(
+            tick,
+            sample=run_outlived(tick.sample, self._last_alive),
+            ranks=self._ranks.outlived if self._ranks else (),
         )
 
     def _count_deep(self, *, deep: bool) -> None:
@@ -327,7 +346,10 @@ class Watch:
         limits = read_limits(processes[0].pid if processes else "self")
         return {
             "schema": SCHEMA,
+            "version": paceline.__version__,
             "host": self.host,
+            "boot_id": boot_id(),  # hosts that are parts of one machine have the same
+            "run": self.request.run,
             "cores": os.cpu_count(),
             "cgroup_cpu_limit": limits.cpus,
             "cgroup_memory_limit_bytes": limits.memory_bytes,

@@ -39,7 +39,7 @@ class WatchRequest:
     processes: list[ProcessId]  # roots; without any, the watch lasts as long as its owner
     owner: ProcessId | None = None  # ends the watch by its death
     excluded: list[int] = field(default_factory=list)  # not part of what is watched
-    run: str
+    run: str  # its name; the label in metrics may be another (labels.RunLabels)
     facts: dict[str, str] = field(default_factory=dict)
     interval_s: float
     max_lifetime_s: float
@@ -61,6 +61,12 @@ class WatchRequest:
     def key(self) -> str:
         """Of this request alone; a later one for the same trace has another."""
         return f"{self.id}@{self.requested_unix_s!r}"
+
+    @property
+    def directory(self) -> str:
+        """Of the run; of a trace that belongs to none, its own folder."""
+        inside = self.run_targets or self.trace
+        return str(Path(inside).parent) if inside else self.id
 
     @property
     def ends_unix_s(self) -> float:
