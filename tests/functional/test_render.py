@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,16 +31,11 @@ _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
 
 
 @pytest.fixture(scope="module")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data_dir(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: Path) -> Path:
     """Holds a data set for the workload, by its name."""
-    root = tmp_path_factory.mktemp("render")
-    paceline = Cli(environment=dict(os.environ), cwd=root)
-    photos, data = root / "photos", root / "data" / "tiny"
-    made = paceline("data", "synth", photos, "--preset", "tiny", "--images", "48")
-    assert made.returncode == 0, made.stderr
-    ingested = paceline("data", "ingest", photos, data)
-    assert ingested.returncode == 0, ingested.stderr
-    return data.parent
+    folder = tmp_path_factory.mktemp("render") / "data"
+    shutil.copytree(tiny_dataset, folder / "tiny")
+    return folder
 
 
 @pytest.fixture

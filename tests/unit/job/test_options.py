@@ -68,6 +68,36 @@ def test_every_option_reaches_the_trial(by_hand):
     assert trial.id.endswith(".b5.r4")
 
 
+def test_settings_of_the_sidecar_reach_the_trial(by_hand):
+    words = (
+        "--telemetry-listen-host 0.0.0.0 --telemetry-listen-port -1 --telemetry-targets-dir /all "
+        "--telemetry-textfile-dir /text --telemetry-tls-certificate /c --telemetry-tls-key /k "
+        "--telemetry-tls-client-ca /ca --telemetry-bearer-token-file /token"
+    )
+    telemetry = job_of(by_hand(*words.split()), "mpi", nodes=1, ranks_per_node=2).trial.telemetry
+    assert (telemetry.listen_host, telemetry.listen_port) == ("0.0.0.0", -1)
+    assert (telemetry.targets_dir, telemetry.textfile_dir) == ("/all", "/text")
+    assert (telemetry.tls_certificate, telemetry.tls_key) == ("/c", "/k")
+    assert (telemetry.tls_client_ca, telemetry.bearer_token_file) == ("/ca", "/token")
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ("--telemetry-listen-port 65536", "telemetry.listen_port"),
+        ("--telemetry-tls-key /k", "tls_certificate and tls_key go together"),
+        ("--telemetry-tls-client-ca /ca", "tls_client_ca needs tls_certificate"),
+        (
+            "--telemetry-basic-auth-file /a --telemetry-bearer-token-file /t",
+            "basic_auth_file or bearer_token_file, got both",
+        ),
+    ],
+)
+def test_settings_of_the_sidecar_follow_the_rules_of_a_spec(words, fault, by_hand):
+    with pytest.raises(UsageError, match=fault):
+        job_of(by_hand(*words.split()), "mpi", nodes=1, ranks_per_node=2)
+
+
 @pytest.mark.parametrize(
     ("launcher", "ranks", "words", "strategy", "transport"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +15,7 @@ from paceline.spec.loading import parse_spec
 
 # of the launcher's own command line, of the machine, or of the run that keeps the records
 _NOT_OPTIONS: dict[str, bool | dict[str, bool]] = {
-    **dict.fromkeys(
-        ("mpi", "spark", "id", "repeat", "telemetry", "training", "save_tensors"), True
-    ),
+    **dict.fromkeys(("mpi", "spark", "id", "repeat", "training", "save_tensors"), True),
     "placement": {"core_budget": True},
 }
 _EXPERIMENTS = (
@@ -70,6 +69,18 @@ averaging_start = 3
 [limits]
 trial_s = 77
 """
+_TELEMETRY = """
+[telemetry]
+interval_s = 0.25
+listen_host = "0.0.0.0"
+listen_port = 9464
+targets_dir = "/etc/prometheus/targets of all"
+textfile_dir = "/var/lib/node_exporter"
+tls_certificate = "/etc/paceline/host.pem"
+tls_key = "/etc/paceline/host.key"
+tls_client_ca = "/etc/paceline/ca.pem"
+bearer_token_file = "/etc/paceline/token"
+"""
 
 
 def _planned(text: str, where: str):
@@ -104,6 +115,32 @@ def test_options_read_back_are_the_trial_that_was_planned(name: str) -> None:
 def test_a_trial_without_a_sidecar_stays_without() -> None:
     (trial, *_) = _planned(_SEVERAL_NODES + "[telemetry]\nenabled = false\n", "test")
     assert "--no-sidecar" in job_arguments(trial, data="/data/x", run_dir="/runs/y")
+    assert _read_back(trial).telemetry == trial.telemetry
+
+
+def test_every_setting_of_telemetry_is_passed_on() -> None:
+    trial = _planned(_SEVERAL_NODES + _TELEMETRY, "test")[0]
+    assert _read_back(trial).telemetry == trial.telemetry
+    password = _TELEMETRY.replace("bearer_token_file", "basic_auth_file")
+    with_password = _planned(_SEVERAL_NODES + password, "test")[0]
+    assert _read_back(with_password).telemetry == with_password.telemetry
+    told = {**trial.telemetry.model_dump(), **with_password.telemetry.model_dump()}
+    unset = {name for name, value in told.items() if value is None}
+    assert unset == {"bearer_token_file"}  # set in the first; no setting was forgotten here
+
+
+def test_no_metrics_stay_none() -> None:
+    trial = _planned(_SEVERAL_NODES + "[telemetry]\nlisten_port = -1\n", "test")[0]
+    assert _read_back(trial).telemetry.listen_port == -1
+
+
+def test_relative_path_of_telemetry_means_the_same_wherever_the_job_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trial = _planned(_SEVERAL_NODES + '[telemetry]\ntextfile_dir = "text"\n', "test")[0]
+    words = job_arguments(trial, data="/data/x", run_dir="/runs/y")
+    assert words[words.index("--telemetry-textfile-dir") + 1] == str(tmp_path / "text")
 
 
 def test_parameters_that_have_no_option_are_refused() -> None:

@@ -150,3 +150,24 @@ def test_what_kubernetes_cannot_be_told_is_left_out_with_its_reason() -> None:
     (reason,) = left_out
     assert "spark.mpi" in reason.configuration
     assert "ssh" in reason.reason
+
+
+def test_telemetry_of_places_that_pods_do_not_see_is_left_out() -> None:
+    seen = """
+[telemetry]
+listen_host = "0.0.0.0"
+listen_port = 9464
+targets_dir = "/shared/targets"
+"""
+    documents, left_out = _objects(_TWO_NODES + seen)
+    assert left_out == []
+    for objects in documents.values():
+        text = yaml.safe_dump(objects[0])
+        for word in ("--telemetry-listen-host", "0.0.0.0", "9464", "/shared/targets"):
+            assert word in text
+    hidden = seen + 'bearer_token_file = "/etc/token"\ntextfile_dir = "/shared/text"\n'
+    documents, left_out = _objects(_TWO_NODES + hidden)
+    assert documents == {}
+    assert {each.reason for each in left_out} == {
+        "pods see nothing but /shared of [telemetry] bearer_token_file = '/etc/token'"
+    }

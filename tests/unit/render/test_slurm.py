@@ -111,3 +111,19 @@ def test_what_slurm_cannot_start_is_left_out_with_its_reason() -> None:
 
 def _command(text: str) -> list[str]:
     return shlex.split(text.rpartition("\n\n")[2].replace("\\\n", " "))
+
+
+def test_the_sidecar_is_told_all_that_the_spec_says_of_it() -> None:
+    said = """
+[telemetry]
+listen_host = "0.0.0.0"
+listen_port = 9464
+tls_certificate = "/etc/my certificates/host.pem"
+tls_key = "/etc/my certificates/host.key"
+"""
+    for launcher in ("local", "mpi", "torchrun"):
+        words = _command(_one(launcher, _SPEC + said))
+        assert words[words.index("--telemetry-listen-host") + 1] == "0.0.0.0"
+        assert words[words.index("--telemetry-listen-port") + 1] == "9464"
+        key = words[words.index("--telemetry-tls-key") + 1]
+        assert key == "/etc/my certificates/host.key"

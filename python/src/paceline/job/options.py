@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn, get_args
 from pydantic import ValidationError
 
 from paceline.errors import EnvironmentLacks, UsageError
-from paceline.job.trial_by_hand import DEFAULT_NAME, trial_by_hand
+from paceline.job.trial_by_hand import DEFAULT_NAME, TELEMETRY_PATHS, trial_by_hand
 from paceline.plan.trial import Trial
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.spec.values import (
@@ -74,7 +74,8 @@ def parser(prog: str) -> argparse.ArgumentParser:
     _add_task(made.add_argument_group("what is trained, and where the records go"))
     _add_placement(made.add_argument_group("how it is spread"))
     _add_communication(made.add_argument_group("how gradients travel"))
-    _add_limits(made.add_argument_group("limits and telemetry"))
+    _add_limits(made.add_argument_group("limits"))
+    _add_telemetry(made.add_argument_group("telemetry, as in [telemetry] of a spec"))
     return made
 
 
@@ -150,8 +151,17 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--trial-timeout", type=float, metavar="SECONDS")
     group.add_argument("--rendezvous-timeout", type=float, metavar="SECONDS")
     group.add_argument("--collective-timeout", type=float, metavar="SECONDS")
-    group.add_argument("--telemetry-interval", type=float, metavar="SECONDS")
+
+
+def _add_telemetry(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--no-sidecar", action="store_true", default=None)
+    group.add_argument("--telemetry-interval", type=float, metavar="SECONDS")
+    group.add_argument("--telemetry-listen-host", metavar="ADDRESS")
+    group.add_argument(
+        "--telemetry-listen-port", type=int, metavar="PORT", help="0: any free one; -1: no metrics"
+    )
+    for name in TELEMETRY_PATHS:
+        group.add_argument(f"--telemetry-{name.replace('_', '-')}", metavar="PATH")
 
 
 def asked_ranks(options: argparse.Namespace) -> int | None:

@@ -32,6 +32,10 @@ _PLACEMENT = (
     "compression", "compression_rank", "compression_density", "averaging_period",
     "averaging_start",
 )  # fmt: skip
+TELEMETRY_PATHS = (
+    "targets_dir", "textfile_dir", "tls_certificate", "tls_key", "tls_client_ca",
+    "basic_auth_file", "bearer_token_file",
+)  # fmt: skip
 DEFAULT_NAME = "by-hand"
 # The first of a table is the only one that a command line can be about.
 _PLACE_IN_SPEC = re.compile(r"(trials|workloads)\[1\][.:] ?|training\.")
@@ -98,6 +102,9 @@ def _spec_text(options: argparse.Namespace, trials: Sequence[dict[str, Any]]) ->
     telemetry = {
         "interval_s": options.telemetry_interval,
         "enabled": False if options.no_sidecar else None,
+        "listen_host": options.telemetry_listen_host,
+        "listen_port": options.telemetry_listen_port,
+        **{name: getattr(options, f"telemetry_{name}") for name in TELEMETRY_PATHS},
     }
     limits = {
         "trial_s": options.trial_timeout,

@@ -5,8 +5,10 @@ So what a scheduler starts keeps its own records in the run directory, as any tr
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.job.trial_by_hand import TELEMETRY_PATHS
 from paceline.plan.trial import DEFAULT_BUCKET_MB, LOOPBACK
 from paceline.spec.models import Limits, TelemetrySettings
 
@@ -37,6 +39,15 @@ def job_arguments(trial: Trial, *, data: str, run_dir: str) -> list[str]:
     return words
 
 
+def telemetry_paths(trial: Trial) -> dict[str, Path]:
+    """What the sidecar is to read and write, by key of [telemetry].
+
+    Relative paths begin here, as for `paceline run`: a job may begin in any directory.
+    """
+    named = ((name, getattr(trial.telemetry, name)) for name in TELEMETRY_PATHS)
+    return {name: Path(path).absolute() for name, path in named if path is not None}
+
+
 _Option = tuple[str, str | float | bool | None]
 
 
@@ -65,8 +76,7 @@ def _options(trial: Trial, data: str, run_dir: str) -> Iterator[_Option]:
     yield "trial-timeout", _unless(limits.trial_s, usual.trial_s)
     yield "rendezvous-timeout", _unless(limits.rendezvous_s, usual.rendezvous_s)
     yield "collective-timeout", _unless(limits.collective_s, usual.collective_s)
-    yield "telemetry-interval", _unless(trial.telemetry.interval_s, TelemetrySettings().interval_s)
-    yield "no-sidecar", not trial.telemetry.enabled
+    yield from _telemetry(trial)
 
 
 def _placement(trial: Trial) -> Iterator[_Option]:
@@ -101,6 +111,18 @@ def _communication(trial: Trial) -> Iterator[_Option]:
     if trial.averaging is not None:
         yield "averaging-period", trial.averaging.period
         yield "averaging-start", _unless(trial.averaging.start_step, 0)
+
+
+def _telemetry(trial: Trial) -> Iterator[_Option]:
+    telemetry, usual = trial.telemetry, TelemetrySettings()
+    if not telemetry.enabled:
+        yield "no-sidecar", True
+        return
+    yield "telemetry-interval", _unless(telemetry.interval_s, usual.interval_s)
+    yield "telemetry-listen-host", _unless(telemetry.listen_host, usual.listen_host)
+    yield "telemetry-listen-port", _unless(telemetry.listen_port, usual.listen_port)
+    for name, path in telemetry_paths(trial).items():
+        yield f"telemetry-{name.replace('_', '-')}", str(path)
 
 
 def _unless(value: str | float, usual: str | float) -> str | float | None:

@@ -22,7 +22,7 @@ from paceline.launch.environment import rank_environment
 from paceline.launch.mpi import interface_parameters
 from paceline.launch.spark import configuration
 from paceline.launch.spark_native import driver_memory
-from paceline.render.arguments import job_arguments, why_not
+from paceline.render.arguments import job_arguments, telemetry_paths, why_not
 from paceline.render.places import LeftOut, Places, Rendered, by_configuration, limit_s
 
 if TYPE_CHECKING:
@@ -79,7 +79,20 @@ def _why_not(trial: Trial) -> str | None:
         return "how a cluster names its GPUs is not known here"
     if trial.launcher == "spark" and trial.transport == "mpi":
         return "executors' pods have no ssh daemon for the MPI job that they would start"
-    return why_not(trial)
+    return _why_not_telemetry(trial) or why_not(trial)
+
+
+def _why_not_telemetry(trial: Trial) -> str | None:
+    if not trial.telemetry.enabled:
+        return None
+    elsewhere = [
+        f"{name} = {str(path)!r}"
+        for name, path in telemetry_paths(trial).items()
+        if not path.is_relative_to(MOUNT)
+    ]
+    if not elsewhere:
+        return None
+    return f"pods see nothing but {MOUNT} of [telemetry] {', '.join(elsewhere)}"
 
 
 def _object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
