@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import NotComparable, UsageError
+from paceline.job.sidecars import kept_sampler
 from paceline.records.files import write_json, write_text
 from paceline.records.layout import RunFiles
 from paceline.records.machine import usable_cores
@@ -121,7 +122,9 @@ def run_search(
     with only_runner(run_dir):
         if not files.manifest.exists():
             write_json(files.manifest, manifest_of(_as_planned(plan)))
-        return _search(kind, plan, files, progress, budget_s or plan.scene.settings.timeout_s)
+        limit_s = budget_s or plan.scene.settings.timeout_s
+        with kept_sampler(files, experiment.telemetry):
+            return _search(kind, plan, files, progress, limit_s)
 
 
 def _plan(
