@@ -29,7 +29,7 @@ def test_operations_give_what_arithmetic_says(ranks, options, run_ranks, tmp_pat
     run_ranks(ranks, "plain", "mpi_operations", tmp_path, *options)
     reports = [json.loads((tmp_path / f"report.{r}.json").read_text()) for r in range(ranks)]
     for rank, report in enumerate(reports):
-        assert len(report["passed"]) == 14
+        assert len(report["passed"]) == 15
         assert (report["rank"], report["local_rank"]) == (rank, rank)
         assert report["algorithms"] == ["auto", "native"], "a later group has the first one's"
         assert report["listening"] == (["127.0.0.1"] if rank == 0 else [])

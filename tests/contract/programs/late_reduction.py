@@ -1,5 +1,7 @@
 """Run by mpirun: rank 1 does not come to an all-reduce; the others say for whom they wait.
 
+The group counts its ranks otherwise than the world: the last comes first.
+
 usage: late_reduction.py mpi FOLDER LIMIT_S ALGORITHM…
 """
 
@@ -18,17 +20,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context
 
 from paceline.errors import TimedOut
+from paceline.train.collectives.mpi.names import Names
 from paceline.train.collectives.mpi.reductions import Reductions
 from paceline.train.collectives.store import open_store
 
 folder, limit_s = Path(sys.argv[2]), float(sys.argv[3])
 store = open_store(make_context(folder), 30.0)
 world = MPI.COMM_WORLD
+comm = world.Split(0, (world.rank + 1) % world.size)
+names = Names.of(comm)
 for algorithm in sys.argv[4:]:
     group = Reductions(
-        world,
-        rank=world.rank,
-        size=world.size,
+        comm,
+        names=names,
         store=PrefixStore(algorithm, store),
         limit_s=limit_s,
         algorithm=algorithm,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -279,9 +280,9 @@ def check_messages_that_nobody_sends(rank: int, size: int) -> None:
     if rank == 0:
         started = time.monotonic()
         unmatched = dist.irecv(torch.empty(1), 1, group=group, tag=7)
-        with pytest.raises(TimedOut, match="rank 0: MPI recv 1->0"):
+        with pytest.raises(TimedOut, match=r"rank 0: MPI recv from rank 1 \("):
             dist.recv(torch.empty(1), 1, group=group, tag=8)
-        with pytest.raises(TimedOut, match="recv 1->0"):
+        with pytest.raises(TimedOut, match=r"recv from rank 1 \("):
             unmatched.get_future().wait()
         assert SHORT_S * 0.9 <= time.monotonic() - started < SHORT_S * 3
     dist.barrier()
@@ -290,11 +291,25 @@ def check_messages_that_nobody_sends(rank: int, size: int) -> None:
     assert tensor == size
 
 
+def check_messages_of_a_group_name_ranks_of_the_world(rank: int, size: int) -> None:
+    last = size - 1
+    group = dist.new_group([0, last], timeout=timedelta(seconds=SHORT_S))
+    if rank == last:
+        name = f"rank {last}: MPI recv from rank 0 \\({socket.gethostname()}\\)"
+        with pytest.raises(TimedOut, match=name):
+            dist.recv(torch.empty(1), 0, group=group)
+    elif rank == 0:
+        with pytest.raises(TimedOut, match="rank 0: MPI recv from any rank"):
+            dist.recv(torch.empty(1), None, group=group)
+    dist.barrier()
+
+
 CHECKS: list[Callable[[int, int], None]] = [
     check_moving_every_type, check_sizes_that_differ, check_tensors_of_all_ranks,
     check_sixteen_bits_are_rounded_once, check_other_reductions, check_shapes,
     check_groups_that_overlap, check_futures_of_messages, check_batches, check_functional,
     check_objects, check_recording, check_profile, check_messages_that_nobody_sends,
+    check_messages_of_a_group_name_ranks_of_the_world,
 ]  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from ranks import make_context
 
 from paceline.train.collectives.mpi import reductions
 from paceline.train.collectives.mpi.algorithms import calibration, schedules
+from paceline.train.collectives.mpi.names import Names
 from paceline.train.collectives.mpi.reductions import Reductions
 from paceline.train.collectives.store import open_store
 
@@ -70,8 +71,7 @@ def check_layout(on_hosts: tuple[int, ...], store: Store) -> dict[str, Any]:
     for name in ("auto", "native", "hierarchical", *schedules.SCHEDULES):
         group = Reductions(
             WORLD,
-            rank=WORLD.rank,
-            size=WORLD.size,
+            names=Names.of(WORLD),
             store=PrefixStore(f"{on_hosts} {name}", store),
             limit_s=LIMIT_S,
             algorithm=name,

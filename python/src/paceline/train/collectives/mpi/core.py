@@ -22,6 +22,7 @@ from paceline.train.collectives.mpi.buffers import check_dense, devices_done
 from paceline.train.collectives.mpi.exchanges import Exchanges
 from paceline.train.collectives.mpi.joint import JointWork
 from paceline.train.collectives.mpi.messages import Messenger, MpiMessage
+from paceline.train.collectives.mpi.names import Names
 from paceline.train.collectives.mpi.profiled import begin_in_profile
 from paceline.train.collectives.mpi.reductions import Carried, Reductions
 from paceline.train.collectives.progress import ProgressThread
@@ -73,12 +74,14 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         self._limit_s = limit_s
         self._store = store
         self.algorithm = algorithm
-        self._progress = ProgressThread("MPI", rank, limit_s, name)
+        self._world_rank: int = MPI.COMM_WORLD.rank
+        self._progress = ProgressThread("MPI", self._world_rank, limit_s, name)
         leaving.watch(self._progress, limit_s)
         self._messenger = Messenger(name)
         self._coalesced: list[PendingWork] | None = None
         self._open = True
         atexit.register(self.abort)  # a thread still in torch when Python ends would bring it down
+        self._names: Names
         self._reductions: Reductions
         self._exchanges: Exchanges
         self._comm: MPI.Intracomm
@@ -184,11 +187,13 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         self,
         name: str,
         peers: str,
+        told_as: str,
         tensor: Tensor,
         begin: Callable[[Tensor], tuple[Any, MPI.Request, Callable[[], None]]],
         shown_name: str | None = None,
     ) -> MpiMessage:
-        """Start a message. peers: who sends to whom, the same word on both ranks.
+        """Start a message. peers: who sends to whom, the same word on both ranks; told_as: the same
+        for the user.
 
         begin: gives the buffer, the request, and what to do once it is complete.
         shown_name: in a profile, if not `name`.
@@ -207,8 +212,9 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
             shown()
             operation.end()
 
+        told = f"MPI {name} {told_as}"
         message = MpiMessage(
-            f"MPI {name} {peers}", self._rank, self._limit_s, [tensor], request, buffer, ended
+            told, self._world_rank, self._limit_s, [tensor], request, buffer, ended
         )
         self._messenger.add(message)
         self._noted(message)
@@ -243,13 +249,13 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         self._comm = world.Create_group(group, tag)
         self._messages = self._comm.Dup()
         group.Free()
-        self._exchanges = Exchanges(self._comm, self._limit_s)
+        self._names = Names.of(self._comm)
+        self._exchanges = Exchanges(self._comm, self._names, self._limit_s)
         # A store can outlive a group, and must not answer the next with what it was told by this.
         alone = self._comm.bcast(uuid.uuid4().hex)
         self._reductions = Reductions(
             self._comm,
-            rank=self._rank,
-            size=self._size,
+            names=self._names,
             store=PrefixStore(alone, self._store),
             limit_s=self._limit_s,
             algorithm=self.algorithm,

@@ -27,15 +27,17 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from torch import Tensor
 
+    from paceline.train.collectives.mpi.names import Names
     from paceline.train.collectives.mpi.operations import Reduction
 
 
 class Exchanges:
     """Among the ranks of `comm`. Each raises TimedOut if it does not end within `limit_s`."""
 
-    def __init__(self, comm: MPI.Intracomm, limit_s: float) -> None:
+    def __init__(self, comm: MPI.Intracomm, names: Names, limit_s: float) -> None:
         self._comm = comm
         self._rank = comm.rank
+        self._world_rank = names.world_ranks[comm.rank]
         self._limit_s = limit_s
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
@@ -125,7 +127,7 @@ class Exchanges:
 
     def _end(self, name: str, request: MPI.Request) -> None:
         if not poll(request, self._limit_s):
-            raise timed_out(f"MPI {name}", self._rank, self._limit_s)
+            raise timed_out(f"MPI {name}", self._world_rank, self._limit_s)
 
 
 def _lengths(tensors: Sequence[Tensor]) -> list[int]:

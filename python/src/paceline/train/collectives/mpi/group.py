@@ -224,28 +224,30 @@ class MpiProcessGroup(GroupCore):
             flat = on_wire(tensor)
             return flat, self._messages.Isend(whole(flat), destination, tag), lambda: None
 
-        return self._post("send", f"{self._rank}->{destination}", tensor, begin)
+        peers, told_as = f"{self._rank}->{destination}", f"to {self._names(destination)}"
+        return self._post("send", peers, told_as, tensor, begin)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> MpiMessage:
-        return self._receive(tensors, source, tag, f"{source}->{self._rank}", "recv")
+        told_as = f"from {self._names(source)}"
+        return self._receive(tensors, source, tag, told_as, "recv")
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> MpiMessage:
-        peers = f"*->{self._rank}"
-        return self._receive(tensors, MPI.ANY_SOURCE, tag, peers, "recvAnySource")
+        return self._receive(tensors, MPI.ANY_SOURCE, tag, "from any rank", "recvAnySource")
 
     # -- inside --------------------------------------------------------------------------------
 
     def _receive(
-        self, tensors: list[Tensor], source: int, tag: int, peers: str, shown_name: str
+        self, tensors: list[Tensor], source: int, tag: int, told_as: str, shown_name: str
     ) -> MpiMessage:
         (tensor,) = tensors
+        peers = f"{'*' if source == MPI.ANY_SOURCE else source}->{self._rank}"
 
         def begin(tensor: Tensor) -> tuple[Any, MPI.Request, Callable[[], None]]:
             flat = on_wire(tensor)
             request = self._messages.Irecv(whole(flat), source, tag)
             return flat, request, lambda: put_back(flat, tensor)
 
-        return self._post("recv", peers, tensor, begin, shown_name)
+        return self._post("recv", peers, told_as, tensor, begin, shown_name)
 
     def _reduce_over_all(self, tensor: Tensor, reduction: Reduction) -> Carried:
         flat = reduction.begin(tensor)

@@ -15,20 +15,27 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
+    from paceline.train.collectives.mpi.names import Names
+
 
 class Host:
     """The ranks of a group that run on this host."""
 
-    def __init__(self, members: Sequence[int], rank: int, store: Store, limit_s: float) -> None:
-        """Collective over `members`. store: of the group alone.
+    def __init__(
+        self, members: Sequence[int], rank: int, names: Names, store: Store, limit_s: float
+    ) -> None:
+        """Collective over `members`. names: of the group's ranks; store: of the group alone.
 
         Raises EnvironmentLacks, on all members, if they cannot share memory, TimedOut if not all
         come.
         """
-        self._rank = rank
-        self._members = tuple(members)
-        local_rank, size = self._members.index(rank), len(self._members)
-        share = GroupStore(store, local_rank, size, prefix=f"host of rank {members[0]}")
+        self._world_rank = names.world_ranks[rank]
+        local_rank, size = members.index(rank), len(members)
+        local_ranks = ", ".join(map(str, range(size)))
+        self._who = f"local ranks {local_ranks} are ranks {names.numbers(members)}"
+        share = GroupStore(
+            store, local_rank, size, prefix=f"host of rank {names.world_ranks[members[0]]}"
+        )
         self._node = SharedNode(share, limit_s)
         self._meeting = self._node.meeting(range(size))
         memory = self._node.memory("all-reduce", segment_bytes(size))
@@ -50,8 +57,4 @@ class Host:
         self._node.close()
 
     def _explained(self, name: str, error: Exception) -> str:
-        ranks = ", ".join(map(str, self._members))
-        return (
-            f"rank {self._rank}: MPI {name}: {error} (local ranks from 0 on this node are ranks "
-            f"{ranks} of the group)"
-        )
+        return f"rank {self._world_rank}: MPI {name}: {error} ({self._who})"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from paceline.spec.values import Algorithm
+    from paceline.train.collectives.mpi.names import Names
 
 # MPI's own is none of them: it spins, on cores that are not idle here (25 MB in 12 s where 0.4 s
 # would do, with two ranks on each core), and cannot be given up. Nor are the papers' two.
@@ -47,20 +48,20 @@ class Reductions:
         self,
         comm: MPI.Intracomm,
         *,
-        rank: int,
-        size: int,
+        names: Names,
         store: Store,
         limit_s: float,
         algorithm: Algorithm,
     ) -> None:
-        """Collective. limit_s: of every wait; store: of this group alone.
+        """Collective. names: of the ranks of `comm`; store: of this group alone; limit_s: of every
+        wait.
 
         algorithm: "auto" is shared memory on one host; else, or where memory cannot be shared, what
         a calibration finds, here if the group is the whole world, otherwise at the first message.
         """
         self._comm = comm
-        self._rank = rank
-        self._size = size
+        self._rank, self._size = comm.rank, comm.size
+        self._names = names
         self._limit_s = limit_s
         self._asked = algorithm
         self._hosts = hosts_of(comm)
@@ -71,7 +72,7 @@ class Reductions:
         self._exchange_comm = MPI.COMM_NULL
         self._choice: Choice | None = None
         self._way = self._prepare(store)
-        if self._way == "auto" and size == MPI.COMM_WORLD.size:
+        if self._way == "auto" and self._size == MPI.COMM_WORLD.size:
             self._choice = self._calibrate()
 
     def allreduce(self, buffer: NDArray[Any], operation: MPI.Op) -> Carried:
@@ -96,7 +97,7 @@ class Reductions:
         if self._host is not None and len(set(self._hosts)) == 1:
             self._host.meet(name)
         elif not poll(self._comm.Ibarrier(), self._limit_s):
-            raise timed_out(f"MPI {name}", self._rank, self._limit_s)
+            raise timed_out(f"MPI {name}", self._names.world_ranks[self._rank], self._limit_s)
 
     def describe(self) -> dict[str, Any]:
         """What a reader of the results should know: how messages of which size are reduced."""
@@ -140,7 +141,7 @@ class Reductions:
             asked = "auto"
         if asked not in {"native", "hierarchical"}:
             self._exchange_comm = self._comm.Dup()
-            self._exchange = Exchange(self._exchange_comm, self._limit_s)
+            self._exchange = Exchange(self._exchange_comm, self._names, self._limit_s)
         return asked
 
     def _share_memory(self, store: Store) -> bool:
@@ -149,7 +150,7 @@ class Reductions:
         members = [rank for rank, host in enumerate(self._hosts) if host == own]
         try:
             if len(members) > 1:
-                self._host = Host(members, self._rank, store, self._limit_s)
+                self._host = Host(members, self._rank, self._names, store, self._limit_s)
         except EnvironmentLacks as error:
             self._why_not_shared = str(error)
         reasons = [reason for reason in self._comm.allgather(self._why_not_shared) if reason]
@@ -202,4 +203,5 @@ class Reductions:
 
     def _broadcast(self, array: NDArray[Any]) -> None:
         if not poll(self._comm.Ibcast(array, 0), self._limit_s):
-            raise timed_out("MPI calibration", self._rank, self._limit_s)
+            own = self._names.world_ranks[self._rank]
+            raise timed_out("MPI calibration", own, self._limit_s)

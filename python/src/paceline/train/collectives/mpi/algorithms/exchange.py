@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.train.collectives.mpi.algorithms.steps import Span, Step
+    from paceline.train.collectives.mpi.names import Names
 
 
 @dataclass(slots=True)
@@ -51,9 +52,10 @@ class Exchange:
     For one thread; all ranks call the same in the same order.
     """
 
-    def __init__(self, comm: MPI.Comm, limit_s: float) -> None:
-        """limit_s: of every all-reduce."""
+    def __init__(self, comm: MPI.Comm, names: Names, limit_s: float) -> None:
+        """names: of the ranks of `comm`; limit_s: of every all-reduce."""
         self._comm = comm
+        self._names = names
         self._rank, self._size = comm.rank, comm.size
         self._limit_s = limit_s
         self._scratch: dict[int, NDArray[np.uint8]] = {}  # by lane
@@ -141,10 +143,11 @@ class Exchange:
         return targets
 
     def _explained(self, pending: list[_Message], algorithm: str, what: str) -> str:
-        waits = sorted({f"{message.verb} rank {message.peer}" for message in pending})
+        waits = sorted({f"{message.verb} {self._names(message.peer)}" for message in pending})
+        own = self._names.world_ranks[self._rank]
         return (
-            f"rank {self._rank}: MPI allreduce ({algorithm}) {what}: still to {', '.join(waits)} "
-            "of the group; look at the other ranks' logs"
+            f"rank {own}: MPI allreduce ({algorithm}) {what}: still to {', '.join(waits)}; look at "
+            "the other ranks' logs"
         )
 
 

@@ -8,6 +8,7 @@ from mpi4py import MPI
 
 from paceline.train.collectives.mpi.algorithms.exchange import Exchange, Traffic
 from paceline.train.collectives.mpi.algorithms.loads import between_hosts
+from paceline.train.collectives.mpi.names import Names
 from paceline.train.collectives.mpi.shared import owned
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ class Hierarchy:
         self._carriers = min(list(hosts).count(host) for host in hosts)
         carries = self._local_rank < self._carriers
         self._counterparts = comm.Split(self._local_rank if carries else MPI.UNDEFINED, comm.rank)
-        self._exchange = Exchange(self._counterparts, limit_s) if carries else None
+        self._exchange = None
+        if carries:
+            self._exchange = Exchange(self._counterparts, Names.of(self._counterparts), limit_s)
 
     def allreduce(self, buffer: NDArray[Any], ufunc: np.ufunc) -> Traffic:
         """Reduce a flat array over all ranks, in place; all ranks get the very same bits.
