@@ -7,6 +7,7 @@ from monitoring.dashboards.cluster_devices import (
     DEVICES,
     GPUS,
     MEMORY,
+    NO_GROUP,
     PRESSURE,
     gauge,
 )
@@ -69,7 +70,7 @@ _SUMMARY = Row(
             Look(
                 title="Images",
                 description="Trained a second, over all runs on all hosts.",
-                unit="suffix: images/s",
+                unit="suffix:images/s",
                 width=6,
                 height=4,
                 decimals=1,
@@ -130,7 +131,7 @@ _STRAGGLERS = Row(
                 title="Slowest rank of each host, against the others",
                 description="A rank's own part of a step over the mean of its run's other ranks; "
                 "of each host the highest. The host above the line is the straggler.",
-                unit="suffix: times",
+                unit="suffix:times",
                 steps=((1.25, RED),),
                 width=12,
                 decimals=2,
@@ -236,7 +237,8 @@ _CPUS = Row(
             Look(
                 title="Cores allowed and used, control group",
                 description="The limit of the group that the runs are in, and what the group uses.",
-                unit="suffix: cores",
+                missing=NO_GROUP,
+                unit="suffix:cores",
                 low=0,
                 decimals=2,
             ),
@@ -248,6 +250,7 @@ _CPUS = Row(
                 title="Held back by the limit",
                 description="CPU seconds a second for which the group was throttled, and how many "
                 "periods a second that happened in.",
+                missing=NO_GROUP,
                 unit="short",
                 steps=((0.1, ORANGE),),
                 low=0,
@@ -270,7 +273,7 @@ _SIDECARS = Row(
         lines(
             Look(
                 title="CPU of the sidecars",
-                description="Cores that each host's sidecar uses: 0.01 is a hundredth of one.",
+                description="Of one core: 1% is a hundredth of it.",
                 unit="percentunit",
                 steps=((0.02, ORANGE),),
                 low=0,
@@ -291,7 +294,7 @@ _SIDECARS = Row(
             Look(
                 title="Samples",
                 description="Taken and missed, a second; one in each interval is right.",
-                unit="ops",
+                unit="count:/s",
                 low=0,
             ),
             Query(rate("paceline_sidecar_samples_total", HOST, _BY_HOST), "taken, {{host}}"),
@@ -334,4 +337,5 @@ CLUSTER = Page(
     rows=(_SUMMARY, _STRAGGLERS, _CPUS, PRESSURE, MEMORY, DEVICES, GPUS, _SIDECARS),
     one_run=False,
     since="now-30m",
+    epochs=False,
 )

@@ -21,6 +21,8 @@ _DEVICE = ("host", "device")
 _GPU = ("host", "gpu")
 _WAITING = "paceline_host_pressure_waiting_seconds_total"
 _STALLED = "paceline_host_pressure_stalled_seconds_total"
+NO_GROUP = "no data: no control group of the runs is seen"
+_NO_GPU = "no data: no GPU is seen"
 
 
 def gauge(name: str, labels: str = HOST, by: tuple[str, ...] = _BY_HOST) -> str:
@@ -82,6 +84,7 @@ MEMORY = Row(
             Look(
                 title="Control group",
                 description="What the group uses, page cache included, and may use.",
+                missing=NO_GROUP,
                 unit="bytes",
                 low=0,
             ),
@@ -116,7 +119,7 @@ MEMORY = Row(
                 title="Page faults",
                 description="A second, by kind; major ones wait for storage. Many minor ones in "
                 "training: memory that is freed and taken again in every step.",
-                unit="ops",
+                unit="count:/s",
                 width=12,
                 low=0,
             ),
@@ -195,6 +198,7 @@ DEVICES = Row(
             Look(
                 title="Temperature",
                 description="What each sensor says.",
+                missing="no data: the hosts tell no temperatures",
                 unit="celsius",
                 steps=((85, ORANGE), (95, RED)),
                 width=12,
@@ -215,6 +219,7 @@ GPUS = Row(
             Look(
                 title="Utilisation",
                 description="Share of time in which a kernel ran on the GPU (NVML).",
+                missing=_NO_GPU,
                 unit="percentunit",
                 low=0,
                 high=1,
@@ -225,6 +230,7 @@ GPUS = Row(
             Look(
                 title="Memory",
                 description="In use, and there.",
+                missing=_NO_GPU,
                 unit="bytes",
                 low=0,
             ),
@@ -235,6 +241,7 @@ GPUS = Row(
             Look(
                 title="Power",
                 description="Power drawn.",
+                missing=_NO_GPU,
                 unit="watt",
                 low=0,
             ),
@@ -244,6 +251,7 @@ GPUS = Row(
             Look(
                 title="Clocks",
                 description="Of the multiprocessors and of the memory.",
+                missing=_NO_GPU,
                 unit="hertz",
                 width=12,
                 low=0,
@@ -257,6 +265,7 @@ GPUS = Row(
             Look(
                 title="Temperature",
                 description="Of each GPU.",
+                missing=_NO_GPU,
                 unit="celsius",
                 steps=((80, ORANGE), (90, RED)),
                 width=12,

@@ -61,7 +61,8 @@ _IOWAIT = _while_training(by_trial("avg", _host_share("iowait")))
 _COMM = by_trial("avg", share(_PHASES, RANK, 'phase="comm"', _KEYS))
 _CORES = _while_training(by_trial("sum", rate("paceline_run_cpu_seconds_total", RUNS, _KEYS)))
 _THREADS = _while_training(by_trial("sum", total("paceline_run_threads", RUNS, _KEYS)))
-_MEMORY = by_trial("sum", total("paceline_run_proportional_memory_bytes", RUNS, _KEYS))
+# no number until it is first read, which is some time after a trial's start
+_MEMORY = by_trial("sum", f"{total('paceline_run_proportional_memory_bytes', RUNS, _KEYS)} >= 0")
 _SENT = by_trial("sum", rate("paceline_communication_payload_bytes_total", RANK, _KEYS))
 _STEP = by_trial(
     "max",
@@ -83,29 +84,32 @@ _SIDE_BY_SIDE = Row(
             Look(
                 title="Trials",
                 description="Means over the time shown in which each trial trained; memory is the "
-                "most that was seen. Sort by a column's head.",
+                "most that was seen. Waiting is for gradients, a share of step time. Sort by a "
+                "column's head.",
                 unit="short",
                 width=24,
                 height=9,
             ),
-            {"run": "Run", **{fact: fact.replace("_", " ").capitalize() for fact in FACTS}},
+            {"run": "Run", "trial": "Trial"},
             (
-                Column("Throughput", over_time("avg", _IMAGES), "suffix: images/s"),
+                Column("Images/s", over_time("avg", _IMAGES), "none"),
                 Column("Step", over_time("avg", _STEP), "s"),
                 Column("CPU idle", over_time("avg", _IDLE), "percentunit"),
                 Column("IOWait", over_time("avg", _IOWAIT), "percentunit"),
-                Column("Waiting for gradients", over_time("avg", _COMM), "percentunit"),
+                Column("Waiting", over_time("avg", _COMM), "percentunit"),
                 Column("Cores used", over_time("avg", _CORES), "short"),
                 Column("Threads", over_time("avg", _THREADS), "short"),
-                Column("Peak memory", over_time("max", _MEMORY), "bytes"),
+                Column("Peak RAM", over_time("max", _MEMORY), "bytes"),
                 Column("Payload", over_time("avg", _SENT), "Bps"),
             ),
+            # a trial's name has them, and the table would be wider than a screen
+            hidden=[fact for fact in FACTS if fact != "trial"],
         ),
         bars(
             Look(
                 title="Throughput",
                 description="Images trained a second, the mean while the trial trained.",
-                unit="suffix: images/s",
+                unit="suffix:images/s",
                 width=12,
                 height=10,
                 low=0,
@@ -137,8 +141,9 @@ _LAUNCHERS = Row(
                 title="Throughput by launcher and transport",
                 description="The mean of the trials under each. Launcher and transport are told "
                 "apart: Spark against MPI must not silently mean Gloo against MPI.",
-                unit="suffix: images/s",
+                unit="suffix:images/s",
                 width=8,
+                height=10,
                 low=0,
                 decimals=1,
             ),
@@ -152,6 +157,7 @@ _LAUNCHERS = Row(
                 unit="percentunit",
                 steps=((0.5, ORANGE),),
                 width=8,
+                height=10,
                 low=0,
                 high=1,
             ),
@@ -167,6 +173,7 @@ _LAUNCHERS = Row(
                 "mean of the trials.",
                 unit="bytes",
                 width=8,
+                height=10,
                 low=0,
             ),
             Query(_by("launcher", _MEMORY), "{{launcher}}"),
@@ -182,7 +189,7 @@ _STRATEGIES = Row(
                 title="Throughput by local strategy",
                 description="The mean of the trials that use a node's cores in that way, by "
                 "launcher.",
-                unit="suffix: images/s",
+                unit="suffix:images/s",
                 width=8,
                 height=9,
                 low=0,
@@ -220,7 +227,7 @@ _STRATEGIES = Row(
 
 
 _COURSES = (
-    ("Throughput", "Images trained a second.", "suffix: images/s", _IMAGES),
+    ("Throughput", "Images trained a second.", "suffix:images/s", _IMAGES),
     ("CPU idle", "Share of CPU time in which nothing ran.", "percentunit", _IDLE),
     ("IOWait", "Share of CPU time that idled while I/O was pending.", "percentunit", _IOWAIT),
     ("Waiting for gradients", "Exposed communication in step time.", "percentunit", _COMM),
@@ -230,7 +237,9 @@ _COURSES = (
 _OVER_TIME = Row(
     title="Over time",
     panels=tuple(
-        lines(Look(title=title, description=text, unit=unit, low=0), Query(per_trial, NAME))
+        lines(
+            Look(title=title, description=text, unit=unit, width=12, low=0), Query(per_trial, NAME)
+        )
         for title, text, unit, per_trial in _COURSES
     ),
 )
@@ -241,5 +250,6 @@ COMPARE = Page(
     rows=(_SIDE_BY_SIDE, _LAUNCHERS, _STRATEGIES, _OVER_TIME),
     one_run=False,
     since="now-6h",
+    epochs=False,
     refresh="30s",
 )

@@ -7,7 +7,7 @@ those that say when to look closer, or a single neutral one.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from grafana_foundation_sdk.builders import bargauge, common, stat, table, timeseries
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="$datasource")
 UIDS = {"Run": "paceline-run", "Compare": "paceline-compare", "Cluster": "paceline-cluster"}
+_PERCENT_DECIMALS = 1  # of a figure; Grafana would give three digits to a hundredth of a percent
+_NUMBER_PX = 90  # a column of figures may be as narrow
+_WIDTHS_PX = {"trial": 360}  # of a column by its label: Grafana makes all the others equal
 GREEN, ORANGE, RED, BLUE, PURPLE = "green", "orange", "red", "blue", "purple"
 
 
@@ -47,6 +50,7 @@ class Look:
     low: float | None = None
     high: float | None = None
     decimals: int | None = None
+    missing: str = "no data"  # where hosts may lack what is asked for: what they lack
 
 
 class _Panel(Protocol):
@@ -71,13 +75,19 @@ def _dress(panel: _Panel, look: Look) -> None:
     panel.title(look.title).description(look.description).datasource(SOURCE).unit(look.unit)
     panel.span(look.width).height(look.height).thresholds(absolute.steps(steps))
     # the step of the fastest scrape that is set up by us
-    panel.interval("1s").no_value("no data")
+    panel.interval("1s").no_value(look.missing)
     if look.low is not None:
         panel.min(look.low)
     if look.high is not None:
         panel.max(look.high)
     if look.decimals is not None:
         panel.decimals(look.decimals)
+
+
+def _rounded(look: Look) -> Look:
+    """Shares that are shown as figures, with one decimal where nothing else is said."""
+    plain = look.unit != "percentunit" or look.decimals is not None
+    return look if plain else replace(look, decimals=_PERCENT_DECIMALS)
 
 
 def _target(query: Query, number: int, *, instant: bool) -> Dataquery:
@@ -108,7 +118,7 @@ def lines(look: Look, *asked: Query, stacked: bool = False) -> timeseries.Panel:
 def figure(look: Look, query: Query) -> stat.Panel:
     """One figure, as it is now, with its course behind it."""
     panel = stat.Panel()
-    _dress(panel, look)
+    _dress(panel, _rounded(look))
     panel.with_target(_target(query, 0, instant=False))
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
     return panel.color_mode(styles.BigValueColorMode.VALUE).graph_mode(
@@ -119,7 +129,7 @@ def figure(look: Look, query: Query) -> stat.Panel:
 def bars(look: Look, *asked: Query) -> bargauge.Panel:
     """A bar for each series, over all that the dashboard shows."""
     panel = bargauge.Panel()
-    _dress(panel, look)
+    _dress(panel, _rounded(look))
     for number, query in enumerate(asked):
         panel.with_target(_target(query, number, instant=True))
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
@@ -136,8 +146,11 @@ class Column:
     unit: str
 
 
-def facts_table(look: Look, keys: Mapping[str, str], columns: Sequence[Column]) -> table.Panel:
-    """A row for each set of labels that the columns' queries share. keys: label to heading."""
+def facts_table(
+    look: Look, keys: Mapping[str, str], columns: Sequence[Column], hidden: Sequence[str] = ()
+) -> table.Panel:
+    """A row for each set of labels that the columns' queries share. keys: label to heading;
+    hidden: labels that have no column."""
     panel = table.Panel()
     _dress(panel, look)
     for number, column in enumerate(columns):
@@ -150,16 +163,24 @@ def facts_table(look: Look, keys: Mapping[str, str], columns: Sequence[Column]) 
         models.DataTransformerConfig(
             id_val="organize",
             options={
-                "excludeByName": {"Time": True},
+                "excludeByName": dict.fromkeys(("Time", *hidden), True),
                 "indexByName": {name: place for place, name in enumerate(names)},
                 "renameByName": names,
             },
         )
     )
     for column in columns:
+        settings: dict[str, object] = {"unit": column.unit, "custom.minWidth": _NUMBER_PX}
+        if column.unit == "percentunit":
+            settings["decimals"] = _PERCENT_DECIMALS
         panel.override_by_name(
-            column.name, [models.DynamicConfigValue(id_val="unit", value=column.unit)]
+            column.name,
+            [models.DynamicConfigValue(id_val=name, value=to) for name, to in settings.items()],
         )
+    for label, width_px in _WIDTHS_PX.items():
+        if label in keys:
+            wide = models.DynamicConfigValue(id_val="custom.width", value=width_px)
+            panel.override_by_name(keys[label], [wide])
     return panel
 
 
@@ -175,12 +196,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """One dashboard; `one_run` where it shows a single run at a time."""
+    """One dashboard; `one_run` where it shows a single run at a time. `epochs`: marked unless
+    switched off; of many trials they would hide the curves."""
 
     title: str
     description: str
     rows: tuple[Row, ...]
     one_run: bool
+    epochs: bool = True
     refresh: str = "5s"
     since: str = "now-15m"
     tags: tuple[str, ...] = field(default=("paceline",))
@@ -199,7 +222,10 @@ class Page:
         for row in self.rows:
             _add_row(built, row)
         document: dict[str, Any] = json.loads(json.dumps(built.build(), cls=JSONEncoder))
-        document["annotations"] = {"list": [_annotation(*each) for each in _ANNOTATIONS]}
+        marks = [_annotation(*each) for each in _ANNOTATIONS]
+        for mark in marks:
+            mark["enable"] = self.epochs or mark["name"] != "Epoch"
+        document["annotations"] = {"list": marks}
         for number, panel in enumerate(_panels(document), start=1):
             panel["id"] = number
         return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"

@@ -2,7 +2,8 @@
 
 Facts of a run (launcher, strategy, ...) stand in `paceline_run_info` alone and come by a join on
 (host, run). Where a trial has just followed another, both may be known for a moment: `topk` keeps
-one, for a join with two would be an error.
+one, for a join with two would be an error. And for one window of a rate the counters still tell of
+the trial before: a trial's facts count when they are as old as that.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WINDOW = "$__rate_interval"
+SELDOM = "2m"  # for what a sidecar counts only now and then, lest counting cost too much
 HOST = 'host=~"$host"'
 RUN = 'run=~"$run",host=~"$host"'
 RANK = 'run=~"$run",host=~"$host",rank=~"$rank"'
 FACTS = ("trial", "launcher", "transport", "local_strategy", "nodes", "ranks")
-NAME = "{{launcher}} · {{transport}} · {{local_strategy}} · {{nodes}} nodes, {{ranks}} ranks"
+NAME = "{{launcher}} · {{transport}} · {{local_strategy}} · nodes {{nodes}}, ranks {{ranks}}"
 
 
-def rate(counter: str, labels: str, by: Sequence[str]) -> str:
+def rate(counter: str, labels: str, by: Sequence[str], window: str = WINDOW) -> str:
     """Its increase a second, summed to `by`."""
-    return f"sum by ({', '.join(by)}) (rate({counter}{{{labels}}}[{WINDOW}]))"
+    return f"sum by ({', '.join(by)}) (rate({counter}{{{labels}}}[{window}]))"
 
 
 def share(counter: str, labels: str, of: str, by: Sequence[str]) -> str:
@@ -47,9 +49,10 @@ def total(gauge: str, labels: str, by: Sequence[str]) -> str:
 
 def with_facts(by_host_and_run: str, facts: Sequence[str] = FACTS) -> str:
     """Values by (host, run), with the facts of what is run added to their labels."""
+    info = f"paceline_run_info{{{RUN}}}"
     return (
         f"({by_host_and_run}) * on (host, run) group_left ({', '.join(facts)}) "
-        f"topk by (host, run) (1, paceline_run_info{{{RUN}}} == 1)"
+        f"topk by (host, run) (1, {info} == 1 and {info} offset {WINDOW} == 1)"
     )
 
 

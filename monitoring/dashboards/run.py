@@ -72,7 +72,7 @@ _GLANCE = Row(
             Look(
                 title="Throughput",
                 description="Images trained a second, summed over all ranks.",
-                unit="suffix: images/s",
+                unit="suffix:images/s",
                 width=4,
                 height=5,
                 decimals=1,
@@ -153,7 +153,7 @@ _CPU_ROW = Row(
                 title="CPU idle and IOWait",
                 description="The paper's figure: idle and IOWait by host. Idle without IOWait and "
                 "with much communication means waiting for gradients; IOWait means reading. Where "
-                "'IOWait means nothing' is 1, the kernel's counter is not to be trusted.",
+                "'IOWait invalid' is 100%, the kernel's counter is not to be trusted.",
                 unit="percentunit",
                 steps=((0.6, RED),),
                 width=12,
@@ -164,7 +164,7 @@ _CPU_ROW = Row(
             Query(share(_CPU, HOST, 'mode="iowait"', ("host",)), "IOWait, {{host}}"),
             Query(
                 f"1 - {largest('paceline_host_iowait_valid', HOST, ('host',))}",
-                "IOWait means nothing, {{host}}",
+                "IOWait invalid, {{host}}",
             ),
         ),
         lines(
@@ -187,7 +187,7 @@ _CPU_ROW = Row(
             Look(
                 title="Cores that the run uses",
                 description="CPU time a second of the run's processes, beside the host's cores.",
-                unit="suffix: cores",
+                unit="suffix:cores",
                 width=8,
                 low=0,
                 decimals=2,
@@ -200,7 +200,7 @@ _CPU_ROW = Row(
                 title="Cores that each rank uses",
                 description="CPU time a second of each rank's processes. They add up to the run's, "
                 "but for its launcher.",
-                unit="suffix: cores",
+                unit="suffix:cores",
                 width=8,
                 low=0,
                 decimals=2,
@@ -274,7 +274,7 @@ _STEPS = Row(
                 title="Straggler",
                 description="A rank's own part of a step over the mean of the other ranks. Above "
                 "the line the alert PacelineStraggler fires.",
-                unit="suffix: times",
+                unit="suffix:times",
                 steps=((1.25, RED),),
                 width=8,
                 decimals=2,
@@ -303,7 +303,7 @@ _TRAINING = Row(
             Look(
                 title="Throughput",
                 description="Images trained a second, by rank; padding is not counted.",
-                unit="suffix: images/s",
+                unit="suffix:images/s",
                 width=8,
                 low=0,
             ),
@@ -326,7 +326,7 @@ _TRAINING = Row(
                 title="Steps",
                 description="Steps a second, by rank. All ranks of a training step together: one "
                 "that lags shows as a gap, not as a lower line.",
-                unit="suffix: steps/s",
+                unit="suffix:steps/s",
                 width=8,
                 low=0,
             ),

@@ -13,6 +13,7 @@ from monitoring.dashboards.panels import (
 from monitoring.dashboards.queries import (
     HOST,
     RANK,
+    SELDOM,
     largest,
     rate,
     total,
@@ -116,22 +117,24 @@ THREADS = Row(
         lines(
             Look(
                 title="Context switches",
-                description="Of the run's threads. Involuntary ones mean that threads take the "
-                "cores from one another: there are more than cores.",
-                unit="ops",
+                description="Of the run's threads, the mean of the last two minutes: they are "
+                "counted now and then. Involuntary ones mean that threads take the cores from one "
+                "another: there are more than cores.",
+                unit="count:/s",
                 width=8,
                 low=0,
             ),
             Query(
-                rate("paceline_run_context_switches_total", ONE, ("host", "run", "kind")),
+                rate("paceline_run_context_switches_total", ONE, ("host", "run", "kind"), SELDOM),
                 "{{kind}}, {{host}}",
             ),
         ),
         lines(
             Look(
                 title="Involuntary context switches by rank",
-                description="How often a rank's threads lost their core against their will.",
-                unit="ops",
+                description="How often a rank's threads lost their core against their will, the "
+                "mean of the last two minutes.",
+                unit="count:/s",
                 width=12,
                 low=0,
             ),
@@ -140,6 +143,7 @@ THREADS = Row(
                     "paceline_rank_context_switches_total",
                     f'{RANK},kind="involuntary"',
                     ("host", "run", "rank"),
+                    SELDOM,
                 ),
                 _RANK_LEGEND,
             ),

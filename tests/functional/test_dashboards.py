@@ -198,7 +198,23 @@ def test_counters_stand_under_rate_and_with_the_scrape_intervals_window(name) ->
             for series in series_in(target["expr"]):
                 if series.endswith("_total") and series != "paceline_sidecar_restarts_total":
                     assert f"rate({series}" in target["expr"], target["expr"]
+                    # counted now and then: within a scrape's window they would be nought or huge
+                    window = "2m" if "context_switches" in series else "$__rate_interval"
+                    assert f"[{window}]" in target["expr"], target["expr"]
             assert "[30s]" not in target["expr"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_units_are_written_as_grafana_reads_them(name) -> None:
+    """It puts a space before a suffix itself."""
+    units = [panel["fieldConfig"]["defaults"]["unit"] for panel in panels(name)]
+    assert not [unit for unit in units if unit.partition(":")[2].startswith(" ")]
+
+
+def test_a_closed_rows_panels_say_what_is_missing() -> None:
+    closed = [row for row in DOCUMENTS["cluster"]["panels"] if row.get("collapsed")]
+    said = {p["fieldConfig"]["defaults"]["noValue"] for row in closed for p in row["panels"]}
+    assert said == {"no data: no GPU is seen"}
 
 
 def test_every_metric_is_on_a_dashboard() -> None:
@@ -279,7 +295,7 @@ def test_panel_shows_what_was_put_into_the_run(api, name, title, legend, expecte
 
 @needs_prometheus
 def test_throughput_in_compare_is_that_of_the_steps(api) -> None:
-    answer = api.instant(_query("compare", "Trials", "Throughput"), ENDED)
+    answer = api.instant(_query("compare", "Trials", "Images/s"), ENDED)
     found = {each["metric"]["trial"]: float(each["value"][1]) for each in answer}
     # eight images a step of so many seconds
     assert found == pytest.approx(

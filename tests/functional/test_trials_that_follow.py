@@ -1,0 +1,82 @@
+"""Trials of a run follow one another within seconds, on the same hosts and in the same series: what
+*Compare* says of one must not be what was left of the one before."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+from tests.functional.monitored import needs_prometheus
+from tests.functional.prometheus_api import fill_in
+from tests.functional.test_dashboards import panels
+
+from paceline.telemetry.catalogue import RUN_FACTS
+
+LIMIT_S = 60
+HERE = 'host="a",run="r"'
+# Seconds: the first trial has 0 to 19, and ends with the marks that an import puts there; the
+# second begins at 21, takes its first step after 30, and is looked at after 59.
+FIRST, SECOND = "local", "spark"
+SERIES = {
+    f"paceline_run_info{{{HERE},@first}}": "1x19 NaN",
+    f"paceline_run_info{{{HERE},@second}}": "_x21 1x38",
+    # no number before it is first read
+    f"paceline_run_proportional_memory_bytes{{{HERE}}}": "900x19 NaN _x9 600x28",
+    f'paceline_training_images_total{{{HERE},rank="0"}}': "0+10x19 _ 0x9 0+2x28",
+    f'paceline_training_step_seconds_sum{{{HERE},rank="0"}}': "0+1x19 _ 0x9 0+1x28",
+}
+
+
+def _facts(launcher: str) -> str:
+    values = {**dict.fromkeys(RUN_FACTS, "1"), "launcher": launcher, "trial": launcher}
+    return ",".join(f'{fact}="{value}"' for fact, value in values.items())
+
+
+def _asked(title: str, legend: str) -> str:
+    [expr] = [
+        target["expr"]
+        for panel in panels("compare")
+        if panel["title"] == title
+        for target in panel["targets"]
+        if target["legendFormat"] == legend
+    ]
+    return fill_in(expr, run="r", range_s=60)
+
+
+@needs_prometheus
+@pytest.mark.parametrize(
+    ("title", "legend", "first", "second"),
+    [
+        ("Memory by launcher", "{{launcher}}", 900, 600),
+        ("Throughput by launcher and transport", "{{launcher}} · {{transport}}", 10, 2),
+    ],
+)
+def test_trial_is_told_by_what_is_its_own(tmp_path, title, legend, first, second) -> None:
+    names = {"@first": _facts(FIRST), "@second": _facts(SECOND)}
+    inputs = []
+    for series, values in SERIES.items():
+        mark = next((mark for mark in names if mark in series), "")
+        inputs.append({"series": series.replace(mark, names.get(mark, "")), "values": values})
+    keys = "launcher, transport" if "transport" in legend else "launcher"
+    # as whole numbers: promtool compares exactly
+    expr = f"round(sum by ({keys}) ({_asked(title, legend)}))"
+    wanted = []
+    for launcher, value in ((FIRST, first), (SECOND, second)):
+        more = ', transport="1"' if "transport" in legend else ""
+        wanted.append({"labels": f'{{launcher="{launcher}"{more}}}', "value": value})
+    case = {
+        "interval": "1s",
+        "input_series": inputs,
+        "promql_expr_test": [{"expr": expr, "eval_time": "59s", "exp_samples": wanted}],
+    }
+    file = tmp_path / "case.yml"
+    file.write_text(json.dumps({"evaluation_interval": "1s", "tests": [case]}))
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
