@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.environment import QUICK_JVM
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,6 +107,7 @@ def spark_submit(python: Path, arguments: Sequence[str | Path], cwd: Path) -> st
         SPARK_HOME=str(home),
         SPARK_LOCAL_IP="127.0.0.1",
         PYSPARK_PYTHON=str(python),
+        **QUICK_JVM,
     )
     options: list[str | Path] = ["--master", f"local[{RANKS}]", "--conf", "spark.ui.enabled=false"]
     submit: list[str | Path] = [home / "bin" / "spark-submit", *options, *arguments]

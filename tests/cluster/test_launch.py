@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.environment import is_kept
+from tests.environment import QUICK_JVM, is_kept
 
-from paceline.data.catalogue import ensure_dataset
 from paceline.job.options import job_of, parser
 from paceline.launch import supervise as supervise_module
 from paceline.launch.diagnosis import diagnose
@@ -50,9 +49,9 @@ MPIRUN = [str(BIN / "mpirun"), "--bind-to", "none", "--host", "localhost:2"]
 LIMIT_S = 120.0
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ensure_dataset("tiny", images=24, seed=1, cache_dir=tmp_path_factory.mktemp("data"))
+@pytest.fixture
+def dataset(tiny_dataset: Path) -> Path:
+    return tiny_dataset
 
 
 @pytest.fixture
@@ -171,6 +170,7 @@ def test_training_on_a_standalone_master_with_two_workers(
     with standalone_cluster(environment, tmp_path) as master:
         submit = spark_submit("--master", master, "--driver-memory", "512m")
         conf = ["--conf", "spark.executor.memory=512m"]
+        conf += ["--conf", f"spark.executor.extraJavaOptions={QUICK_JVM['SPARK_SUBMIT_OPTS']}"]
         done = run_by_hand(*submit, *conf, SPARK_JOB, "--ranks", "2", *task(dataset, out))
         assert done.returncode == 0, done.stderr
         check_records(out, "spark")

@@ -16,7 +16,6 @@ import pytest
 from tests.cluster.lab.labs import lab_or_skip
 from tests.environment import is_kept
 
-from paceline.data.catalogue import ensure_dataset
 from paceline.lab import INTERFACE, LabSettings
 
 if TYPE_CHECKING:
@@ -66,11 +65,6 @@ STRATEGIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ensure_dataset("tiny", images=48, seed=1, cache_dir=tmp_path_factory.mktemp("data"))
-
-
 def entries(launcher: str, transport: str, strategies: dict[str, str]) -> str:
     head = f'[[trials]]\nlauncher = "{launcher}"\ntransport = "{transport}"\nnodes = 2\n'
     return "\n".join(
@@ -110,22 +104,26 @@ def assert_same_training_on_two_nodes(rows: list[dict[str, object]], folder: Pat
         assert len(list(traces)) == 2, row["configuration"]
 
 
-def test_every_strategy_on_two_nodes_under_mpirun(lab: Lab, dataset: Path, tmp_path: Path) -> None:
+def test_every_strategy_on_two_nodes_under_mpirun(
+    lab: Lab, tiny_dataset: Path, tmp_path: Path
+) -> None:
     processes = STRATEGIES["processes"]
     trials = entries("mpi", "mpi", STRATEGIES)
     # How strategies act within a node is the same over Gloo: see tests/contract/test_strategies.py.
     trials += entries("mpi", "gloo", {"processes": processes})
     trials += entries("mpi", "gloo", {"processes": processes + '\nreduction = "flat"'})
-    spec = SPEC.format(data=dataset, interface=INTERFACE, trials=trials)
+    spec = SPEC.format(data=tiny_dataset, interface=INTERFACE, trials=trials)
     mpi = f'[mpi]\nhostfile = "{lab.hostfile}"\n'
     rows = rows_of_run(lab.hosts[0], spec + mpi, tmp_path)
     assert len(rows) == len(STRATEGIES) + 2
     assert_same_training_on_two_nodes(rows, tmp_path)
 
 
-def test_strategies_on_two_nodes_under_spark(dataset: Path, tmp_path: Path) -> None:
+def test_strategies_on_two_nodes_under_spark(tiny_dataset: Path, tmp_path: Path) -> None:
     chosen = {name: STRATEGIES[name] for name in ("threads", "pipeline")}
-    spec = SPEC.format(data=dataset, interface=INTERFACE, trials=entries("spark", "gloo", chosen))
+    spec = SPEC.format(
+        data=tiny_dataset, interface=INTERFACE, trials=entries("spark", "gloo", chosen)
+    )
     with lab_or_skip(LabSettings(hosts=2, slots=2, spark=True), tmp_path / "logs") as lab:
         spark = f'[spark]\nmaster = "{lab.spark_master}"\n' + PATIENT
         rows = rows_of_run(lab.hosts[0], spec + spark, tmp_path)

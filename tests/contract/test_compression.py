@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -123,22 +124,67 @@ def test_bytes_sent_are_those_of_the_formulas(sums):
     assert said["powersgd"] == pytest.approx(factors, rel=0.25)
 
 
-@pytest.fixture(scope="module", params=[("gloo", 2), ("mpi", 3)], ids=str)
-def trained(request, run_ranks, tmp_path_factory, data):
-    """What each rank left after training in every way, by its name."""
-    transport, ranks = request.param
-    local = {
+WAYS = {
+    "plain": {},
+    "one in flight": {"buckets_in_flight": 1},
+    **LESS,
+    **{
         name: {"averaging": {"period": period, "start_step": start}}
         for name, (period, start) in LOCAL.items()
-    }
-    cases = {"plain": {}, "one in flight": {"buckets_in_flight": 1}, **LESS, **local}
-    folder = tmp_path_factory.mktemp("less")
-    save_file(data, folder / "data.safetensors")
-    texts = [json.dumps(case) for case in cases.values()]
-    run_ranks(ranks, transport, "less_to_send", folder, "{}", *texts)
+    },
+}
+SLICES = [{}, {"compression": {"method": "int8"}}, POWERSGD]
+SLICED: dict[str, dict[str, Any]] = {
+    "hierarchical": {"nodes": 2, "local_strategy": "processes", "reduction": "hierarchical"},
+    "threads": {"nodes": 2, "local_strategy": "threads", "thread_replicas": 2},
+    "pipeline": {
+        "nodes": 2, "local_strategy": "pipeline", "model": "tiny-vgg",
+        "memory_format": "channels_last", "pipeline": {"stages": 2, "micro_batches": 4},
+    },
+}  # fmt: skip
+# What the same processes train one after the other, as programs/less_to_send.py takes it.
+JOBS: dict[tuple[str, int], dict[str, dict[str, Any]]] = {
+    ("gloo", 2): {
+        "ways": {"setup": {}, "cases": [*WAYS.values()]},
+        # of equal shares: the training's fifth step would have one sample
+        "averaged": {
+            "setup": {"steps": 4, "momentum": 0.0},
+            "cases": [{}, {"averaging": {"period": 1}}],
+        },
+    },
+    ("mpi", 3): {"ways": {"setup": {}, "cases": [*WAYS.values()]}},
+    ("mpi", 2): {"threads": {"setup": {**SLICED["threads"], "steps": 8}, "cases": SLICES}},
+    ("gloo", 4): {
+        name: {"setup": {**SLICED[name], "steps": 8}, "cases": SLICES}
+        for name in ("hierarchical", "pipeline")
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def run_jobs(run_ranks, tmp_path_factory, data):
+    """Where programs/less_to_send.py left what it trained; each of JOBS is run once."""
+    folders = {}
+
+    def run(transport, ranks):
+        same = transport, ranks
+        if same not in folders:
+            folders[same] = tmp_path_factory.mktemp("less")
+            save_file(data, folders[same] / "data.safetensors")
+            run_ranks(ranks, transport, "less_to_send", folders[same], json.dumps(JOBS[same]))
+        return folders[same]
+
+    return run
+
+
+@pytest.fixture(scope="module", params=[("gloo", 2), ("mpi", 3)], ids=str)
+def trained(request, run_jobs):
+    """What each rank left after training in every way, by its name."""
+    transport, ranks = request.param
+    folder = run_jobs(transport, ranks) / "ways"
     return {
         name: [load_file(folder / f"{number}.{rank}.safetensors") for rank in range(ranks)]
-        for number, name in enumerate(cases)
+        for number, name in enumerate(WAYS)
     }
 
 
@@ -199,42 +245,21 @@ def test_local_sgd_is_what_a_simulation_in_one_process_does(trained, data, way):
     assert relative(plain, wanted) > 1e-3  # which is something else than averaging gradients
 
 
-def test_averaging_after_every_step_without_momentum_is_averaging_gradients(
-    run_ranks, tmp_path, data
-):
-    """Of equal shares: the training's fifth step would have one sample."""
-    save_file(data, tmp_path / "data.safetensors")
-    setup = json.dumps({"steps": 4, "momentum": 0.0})
-    local = json.dumps({"averaging": {"period": 1}})
-    run_ranks(2, "gloo", "less_to_send", tmp_path, setup, "{}", local)
-    plain, averaged = (weights_of(load_file(tmp_path / f"{n}.0.safetensors")) for n in range(2))
+def test_averaging_after_every_step_without_momentum_is_averaging_gradients(run_jobs):
+    folder = run_jobs("gloo", 2) / "averaged"
+    plain, averaged = (weights_of(load_file(folder / f"{n}.0.safetensors")) for n in range(2))
     assert relative(averaged, plain) < 1e-6
 
 
 @pytest.mark.parametrize(
-    ("ranks", "transport", "setup"),
-    [
-        (4, "gloo", {"nodes": 2, "local_strategy": "processes", "reduction": "hierarchical"}),
-        (2, "mpi", {"nodes": 2, "local_strategy": "threads", "thread_replicas": 2}),
-        (
-            4, "gloo",
-            {
-                "nodes": 2, "local_strategy": "pipeline", "model": "tiny-vgg",
-                "memory_format": "channels_last",
-                "pipeline": {"stages": 2, "micro_batches": 4},
-            },
-        ),
-    ],
-    ids=["hierarchical", "threads", "pipeline"],
-)  # fmt: skip
-def test_slices_travel_compressed_between_nodes(run_ranks, tmp_path, data, ranks, transport, setup):
-    save_file(data, tmp_path / "data.safetensors")
-    cases = [{}, {"compression": {"method": "int8"}}, POWERSGD]
-    texts = [json.dumps(case) for case in cases]
-    setup = json.dumps({**setup, "steps": 8})
-    run_ranks(ranks, transport, "less_to_send", tmp_path, setup, *texts)
+    ("transport", "ranks", "name"),
+    [(*same, name) for same in JOBS for name in SLICED if name in JOBS[same]],
+)
+def test_slices_travel_compressed_between_nodes(run_jobs, transport, ranks, name):
+    folder = run_jobs(transport, ranks) / name
     left = [
-        [load_file(tmp_path / f"{n}.{rank}.safetensors") for rank in range(ranks)] for n in range(3)
+        [load_file(folder / f"{n}.{rank}.safetensors") for rank in range(ranks)]
+        for n in range(len(SLICES))
     ]
     plain = weights_of(left[0][0])
     for compressed in left[1:]:

@@ -135,17 +135,35 @@ def sequential(data):
     return {case: train_by_hand(data, *values) for case, values in CASES.items()}
 
 
+@pytest.fixture(scope="module")
+def train_setup(run_ranks, tmp_path_factory, data):
+    """Where programs/strategies.py left what it found in a setup, with those that can share its
+    processes."""
+    folders = {}
+
+    def train(name):
+        same = transport, ranks = SETUPS[name][:2]
+        if same not in folders:
+            folders[same] = tmp_path_factory.mktemp("strategies")
+            save_file(data, folders[same] / "data.safetensors")
+            setups = {other: setup for other, (*one, setup) in SETUPS.items() if (*one,) == same}
+            cases = [*CASES, "broken"]
+            run_ranks(ranks, transport, "strategies", folders[same], json.dumps(setups), *cases)
+        return folders[same]
+
+    return train
+
+
 @pytest.fixture(scope="module", params=SETUPS)
-def trained(request, run_ranks, tmp_path_factory, data):
+def trained(request, train_setup):
     """What each rank left, by case."""
-    transport, ranks, setup = SETUPS[request.param]
-    folder = tmp_path_factory.mktemp("strategies")
-    save_file(data, folder / "data.safetensors")
-    cases = [*CASES, "broken"]
-    run_ranks(ranks, transport, "strategies", folder, json.dumps(setup), *cases)
+    _, ranks, _ = SETUPS[request.param]
+    folder = train_setup(request.param)
+    places = {case: folder / request.param / case for case in CASES}
+    places["broken"] = folder / "broken" / request.param / "broken"
     return {
-        case: [load_file(folder / f"{case}.{rank}.safetensors") for rank in range(ranks)]
-        for case in cases
+        case: [load_file(f"{place}.{rank}.safetensors") for rank in range(ranks)]
+        for case, place in places.items()
     }
 
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,17 +38,26 @@ def wait_for(what: str, holds: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def prometheus(folder: Path, targets: Path, **scrape: object) -> Iterator[Prometheus]:
-    """One that scrapes what the files in `targets` name; a port of its own, ended at the end."""
-    job = {
-        "job_name": "paceline",
-        "file_sd_configs": [{"files": [f"{targets}/*.json"], "refresh_interval": "1s"}],
-        **scrape,
-    }
+def prometheus(
+    folder: Path, jobs: Mapping[str, tuple[Path, Mapping[str, object]]]
+) -> Iterator[Prometheus]:
+    """A port of its own, ended at the end. It hears of what is new, or gone, every 5 s only.
+
+    jobs: by name, where the files lie that say what to scrape, and how it is scraped.
+    """
+    found_by = {"refresh_interval": "1s"}
+    described = [
+        {
+            "job_name": name,
+            "file_sd_configs": [{"files": [f"{targets}/*.json"], **found_by}],
+            **scrape,
+        }
+        for name, (targets, scrape) in jobs.items()
+    ]
     timing = {"scrape_interval": SCRAPE_INTERVAL, "scrape_timeout": SCRAPE_INTERVAL}
     config = folder / "prometheus.yml"
     # JSON is YAML.
-    config.write_text(json.dumps({"global": timing, "scrape_configs": [job]}))
+    config.write_text(json.dumps({"global": timing, "scrape_configs": described}))
     port = free_port()
     log = folder / "prometheus.log"
     with log.open("wb") as stream:
@@ -85,6 +94,6 @@ def prometheus(folder: Path, targets: Path, **scrape: object) -> Iterator[Promet
             process.wait(timeout=10)
 
 
-def active_targets(api: Prometheus) -> list[dict[str, Any]]:
+def active_targets(api: Prometheus, job: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = api.get("targets", state="active")["activeTargets"]
-    return found
+    return [target for target in found if target["labels"]["job"] == job]

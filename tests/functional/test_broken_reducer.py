@@ -2,12 +2,12 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.functional.cli_runs import SMALL
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(300)]
 
@@ -27,11 +27,8 @@ OPTIONS = {
 FLAGS = ("--no-dropout", "--no-sidecar", "--oversubscribe")
 
 
-def test_sum_instead_of_mean_is_not_identical(paceline, tmp_path):
-    spec, out = tmp_path / "small.toml", tmp_path / "run"
-    spec.write_text(SMALL)
-    result = paceline("run", spec, "--out", out)
-    assert result.returncode == 0, result.stderr
+def test_sum_instead_of_mean_is_not_identical(paceline, small_run, tmp_path):
+    out = shutil.copytree(small_run, tmp_path / "run")
     dataset = json.loads((out / "manifest.json").read_text())["data"]["tiny"]
 
     mpirun = Path(sys.executable).with_name("mpirun")

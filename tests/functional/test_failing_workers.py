@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from tests.environment import is_kept
 
-from paceline.data.catalogue import ensure_dataset
-
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(200)]
 
 FAULTS = Path(__file__).parent / "programs" / "faults"
@@ -30,11 +28,6 @@ STRATEGIES = {
     "hybrid": ["--replicas", "2", "--stages", "2", "--micro-batches", "4", "--balance", "size"],
 }
 SEVERAL_PROCESSES = ["processes", "pipeline", "hybrid"]
-
-
-@pytest.fixture(scope="module")
-def dataset(cache):
-    return ensure_dataset("tiny", images=48, seed=1, cache_dir=cache)
 
 
 class Training:
@@ -84,11 +77,11 @@ class Training:
 
 
 @pytest.fixture
-def start(dataset, tmp_path):
+def start(tiny_dataset, tmp_path):
     started = []
 
     def start_training(strategy, **environment):
-        started.append(Training(strategy, dataset, tmp_path, environment))
+        started.append(Training(strategy, tiny_dataset, tmp_path, environment))
         return started[-1]
 
     yield start_training

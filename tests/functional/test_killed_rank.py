@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -54,26 +55,22 @@ def alive(run_dir: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("launcher", ["mpi", "spark"])
-def test_killed_rank_is_named_and_resume_completes(paceline, tmp_path, launcher):
+def test_killed_rank_is_named_and_resume_completes(paceline, tmp_path, launcher, small_run):
     spec, out, log = tmp_path / "endless.toml", tmp_path / "run", tmp_path / "log.txt"
     entry = trial(launcher, "mpi" if launcher == "mpi" else "gloo")
     spec.write_text(ENDLESS + entry)
-    # The baseline would never end: let it be finished already, by an equal run that is short.
     short = tmp_path / "short.toml"
     short.write_text(SMALL + entry)
-    assert paceline("run", short, "--out", out).returncode == 0
+    # The baseline would never end: let it be finished already, by an equal run that is short.
+    shutil.copytree(small_run, out)
     finished = {p: p.read_bytes() for p in out.glob("trials/*sequential*/outcome.json")}
     assert finished
-    for folder in out.glob(f"trials/tiny.{launcher}.*"):
-        (folder / "outcome.json").unlink()
     manifest = out / "manifest.json"
     document = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**document, "spec_toml": spec.read_text()}))
 
     process = paceline.start("run", spec, "--out", out, "--resume", log=log)
     try:
-        attempts = out / "attempts"
-        wait_for(attempts.exists, STARTED_WITHIN_S, "the unfinished trial set aside")
         pid = wait_for(lambda: running_rank(out, launcher, 1), STARTED_WITHIN_S, "rank 1 training")
         os.kill(pid, signal.SIGKILL)
         code = process.wait(timeout=GONE_WITHIN_S[launcher])
@@ -88,12 +85,14 @@ def test_killed_rank_is_named_and_resume_completes(paceline, tmp_path, launcher)
     assert alive(out) == []
     assert {p: p.read_bytes() for p in finished} == finished
 
-    manifest.write_text(json.dumps(document))
+    manifest.write_text(json.dumps({**document, "spec_toml": short.read_text()}))
     result = paceline("run", short, "--out", out, "--resume")
     assert result.returncode == 0, result.stderr
     assert {p: p.read_bytes() for p in finished} == finished
     rows = json.loads(paceline("compare", out, "--json").stdout)["rows"]
     assert [row["identical"] for row in rows] == [True, True]
+    (killed,) = (out / "attempts").iterdir()
+    assert killed.name.startswith(f"tiny.{launcher}.")
 
 
 def test_interrupt_ends_everything_and_resume_completes(paceline, tmp_path):

@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from tests.environment import is_kept
 
-from paceline.data.catalogue import ensure_dataset
-
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
@@ -29,20 +27,15 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def dataset(cache):
-    return ensure_dataset("tiny", images=48, seed=1, cache_dir=cache)
-
-
 @pytest.fixture(scope="module", params=["mpi", "gloo", "shared"])
-def slowed_run(request, dataset, tmp_path_factory):
+def slowed_run(request, tiny_dataset, tmp_path_factory):
     """(transport, run directory) of two ranks, of which rank 1 spins in every forward pass."""
     out = tmp_path_factory.mktemp("profile") / request.param
     buckets = [] if request.param == "shared" else ["--bucket-mb", "0.05"]
     argv = [
         Path(sys.executable).with_name("mpirun"), "-n", "2", "--bind-to", "none",
         "--host", "localhost:2", sys.executable, SLOWED, "1", SLOW_S, "1", JOB, *OPTIONS, *buckets,
-        "--transport", request.param, "--data", dataset, "--out", out,
+        "--transport", request.param, "--data", tiny_dataset, "--out", out,
     ]  # fmt: skip
     result = subprocess.run(
         list(map(str, argv)),

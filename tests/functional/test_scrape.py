@@ -62,40 +62,49 @@ def endpoint(folder: Path, settings: WebSettings) -> Iterator[Endpoint]:
         server.close()
 
 
-def test_scraped_values_are_those_of_the_tick_until_the_run_ends(tmp_path: Path) -> None:
+@dataclasses.dataclass(frozen=True)
+class Scraping:
+    """One Prometheus for all: what it scrapes differs by its job."""
+
+    api: Prometheus
+    served: dict[str, Endpoint]
+    busy: Path  # the targets of the job "busy", none at first
+
+    def series(self, job: str, selector: str = "up") -> list[dict[str, Any]]:
+        return self.api.instant(f'{selector} and on(job) up{{job="{job}"}}', time.time())
+
+    def targets(self, job: str) -> list[dict[str, Any]]:
+        return active_targets(self.api, job)
+
+
+TOKENS = ("s3cret", "guess")
+
+
+@pytest.fixture(scope="module")
+def scraping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraping]:
+    folder = tmp_path_factory.mktemp("scraping")
+    secured, security = secure(folder) if shutil.which("openssl") else (WebSettings(), {})
+    ways: dict[str, tuple[WebSettings, dict[str, object]]] = {
+        "plain": (WebSettings(), {}),
+        "twice": (WebSettings(), {}),
+        **{token: (secured, {**security, **sent(token, folder)}) for token in TOKENS},
+    }
     with ExitStack() as stack:
-        served = stack.enter_context(endpoint(tmp_path, WebSettings()))
-        api = stack.enter_context(prometheus(tmp_path, served.targets))
-        wait_for("a scrape", lambda: bool(api.instant("up == 1", time.time())))
-        found = {
-            key(name, without_origin(series["metric"])): float(series["value"][1])
-            for series in api.instant('{__name__=~"paceline_.*"}', time.time())
-            if not (name := series["metric"]["__name__"]).endswith("_info")
+        served = {
+            job: stack.enter_context(endpoint(folder / job, settings))
+            for job, (settings, _) in ways.items()
         }
-        assert found == EXPECTED
-        assert len(api.instant("paceline_run_info", time.time())) == 1
-        served.file.remove()
-        wait_for("the target is gone", lambda: active_targets(api) == [])
+        twice = served["twice"]
+        TargetFile.among_others(twice.targets, HOST, "other", twice.file.address).write()
+        jobs = {job: (served[job].targets, scrape) for job, (_, scrape) in ways.items()}
+        jobs["busy"] = (folder / "busy", {})
+        api = stack.enter_context(prometheus(folder, jobs))
+        yield Scraping(api, served, folder / "busy")
 
 
-def without_origin(labels: dict[str, str]) -> dict[str, str]:
-    return {name: labels[name] for name in labels if name not in ("__name__", "job", "instance")}
-
-
-def test_target_in_two_files_is_scraped_once(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        served = stack.enter_context(endpoint(tmp_path, WebSettings()))
-        address = served.file.address
-        TargetFile.among_others(served.targets, HOST, "other", address).write()
-        api = stack.enter_context(prometheus(tmp_path, served.targets))
-        wait_for("a scrape", lambda: bool(api.instant("up", time.time())))
-        assert len(active_targets(api)) == 1
-
-
-@needs_openssl
-@pytest.mark.parametrize(("token", "up"), [("s3cret", "1"), ("guess", "0")])
-def test_scrape_over_tls_needs_the_token(tmp_path: Path, token: str, up: str) -> None:
-    certificate, tls_key = tmp_path / "server.pem", tmp_path / "server.key"
+def secure(folder: Path) -> tuple[WebSettings, dict[str, object]]:
+    """How to serve over TLS to those who know the token, and what a client must trust."""
+    certificate, tls_key = folder / "server.pem", folder / "server.key"
     subprocess.run(
         [
             "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
@@ -107,24 +116,51 @@ def test_scrape_over_tls_needs_the_token(tmp_path: Path, token: str, up: str) ->
         timeout=30,
     )  # fmt: skip
     tls_key.chmod(0o600)
-    secret, sent = tmp_path / "secret", tmp_path / "sent"
+    secret = folder / "secret"
     secret.write_text("s3cret\n")
     secret.chmod(0o600)
-    sent.write_text(token)
     settings = WebSettings(tls_certificate=certificate, tls_key=tls_key, bearer_token_file=secret)
-    security = {
-        "authorization": {"credentials_file": str(sent)},
-        "tls_config": {"ca_file": str(certificate)},
+    return settings, {"tls_config": {"ca_file": str(certificate)}}
+
+
+def sent(token: str, folder: Path) -> dict[str, object]:
+    file = folder / f"sent.{token}"
+    file.write_text(token)
+    return {"authorization": {"credentials_file": str(file)}}
+
+
+def test_scraped_values_are_those_of_the_tick_until_the_run_ends(scraping: Scraping) -> None:
+    wait_for("a scrape", lambda: bool(scraping.series("plain", "up == 1")))
+    found = {
+        key(name, without_origin(series["metric"])): float(series["value"][1])
+        for series in scraping.series("plain", '{__name__=~"paceline_.*"}')
+        if not (name := series["metric"]["__name__"]).endswith("_info")
     }
-    with ExitStack() as stack:
-        served = stack.enter_context(endpoint(tmp_path, settings))
-        api = stack.enter_context(prometheus(tmp_path, served.targets, **security))
-        wait_for("a scrape", lambda: bool(api.instant("up", time.time())))
-        (series,) = api.instant("up", time.time())
-        assert series["value"][1] == up
-        (target,) = active_targets(api)
-        assert target["scrapeUrl"].startswith("https://")
-        assert ("401" in target["lastError"]) == (up == "0")
+    assert found == EXPECTED
+    assert len(scraping.series("plain", "paceline_run_info")) == 1
+    scraping.served["plain"].file.remove()
+    wait_for("the target is gone", lambda: scraping.targets("plain") == [])
+
+
+def without_origin(labels: dict[str, str]) -> dict[str, str]:
+    return {name: labels[name] for name in labels if name not in ("__name__", "job", "instance")}
+
+
+def test_target_in_two_files_is_scraped_once(scraping: Scraping) -> None:
+    assert len(list(scraping.served["twice"].targets.iterdir())) == 2
+    wait_for("a scrape", lambda: bool(scraping.series("twice")))
+    assert len(scraping.targets("twice")) == 1
+
+
+@needs_openssl
+@pytest.mark.parametrize(("token", "up"), [("s3cret", "1"), ("guess", "0")])
+def test_scrape_over_tls_needs_the_token(scraping: Scraping, token: str, up: str) -> None:
+    wait_for("a scrape", lambda: bool(scraping.series(token)))
+    (series,) = scraping.series(token)
+    assert series["value"][1] == up
+    (target,) = scraping.targets(token)
+    assert target["scrapeUrl"].startswith("https://")
+    assert ("401" in target["lastError"]) == (up == "0")
 
 
 HOST_FIGURES: dict[str, Callable[[HostSample], float | None]] = {
@@ -188,10 +224,11 @@ def step_row(step: int) -> StepRow:
 
 
 def test_scraped_figures_are_those_of_the_traces_rows(
-    tmp_path: Path, busy_ranks: TrialFiles, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, busy_ranks: TrialFiles, scraping: Scraping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACELINE_RUNTIME_DIR", str(tmp_path / "runtime"))
     host = busy_ranks.host(host_name())
+    api = scraping.api
     options = SidecarOptions(
         listen_port=0,
         interval_s=0.1,
@@ -199,12 +236,11 @@ def test_scraped_figures_are_those_of_the_traces_rows(
         out=host.trace,
         run="busy",
         trial_root=busy_ranks.root,
-        run_targets=tmp_path / "targets",
+        run_targets=scraping.busy,
     )
     with ExitStack() as stack:
         watch = begin_watch(options)
         stack.callback(watch.stop)
-        api = stack.enter_context(prometheus(tmp_path, tmp_path / "targets"))
 
         def is_scraped_often() -> bool:
             return len(set(scraped(api, SAMPLED).values())) >= ROWS
@@ -213,12 +249,12 @@ def test_scraped_figures_are_those_of_the_traces_rows(
         sampled = scraped(api, SAMPLED)
         of_host = {name: scraped(api, name) for name in HOST_FIGURES}
         of_ranks = {
-            (name, rank): scraped(api, f'{name}{{rank="{rank}"}}')
+            (name, rank): scraped(api, name, rank=rank)
             for name in RANK_FIGURES
             for rank in range(2)
         }
         steps = [
-            set(scraped(api, f'paceline_training_steps_total{{rank="{rank}"}}').values())
+            set(scraped(api, "paceline_training_steps_total", rank=rank).values())
             for rank in range(2)
         ]
     samples = [typed(row, HostSample, host.trace) for row in rows_of(host.trace)]
@@ -230,7 +266,7 @@ def test_scraped_figures_are_those_of_the_traces_rows(
         rows = {row.unix_s: told_of_rank(row) for row in ranks if row.rank == rank}
         assert_same(values, sampled, rows)
     assert steps == [{5.0}, {5.0}]
-    assert list((tmp_path / "targets").iterdir()) == []
+    assert list(scraping.busy.iterdir()) == []
 
 
 def rank_pids(files: TrialFiles) -> Iterator[int]:
@@ -242,9 +278,10 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [row for row in read_jsonl(path) if "unix_s" in row]
 
 
-def scraped(api: Prometheus, selector: str) -> dict[float, float]:
-    """Values of one series by the time of their scrape."""
-    found = api.instant(f"{selector}[10m]", time.time())
+def scraped(api: Prometheus, name: str, **labels: object) -> dict[float, float]:
+    """Values of one series of the job "busy" by the time of their scrape."""
+    chosen = ",".join(f'{label}="{value}"' for label, value in {"job": "busy", **labels}.items())
+    found = api.instant(f"{name}{{{chosen}}}[10m]", time.time())
     if not found:
         return {}
     (series,) = found

@@ -78,14 +78,14 @@ class Scraped:
 
 
 @pytest.fixture(scope="module")
-def scraped(tmp_path_factory):
+def scraped(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("scraped")
     spec = folder / "small.toml"
     spec.write_text(SPEC)
     run_dir = folder / "run"
     environment = {
         **{k: v for k, v in os.environ.items() if is_kept(k)},
-        "PACELINE_CACHE": str(folder / "cache"),
+        "PACELINE_CACHE": str(cache),
         "PACELINE_RUNTIME_DIR": str(folder / "runtime"),  # a sampler of this test's own
         "NO_COLOR": "1",
     }

@@ -15,12 +15,14 @@ pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 SPEC = """
 schema = 1
 name = "search"
+seed = 3
+repeats = 1
 [training]
 global_batch = 16
 image_size = 32
 [[workloads]]
 name = "tiny"
-images = 32
+images = 48
 [[trials]]
 launcher = "local"
 local_strategy = "sequential"

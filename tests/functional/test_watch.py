@@ -35,11 +35,8 @@ def test_a_run_is_followed_from_before_its_beginning_to_its_end(
     assert any("images/s loss" in line and "IOWait" in line for line in lines)
 
 
-def test_a_finished_run_is_shown_once_in_80_columns(paceline: Cli, tmp_path: Path) -> None:
-    spec, run_dir = tmp_path / "small.toml", tmp_path / "run"
-    spec.write_text(SMALL, "utf-8")
-    assert paceline("run", spec, "--out", run_dir).returncode == 0
-    shown = paceline("watch", run_dir, "--once")
+def test_a_finished_run_is_shown_once_in_80_columns(paceline: Cli, small_run: Path) -> None:
+    shown = paceline("watch", small_run, "--once")
     assert shown.returncode == 0, shown.stderr
     assert "1 of 1 done" in shown.stdout
     assert max(map(len, shown.stdout.splitlines())) <= 80

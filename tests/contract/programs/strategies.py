@@ -1,6 +1,9 @@
-"""Run by mpirun: trains with a strategy on given samples and leaves gradients and weights.
+"""Run by mpirun: trains with strategies on given samples and leaves gradients and weights.
 
-usage: strategies.py TRANSPORT FOLDER SETUP_JSON CASE...   (cases: see CASES)
+usage: strategies.py TRANSPORT FOLDER SETUPS_JSON CASE...   (cases: see CASES)
+
+setups: what a trial says beside, by name. FOLDER/NAME/CASE.RANK.safetensors is what a case left,
+FOLDER/broken/NAME/... what the case "broken" did, which comes last: what it breaks stays so.
 """
 
 from __future__ import annotations
@@ -95,23 +98,35 @@ class Case:
         return self._peers.world(f"{self._name}/{purpose}")
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    transport, folder, setup, cases = sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4:]
-    values = json.loads(setup)
+def run_setup(
+    transport: str, folder: Path, values: dict[str, Any], cases: list[str], data: Any
+) -> None:
+    """Trains the cases in a meeting of the ranks of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
     context = make_context(folder, values.get("nodes", 1))
     # Small buckets, so that there are several.
     trial = make_trial(transport, context.world_size, bucket_mb=0.02, **values)
-    data = load_file(folder / "data.safetensors")
     peers = join_peers(context, trial)
     for case in cases:
-        if case == "broken":
-            break_the_averaging()
         training = trial.training.model_copy(update=CASES[case])
         own = trial.model_copy(update={"training": training})
         left = train(context, own, Case(peers, case), data)
         save_file(left, folder / f"{case}.{context.rank}.safetensors")
     peers.leave(failed=False)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    transport, folder, setups, cases = sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4:]
+    data = load_file(folder / "data.safetensors")
+    rounds = [(folder, [case for case in cases if case != "broken"])]
+    if "broken" in cases:
+        rounds.append((folder / "broken", ["broken"]))
+    for below, chosen in rounds:
+        if chosen == ["broken"]:
+            break_the_averaging()
+        for name, values in json.loads(setups).items():
+            run_setup(transport, below / name, values, chosen, data)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
@@ -54,15 +55,24 @@ class _Page(HTMLParser):
         return " ".join(" ".join(self.text).split())
 
 
-@pytest.fixture
-def run(fabricate: ModuleType, tmp_path: Path) -> RunFiles:
+@pytest.fixture(scope="module")
+def run(fabricate: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
+    """Read only."""
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.MPI, fabricate.SPARK]
     cases = [
         fabricate.Case(workload="complex-small", model="vgg16"),
         fabricate.Case(workload="simple-big", model="alexnet"),
     ]
-    made: RunFiles = fabricate.make_run(tmp_path / "run", ways, cases=cases, repeats=2, jitter=0.02)
+    made: RunFiles = fabricate.make_run(
+        tmp_path_factory.mktemp("document") / "run", ways, cases=cases, repeats=2, jitter=0.02
+    )
     return made
+
+
+@pytest.fixture(scope="module")
+def page(run: RunFiles, tmp_path_factory: pytest.TempPathFactory) -> _Page:
+    """The report of `run`."""
+    return _report(run, tmp_path_factory.mktemp("page") / "report.html")
 
 
 def _report(run: RunFiles, out: Path) -> _Page:
@@ -71,16 +81,14 @@ def _report(run: RunFiles, out: Path) -> _Page:
     return _Page(out.read_text("utf-8"))
 
 
-def test_the_page_needs_no_network(run: RunFiles, tmp_path: Path) -> None:
-    page = _report(run, tmp_path / "report.html")
+def test_the_page_needs_no_network(page: _Page) -> None:
     for tag, attributes in page.tags:
         assert tag not in {"link", "iframe", "img"}
         assert "src" not in attributes
         assert (attributes.get("href") or "#").startswith("#")
 
 
-def test_the_page_holds_the_papers_numbers_beside_ours(run: RunFiles, tmp_path: Path) -> None:
-    page = _report(run, tmp_path / "report.html")
+def test_the_page_holds_the_papers_numbers_beside_ours(page: _Page) -> None:
     for row in paper.PAPER_ROWS:
         for value in row.speedups.values():
             assert value is None or f" {value} " in page.words
@@ -90,8 +98,7 @@ def test_the_page_holds_the_papers_numbers_beside_ours(run: RunFiles, tmp_path: 
     assert "not run here GPU, model parallel" in page.words
 
 
-def test_every_chart_has_its_data_and_its_place(run: RunFiles, tmp_path: Path) -> None:
-    page = _report(run, tmp_path / "report.html")
+def test_every_chart_has_its_data_and_its_place(page: _Page) -> None:
     places = [a["data-chart"] for _, a in page.tags if "data-chart" in a]
     data = {a["id"] for t, a in page.tags if t == "script" and "id" in a}
     assert set(places) == data
@@ -101,8 +108,7 @@ def test_every_chart_has_its_data_and_its_place(run: RunFiles, tmp_path: Path) -
         assert {"data", "layout"} <= set(json.loads(text))
 
 
-def test_the_page_shows_what_ranks_had_and_what_was_run(run: RunFiles, tmp_path: Path) -> None:
-    page = _report(run, tmp_path / "report.html")
+def test_the_page_shows_what_ranks_had_and_what_was_run(page: _Page) -> None:
     assert "OMP_NUM_THREADS=2" in page.words
     assert "paceline-fabricated --trial simple-big.mpi.mpi.processes.n1r2t1.fp32.r1 <&>" in (
         page.words
@@ -115,6 +121,7 @@ def test_the_page_shows_what_ranks_had_and_what_was_run(run: RunFiles, tmp_path:
 def test_text_from_files_cannot_become_markup(
     fabricate: ModuleType, run: RunFiles, tmp_path: Path
 ) -> None:
+    run = RunFiles(shutil.copytree(run.root, tmp_path / "run"))
     evil = "</script><script>alert(1)</script><b>"
     for name, files in run.trials():
         files.command.write_text(evil)
