@@ -33,12 +33,12 @@ from paceline.job.rank import RankEnd
 from paceline.job.round_task import run_round_task
 from paceline.job.rounds import RoundFailed, run_rounds
 from paceline.launch.spark import cluster_shape, is_local
-from paceline.launch.spark_native import native_settings
+from paceline.launch.spark_native import liveness_settings, native_settings
 from paceline.train.collectives.spark_messages import offer
 from paceline.train.rounds.exchange import together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from pyspark import Broadcast
 
@@ -110,7 +110,7 @@ def _complete(conf: SparkConf, job: Job, *, local: bool) -> None:
             "spark.driver.bindAddress": "127.0.0.1",
         }
     else:
-        defaults |= cluster_shape(job.trial)
+        defaults |= {**cluster_shape(job.trial), **liveness_settings(job.trial)}
     for name, value in defaults.items():
         conf.setIfMissing(name, str(value))
 
@@ -166,15 +166,23 @@ def _train_in_rounds(context: SparkContext, job: Job) -> RankEnd:
     def run_round(orders: Orders, state: State | None) -> Report:
         sent = context.broadcast(state)
         tasks = context.parallelize(range(ranks), ranks)
+        reached = False
         try:
-            return tasks.mapPartitions(_round_task(job, orders, sent)).treeReduce(together)
+            report = tasks.mapPartitions(_round_task(job, orders, sent)).treeReduce(together)
+            reached = True
         except Py4JError as error:
             raise RoundFailed(str(error)) from error
         finally:
             with contextlib.suppress(Py4JError):  # a context that has failed cannot
-                sent.destroy(blocking=True)
+                sent.destroy(blocking=reached)  # a lost executor would be waited for
+        return report
 
-    return run_rounds(job, run_round, context.cancelAllJobs)
+    def executors_alive() -> Collection[str]:
+        names: str = context._jsc.sc().getExecutorIds().mkString(" ")  # noqa: SLF001  (no public way)
+        return set(names.split())
+
+    local = is_local(str(context.master))
+    return run_rounds(job, run_round, context.cancelAllJobs, None if local else executors_alive)
 
 
 def _round_task(

@@ -1,8 +1,9 @@
-"""A trial under mpirun on two hosts, looked after as `paceline run` does; says how it ended.
+"""A trial on two hosts, looked after as `paceline run` does; says how it ended.
 
-usage: supervised.py HOSTFILE OUTCOME_JSON OPTIONS…
+usage: supervised.py mpi HOSTFILE OUTCOME_JSON OPTIONS…
+       supervised.py spark MASTER OUTCOME_JSON OPTIONS…
 
-A rank on each host; OPTIONS are those of the job scripts.
+OPTIONS are those of the job scripts; without --ranks-per-node there is a rank on each host.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.job.options import job_of, parser
 from paceline.launch.diagnosis import diagnose
@@ -17,18 +19,31 @@ from paceline.launch.registry import launcher_for
 from paceline.launch.supervise import supervise
 from paceline.records.files import write_json
 
-_LIMIT_S = 100.0
+if TYPE_CHECKING:
+    from paceline.plan.trial import Trial
+
+_LIMIT_S = 300.0
+
+
+def placed(trial: Trial, launcher: str, where: str) -> Trial:
+    """The trial on the hosts of a host list, or of a Spark cluster."""
+    if launcher == "mpi":
+        settings = trial.mpi.model_copy(update={"hostfile": where})
+        return trial.model_copy(update={"mpi": settings})
+    # Executors of a busy machine take longer to start than the launcher waits for them.
+    patient = {"spark.scheduler.maxRegisteredResourcesWaitingTime": "60s"}
+    cluster = trial.spark.model_copy(update={"master": where, "conf": patient})
+    return trial.model_copy(update={"spark": cluster})
 
 
 def main() -> None:
-    hostfile, outcome = sys.argv[1], Path(sys.argv[2])
-    options = parser("supervised.py").parse_args(sys.argv[3:])
-    job = job_of(options, "mpi", nodes=2, ranks_per_node=1)
-    settings = job.trial.mpi.model_copy(update={"hostfile": hostfile})
-    trial = job.trial.model_copy(update={"mpi": settings})
+    name, where, outcome = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    options = parser("supervised.py").parse_args(sys.argv[4:])
+    job = job_of(options, name, nodes=2, ranks_per_node=options.ranks_per_node or 1)
+    trial = placed(job.trial, name, where)
     job.files.root.mkdir(parents=True)
     job.files.trial.write_text(trial.model_dump_json())
-    launcher = launcher_for("mpi")
+    launcher = launcher_for(name)
     ended = supervise(launcher.command(trial, job.files), job.files, limit_s=_LIMIT_S)
     write_json(outcome, dataclasses.asdict(diagnose(trial, job.files, ended, launcher)))
 

@@ -74,3 +74,14 @@ def test_rounds_that_are_over_leave_nothing(tmp_path):
     assert [p.name for p in (tmp_path / "claims").iterdir()] == ["node-0"]
     ours.close()
     assert not (tmp_path / "claims").exists()
+
+
+def test_ranks_that_are_done_are_known_until_the_round_is_over(tmp_path):
+    ours = claims(tmp_path)
+    ours.take(3, 0, 0, None)
+    assert ours.done(3) == set()
+    ours.finish(3, 1)
+    ours.finish(4, 0)
+    assert ours.done(3) == {1}
+    ours.forget(3)
+    assert (ours.done(3), ours.done(4)) == (set(), {0})

@@ -11,6 +11,7 @@ import pytest
 
 from paceline.job.barrier import task_failed
 from paceline.job.claims import Claims
+from paceline.job.executors import Executors
 from paceline.job.rank_status import RankEnd
 from paceline.job.rounds import RoundFailed, failed_round, run_rounds
 from paceline.records.files import write_json
@@ -149,15 +150,17 @@ def test_killed_worker_is_named_by_the_rank_that_it_claimed(job):
     assert end.error.startswith("RankFailed: its Python worker or executor was killed or crashed")
 
 
-def test_lost_executor_says_sparks_reason(job):
-    message = (
-        "Task 1 in stage 2.0 failed 1 times, most recent failure: Lost task 1.0 in stage 2.0 "
-        "(TID 3) (10.0.0.2 executor 1): ExecutorLostFailure (executor 1 exited) Reason: Executor "
-        "heartbeat timed out after 126 ms\nDriver stacktrace:"
-    )
-    end = failed_round(job, 0, message)
+LOST_EXECUTOR = (
+    "Task 1 in stage 2.0 failed 1 times, most recent failure: Lost task 1.0 in stage 2.0 "
+    "(TID 3) (10.0.0.2 executor 1): ExecutorLostFailure (executor 1 exited) Reason: Executor "
+    "heartbeat timed out after 126 ms\nDriver stacktrace:"
+)
+
+
+def test_executor_lost_in_its_first_round_says_sparks_reason(job):
+    end = failed_round(job, 0, LOST_EXECUTOR)
     assert (end.rank, end.exit_code) == (1, 5)
-    assert "heartbeat timed out" in end.error
+    assert "on host 10.0.0.2, and rank 1 with it: Executor heartbeat timed out" in end.error
 
 
 def test_what_a_task_said_itself_outweighs_sparks_words(job):
@@ -189,3 +192,27 @@ def test_rounds_by_hand_end_at_their_limit(make_job):
     end = run_rounds(job, run_round, cancelled.set)
     assert end.exit_code == 6
     assert "limit of 0.2 s" in end.error
+
+
+def test_executor_lost_in_a_round_is_told_with_all_its_ranks(job):
+    rank = RankReport(host="beta", cores="{}", executor="1", next_step=0, steps=1)
+    executors = Executors(lambda: {"1"})
+    executors.saw({0: rank, 1: rank})
+    end = failed_round(job, 4, LOST_EXECUTOR, executors)
+    assert (end.rank, end.exit_code) == (0, 5)
+    assert "executor 1 on host beta, and ranks 0, 1 with it: Executor heartbeat" in end.error
+
+
+def test_executor_lost_between_two_rounds_ends_the_trial(job):
+    alive = {"7"}
+    tasks = Tasks(rank0={"executor": "7"}, rank1={"executor": "7"})
+
+    def run_round(orders, state):
+        if orders.number == 1:
+            alive.clear()
+        return tasks(orders, state)
+
+    end = run_rounds(job, run_round, lambda: None, lambda: alive)
+    assert [orders.number for orders, _ in tasks.seen] == [0, 1]
+    assert (end.rank, end.exit_code) == (0, 5)
+    assert "executor 7 on host h, and ranks 0, 1 with it" in end.error

@@ -137,3 +137,13 @@ def test_log_tail_leaves_out_the_frames_of_torchs_library(tmp_path):
         "[W1 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=17): Socket Timeout",
         "paceline: rank 1 of 2 failed: TimedOut: late",
     ]
+
+
+def test_wordless_rank_is_told_in_the_words_of_the_job_script(outcome_of, tell):
+    tell(0, "running")
+    tell(1, "running", pid=4711)
+    log = "paceline: rank 1 of 2 failed: TimedOut: round 3: rank 1 (elsewhere) did not end it"
+    outcome = outcome_of(ended(6, dead_ranks=(0,)), log=log)
+    assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("timed_out", 6, 1)
+    said = "rank 1 of 2 (host elsewhere, pid 4711) wrote no error; the launcher says: TimedOut: rou"
+    assert said in outcome.message

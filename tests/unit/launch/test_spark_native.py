@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.launch.spark_native import driver_memory, native_settings
+from paceline.launch.spark_native import driver_memory, liveness_settings, native_settings
 from paceline.plan.trial import Placement, Training, Trial
 from paceline.spec.models import Limits, SparkSettings
 
@@ -48,3 +48,14 @@ def test_heap_holds_what_all_ranks_send_unless_the_spec_says_otherwise():
     assert driver_memory(trial("spark-rounds", ranks=4)) == "8g"
     assert driver_memory(trial("spark-rounds", model="tiny-alexnet")) == "1g"
     assert driver_memory(trial("spark-rounds", memory="3g")) == "3g"
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi", "spark-allgather"])
+@pytest.mark.parametrize("collective_s", [1.0, 20.0, 120.0])
+def test_ranks_that_miss_a_peer_speak_before_spark_gives_its_executor_up(transport, collective_s):
+    settings = liveness_settings(trial(transport, collective_s=collective_s))
+    timeout_s = int(settings["spark.network.timeout"].removesuffix("s"))
+    beat_s = int(settings["spark.executor.heartbeatInterval"].removesuffix("s"))
+    assert timeout_s == 2 * collective_s
+    # and an executor that misses its driver ends at about the same time
+    assert beat_s * int(settings["spark.executor.heartbeat.maxFailures"]) >= timeout_s

@@ -178,3 +178,13 @@ def test_killed_supervisor_takes_the_launcher_along(files, tmp_path):
     while is_alive(launcher):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_rank_that_dies_after_another_gave_its_reason_is_not_called_dead(files, tell, monkeypatch):
+    monkeypatch.setattr(module, "_LAUNCHER_NOTICES_S", 0.2)
+    monkeypatch.setattr(module, "_LOOK_AT_RANKS_S", 0.1)
+    tell(0, "failed", "TimedOut: rank 0: a collective did not end")
+    tell(1, "running", host=host_name(), pid=2**22 + 1)
+    ended = supervise(python("import time; time.sleep(300)"), files, limit_s=60)
+    assert ended.dead_ranks == ()
+    assert ended.exit_status == -signal.SIGTERM

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Placement
 
+_DONE = "-done"
+
 
 class Claims:
     """The claims of a trial, in a folder that all nodes share."""
@@ -77,10 +79,20 @@ class Claims:
                 return rank
         return None
 
+    def finish(self, number: int, rank: int) -> None:
+        """Say that a rank has done its part of a round."""
+        self._make(_name(number, rank) + _DONE, "")
+
+    def done(self, number: int) -> set[int]:
+        """The ranks that have done their part of a round."""
+        ranks = range(self._placement.ranks)
+        return {r for r in ranks if (self._folder / (_name(number, r) + _DONE)).exists()}
+
     def forget(self, number: int) -> None:
         """Remove the claims of a round that is over."""
         for rank in range(self._placement.ranks):
-            (self._folder / _name(number, rank)).unlink(missing_ok=True)
+            for ending in ("", _DONE):
+                (self._folder / (_name(number, rank) + ending)).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Remove all."""

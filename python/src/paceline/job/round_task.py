@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import PacelineError
 from paceline.job.barrier import task_failed
 from paceline.job.claims import Claims
+from paceline.job.executors import own_executor
 from paceline.job.rank import check_shared
 from paceline.job.rank_status import RankStatusFile, log_of, terminated
 from paceline.job.sidecars import host_sidecar
@@ -68,7 +69,10 @@ def run_round_task(
             raise task_failed(status.failed(error)) from error
     told = report.ranks[context.rank]
     times = (began_unix_s, time.time())
-    report.ranks[context.rank] = dataclasses.replace(told, task_unix_s=times)
+    report.ranks[context.rank] = dataclasses.replace(
+        told, task_unix_s=times, executor=own_executor()
+    )
+    Claims(job.files.claims, job.trial.placement).finish(orders.number, context.rank)
     return report
 
 

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Protocol
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut
 from paceline.job.barrier import failed_stage
 from paceline.job.claims import Claims
+from paceline.job.executors import Executors, Place, lost_words
 from paceline.job.rank_status import RankEnd
+from paceline.job.stragglers import Stragglers
 from paceline.launch.statuses import error_text, read_statuses
 from paceline.train.context import RankContext
 from paceline.train.resources import RankCores, check_node
 from paceline.train.rounds.exchange import Clock, Orders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from paceline.job.options import Job
     from paceline.train.rounds.exchange import Carry, RankReport, Report, State
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
 _LOST_TASK = re.compile(
     r"Task (\d+) in stage [\d.]+ failed \d+ times?, most recent failure: (?:Lost task [^:]*: )?"
     r"(?:Executor|org\.apache\.spark\.SparkException: Python worker exited)([^\n]*)"
+)
+# The same of an executor: its host as Spark calls it, its name, and why.
+_LOST_EXECUTOR = re.compile(
+    r"\((\S+) executor (\S+)\): ExecutorLostFailure [^\n]*?Reason: ([^\n]*)"
 )
 
 
@@ -44,20 +50,28 @@ class RunRound(Protocol):
     def __call__(self, orders: Orders, state: State | None) -> Report: ...
 
 
-def run_rounds(job: Job, run_round: RunRound, cancel: Callable[[], object]) -> RankEnd:
+def run_rounds(
+    job: Job,
+    run_round: RunRound,
+    cancel: Callable[[], object],
+    executors_alive: Callable[[], Collection[str]] | None = None,
+) -> RankEnd:
     """Train in rounds until all steps are done; how that ended, never a PacelineError.
 
-    cancel: ends the round under way, which then fails; called from another thread where nobody
-    else minds `limits.trial_s`, by hand.
+    cancel: ends the round under way, which then fails; called from another thread where ranks are
+    too late, or where nobody else minds `limits.trial_s`, by hand.
+    executors_alive: Spark's names of its executors; None with a local master.
     """
-    rounds = Rounds(job, run_round)
+    rounds = Rounds(job, run_round, cancel, executors_alive)
     with _limited(job, cancel) as expired:
         try:
             rounds.train()
         except RoundFailed as error:
             if expired.is_set():
                 return _expired(job)
-            return failed_round(job, rounds.number, str(error))
+            if rounds.stragglers.end is not None:
+                return rounds.stragglers.end
+            return failed_round(job, rounds.number, str(error), rounds.executors)
         except PacelineError as error:
             rank = error.rank if isinstance(error, RankFailed) else None
             return RankEnd(rank=rank or 0, exit_code=error.exit_code, error=error_text(error))
@@ -96,11 +110,19 @@ def _expired(job: Job) -> RankEnd:
 class Rounds:
     """The rounds of one trial, in order."""
 
-    def __init__(self, job: Job, run_round: RunRound) -> None:
+    def __init__(
+        self,
+        job: Job,
+        run_round: RunRound,
+        cancel: Callable[[], object],
+        executors_alive: Callable[[], Collection[str]] | None,
+    ) -> None:
         self.number = 0  # of the round under way
         self._job = job
         self._run_round = run_round
         self._claims = Claims(job.files.claims, job.trial.placement)
+        self.executors = Executors(executors_alive)
+        self.stragglers = Stragglers(job, self._claims, cancel)
         self._clocks = _Clocks()
         self._moves = 0
 
@@ -128,8 +150,11 @@ class Rounds:
         self._claims.close()
 
     def _run(self, orders: Orders, state: State | None) -> Report:
+        self.executors.check()
         began_unix_s = time.time()
-        report = self._run_round(orders, state)
+        with self.stragglers.limited(orders.number):
+            report = self._run_round(orders, state)
+        self.executors.saw(report.ranks)
         self._clocks.saw(report.ranks, (began_unix_s, time.time()))
         self._moves += sum(told.moved for told in report.ranks.values())
         ranks = sorted(report.ranks)
@@ -156,20 +181,29 @@ class Rounds:
             check_node(context, place, cores)
 
 
-def failed_round(job: Job, number: int, message: str) -> RankEnd:
+def failed_round(
+    job: Job, number: int, message: str, executors: Executors | None = None
+) -> RankEnd:
     """Which rank a failed round is about, from Spark's message and the ranks' own statuses."""
-    told = any(s.state == "failed" and not s.secondary for s in read_statuses(job.files))
+    statuses = read_statuses(job.files)
+    told = any(s.state == "failed" and not s.secondary for s in statuses)
     lost = _LOST_TASK.search(message)
     if told or lost is None:
         return failed_stage(job, message)
     claims = Claims(job.files.claims, job.trial.placement)
     partition = int(lost.group(1))
-    rank = claims.rank_of(number, partition)
-    return RankEnd(
-        rank=partition if rank is None else rank,
-        exit_code=ExitCode.RANK_FAILED,
-        error=f"RankFailed: its Python worker or executor was killed or crashed{lost.group(2)}",
-    )
+    claimed = claims.rank_of(number, partition)
+    rank = partition if claimed is None else claimed
+    error = f"its Python worker or executor was killed or crashed{lost.group(2)}"
+    gone = _LOST_EXECUTOR.search(message)
+    if gone is not None:
+        address, name, why = gone.groups()
+        place = None if executors is None else executors.place(name)
+        if place is None:  # it was lost in its first round
+            host = next((s.host for s in statuses if s.rank == rank), address)
+            place = Place(host, (rank,))
+        rank, error = place.ranks[0], lost_words(name, place.host, place.ranks, why)
+    return RankEnd(rank=rank, exit_code=ExitCode.RANK_FAILED, error=f"RankFailed: {error}")
 
 
 class _Clocks:

@@ -1,7 +1,7 @@
 """`python -m paceline.job.spark_mpi_agent HOST COMMAND…`: what mpirun calls in place of ssh.
 
 Hands the start of PRRTE's daemon to the barrier task that leads HOST and lives as long as the
-daemon does, whose exit status it ends with.
+daemon does, whose exit status it ends with; but no longer than mpirun.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError, UsageError
 from paceline.job.spark_mpi_wire import greet, receive
+from paceline.launch.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,4 +87,6 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    # An mpirun that is killed ends nobody, and a host that cannot be reached never answers.
+    die_with_parent(os.getppid())
     sys.exit(main(sys.argv[1:]))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 # How our own job scripts name the rank that failed first, see paceline.job.messages.
-OWN_FAILURE = re.compile(r"^paceline: rank (\d+) of \d+ ", re.MULTILINE)
+OWN_FAILURE = re.compile(r"^paceline: rank (\d+) of \d+ (?:failed: )?(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import signal
 from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import ExitCode
+from paceline.launch.base import OWN_FAILURE
 from paceline.launch.statuses import exit_code_of, read_statuses
 from paceline.records.rows import SCHEMA, Outcome
 
@@ -92,7 +93,7 @@ def _exit_code(ended: Ended, failed: int | None, ranks: list[RankStatus]) -> Exi
     status = next((r for r in ranks if r.rank == failed), None)
     if status is not None and status.state == "failed":
         return exit_code_of(status.error)
-    if not ended.dead_ranks and ended.exit_status in _TELLING:
+    if failed not in ended.dead_ranks and ended.exit_status in _TELLING:
         return ExitCode(ended.exit_status)
     return ExitCode.RANK_FAILED
 
@@ -105,7 +106,8 @@ def _message(
     log = files.launcher_log if status is None else files.rank(status.rank).log
     if not log_tail(log):
         log = files.launcher_log
-    lines = [f"trial {trial.id}: {_what_happened(trial, ended, failed, status, ranks)}"]
+    told = _told_by_launcher(files, failed)
+    lines = [f"trial {trial.id}: {_what_happened(trial, ended, failed, status, ranks, told)}"]
     if tail := log_tail(log):
         lines += [f"the last lines of {log}:", *(f"  | {line}" for line in tail)]
     lines.append(f"logs: {files.root / 'ranks'}/*/log.txt, {files.launcher_log}")
@@ -121,6 +123,7 @@ def _what_happened(
     failed: int | None,
     status: RankStatus | None,
     ranks: list[RankStatus],
+    told: str | None,
 ) -> str:
     how = _exit_words(ended.exit_status)
     if ended.timed_out:
@@ -141,7 +144,17 @@ def _what_happened(
     where = f"{name} (host {status.host}, pid {status.pid})"
     if status.state == "failed":
         return f"{where} failed: {status.error}"
+    if told is not None:
+        return f"{where} wrote no error; the launcher says: {told}"
     return f"{where} was killed or crashed: it wrote no error; the launcher {how}"
+
+
+def _told_by_launcher(files: TrialFiles, rank: int | None) -> str | None:
+    """What our own job script, from where it was, found out about a rank."""
+    for found in OWN_FAILURE.finditer(_log_text(files.launcher_log)):
+        if rank == int(found.group(1)):
+            return found.group(2)
+    return None
 
 
 def _exit_words(exit_status: int) -> str:

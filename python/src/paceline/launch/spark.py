@@ -13,7 +13,7 @@ from paceline.launch.base import OWN_FAILURE, Command
 from paceline.launch.checks import check_cores, check_dataset
 from paceline.launch.environment import rank_environment
 from paceline.launch.mpi import check_mpi
-from paceline.launch.spark_native import driver_memory, native_settings
+from paceline.launch.spark_native import driver_memory, liveness_settings, native_settings
 from paceline.launch.tools import MPIRUN_VARIABLE, find_java, find_spark, job_script
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def configuration(trial: Trial) -> dict[str, str]:
         own = {k: v for k, v in os.environ.items() if k == MPIRUN_VARIABLE}
         ranks = {**rank_environment(trial), **own}
         conf |= {f"spark.executorEnv.{k}": v for k, v in ranks.items()}
-        conf |= cluster_shape(trial)
+        conf |= {**cluster_shape(trial), **liveness_settings(trial)}
     return conf
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.spec.workloads import ModelName
 
-_HEARTBEATS = 4  # in the time after which an executor is taken for lost
+_HEARTBEATS = 4  # in the limit of a collective
 _LONGEST_HEARTBEAT_S = 10  # Spark's default
 # Large enough for heaps; the exact numbers are the models' own.
 _PARAMETERS: dict[ModelName, float] = {"alexnet": 57e6, "vgg16": 134.3e6}
@@ -30,7 +30,6 @@ def native_settings(trial: Trial) -> dict[str, str]:
         slowest_s = max(limit_s, math.ceil(trial.limits.rendezvous_s))
         return {"spark.barrier.sync.timeout": str(2 * slowest_s)}
     if trial.transport == "spark-rounds":
-        heartbeat_s = max(1, min(_LONGEST_HEARTBEAT_S, limit_s // _HEARTBEATS))
         return {
             # A worker keeps the model and its photos from round to round.
             "spark.python.worker.reuse": "true",
@@ -40,13 +39,28 @@ def native_settings(trial: Trial) -> dict[str, str]:
             # Floats of weights hardly get smaller by it.
             "spark.broadcast.compress": "false",
             "spark.shuffle.compress": "false",
-            # An executor that cannot be reached is lost after this, and looked for so often; the
-            # defaults are 120, 10 and 60 s.
-            "spark.network.timeout": f"{max(limit_s, 2 * heartbeat_s)}s",
-            "spark.executor.heartbeatInterval": f"{heartbeat_s}s",
-            "spark.network.timeoutInterval": f"{heartbeat_s}s",
+            **liveness_settings(trial),
         }
     return {}
+
+
+def liveness_settings(trial: Trial) -> dict[str, str]:
+    """When a driver and an executor that cannot reach one another give each other up.
+
+    In rounds only they can notice it, so after the limit of an exchange. Ranks that talk to one
+    another have that limit themselves, and then know who is missing: Spark waits twice as long.
+    """
+    limit_s = math.ceil(trial.limits.collective_s)
+    heartbeat_s = max(1, min(_LONGEST_HEARTBEAT_S, limit_s // _HEARTBEATS))
+    patience_s = max(limit_s if trial.transport == "spark-rounds" else 2 * limit_s, 2 * heartbeat_s)
+    return {
+        # The defaults are 120, 10 and 60 s.
+        "spark.network.timeout": f"{patience_s}s",
+        "spark.executor.heartbeatInterval": f"{heartbeat_s}s",
+        "spark.network.timeoutInterval": f"{heartbeat_s}s",
+        # Then an executor ends, and its tasks with it; the default is 60 beats, 10 minutes.
+        "spark.executor.heartbeat.maxFailures": str(math.ceil(patience_s / heartbeat_s)),
+    }
 
 
 def driver_memory(trial: Trial) -> str:

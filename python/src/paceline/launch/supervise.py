@@ -48,7 +48,7 @@ class Ended:
     launched_unix_s: float
     ended_unix_s: float
     timed_out: bool
-    dead_ranks: tuple[int, ...] = ()  # ranks that died without a word while it ran
+    dead_ranks: tuple[int, ...] = ()  # died without a word while it ran, before any gave a reason
     left_behind: tuple[int, ...] = ()  # pids that outlived even SIGKILL
 
 
@@ -135,9 +135,11 @@ class _Watch:
 
     def _ranks_in_trouble_too_long(self, now: float) -> bool:
         ranks = read_statuses(self._files)
-        if not self.dead_ranks:
+        failed = [r for r in ranks if r.state == "failed"]
+        # Spark kills the other tasks of a stage when one of them has said why it fails.
+        if not self.dead_ranks and all(r.secondary for r in failed):
             self.dead_ranks = tuple(r.rank for r in ranks if _died(r))
-        if not self.dead_ranks and not any(r.state == "failed" for r in ranks):
+        if not self.dead_ranks and not failed:
             return False
         self._trouble_since = self._trouble_since or now
         return now - self._trouble_since > _LAUNCHER_NOTICES_S

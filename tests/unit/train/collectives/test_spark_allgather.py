@@ -212,3 +212,20 @@ def test_process_that_is_no_barrier_task_is_told_how_to_become_one(monkeypatch):
         spark_messages.offered()
     spark_messages.offer(list)
     assert spark_messages.offered() is list
+
+
+def test_group_whose_call_spark_holds_is_given_up_at_once_after_its_limit():
+    released = threading.Event()
+
+    def held(_text: str) -> list[str]:
+        released.wait(LIMIT_S / 2)
+        return []
+
+    group = SparkProcessGroup(Messages(held, 0, 2), 0, 2, limit_s=0.1, name="held")
+    try:
+        with pytest.raises(TimedOut, match=r"within 0\.1 s"):
+            group.barrier().wait()
+        group.shutdown()
+        assert "Spark-held" in {thread.name for thread in threading.enumerate()}, "waited for it"
+    finally:
+        released.set()

@@ -87,7 +87,8 @@ class SparkProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any,
         return self._size
 
     def shutdown(self) -> None:
-        self._progress.close(_CLOSE_LIMIT_S)
+        # After a failure the thread may be one that Spark holds: the peers are not to wait for it.
+        self._progress.close(_CLOSE_LIMIT_S if self.failure is None else _ABORT_LIMIT_S)
 
     def abort(self) -> None:
         """End the threads without the peers; one that Spark holds is left behind."""

@@ -50,6 +50,7 @@ class RankReport:
 
     host: str
     cores: str  # RankCores as JSON
+    executor: str | None = None  # Spark's name for it, None with a local master
     carry: Carry | None = None  # None when the rank has finished
     next_step: int  # the first that is not done
     steps: int  # of the whole training

@@ -1,0 +1,198 @@
+"""An executor that dies or is cut off, or a rank that freezes, while Spark trains on two hosts.
+
+The hosts are network namespaces (paceline.lab) with a standalone cluster; master and driver are on
+the first. Ranks that talk to one another have to find out by themselves, within twice the limit of
+a collective, and say whom they miss; in rounds only the driver can say it. Either way the outcome
+names a rank that is lost and its host, and all processes end on both hosts: those that the driver
+cannot reach, by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.cluster.lab.labs import lab_or_skip
+from tests.cluster.trainings import PROGRAMS, Shares, Training, options, training
+
+from paceline.lab import INTERFACE, LabSettings
+from paceline.launch.processes import command_line_of, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from paceline.lab import Host, Lab
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.timeout(400),  # the first test carries the cluster
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+LIMIT_S = 4.0
+WORDS = {
+    "gloo": "",
+    "mpi": "",
+    "spark-allgather": "--local-strategy processes --ranks-per-node 2 --oversubscribe",
+    "spark-rounds": "--local-strategy processes --ranks-per-node 2 --oversubscribe "
+    "--averaging-period 50",
+}
+HOST = 1  # where something happens; the driver is on the other
+
+Start = Callable[[str], AbstractContextManager[Training]]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    settings = LabSettings(hosts=2, slots=2, spark=True)
+    with lab_or_skip(settings, tmp_path_factory.mktemp("logs")) as lab:
+        yield lab
+
+
+@pytest.fixture
+def under_way(cluster: Lab, tiny_dataset: Path, tmp_path: Path) -> Start:
+    """Steps without end, by a transport, looked after as `paceline run` does it."""
+
+    def start(transport: str) -> AbstractContextManager[Training]:
+        words = [*options(LIMIT_S, tiny_dataset, tmp_path / "run"), "--transport", transport]
+        words += WORDS[transport].split()
+        program = [PROGRAMS / "supervised.py", "spark", cluster.spark_master]
+        program += [tmp_path / "outcome.json", *words]
+        command = cluster.hosts[0].command(sys.executable, *program)
+        on_host = 2 if "--ranks-per-node" in words else 1
+        return training(cluster, tmp_path, [command], on_host)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def shares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shares]:
+    """How long it took until somebody said it; of rounds, until the launcher was gone, too."""
+    made = Shares(LIMIT_S)
+    yield made
+    made.write(tmp_path_factory.getbasetemp() / "lost_executors.json")
+
+
+def reasons(running: Training, host: Host) -> dict[int, dict[str, Any]]:
+    """What ranks of a host wrote that found out by themselves, by rank."""
+    told = {rank: running.status(rank) for rank in running.ranks_on(host)}
+    return {
+        rank: status
+        for rank, status in told.items()
+        if status["state"] == "failed" and not status["secondary"]
+    }
+
+
+def assert_ranks_miss(running: Training, missing: list[int], host: Host, told: dict) -> float:
+    """Ranks of `told` reached their limit and name the first missing; when the last one wrote."""
+    assert told, "nobody found out"
+    for rank, status in told.items():
+        assert status["error"].startswith(f"TimedOut: rank {rank}: "), status
+        assert f"within {LIMIT_S:g} s" in status["error"]
+        assert f"{missing[0]} ({host.name})" in status["error"]
+    return max(status["written_unix_s"] for status in told.values())
+
+
+def assert_outcome(running: Training, allowed: set[tuple[str, int]], lost: list[int] | None) -> Any:
+    """How it ended, with a rank of `lost` to blame (None: any), and a host named."""
+    outcome = running.outcome
+    assert (outcome["status"], outcome["exit_code"]) in allowed, outcome
+    host = running.lab.hosts[HOST].name
+    assert host in outcome["message"]
+    if lost is not None:
+        assert outcome["failed_rank"] in lost, outcome
+    return outcome
+
+
+TIMED_OUT, FAILED = ("timed_out", 6), ("failed", 5)
+
+
+@pytest.mark.parametrize("transport", ["spark-allgather", "mpi", "spark-rounds"])
+def test_cut_off_executor_is_told_by_those_on_both_sides_and_ends(
+    transport: str, under_way: Start, cluster: Lab, shares: Shares
+) -> None:
+    hosts = cluster.hosts
+    with under_way(transport) as running:
+        ranks = [running.ranks_on(host) for host in hosts]
+        cluster.cut(hosts[HOST])
+        try:
+            cut_unix_s = time.time()
+            running.wait_for_launchers()
+            running.wait_for_nothing_on(0, HOST)
+        finally:
+            cluster.mend(hosts[HOST])
+        if transport == "spark-rounds":
+            outcome = assert_outcome(running, {TIMED_OUT, FAILED}, ranks[HOST])
+            shares.record(f"{transport} cut, outcome", outcome["ended_unix_s"], cut_unix_s)
+            return
+        for here, there in ((0, HOST), (HOST, 0)):
+            told = reasons(running, hosts[here])
+            last_unix_s = assert_ranks_miss(running, ranks[there], hosts[there], told)
+            down = f"interface {INTERFACE} of this host ({hosts[here].name}) is down"
+            assert [down in s["error"] for s in told.values()] == [here == HOST] * len(told)
+            shares.record(f"{transport} cut, host {here}", last_unix_s, cut_unix_s)
+        assert_outcome(running, {TIMED_OUT}, None)
+
+
+@pytest.mark.parametrize("transport", ["spark-allgather", "spark-rounds"])
+def test_frozen_rank_is_named_and_ends(
+    transport: str, under_way: Start, cluster: Lab, shares: Shares
+) -> None:
+    with under_way(transport) as running:
+        *_, frozen = running.ranks_on(cluster.hosts[HOST])
+        freeze(running, frozen)
+        frozen_unix_s = time.time()
+        running.wait_for_launchers()
+        running.wait_for_nothing_on(0, HOST)
+        host = cluster.hosts[HOST]
+        if transport == "spark-rounds":
+            outcome = assert_outcome(running, {TIMED_OUT}, [frozen])
+            assert f"rank {frozen} ({host.name})" in outcome["message"]
+            shares.record(f"{transport} frozen, outcome", outcome["ended_unix_s"], frozen_unix_s)
+            return
+        told = {n: s for there in cluster.hosts for n, s in reasons(running, there).items()}
+        last_unix_s = assert_ranks_miss(running, [frozen], host, told)
+        assert_outcome(running, {TIMED_OUT}, None)
+        shares.record(f"{transport} frozen", last_unix_s, frozen_unix_s)
+
+
+@pytest.mark.parametrize("transport", ["gloo", "spark-rounds"])
+def test_ranks_of_a_killed_executor_are_named(
+    transport: str, under_way: Start, cluster: Lab, shares: Shares
+) -> None:
+    with under_way(transport) as running:
+        lost = running.ranks_on(cluster.hosts[HOST])
+        [executor] = [
+            pid
+            for pid, words in running.programs_on(HOST).items()
+            if any(word.endswith("CoarseGrainedExecutorBackend") for word in words)
+        ]
+        os.kill(executor, signal.SIGKILL)
+        killed_unix_s = time.time()
+        running.wait_for_launchers()
+        running.wait_for_nothing_on(0, HOST)
+        outcome = assert_outcome(running, {FAILED}, lost)
+        shares.record(f"{transport} killed, outcome", outcome["ended_unix_s"], killed_unix_s)
+
+
+def freeze(running: Training, rank: int) -> None:
+    """Stop a rank in its work; between two rounds its status has the executor's process."""
+
+    def stopped() -> bool:
+        pid = running.status(rank)["pid"]
+        if not any("pyspark.daemon" in word for word in command_line_of(pid)):
+            return False
+        os.kill(pid, signal.SIGSTOP)
+        if running.status(rank)["pid"] == pid:
+            return True
+        os.kill(pid, signal.SIGCONT)  # it was done already
+        return False
+
+    assert wait_until(stopped, 10 * LIMIT_S, poll_s=0.01)

@@ -1,0 +1,155 @@
+"""Trainings without end on the hosts of a lab, for tests that break something in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.environment import is_kept
+
+from paceline.lab import INTERFACE
+from paceline.launch.processes import command_line_of, is_alive, send, wait_until
+from paceline.records.layout import RunFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from paceline.lab import Host, Lab
+    from paceline.records.layout import TrialFiles
+
+PROGRAMS = Path(__file__).with_name("programs")
+# What a busy machine takes to start Spark and ranks.
+START_S = 120.0
+# Until the processes are gone, too: twice the limit, and what a busy machine takes to end Python,
+# mpirun and Spark.
+KILL_S = 60.0
+
+
+def options(limit_s: float, data: Path, out: Path) -> list[str]:
+    """Of the job scripts: small ranks that train for ever."""
+    words = (
+        "--workload tiny --global-batch 8 --image-size 32 --epochs 100000 --max-steps 100000 "
+        f"--no-sidecar --interface {INTERFACE} --collective-timeout {limit_s:g}"
+    )
+    return [*words.split(), "--data", str(data), "--out", str(out)]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Under way on the hosts of a lab, as many ranks on each."""
+
+    lab: Lab
+    folder: Path
+    before: set[int]  # what ran on the hosts already
+    processes: list[subprocess.Popen[bytes]]
+    ranks: int
+
+    @property
+    def files(self) -> TrialFiles:
+        [(_, files)] = RunFiles(self.folder / "run").trials()
+        return files
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """What programs/supervised.py found."""
+        found: dict[str, Any] = json.loads((self.folder / "outcome.json").read_text())
+        return found
+
+    def wait_for_steps(self) -> None:
+        """Until all ranks train."""
+        files = "run/trials/*/ranks/*/steps.jsonl"
+        self._wait_until(lambda: len(list(self.folder.glob(files))) == self.ranks, START_S)
+        for rank in range(self.ranks):
+            steps = self.files.rank(rank).steps
+            self._wait_until(partial(has_rows, steps, 3))
+        assert [process.poll() for process in self.processes] == [None] * len(self.processes)
+
+    def wait_for_end(self, ranks: Iterable[int]) -> None:
+        """Until these ranks are gone by themselves."""
+        pids = [self.status(rank)["pid"] for rank in ranks]
+        self._wait_until(lambda: not any(is_alive(pid) for pid in pids))
+
+    def wait_for_launchers(self) -> None:
+        """Until whoever was started from here has ended by itself."""
+        self._wait_until(lambda: all(process.poll() is not None for process in self.processes))
+
+    def status(self, rank: int) -> dict[str, Any]:
+        """What the rank last wrote, and when."""
+        file = self.files.rank(rank).status
+        return {**json.loads(file.read_text()), "written_unix_s": file.stat().st_mtime}
+
+    def ranks_on(self, host: Host) -> list[int]:
+        """Those that the launcher has placed there."""
+        return [rank for rank in range(self.ranks) if self.status(rank)["host"] == host.name]
+
+    def programs_on(self, number: int) -> dict[int, list[str]]:
+        """What has been started on a host, and runs: command lines by process id."""
+        pids = self.lab.processes_on(self.lab.hosts[number]) - self.before
+        commands = {pid: command_line_of(pid) for pid in pids}
+        return {pid: words for pid, words in commands.items() if words}
+
+    def names_on(self, number: int) -> set[str]:
+        """Names of what has been started on a host, and runs."""
+        return {Path(words[0]).name for words in self.programs_on(number).values()}
+
+    def wait_for_nothing_on(self, *numbers: int) -> None:
+        """Until all that has been started on these hosts is gone by itself."""
+        self._wait_until(lambda: not any(self.programs_on(number) for number in numbers))
+
+    def _wait_until(self, done: Callable[[], bool], limit_s: float = KILL_S) -> None:
+        assert wait_until(done, limit_s), self._log()
+
+    def _log(self) -> str:
+        logs = [self.folder / "log.txt", *self.folder.glob("run/trials/*/launcher.log")]
+        return "\n".join(log.read_text() for log in logs)
+
+
+def has_rows(file: Path, count: int) -> bool:
+    return file.read_bytes().count(b"\n") >= count
+
+
+@contextmanager
+def training(
+    lab: Lab, folder: Path, commands: Iterable[list[str]], ranks_per_host: int = 1
+) -> Iterator[Training]:
+    """What `commands` start, once it takes steps; nothing of it runs on afterwards."""
+    before = {pid for host in lab.hosts for pid in lab.processes_on(host)}
+    kept = {k: v for k, v in os.environ.items() if is_kept(k)}
+    processes: list[subprocess.Popen[bytes]] = []
+    with (folder / "log.txt").open("ab") as output:
+        try:
+            for command in commands:
+                process = subprocess.Popen(
+                    command, env=kept, cwd=folder, stdout=output, stderr=output
+                )
+                processes.append(process)
+            running = Training(lab, folder, before, processes, len(lab.hosts) * ranks_per_host)
+            running.wait_for_steps()
+            yield running
+        finally:
+            for host in lab.hosts:
+                send(lab.processes_on(host) - before, signal.SIGKILL)
+            for process in processes:
+                process.wait(timeout=10)
+
+
+class Shares:
+    """How long ranks took to say why they failed, as shares of the limit of a collective."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._taken: dict[str, float] = {}
+
+    def record(self, what: str, told_unix_s: float, since_unix_s: float) -> None:
+        self._taken[what] = round((told_unix_s - since_unix_s) / self._limit_s, 2)
+
+    def write(self, file: Path) -> None:
+        content = {"limit_s": self._limit_s, "share_of_limit_taken": self._taken}
+        file.write_text(json.dumps(content, indent=1))
