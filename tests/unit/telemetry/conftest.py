@@ -16,7 +16,7 @@ from paceline.telemetry.runtime import RUNTIME_VARIABLE, Runtime, runtime_of
 from paceline.telemetry.sidecar import SidecarOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from tests.unit.telemetry.real_watches import Sleeper
@@ -37,6 +37,7 @@ class FakeProcesses:
     newest: int | None = None
     listings: int = 0
     reads: list[int] = field(default_factory=list)
+    let_go_of: set[int] = field(default_factory=set)
     before_stat: Callable[[int], None] | None = None  # what happens just before a process is read
 
     def add(self, pid: int, ppid: int, **changes: int | bool) -> None:
@@ -77,7 +78,10 @@ class FakeProcesses:
         self.listings += 1
         return set(self.table)
 
-    def stat(self, pid: int) -> ProcessStat | None:
+    def let_go(self, pids: Iterable[int]) -> None:
+        self.let_go_of |= set(pids)
+
+    def stat(self, pid: int, *, again: bool = False) -> ProcessStat | None:
         self.reads.append(pid)
         if self.before_stat is not None:
             self.before_stat(pid)

@@ -325,6 +325,17 @@ def test_new_roots_are_looked_through_although_no_process_was_added(
     assert tree.walk().processes == 3
 
 
+def test_tree_that_is_dropped_lets_go_of_what_it_alone_had(processes: FakeProcesses) -> None:
+    for pid, parent in ((10, 1), (11, 10), (20, 1)):
+        processes.add(pid, parent)
+    table = ProcessTable(processes)
+    first, second = TreeOfTable(table, [10]), TreeOfTable(table, [20])
+    table.walk()
+    first.read(), second.read()
+    first.drop()
+    assert processes.let_go_of == {10, 11}
+
+
 def test_tree_is_alive_until_its_last_process_ended(processes: FakeProcesses) -> None:
     processes.add(10, 1)
     processes.add(11, 10)

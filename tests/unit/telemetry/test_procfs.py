@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from paceline.telemetry import procfs
 from paceline.telemetry.procfs import ContextSwitches, ProcessStat, ProcFs
 
 if TYPE_CHECKING:
@@ -75,6 +78,51 @@ def test_newest_number_rises_with_a_new_process() -> None:
     child = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(child, 0)
     assert source.newest_pid() != before
+
+
+def open_descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def test_process_that_is_asked_for_again_tells_the_same_until_it_is_gone() -> None:
+    source = ProcFs()
+    before = open_descriptors()
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        first = source.stat(child.pid, again=True)
+        assert first is not None
+        assert source.stat(child.pid, again=True) is not None
+        assert source.io_bytes(child.pid) is not None
+        assert len(open_descriptors() - before) == 2, "stat and io stay open"
+    finally:
+        child.kill()
+        child.wait()
+    assert source.stat(child.pid, again=True) is None
+    assert open_descriptors() == before
+
+
+def test_what_is_not_asked_for_any_more_is_closed(fake_proc: FakeProc) -> None:
+    fake_proc.add(4242, STAT)
+    before = open_descriptors()
+    source = ProcFs(str(fake_proc.root), ticks_per_s=100, page_bytes=4096)
+    source.stat(4242, again=True)
+    assert open_descriptors() != before
+    source.let_go([4242, 4243])
+    assert open_descriptors() == before
+
+
+def test_only_so_many_files_are_kept_open(
+    fake_proc: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(procfs, "_MOST_KEPT", 1)
+    for pid in (4242, 4243):
+        fake_proc.add(pid, STAT)
+    source = ProcFs(str(fake_proc.root), ticks_per_s=100, page_bytes=4096)
+    source.stat(4242, again=True)
+    before = open_descriptors()
+    assert source.stat(4243, again=True) is not None
+    assert open_descriptors() == before
+    source.let_go([4242])
 
 
 def test_switches_are_told_for_every_thread(fake_proc: FakeProc) -> None:

@@ -55,9 +55,9 @@ class JsonlWriter:
         self.close()
 
 
-def _fields_of(value: object) -> dict[str, Any]:
-    """What json cannot write by itself: dataclasses, nested ones too. dataclasses.asdict would
-    copy all that is in them first, which takes twice as long as writing it."""
+def fields_of(value: object) -> dict[str, Any]:
+    """Those of a dataclass, not copied, as its JSON row has them; dataclasses.asdict would copy all
+    that is in them, which takes twice as long as writing it. Raises TypeError."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: getattr(value, name) for name in _field_names(type(value))}
     raise TypeError(f"expected a dataclass or what JSON knows, got {type(value).__name__}")
@@ -68,7 +68,7 @@ def _field_names(kind: type[DataclassInstance]) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
-_encode = json.JSONEncoder(separators=(",", ":"), default=_fields_of).encode
+_encode = json.JSONEncoder(separators=(",", ":"), default=fields_of).encode
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

@@ -67,6 +67,7 @@ class ProcessTable:
         """Read no longer what `tree` alone has."""
         self._trees.remove(tree)
         wanted = {pid for other in self._trees for pid in other.members}
+        self.source.let_go(self.now.keys() - wanted)
         self.now = {pid: stat for pid, stat in self.now.items() if pid in wanted}
         self._forget_strangers()
 
@@ -96,7 +97,7 @@ class ProcessTable:
         for _ in range(_MAX_PASSES):
             now = {}
             for pid, known in expected.items():
-                stat = self._stat(pid, known)
+                stat = self._stat(pid, known, again=True)
                 if stat is not None and stat.start_ticks == known.start_ticks:
                     now[pid] = stat
             if len(now) == len(expected):
@@ -104,9 +105,11 @@ class ProcessTable:
             expected = now
         return expected
 
-    def _stat(self, pid: int, known: ProcessStat | None = None) -> ProcessStat | None:
+    def _stat(
+        self, pid: int, known: ProcessStat | None = None, *, again: bool = False
+    ) -> ProcessStat | None:
         try:
-            return self.source.stat(pid)
+            return self.source.stat(pid, again=again)
         except PermissionError:
             return known
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from paceline.telemetry.kernel_files import KernelFile
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _READ_BYTES = 16384  # stat, status and smaps_rollup are far smaller
+_MOST_KEPT = 256  # processes whose files stay open; a process may have 1024 open files
 
 
 class ProcessStat(NamedTuple):
@@ -59,8 +63,12 @@ class ProcessSource(Protocol):
 
     def pids(self) -> set[int]: ...
 
-    def stat(self, pid: int) -> ProcessStat | None:
-        """Raises PermissionError where the process is there but may not be read."""
+    def stat(self, pid: int, *, again: bool = False) -> ProcessStat | None:
+        """again: it will be asked for at every tick. Raises PermissionError where the process is
+        there but may not be read."""
+
+    def let_go(self, pids: Iterable[int]) -> None:
+        """These will not be asked for again."""
 
     def thread_switches(self, pid: int) -> dict[int, ContextSwitches]:
         """By thread id; what cannot be read is left out."""
@@ -88,6 +96,7 @@ class ProcFs:
         self.ticks_per_s = ticks_per_s or os.sysconf("SC_CLK_TCK")
         self._page_bytes = page_bytes or os.sysconf("SC_PAGE_SIZE")
         self._loadavg = KernelFile(Path(root) / "loadavg")
+        self._kept: dict[int, dict[str, int]] = {}  # descriptors of processes' files, by name
 
     def now_ticks(self) -> int:
         return int(time.clock_gettime(time.CLOCK_BOOTTIME) * self.ticks_per_s)
@@ -99,8 +108,8 @@ class ProcFs:
     def pids(self) -> set[int]:
         return {int(name) for name in os.listdir(self._root) if name.isdigit()}  # noqa: PTH208
 
-    def stat(self, pid: int) -> ProcessStat | None:
-        content = _read(f"{self._root}/{pid}/stat")
+    def stat(self, pid: int, *, again: bool = False) -> ProcessStat | None:
+        content = self._read_again(pid, "stat") if again else _read(f"{self._root}/{pid}/stat")
         return None if content is None else parse_stat(pid, content, self._page_bytes)
 
     def thread_switches(self, pid: int) -> dict[int, ContextSwitches]:
@@ -123,10 +132,31 @@ class ProcFs:
     def io_bytes(self, pid: int) -> IoBytes | None:
         # Like CPU time, a child's bytes are added to those of the parent that waits for it
         # (kernel/exit.c, wait_task_zombie: task_io_accounting_add).
-        content = _read(f"{self._root}/{pid}/io")
+        content = self._read_again(pid, "io")
         if content is None:
             return None
         return IoBytes(_field(content, b"\nread_bytes:"), _field(content, b"\nwrite_bytes:"))
+
+    def let_go(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            for descriptor in self._kept.pop(pid, {}).values():
+                os.close(descriptor)
+
+    def _read_again(self, pid: int, name: str) -> bytes | None:
+        """As _read, with the file kept open: half the time. One of an ended process says so, even
+        where another process has its number by now; that one is read then."""
+        kept = self._kept.get(pid)
+        if kept is None:
+            if len(self._kept) >= _MOST_KEPT:
+                return _read(f"{self._root}/{pid}/{name}")
+            kept = self._kept[pid] = {}
+        try:
+            if name not in kept:
+                kept[name] = os.open(f"{self._root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            return os.pread(kept[name], _READ_BYTES, 0) or None
+        except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
+            self.let_go([pid])
+            return _read(f"{self._root}/{pid}/{name}")
 
     def open_files(self, pid: int) -> int | None:
         try:

@@ -10,21 +10,21 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from paceline.errors import DataError
-from paceline.records.files import read_json
-from paceline.records.rows import CommunicationRow, StepRow
-from paceline.records.typed import typed
-from paceline.telemetry.catalogue import STEP_SECONDS_BUCKETS
+from paceline.records.files import fields_of, read_json
+from paceline.telemetry.catalogue import PHASES, STEP_SECONDS_BUCKETS
 from paceline.telemetry.tail import LineTail
 from paceline.telemetry.ticks import OperationTotals, TrainingProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from typing import Any
 
     from paceline.records.layout import RankFiles
+    from paceline.records.rows import CommunicationRow, StepRow
     from paceline.telemetry.rank_finder import RankFinder
 
+_PHASE_KEYS = tuple((phase, f"{phase}_s") for phase in PHASES)
 _log = logging.getLogger("paceline.sidecar")
 
 
@@ -35,14 +35,14 @@ def advance(progress: TrainingProgress, row: StepRow, replicas: int = 1) -> Trai
     images of its own: it is taken to have an equal share of the global batch.
     """
     further = _copy_of(progress)
-    _add_step(further, row, replicas)
+    _add_step(further, fields_of(row), replicas)
     return further
 
 
 def advance_operation(progress: TrainingProgress, row: CommunicationRow) -> TrainingProgress:
     """`progress` and one operation more; the argument stays as it is."""
     further = _copy_of(progress)
-    _add_operation(further, row)
+    _add_operation(further, fields_of(row))
     return further
 
 
@@ -54,48 +54,55 @@ def _copy_of(progress: TrainingProgress) -> TrainingProgress:
     )
 
 
-def _add_step(progress: TrainingProgress, row: StepRow, replicas: int) -> None:
-    """In place, and not at all if the row holds what cannot be added."""
-    loss = _mean_loss(row, replicas)
-    images, step_s_sum = progress.images + row.samples, progress.step_s_sum + row.step_s
-    phase_s = {name: s + _phase_s(row, name) for name, s in progress.phase_s.items()}
-    bucket = bisect_left(STEP_SECONDS_BUCKETS, row.step_s)
-    ended_unix_s = row.started_unix_s + row.step_s
+def _add_step(progress: TrainingProgress, row: Mapping[str, Any], replicas: int) -> None:
+    """In place, and not at all if the row holds what cannot be added, or lacks it.
+
+    row: the fields of a StepRow. Making one first would be half of what following many ranks takes.
+    """
+    loss, epoch = _mean_loss(row, replicas), row["epoch"]
+    step_s: float = row["step_s"]
+    images, step_s_sum = progress.images + row["samples"], progress.step_s_sum + step_s
+    # a counter never falls; other_s may round below 0
+    phase_s = {
+        name: s + max(0.0, row.get(key) or 0.0)
+        for (name, key), s in zip(_PHASE_KEYS, progress.phase_s.values(), strict=True)
+    }
+    bucket = bisect_left(STEP_SECONDS_BUCKETS, step_s)
+    ended_unix_s = row["started_unix_s"] + step_s
     last_unix_s = progress.last_step_ended_unix_s
     progress.last_step_ended_unix_s = max(ended_unix_s, last_unix_s or ended_unix_s)
     progress.steps += 1
     progress.images, progress.step_s_sum, progress.phase_s = images, step_s_sum, phase_s
-    progress.epoch = row.epoch
+    progress.epoch = epoch
     progress.loss = progress.loss if loss is None else loss
     progress.step_counts[bucket] += 1
 
 
-def _add_operation(progress: TrainingProgress, row: CommunicationRow) -> None:
-    """As _add_step."""
-    totals = progress.operations.get(row.operation, OperationTotals())
+def _add_operation(progress: TrainingProgress, row: Mapping[str, Any]) -> None:
+    """As _add_step, of a CommunicationRow."""
+    totals = progress.operations.get(row["operation"], OperationTotals())
     sent_bytes = totals.sent_bytes
-    if row.sent_bytes is not None:
-        sent_bytes = (sent_bytes or 0) + row.sent_bytes
-    progress.operations[row.operation] = OperationTotals(
+    if row["sent_bytes"] is not None:
+        sent_bytes = (sent_bytes or 0) + row["sent_bytes"]
+    progress.operations[row["operation"]] = OperationTotals(
         operations=totals.operations + 1,
-        payload_bytes=totals.payload_bytes + row.payload_bytes,
+        payload_bytes=totals.payload_bytes + row["payload_bytes"],
         sent_bytes=sent_bytes,
-        seconds=totals.seconds + max(0.0, row.ended_unix_s - row.arrived_unix_s),
+        seconds=totals.seconds + max(0.0, row["ended_unix_s"] - row["arrived_unix_s"]),
     )
 
 
-def _phase_s(row: StepRow, phase: str) -> float:
-    seconds: float | None = getattr(row, f"{phase}_s")
-    return max(0.0, seconds or 0.0)  # a counter never falls; other_s may round below 0
-
-
-def _mean_loss(row: StepRow, replicas: int) -> float | None:
-    if row.bubble_s is not None and row.loss_sum == 0.0:
+def _mean_loss(row: Mapping[str, Any], replicas: int) -> float | None:
+    is_stage = row.get("bubble_s") is not None
+    loss_sum: float = row["loss_sum"]
+    samples: int = row["samples"]
+    global_samples: int = row["global_samples"]
+    if is_stage and loss_sum == 0.0:
         return None  # a pipeline's last stage has the loss, this is another
-    if row.samples > 0:
-        return row.loss_sum / row.samples
-    if row.bubble_s is not None and row.global_samples > 0:
-        return row.loss_sum * replicas / row.global_samples
+    if samples > 0:
+        return loss_sum / samples
+    if is_stage and global_samples > 0:
+        return loss_sum * replicas / global_samples
     return None
 
 
@@ -146,21 +153,18 @@ class _RankTail:
             self._operations.rewind()
             self._progress = TrainingProgress(rank=self._rank)
         self._take(self._steps, self._step, to_the_end=to_the_end)
-        self._take(self._operations, self._operation, to_the_end=to_the_end)
+        self._take(self._operations, _add_operation, to_the_end=to_the_end)
         if failed != self._progress.failed:
             self._progress = dataclasses.replace(self._progress, failed=failed)
         return self._progress
 
-    def _step(self, progress: TrainingProgress, fields: dict[str, Any]) -> None:
-        _add_step(progress, typed(fields, StepRow, self._steps.path), self._replicas)
-
-    def _operation(self, progress: TrainingProgress, fields: dict[str, Any]) -> None:
-        _add_operation(progress, typed(fields, CommunicationRow, self._operations.path))
+    def _step(self, progress: TrainingProgress, row: Mapping[str, Any]) -> None:
+        _add_step(progress, row, self._replicas)
 
     def _take(
         self,
         tail: LineTail,
-        add: Callable[[TrainingProgress, dict[str, Any]], None],
+        add: Callable[[TrainingProgress, Mapping[str, Any]], None],
         *,
         to_the_end: bool,
     ) -> None:
@@ -170,8 +174,8 @@ class _RankTail:
                 further = further or _copy_of(self._progress)
                 try:
                     add(further, json.loads(line))
-                except (DataError, TypeError, ValueError, AttributeError) as error:
-                    self._warn(f"{tail.path}: a row is left out: {error}")
+                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                    self._warn(f"{tail.path}: a row is left out: {error!r}")
         except OSError as error:
             self._warn(f"{tail.path}: {error}")
         self._progress = further or self._progress

@@ -14,6 +14,7 @@ from paceline.records.rows import RankStatus
 from paceline.records.typed import typed
 
 _SETTLED_AFTER_NS = 100_000_000
+_NOT_THERE = -1
 _log = logging.getLogger("paceline.sidecar")
 
 
@@ -24,10 +25,14 @@ class RankFinder:
         self.files = TrialFiles(trial_root)
         self._host = host
         self._folder = str(self.files.rank(0).root.parent)
-        self._folder_ns = -1
+        self._folder_ns = _NOT_THERE
         self._paths: dict[int, str] = {}
         self._warned: set[int] = set()
         self._known: dict[int, tuple[tuple[int, int], RankStatus]] = {}
+
+    def has_new_ranks(self) -> bool:
+        """Whether ranks may have come since the last look, or one has not told of itself yet."""
+        return self._version_ns() != self._folder_ns or len(self._known) < len(self._paths)
 
     def statuses(self) -> dict[int, RankStatus]:
         """By rank; those of other hosts, or that could not be read yet, are left out."""
@@ -39,18 +44,24 @@ class RankFinder:
                 found[rank] = status
         return found
 
-    def _find_paths(self) -> None:
+    def _version_ns(self) -> int:
         # Plain strings: with many ranks, pathlib would be most of the cost of a look.
         try:
-            version_ns = os.stat(self._folder).st_mtime_ns  # noqa: PTH116
-            if version_ns != self._folder_ns:
-                paths = {rank: str(files.status) for rank, files in self.files.ranks()}
-                self._paths = paths
-                # The clock of files ticks in milliseconds: another rank may come in the same tick.
-                is_settled = time.time_ns() - version_ns > _SETTLED_AFTER_NS
-                self._folder_ns = version_ns if is_settled else -1
+            return os.stat(self._folder).st_mtime_ns  # noqa: PTH116
         except OSError:
-            return  # none there yet
+            return _NOT_THERE  # yet
+
+    def _find_paths(self) -> None:
+        version_ns = self._version_ns()
+        if version_ns in (_NOT_THERE, self._folder_ns):
+            return
+        try:
+            self._paths = {rank: str(files.status) for rank, files in self.files.ranks()}
+        except OSError:
+            return  # removed meanwhile
+        # The clock of files ticks in milliseconds: another rank may come in the same tick.
+        is_settled = time.time_ns() - version_ns > _SETTLED_AFTER_NS
+        self._folder_ns = version_ns if is_settled else _NOT_THERE
 
     def _status(self, rank: int, path: str) -> RankStatus | None:
         try:

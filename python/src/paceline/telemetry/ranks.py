@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.telemetry.rank_finder import RankFinder
 
 _LOOK_EVERY_S = 0.9  # a beat of a second comes a little early as often as late
+_FULL_LOOK_EVERY_S = 4.5  # at the status of every rank, while all are there and live
 # A status tells when its process was started by two clocks; a tick is 10 ms.
 _SAME_START_S = 1.0
 
@@ -58,13 +59,17 @@ class Ranks:
         self._whole = whole
         self._resumed = dict(resumed or {})
         self._ranks: dict[int, _Rank] = {}
-        self._next_look_s = float("-inf")
+        self._next_look_s = self._next_full_look_s = float("-inf")
+        self._all_found = False
 
     def look(self, monotonic_s: float) -> None:
         """Find ranks that are new, or have another process now; before the walk of the table."""
         if monotonic_s < self._next_look_s:
             return
         self._next_look_s = monotonic_s + _LOOK_EVERY_S
+        if monotonic_s < self._next_full_look_s and not self._is_in_flux():
+            return
+        self._next_full_look_s = monotonic_s + _FULL_LOOK_EVERY_S
         statuses = self._finder.statuses()
         claims = [status.pid for status in statuses.values()]
         for rank, status in statuses.items():
@@ -75,6 +80,10 @@ class Ranks:
             if known is not None and (known.pid == status.pid or known.tree.any_alive()):
                 continue
             self._found(rank, status)
+        self._all_found = bool(statuses) and all(
+            rank in self._ranks and self._ranks[rank].pid == status.pid
+            for rank, status in statuses.items()
+        )
 
     def sample(self, unix_s: float, monotonic_s: float, *, deep: bool) -> list[RankSample]:
         """A row for each rank, once more after its processes have ended and then no longer."""
@@ -108,6 +117,14 @@ class Ranks:
         """Have them read no longer."""
         for rank in self._ranks.values():
             rank.tree.drop()
+
+    def _is_in_flux(self) -> bool:
+        """Whether ranks are coming, or have ended and may begin anew."""
+        return (
+            not self._all_found
+            or any(rank.ended for rank in self._ranks.values())
+            or self._finder.has_new_ranks()
+        )
 
     def _found(self, rank: int, status: RankStatus) -> None:
         stat = self._believed(status)

@@ -29,6 +29,7 @@ from paceline.telemetry.process_ids import ProcessId
 from paceline.telemetry.processes import ProcessTable
 from paceline.telemetry.procfs import ProcFs
 from paceline.telemetry.runtime import Runtime, SamplerState, put
+from paceline.telemetry.seldom import Seldom
 from paceline.telemetry.ticks import HostTick
 from paceline.telemetry.watch import Served, Tick, Watch, WatchRefusedError
 from paceline.telemetry.watches import (
@@ -50,7 +51,7 @@ _TOLD_TO_END = (signal.SIGTERM, signal.SIGINT)
 _SIGNALS = (*_TOLD_TO_END, signal.SIGHUP)
 _LOOK_EVERY_S = 1.0  # whether what is watched lives, and whether a SIGHUP was lost
 _LOCK_LIMIT_S = 0.5
-_DEEP_CPU_SHARE = 0.0015  # of a core, for what is costly to read
+_DEEP_CPU_SHARE = 0.001  # of a core, for what is costly to read
 _NOT_TO_BE_SEEN = -2
 _log = logging.getLogger("paceline.sidecar")
 
@@ -60,6 +61,7 @@ class Sampler:
 
     def __init__(self, runtime: Runtime, itself: ProcessId, host: str) -> None:
         self._runtime = runtime
+        self._requests = str(runtime.watches)
         self._itself = itself
         self._host = host
         self._watches: dict[str, Watch] = {}
@@ -76,6 +78,7 @@ class Sampler:
         self._samples = self._missed = 0
         self._last_tick_s: float | None = None
         self._latest: Tick | None = None
+        self._own_rss = Seldom(self._read_own_rss)
         self._next_deep_s = self._next_look_s = float("-inf")
 
     def run(self) -> None:
@@ -118,7 +121,7 @@ class Sampler:
     def _refresh(self) -> None:
         """Take up new requests, end watches whose request is gone."""
         try:
-            version_ns = self._runtime.watches.stat().st_mtime_ns
+            version_ns = os.stat(self._requests).st_mtime_ns  # noqa: PTH116  (at every tick)
             if version_ns == self._seen_ns:
                 return
             requests = all_requests(self._runtime)
@@ -282,15 +285,18 @@ class Sampler:
         return min((watch.request.interval_s for watch in self._watches.values()), default=1.0)
 
     def _tick_of(self, unix_s: float, monotonic_s: float, reading: HostReading) -> Tick:
-        stat = self._table.source.stat(self._itself.pid)
         return Tick(
             unix_s=unix_s,
             monotonic_s=monotonic_s,
             host=reading,
             sampler_cpu_s=time.process_time(),
-            sampler_rss_bytes=stat.rss_bytes if stat else 0,
+            sampler_rss_bytes=self._own_rss.get(),
             missed=self._missed,
         )
+
+    def _read_own_rss(self) -> int:
+        stat = self._table.source.stat(self._itself.pid)
+        return stat.rss_bytes if stat else 0
 
     def _tell_scrapers(self) -> None:
         if self._endpoint.served.port is None or self._latest is None:
