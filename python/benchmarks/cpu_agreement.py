@@ -117,8 +117,10 @@ def cpu_seconds(record: TrialRecord) -> dict[str, float]:
     (host,) = record.hosts
     first = max(rank.steps[0].started_unix_s for rank in record.ranks)
     last = min(rank.steps[-1].started_unix_s for rank in record.ranks)
-    times = sorted({s.unix_s for s in host.samples if first <= s.unix_s <= last})
-    window = (times[0], times[-1])
+    times = {s.unix_s for s in host.samples if first <= s.unix_s <= last}
+    for rank in record.ranks:  # a rank is found within a second
+        times &= {row.unix_s for row in host.ranks if row.rank == rank.rank}
+    window = (min(times), max(times))
     return {
         "seconds": window[1] - window[0],
         "ranks_s": ranks_cpu_s(host, window),
