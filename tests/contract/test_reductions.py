@@ -95,6 +95,9 @@ def test_auto_is_shared_memory_on_one_host_and_calibrated_across_hosts(found):
         assert described == {"algorithm": "shared", "hosts": 1}
         return
     assert described["hosts"] == len(layout)
+    if sum(layout) == 2:  # nothing to find out
+        assert described["by_size"] == [{"up_to_bytes": None, "algorithm": "recursive-doubling"}]
+        return
     candidates = set(described["calibration_s"])
     assert {"ring", "recursive-doubling", "rabenseifner"} <= candidates
     assert ("hierarchical" in candidates) == (max(layout) > 1)

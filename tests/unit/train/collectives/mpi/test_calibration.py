@@ -104,3 +104,11 @@ def test_curve_goes_straight_between_sizes_and_on_at_the_links_pace():
 def test_gain_that_may_be_noise_changes_nothing():
     curves = {"a": Curve([KIB, 512 * MIB], [1.0, 2.0]), "b": Curve([KIB, 512 * MIB], [1.01, 1.98])}
     assert decide(curves) == (Bin(None, "a"),)
+
+
+def test_single_candidate_is_taken_without_a_measurement() -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("nothing is to be found out")
+
+    choice = calibrate({"ring": 1.0}, never, never)
+    assert choice == Choice((Bin(None, "ring"),), {}, 0.0)

@@ -64,3 +64,16 @@ def test_next_step_of_a_chain_is_met_without_a_sleep(clock):
     patience.pause(ended=2, left=0)
     patience.pause(ended=0, left=2)
     assert len(clock.sleeps) == slept
+
+
+def test_last_message_is_noticed_within_a_share_of_the_time_that_messages_took(clock):
+    patience = Patience()
+    while clock.now < 0.1:  # the peer is late: nothing flows yet
+        patience.pause(ended=0, left=4)
+    began = clock.now
+    patience.pause(ended=1, left=3)
+    while clock.now < began + 0.002:
+        before = clock.now
+        patience.pause(ended=0, left=3)
+        looks_s = 5e-6
+        assert clock.now - before <= max(20e-6, (before - began) / 30) + looks_s

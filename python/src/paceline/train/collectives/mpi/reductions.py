@@ -181,9 +181,14 @@ class Reductions:
         assert self._exchange is not None
         return self._exchange.allreduce(buffer, ufunc, algorithm)
 
+    def _candidates(self) -> tuple[str, ...]:
+        """Between two ranks all send the same, recursive doubling in one step in place of two."""
+        if self._size == 2:
+            return ("recursive-doubling",)
+        return _CANDIDATES if self._hierarchy is None else ("hierarchical", *_CANDIDATES)
+
     def _calibrate(self) -> Choice:
-        names = _CANDIDATES if self._hierarchy is None else ("hierarchical", *_CANDIDATES)
-        loads = {name: link_load(name, self._hosts) for name in names}
+        loads = {name: link_load(name, self._hosts) for name in self._candidates()}
 
         def run(algorithm: str, size_bytes: int) -> None:
             self._carry_out(algorithm, np.zeros(size_bytes // 4, np.float32), MPI.SUM)
