@@ -159,6 +159,31 @@ def test_rank_with_another_process_goes_on_with_it(trial: Trial, processes: Fake
     assert (row.pid, row.processes, row.cpu_seconds) == (21, 1, 1.11)
 
 
+def test_rank_that_comes_when_all_were_found_is_found_at_the_next_look(
+    trial: Trial, processes: FakeProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank, pid in enumerate((20, 30)):
+        processes.add(pid, 10, start_ticks=5100)
+        trial.tell(rank, pid)
+    # folders settle: two that are made within a tick of their clock look alike
+    monkeypatch.setattr("paceline.telemetry.rank_finder._SETTLED_AFTER_NS", 0)
+    assert [row.rank for row in trial.tick()] == [0, 1]
+    read: list[int] = []
+    statuses = RankFinder.statuses
+
+    def counted(finder: RankFinder) -> dict[int, RankStatus]:
+        read.append(1)
+        return statuses(finder)
+
+    monkeypatch.setattr(RankFinder, "statuses", counted)
+    trial.tick()
+    assert not read, "all are there and live: no status is looked at"
+    time.sleep(0.02)  # more than a tick of the files' clock
+    processes.add(40, 10, start_ticks=5100)
+    trial.tell(2, 40)
+    assert [row.rank for row in trial.tick()] == [0, 1, 2]
+
+
 def test_executor_in_which_several_ranks_wait_is_no_ranks(
     trial: Trial, processes: FakeProcesses
 ) -> None:
