@@ -294,8 +294,10 @@ def check_messages_that_nobody_sends(rank: int, size: int) -> None:
 def check_messages_of_a_group_name_ranks_of_the_world(rank: int, size: int) -> None:
     last = size - 1
     group = dist.new_group([0, last], timeout=timedelta(seconds=SHORT_S))
+    hosts: list[str | None] = [None] * size
+    dist.all_gather_object(hosts, socket.gethostname())
     if rank == last:
-        name = f"rank {last}: MPI recv from rank 0 \\({socket.gethostname()}\\)"
+        name = f"rank {last}: MPI recv from rank 0 \\({hosts[0]}\\)"
         with pytest.raises(TimedOut, match=name):
             dist.recv(torch.empty(1), 0, group=group)
     elif rank == 0:
