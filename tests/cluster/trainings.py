@@ -101,7 +101,8 @@ class Training:
 
     def wait_for_nothing_on(self, *numbers: int) -> None:
         """Until all that has been started on these hosts is gone by itself."""
-        self._wait_until(lambda: not any(self.programs_on(number) for number in numbers))
+        gone = wait_until(lambda: not any(map(self.programs_on, numbers)), KILL_S)
+        assert gone, [self.programs_on(number) for number in numbers]
 
     def _wait_until(self, done: Callable[[], bool], limit_s: float = KILL_S) -> None:
         assert wait_until(done, limit_s), self._log()

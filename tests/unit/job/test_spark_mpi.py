@@ -374,6 +374,29 @@ def test_started_program_ends_with_the_one_that_started_it(tmp_path):
     assert not Path(f"/proc/{child}").exists()
 
 
+def test_program_that_does_not_listen_is_killed_when_nobody_is_left_to_do_it(tmp_path):
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)\\n"
+    program = (
+        "import subprocess, sys\n"
+        "from paceline.job import spark_mpi_processes\n"
+        "spark_mpi_processes._TERMINATION_S = 0.3\n"
+        f"argv = [sys.executable, '-c', '{deaf}time.sleep(60)']\n"
+        "process = spark_mpi_processes.start_guarded(argv, {}, subprocess.PIPE)\n"
+        "process.stdout.readline()\n"
+        "print(process.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        child = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{child}").exists()
+
+
 def test_program_that_does_not_listen_is_killed(monkeypatch):
     monkeypatch.setattr("paceline.job.spark_mpi_processes._TERMINATION_S", 0.5)
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)\n"

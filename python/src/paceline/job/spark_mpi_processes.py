@@ -80,11 +80,12 @@ def daemon_command(
 def start_guarded(
     argv: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | int
 ) -> subprocess.Popen[bytes]:
-    """Start a program that gets SIGTERM when the calling thread ends, however it ends."""
+    """Start a program that gets SIGTERM when the calling thread ends, however it ends, and that is
+    killed if it does not end thereupon."""
     # Its source, since the package may be in an archive.
-    guard = [sys.executable, "-I", "-S", "-c", inspect.getsource(exec_guarded), str(os.getpid())]
+    guard = [sys.executable, "-I", "-S", "-c", inspect.getsource(exec_guarded)]
     return subprocess.Popen(
-        [*guard, *argv],
+        [*guard, f"{os.getpid()}:{_TERMINATION_S:g}", *argv],
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=output,
