@@ -38,7 +38,6 @@ pytestmark = [
 
 LIMIT_S = 4.0
 WORDS = {
-    "gloo": "",
     "mpi": "",
     "spark-allgather": "--local-strategy processes --ranks-per-node 2 --oversubscribe",
     "spark-rounds": "--local-strategy processes --ranks-per-node 2 --oversubscribe "
@@ -163,11 +162,11 @@ def test_frozen_rank_is_named_and_ends(
         shares.record(f"{transport} frozen", last_unix_s, frozen_unix_s)
 
 
-@pytest.mark.parametrize("transport", ["gloo", "spark-rounds"])
 def test_ranks_of_a_killed_executor_are_named(
-    transport: str, under_way: Start, cluster: Lab, shares: Shares
+    under_way: Start, cluster: Lab, shares: Shares
 ) -> None:
-    with under_way(transport) as running:
+    """In rounds; tests/functional/test_killed_rank.py has it of a barrier stage."""
+    with under_way("spark-rounds") as running:
         lost = running.ranks_on(cluster.hosts[HOST])
         [executor] = [
             pid
@@ -179,7 +178,7 @@ def test_ranks_of_a_killed_executor_are_named(
         running.wait_for_launchers()
         running.wait_for_nothing_on(0, HOST)
         outcome = assert_outcome(running, {FAILED}, lost)
-        shares.record(f"{transport} killed, outcome", outcome["ended_unix_s"], killed_unix_s)
+        shares.record("spark-rounds killed, outcome", outcome["ended_unix_s"], killed_unix_s)
 
 
 def freeze(running: Training, rank: int) -> None:
