@@ -28,7 +28,7 @@ folder, limit_s = Path(sys.argv[2]), float(sys.argv[3])
 store = open_store(make_context(folder), 30.0)
 world = MPI.COMM_WORLD
 comm = world.Split(0, (world.rank + 1) % world.size)
-names = Names.of(comm)
+names = Names.of(comm, limit_s)
 for algorithm in sys.argv[4:]:
     group = Reductions(
         comm,

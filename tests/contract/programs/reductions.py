@@ -71,7 +71,7 @@ def check_layout(on_hosts: tuple[int, ...], store: Store) -> dict[str, Any]:
     for name in ("auto", "native", "hierarchical", *schedules.SCHEDULES):
         group = Reductions(
             WORLD,
-            names=Names.of(WORLD),
+            names=Names.of(WORLD, LIMIT_S),
             store=PrefixStore(f"{on_hosts} {name}", store),
             limit_s=LIMIT_S,
             algorithm=name,

@@ -249,7 +249,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         self._comm = world.Create_group(group, tag)
         self._messages = self._comm.Dup()
         group.Free()
-        self._names = Names.of(self._comm)
+        self._names = Names.of(self._comm, self._limit_s)
         self._exchanges = Exchanges(self._comm, self._names, self._limit_s)
         # A store can outlive a group, and must not answer the next with what it was told by this.
         alone = self._comm.bcast(uuid.uuid4().hex)

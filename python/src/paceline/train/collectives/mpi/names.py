@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 from mpi4py import MPI
 
 from paceline.records.machine import host_name
+from paceline.train.collectives.mpi.polling import poll
+from paceline.train.collectives.work import timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+_TOLD = np.dtype([("rank", np.int64), ("host", "S256")])  # Linux has 64 bytes for a host's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +27,18 @@ class Names:
     hosts: tuple[str, ...]
 
     @classmethod
-    def of(cls, comm: MPI.Comm) -> Names:
-        """Collective over `comm`."""
-        told = comm.allgather((MPI.COMM_WORLD.rank, host_name()))
-        return cls(tuple(rank for rank, _ in told), tuple(host for _, host in told))
+    def of(cls, comm: MPI.Comm, limit_s: float) -> Names:
+        """Collective over `comm`. Raises TimedOut if a rank does not come within `limit_s`."""
+        own = np.zeros(1, _TOLD)
+        own["rank"], own["host"] = MPI.COMM_WORLD.rank, host_name().encode()
+        told = np.zeros(comm.size, _TOLD)
+        # not the blocking one, which spins and cannot be given up
+        if not poll(comm.Iallgather(own.view(np.uint8), told.view(np.uint8)), limit_s):
+            raise timed_out("MPI start of a group", MPI.COMM_WORLD.rank, limit_s)
+        return cls(
+            tuple(int(rank) for rank in told["rank"]),
+            tuple(host.decode(errors="replace") for host in told["host"]),
+        )
 
     def __call__(self, rank: int) -> str:
         """The name of the communicator's rank, as in "rank 3 (host-b)"."""

@@ -49,7 +49,8 @@ class Hierarchy:
         self._counterparts = comm.Split(self._local_rank if carries else MPI.UNDEFINED, comm.rank)
         self._exchange = None
         if carries:
-            self._exchange = Exchange(self._counterparts, Names.of(self._counterparts), limit_s)
+            names = Names.of(self._counterparts, limit_s)
+            self._exchange = Exchange(self._counterparts, names, limit_s)
 
     def allreduce(self, buffer: NDArray[Any], ufunc: np.ufunc) -> Traffic:
         """Reduce a flat array over all ranks, in place; all ranks get the very same bits.
