@@ -51,7 +51,7 @@ _TOLD_TO_END = (signal.SIGTERM, signal.SIGINT)
 _SIGNALS = (*_TOLD_TO_END, signal.SIGHUP)
 _LOOK_EVERY_S = 1.0  # whether what is watched lives, and whether a SIGHUP was lost
 _LOCK_LIMIT_S = 0.5
-_DEEP_CPU_SHARE = 0.002  # of a core, for what is costly to read
+_DEEP_CPU_SHARE = 0.001  # of a core, for what is costly to read
 _NOT_TO_BE_SEEN = -2
 _log = logging.getLogger("paceline.sidecar")
 
