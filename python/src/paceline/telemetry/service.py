@@ -52,6 +52,9 @@ _SIGNALS = (*_TOLD_TO_END, signal.SIGHUP)
 _LOOK_EVERY_S = 1.0  # whether what is watched lives, and whether a SIGHUP was lost
 _LOCK_LIMIT_S = 0.5
 _DEEP_CPU_SHARE = 0.001  # of a core, for what is costly to read
+# While a run is young: the peak of a short one's memory rests on these few readings.
+_YOUNG_DEEP_CPU_SHARE = 0.003
+_YOUNG_S = 15.0
 _NOT_TO_BE_SEEN = -2
 _log = logging.getLogger("paceline.sidecar")
 
@@ -79,7 +82,7 @@ class Sampler:
         self._last_tick_s: float | None = None
         self._latest: Tick | None = None
         self._own_rss = Seldom(self._read_own_rss)
-        self._next_deep_s = self._next_look_s = float("-inf")
+        self._next_deep_s = self._next_look_s = self._young_until_s = float("-inf")
 
     def run(self) -> None:
         """Sample until no watch is left, or until SIGTERM or SIGINT.
@@ -153,6 +156,8 @@ class Sampler:
             refuse(self._runtime, request, str(error))
             return None
         self._watches[request.id] = watch
+        self._next_deep_s = time.monotonic()
+        self._young_until_s = self._next_deep_s + _YOUNG_S
         return watch
 
     def _serve(self, watch: Watch) -> None:
@@ -260,7 +265,9 @@ class Sampler:
                 _log.warning("run %s: a sample is missing: %s", watch.request.run, error)
         if deep:
             cost_s = time.process_time() - started_cpu_s
-            self._next_deep_s = monotonic_s + cost_s / _DEEP_CPU_SHARE
+            is_young = monotonic_s < self._young_until_s
+            share = _YOUNG_DEEP_CPU_SHARE if is_young else _DEEP_CPU_SHARE
+            self._next_deep_s = monotonic_s + cost_s / share
         self._latest = tick
         self._tell_scrapers()
 
