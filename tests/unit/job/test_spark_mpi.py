@@ -353,6 +353,13 @@ def test_what_mpirun_says_is_passed_on(make_job, capsys):
     assert capsys.readouterr().err == "no slots\n"
 
 
+def assert_gone(pid):
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists()
+
+
 def test_started_program_ends_with_the_one_that_started_it(tmp_path):
     program = (
         "import subprocess, sys\n"
@@ -368,10 +375,7 @@ def test_started_program_ends_with_the_one_that_started_it(tmp_path):
         # it is the guard until it has become the program, and dies with the parent in both
         assert Path(f"/proc/{child}").exists()
         parent.kill()
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not Path(f"/proc/{child}").exists()
+    assert_gone(child)
 
 
 def test_program_that_does_not_listen_is_killed_when_nobody_is_left_to_do_it(tmp_path):
@@ -391,10 +395,7 @@ def test_program_that_does_not_listen_is_killed_when_nobody_is_left_to_do_it(tmp
     ) as parent:
         child = int(parent.stdout.readline())
         parent.kill()
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not Path(f"/proc/{child}").exists()
+    assert_gone(child)
 
 
 def test_program_that_does_not_listen_is_killed(monkeypatch):

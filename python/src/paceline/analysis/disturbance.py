@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from paceline.analysis.usage import during_training
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from paceline.analysis.reading import HostTrace, TrialRecord
     from paceline.records.rows import HostSample
@@ -33,11 +33,18 @@ class Disturbance:
 
 
 class _Interval(NamedTuple):
+    """The training of one host, from its first sample to its last."""
+
     first: HostSample
     last: HostSample
 
-    def risen(self, value: Callable[[HostSample], float]) -> float:
-        return max(0.0, value(self.last) - value(self.first))
+    def cpu_s(self, *states: str) -> float:
+        """CPU time of all cores in these states."""
+        before, after = self.first.cpu_seconds, self.last.cpu_seconds
+        return sum(max(0.0, after.get(state, 0.0) - before.get(state, 0.0)) for state in states)
+
+    def run_cpu_s(self) -> float:
+        return max(0.0, self.last.run_cpu_seconds - self.first.run_cpu_seconds)
 
 
 def disturbance(record: TrialRecord) -> Disturbance | None:
@@ -88,25 +95,12 @@ def _machine(trace: HostTrace) -> str:
 def _of(intervals: Sequence[_Interval]) -> Disturbance | None:
     """Of one machine; its hosts trained at about the same time."""
     # as shares of time each: hosts of one machine are not sampled at the same moments
-    seconds = [sum(i.risen(_seconds_in(s)) for s in i.first.cpu_seconds) for i in intervals]
-    if min(seconds) <= 0:
+    timed = [(i, i.cpu_s(*i.first.cpu_seconds)) for i in intervals]
+    if any(total_s <= 0 for _, total_s in timed):
         return None
-    computing = [
-        sum(i.risen(_seconds_in(state)) for state in _COMPUTING) / total
-        for i, total in zip(intervals, seconds, strict=True)
-    ]
-    ours = [
-        i.risen(lambda sample: sample.run_cpu_seconds) / total
-        for i, total in zip(intervals, seconds, strict=True)
-    ]
-    stolen = [
-        i.risen(_seconds_in("steal")) / total for i, total in zip(intervals, seconds, strict=True)
-    ]
+    computing = max(i.cpu_s(*_COMPUTING) / total_s for i, total_s in timed)
+    ours = sum(i.run_cpu_s() / total_s for i, total_s in timed)
+    stolen = max(i.cpu_s("steal") / total_s for i, total_s in timed)
     return Disturbance(
-        others_percent=100.0 * max(0.0, max(computing) - sum(ours)),
-        stolen_percent=100.0 * max(stolen),
+        others_percent=100.0 * max(0.0, computing - ours), stolen_percent=100.0 * stolen
     )
-
-
-def _seconds_in(state: str) -> Callable[[HostSample], float]:
-    return lambda sample: sample.cpu_seconds.get(state, 0.0)

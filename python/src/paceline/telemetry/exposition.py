@@ -3,8 +3,8 @@
 https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
 
 By hand, for the names of series stay the same from scrape to scrape, and are remembered here:
-prometheus_client 0.26 builds them anew, which with 64 ranks takes ten times as long and would be
-most of what a sidecar costs. It also has to be loaded, which one that serves nothing need not do.
+prometheus_client 0.26 builds them anew, which with 64 ranks takes five times as long (measured on
+an AMD EPYC: 10.8 against 2.0 ms). It also has to be loaded, which one that serves nothing need not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from paceline.telemetry.measures import Distribution, series
+from paceline.telemetry.measures import series, series_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,13 +41,8 @@ class Exposition:
             lines = by_metric.get(metric.name)
             if lines is None:
                 lines = by_metric[metric.name] = _header(metric)
-            if isinstance(value, Distribution):
-                values = (sample.value for sample in series(measure))
-                lines += [
-                    f"{name} {_number(each)}" for name, each in zip(names, values, strict=True)
-                ]
-            else:
-                lines.append(f"{names[0]} {_number(value)}")
+            values = series_values(value)
+            lines += [f"{name} {_number(each)}" for name, each in zip(names, values, strict=True)]
         return "".join(f"{line}\n" for lines in by_metric.values() for line in lines)
 
 

@@ -59,17 +59,26 @@ class Sample(NamedTuple):
 
 def series(measure: Measure) -> Iterator[Sample]:
     """The series of a measure: itself, or the cumulative buckets, sum and count of a histogram."""
-    metric, values, value = measure
-    labels = dict(zip(metric.labels, values, strict=True))
+    metric, of_labels, value = measure
+    labels = dict(zip(metric.labels, of_labels, strict=True))
     if not isinstance(value, Distribution):
         yield Sample(metric.series[0], labels, value)
         return
     bucket, total, count = metric.series
+    *below, summed, counted = series_values(value)
     bounds = (*(repr(bound) for bound in value.bounds), "+Inf")
-    for bound, below in zip(bounds, accumulate(value.counts), strict=True):
-        yield Sample(bucket, {**labels, "le": bound}, below)
-    yield Sample(total, labels, value.total)
-    yield Sample(count, labels, sum(value.counts))
+    for bound, number in zip(bounds, below, strict=True):
+        yield Sample(bucket, {**labels, "le": bound}, number)
+    yield Sample(total, labels, summed)
+    yield Sample(count, labels, counted)
+
+
+def series_values(value: float | Distribution) -> tuple[float, ...]:
+    """The values of `series`, without their names."""
+    if not isinstance(value, Distribution):
+        return (value,)
+    below = tuple(accumulate(value.counts))
+    return (*below, value.total, below[-1])
 
 
 def host_tick_values(host: str, tick: HostTick, version: str) -> Iterator[Measure]:
