@@ -17,12 +17,12 @@ try:
 except ImportError:  # from the archive: the package lies beside this script
     sys.path.insert(0, str(Path(__file__).resolve().with_name("paceline.zip")))
 
+from paceline.host.machine import host_name
 from paceline.job.byhand import finish, launching_pid, prepare
-from paceline.job.mpi_rank import find_nodes, run_as_rank, train_in
 from paceline.job.options import asked_ranks, check_not_alone, job_of, parser
 from paceline.job.rendezvous import check_reachable
-from paceline.records.machine import host_name
-from paceline.train.collectives.mpi.world import World
+from paceline.launchers.mpi.rank import find_nodes, run_as_rank, train_in
+from paceline.transports.mpi.world import World
 
 
 def main(world: World) -> int:

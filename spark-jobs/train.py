@@ -25,24 +25,24 @@ from py4j.protocol import Py4JError
 from pyspark import BarrierTaskContext, SparkConf, SparkContext, TaskContext
 
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
-from paceline.job.barrier import failed_stage, run_barrier_rank
 from paceline.job.byhand import finish, prepare
 from paceline.job.messages import rank_failed_line, run_guarded, say
 from paceline.job.options import Job, asked_ranks, job_of, parser
 from paceline.job.rank import RankEnd
-from paceline.job.round_task import run_round_task
-from paceline.job.rounds import RoundFailed, run_rounds
-from paceline.launch.spark import cluster_shape, is_local
-from paceline.launch.spark_native import liveness_settings, native_settings
-from paceline.train.collectives.spark_messages import offer
-from paceline.train.rounds.exchange import together
+from paceline.launchers.spark.barrier import failed_stage, run_barrier_rank
+from paceline.launchers.spark.launcher import cluster_shape, is_local
+from paceline.launchers.spark.native import liveness_settings, native_settings
+from paceline.launchers.spark.rounds.driver import RoundFailed, run_rounds
+from paceline.launchers.spark.rounds.exchange import together
+from paceline.launchers.spark.rounds.task import run_round_task
+from paceline.transports.spark_allgather.messages import offer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from pyspark import Broadcast
 
-    from paceline.train.rounds.exchange import Orders, Report, State
+    from paceline.launchers.spark.rounds.exchange import Orders, Report, State
 
 _ARCHIVE = Path(__file__).resolve().with_name("paceline.zip")
 # Executors register one by one, soon after the first.

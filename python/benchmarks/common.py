@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.records.machine import machine_facts, package_versions
+from paceline.host.machine import machine_facts, package_versions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

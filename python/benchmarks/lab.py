@@ -220,7 +220,7 @@ def traces(hosts: Iterable[tuple[str, Any]]) -> dict[str, dict[str, float]]:
 def show(runs: Sequence[dict[str, Any]]) -> None:
     """A table: what each way does at each speed."""
     head = f"{'workload':<11} {'link':<8} {'launcher':<9} {'transport':<9}"
-    print(f"{head} {'images/s':>24} {'speedup':>8} {'s a step':>9}  identical")
+    print(f"{head} {'images/s':>24} {'speedup':>8} {'s a step':>9}  equivalent")
     for entry in runs:
         for row in entry["rows"]:
             where = f"{entry['workload']:<11} {entry['speed']:<8}"
@@ -228,12 +228,12 @@ def show(runs: Sequence[dict[str, Any]]) -> None:
 
 
 def figures(row: dict[str, Any]) -> str:
-    rate, step, speedup = row["images_per_s"], row["step_s"], row["speedup"]
+    rate, step, speedup = row["samples_per_s"], row["step_s"], row["speedup"]
     if rate is None:
         return "not measured"
     interval = f"{rate['median']:.2f} [{rate['low']:.2f}, {rate['high']:.2f}]"
     ratio = "" if speedup is None else f"{speedup['median']:.3f}"
-    return f"{interval:>24} {ratio:>8} {step['median']:>9.3f}  {row['identical']}"
+    return f"{interval:>24} {ratio:>8} {step['median']:>9.3f}  {row['equivalent']}"
 
 
 if __name__ == "__main__":

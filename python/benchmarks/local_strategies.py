@@ -111,7 +111,7 @@ def ratios_of(comparison: Comparison, workload: str) -> dict[str, Any]:
 
 def images_of(comparison: Comparison, row: Row) -> Mapping[int, Series]:
     trials = comparison.trials[row.configuration]
-    return {t.repeat: t.images_per_s for t in trials if t.images_per_s is not None}
+    return {t.repeat: t.samples_per_s for t in trials if t.samples_per_s is not None}
 
 
 def memory_of(comparison: Comparison, workload: str) -> dict[str, Any]:

@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 import psutil
 
 from common import median_interval, shown, write_results
+from paceline.host.machine import host_name
 from paceline.records.files import write_json
 from paceline.records.layout import TrialFiles
-from paceline.records.machine import host_name
 from paceline.records.rows import RankStatus, StepRow
 from paceline.telemetry.handle import SidecarHandle, begin_watch
 from paceline.telemetry.options import SidecarOptions

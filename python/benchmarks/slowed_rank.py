@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from paceline.train import worker
+from paceline.worker import worker
 
 
 def slow_down(slowed_rank: int, seconds: float, every: int) -> None:

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from common import median_interval, paired_ratio, shown, write_results
-from paceline.launch.tools import find_java, find_spark
+from paceline.host.tools import find_java, find_spark
 from paceline.plan.planning import plan_trials
 from paceline.records.files import read_json, read_jsonl
 from paceline.records.layout import TrialFiles

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import call, median_interval, paired_ratio, shown
-from paceline.launch.registry import launcher_for
+from paceline.launchers.registry import launcher_for
 from paceline.plan.planning import plan_trials
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
@@ -32,7 +32,7 @@ StepEnds = list[list[float]]
 Ways = dict[str, Callable[[Path], StepEnds]]
 
 
-def images_per_s(ends_by_rank: StepEnds) -> float:
+def samples_per_s(ends_by_rank: StepEnds) -> float:
     """Throughput after warm-up; a global step ends when its slowest rank ends."""
     ends = [max(step) for step in zip(*ends_by_rank, strict=True)]
     steps = len(ends) - WARMUP_STEPS
@@ -91,7 +91,7 @@ def interleaved(ways: Ways, repeats: int) -> dict[str, list[StepEnds]]:
                 folder = Path(temporary) / f"{name.translate(SAFE)}-{repeat}"
                 ends = ways[name](folder)
                 raw[name].append(ends)
-                print(f"{repeat} {name}: {images_per_s(ends):.1f} images/s", file=sys.stderr)
+                print(f"{repeat} {name}: {samples_per_s(ends):.1f} images/s", file=sys.stderr)
     return raw
 
 
@@ -113,7 +113,7 @@ def conclude(
     raw: Mapping[str, list[StepEnds]], claims: Sequence[tuple[str, str, str, float]]
 ) -> dict[str, Any]:
     """Print rates and claims, (what, ours, theirs, asked) each; returns what the results keep."""
-    rates = {name: [images_per_s(ends) for ends in runs] for name, runs in raw.items()}
+    rates = {name: [samples_per_s(ends) for ends in runs] for name, runs in raw.items()}
     for name, values in rates.items():
         shown(name, median_interval(values), "images/s")
     found = []
@@ -122,4 +122,4 @@ def conclude(
             ratio = paired_ratio(rates[ours], rates[theirs])
             shown(f"{claim} (asked: {target})", ratio, "x")
             found.append({"claim": claim, "target": target, **ratio})
-    return {"images_per_s": rates, "claims": found, "step_ended_unix_s": raw}
+    return {"samples_per_s": rates, "claims": found, "step_ended_unix_s": raw}

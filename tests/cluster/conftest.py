@@ -20,7 +20,7 @@ TWO_HOSTS = LabSettings(hosts=2, slots=2)
 
 @pytest.fixture
 def fresh_lab() -> Iterator[Lab]:
-    """For a test that cuts links or kills what runs there."""
+    """For a test that split points links or kills what runs there."""
     with lab_or_skip(TWO_HOSTS) as lab:
         yield lab
 

@@ -17,10 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.environment import QUICK_JVM, is_kept
 
-from paceline.job.options import job_of, parser
-from paceline.launch import supervise as supervise_module
-from paceline.launch.diagnosis import diagnose
-from paceline.launch.processes import (
+from paceline.host.processes import (
     TOKEN_VARIABLE,
     command_line_of,
     is_alive,
@@ -28,9 +25,12 @@ from paceline.launch.processes import (
     send,
     wait_until,
 )
-from paceline.launch.registry import launcher_for
-from paceline.launch.supervise import supervise
-from paceline.launch.tools import find_java, find_spark
+from paceline.host.tools import find_java, find_spark
+from paceline.job.options import job_of, parser
+from paceline.launchers import supervise as supervise_module
+from paceline.launchers.diagnosis import diagnose
+from paceline.launchers.registry import launcher_for
+from paceline.launchers.supervise import supervise
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def spark_submit(*words: str) -> list[str]:
 
 
 STARTS = {
-    "local": [sys.executable, "-m", "paceline.job", "--ranks", "2"],
-    "torchrun": [str(BIN / "torchrun"), "--nproc-per-node", "2", "-m", "paceline.job"],
+    "local": [sys.executable, "-m", "paceline.launchers.local", "--ranks", "2"],
+    "torchrun": [str(BIN / "torchrun"), "--nproc-per-node", "2", "-m", "paceline.launchers.local"],
     "mpi": [*MPIRUN, "-n", "2", sys.executable, MPI_JOB],
     "spark": spark_submit("--master", "local[2]", SPARK_JOB, "--ranks", "2"),
 }
@@ -268,8 +268,8 @@ def test_killed_supervisor_leaves_no_process(launcher, dataset, tmp_path):
         "import sys\n"
         "from pathlib import Path\n"
         "from paceline.job.options import read_trial\n"
-        "from paceline.launch.registry import launcher_for\n"
-        "from paceline.launch.supervise import supervise\n"
+        "from paceline.launchers.registry import launcher_for\n"
+        "from paceline.launchers.supervise import supervise\n"
         "from paceline.records.layout import TrialFiles\n"
         "files = TrialFiles(Path(sys.argv[1]))\n"
         "trial = read_trial(files.trial)\n"

@@ -21,8 +21,8 @@ import pytest
 from tests.cluster.lab.labs import lab_or_skip
 from tests.cluster.trainings import PROGRAMS, Shares, Training, options, training
 
+from paceline.host.processes import command_line_of, wait_until
 from paceline.lab import INTERFACE, LabSettings
-from paceline.launch.processes import command_line_of, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

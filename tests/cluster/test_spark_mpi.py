@@ -15,11 +15,7 @@ from tests.cluster.lab.labs import lab_or_skip
 from tests.cluster.test_two_nodes import PATIENT, environment_of
 
 from paceline.data.catalogue import ensure_dataset
-from paceline.job.options import job_of, parser
-from paceline.lab import INTERFACE, LabSettings
-from paceline.launch import supervise as supervise_module
-from paceline.launch.diagnosis import diagnose
-from paceline.launch.processes import (
+from paceline.host.processes import (
     TOKEN_VARIABLE,
     command_line_of,
     parent_of,
@@ -27,8 +23,12 @@ from paceline.launch.processes import (
     send,
     wait_until,
 )
-from paceline.launch.registry import launcher_for
-from paceline.launch.supervise import supervise
+from paceline.job.options import job_of, parser
+from paceline.lab import INTERFACE, LabSettings
+from paceline.launchers import supervise as supervise_module
+from paceline.launchers.diagnosis import diagnose
+from paceline.launchers.registry import launcher_for
+from paceline.launchers.supervise import supervise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,7 +123,7 @@ def test_spark_and_mpirun_train_the_same_over_mpi(dataset: Path, tmp_path: Path)
     trials = "".join(ENTRY.format(launcher=name, nodes=1) for name in ("mpi", "spark"))
     spec = SPEC.format(steps=6, data=dataset, trials=trials, interface="lo")
     rows = {row["launcher"]: row for row in paceline_run(spec, tmp_path)}
-    assert {name: row["identical"] for name, row in rows.items()} == {
+    assert {name: row["equivalent"] for name, row in rows.items()} == {
         "local": True, "mpi": True, "spark": True,
     }  # fmt: skip
     assert rows["spark"]["transport"] == "mpi"
@@ -139,7 +139,7 @@ def test_hosts_of_a_cluster_are_one_mpi_job(dataset: Path, tmp_path: Path) -> No
         spec += f'[spark]\nmaster = "{lab.spark_master}"\n' + PATIENT
         rows = paceline_run(spec, tmp_path, lab.hosts[0])
         [row] = [row for row in rows if not row["is_baseline"]]
-        assert (row["identical"], row["nodes"], row["ranks"]) == (True, 2, 4)
+        assert (row["equivalent"], row["nodes"], row["ranks"]) == (True, 2, 4)
         [trial] = tmp_path.glob("run/trials/*.spark.*")
         found = [
             json.loads((trial / "ranks" / str(rank) / "environment.json").read_text())["host"]

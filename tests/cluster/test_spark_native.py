@@ -13,12 +13,12 @@ from tests.environment import is_kept
 from tests.functional.cli_runs import SMALL, Cli, trial
 
 from paceline.data.catalogue import ensure_dataset
+from paceline.host.processes import pids_with_token
 from paceline.job.options import job_of, parser
-from paceline.launch import supervise as supervise_module
-from paceline.launch.diagnosis import diagnose
-from paceline.launch.processes import pids_with_token
-from paceline.launch.registry import launcher_for
-from paceline.launch.supervise import supervise
+from paceline.launchers import supervise as supervise_module
+from paceline.launchers.diagnosis import diagnose
+from paceline.launchers.registry import launcher_for
+from paceline.launchers.supervise import supervise
 
 pytestmark = [
     pytest.mark.cluster,
@@ -58,7 +58,7 @@ def lines(run_dir, transport, rank, name):
 def test_messages_of_barrier_tasks_give_the_very_training(rows):
     by_transport, run_dir = rows
     row = by_transport["spark-allgather"]
-    assert row["identical"] is True
+    assert row["equivalent"] is True
     assert row["max_abs_weight_diff"] < 1e-6
     sums = [r for r in lines(run_dir, "spark-allgather", 1, "communication")
             if r["operation"] == "allreduce"]  # fmt: skip
@@ -72,9 +72,9 @@ def test_rounds_train_on_the_same_samples_to_about_the_same_loss(rows):
     by_transport, run_dir = rows
     row, exact = by_transport["spark-rounds"], by_transport["none"]
     assert row["final_loss"] == pytest.approx(exact["final_loss"], rel=0.05)
-    ledgers = [lines(run_dir, "spark-rounds", rank, "ledger") for rank in (0, 1)]
-    for step, alone in enumerate(lines(run_dir, "none", 0, "ledger")):
-        seen = [i for ledger in ledgers for i in ledger[step]["sample_ids"]]
+    sample_logs = [lines(run_dir, "spark-rounds", rank, "sample_log") for rank in (0, 1)]
+    for step, alone in enumerate(lines(run_dir, "none", 0, "sample_log")):
+        seen = [i for sample_log in sample_logs for i in sample_log[step]["sample_ids"]]
         assert sorted(seen) == sorted(alone["sample_ids"])
 
 

@@ -96,7 +96,7 @@ def rows_of_run(host: Host, spec: str, folder: Path) -> list[dict[str, object]]:
 
 def assert_same_training_on_two_nodes(rows: list[dict[str, object]], folder: Path) -> None:
     assert all(row["nodes"] == 2 for row in rows)
-    assert {row["configuration"]: row["identical"] for row in rows} == {
+    assert {row["configuration"]: row["equivalent"] for row in rows} == {
         row["configuration"]: True for row in rows
     }
     for row in rows:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from tests.environment import is_kept
 
+from paceline.host.processes import command_line_of, is_alive, send, wait_until
 from paceline.lab import INTERFACE
-from paceline.launch.processes import command_line_of, is_alive, send, wait_until
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from torch.nn.functional import cross_entropy
 from paceline.plan.schedule import Schedule
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
-from paceline.train.models import build_model, set_sample_keys
-from paceline.train.transforms import put_in_memory_format
+from paceline.training.transforms import put_in_memory_format
+from paceline.workloads import build_model, set_sample_keys
 
 pytestmark = pytest.mark.contract
 
@@ -48,8 +48,8 @@ CASES = {
 EXACT = [case for case in CASES if case != "bf16"]
 
 
-def pipeline(stages, micro_batches, schedule="1f1b", **cuts):
-    return {"stages": stages, "micro_batches": micro_batches, "schedule": schedule, **cuts}
+def pipeline(stages, micro_batches, schedule="1f1b", **split_points):
+    return {"stages": stages, "micro_batches": micro_batches, "schedule": schedule, **split_points}
 
 
 # name -> (transport, ranks, what else the trial says)
@@ -69,11 +69,11 @@ SETUPS = {
         "shared", 3,
         {"local_strategy": "pipeline", "pipeline": pipeline(3, 3, "gpipe", balance="size")},
     ),
-    "pipeline-cuts-2": (
+    "pipeline-split_points-2": (
         "shared", 2,
         {
             "local_strategy": "pipeline",
-            "pipeline": pipeline(2, 10, balance=None, cuts=(5,)),
+            "pipeline": pipeline(2, 10, balance=None, split_points=(5,)),
         },
     ),
     "hybrid-2x2": ("shared", 4, {"local_strategy": "hybrid", "pipeline": pipeline(2, 2)}),
@@ -251,7 +251,7 @@ def test_whole_worker_trains_and_leaves_nothing_behind(transport, run_ranks, tmp
     run_ranks(2, transport, "training", tmp_path)
     files = TrialFiles(tmp_path)
     for step in range(6):
-        ids = [list(read_jsonl(files.rank(r).ledger))[step]["sample_ids"] for r in range(2)]
+        ids = [list(read_jsonl(files.rank(r).sample_log))[step]["sample_ids"] for r in range(2)]
         rows = [list(read_jsonl(files.rank(r).steps))[step] for r in range(2)]
         assert [len(i) for i in ids] == [row["samples"] for row in rows]
         assert sum(len(i) for i in ids) == rows[0]["global_samples"]

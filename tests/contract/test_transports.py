@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from paceline.train.collectives import transport_names
+from paceline.transports import transport_names
 
 pytestmark = pytest.mark.contract
 
@@ -36,7 +36,7 @@ def recorded(reports):
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
-def _identities(rows, group):
+def _equivalences(rows, group):
     """What the ranks of a group must agree on; payloads are each rank's own."""
     return sorted((r["sequence"], r["operation"]) for r in rows if r["group"] == group)
 
@@ -54,7 +54,7 @@ def test_operations_are_recorded_alike_on_every_rank(recorded):
         row["operation"] for row in world
     }
     for other in rows[1:]:
-        assert _identities(other, world[0]["group"]) == _identities(rows[0], world[0]["group"])
+        assert _equivalences(other, world[0]["group"]) == _equivalences(rows[0], world[0]["group"])
     sub_groups = {row["group"] for row in rows[0] if "/" not in row["group"]} - {world[0]["group"]}
     assert len(sub_groups) == 1, "check_subgroup makes one"
 

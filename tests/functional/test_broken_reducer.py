@@ -27,7 +27,7 @@ OPTIONS = {
 FLAGS = ("--no-dropout", "--no-sidecar", "--oversubscribe")
 
 
-def test_sum_instead_of_mean_is_not_identical(paceline, small_run, tmp_path):
+def test_sum_instead_of_mean_is_not_equivalent(paceline, small_run, tmp_path):
     out = shutil.copytree(small_run, tmp_path / "run")
     dataset = json.loads((out / "manifest.json").read_text())["data"]["tiny"]
 
@@ -51,8 +51,8 @@ def test_sum_instead_of_mean_is_not_identical(paceline, small_run, tmp_path):
     assert broken.returncode == 0, broken.stderr
 
     comparison = json.loads(paceline("compare", out, "--json").stdout)
-    identical = {row["launcher"]: row["identical"] for row in comparison["rows"]}
-    assert identical == {"local": True, "mpi": False}
+    equivalent = {row["launcher"]: row["equivalent"] for row in comparison["rows"]}
+    assert equivalent == {"local": True, "mpi": False}
     # a trial that trained something else is not ranked
     assert comparison["best"]["tiny"]["configuration"].startswith("tiny.local.none.sequential")
     assert "✗" in paceline("compare", out).stdout

@@ -35,7 +35,7 @@ class Training:
 
     def __init__(self, strategy, dataset, folder, environment):
         self.out, self.log = folder / "run", folder / "log.txt"
-        argv = [sys.executable, "-m", "paceline.job", "--local-strategy", strategy]
+        argv = [sys.executable, "-m", "paceline.launchers.local", "--local-strategy", strategy]
         argv += [*STRATEGIES[strategy], *OPTIONS, "--data", dataset, "--out", self.out]
         kept = {k: v for k, v in os.environ.items() if is_kept(k)}
         self.process = subprocess.Popen(

@@ -90,7 +90,7 @@ def test_killed_rank_is_named_and_resume_completes(paceline, tmp_path, launcher,
     assert result.returncode == 0, result.stderr
     assert {p: p.read_bytes() for p in finished} == finished
     rows = json.loads(paceline("compare", out, "--json").stdout)["rows"]
-    assert [row["identical"] for row in rows] == [True, True]
+    assert [row["equivalent"] for row in rows] == [True, True]
     (killed,) = (out / "attempts").iterdir()
     assert killed.name.startswith(f"tiny.{launcher}.")
 
@@ -143,5 +143,5 @@ def test_killed_sidecar_does_not_touch_the_training(paceline, tmp_path):
             process.terminate()
             process.wait(timeout=30)
     (row,) = json.loads(paceline("compare", out, "--json").stdout)["rows"]
-    assert row["identical"] is True
-    assert row["images_per_s"]["median"] > 0
+    assert row["equivalent"] is True
+    assert row["samples_per_s"]["median"] > 0

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tests.functional.cli_runs import LIMIT_S, SMALL, Cli, trial
 
-from paceline.launch.tools import find_mpirun
+from paceline.host.tools import find_mpirun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,7 +94,7 @@ def test_sbatch_files_train_what_the_spec_says(
         assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = _compared(paceline, tmp_path / "run")["rows"]
     assert {row["configuration"] for row in rows} == {file.stem for file in files}
-    assert all(row["identical"] for row in rows)
+    assert all(row["equivalent"] for row in rows)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks of a core each")
@@ -121,7 +121,7 @@ def test_the_commands_of_kubernetes_objects_train_what_the_spec_says(
         assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = _compared(paceline, tmp_path / "run")["rows"]
     assert len(rows) == 2
-    assert all(row["identical"] for row in rows)
+    assert all(row["equivalent"] for row in rows)
 
 
 def _container(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from tests.functional.prometheus_server import (
 )
 from tests.unit.telemetry.full_tick import EXPECTED, HOST, TICK, key
 
+from paceline.host.machine import host_name
 from paceline.records.files import JsonlWriter, read_json, read_jsonl, write_json
 from paceline.records.layout import TrialFiles
-from paceline.records.machine import host_name
 from paceline.records.rows import HostSample, RankSample, RankStatus, StepRow
 from paceline.records.typed import typed
 from paceline.telemetry.discovery import TargetFile, address_of

@@ -106,7 +106,7 @@ def test_killed_sampler_leaves_a_gap_and_a_training_like_any_other(paceline, tmp
     (state,) = out.glob("trials/*/hosts/*/sidecar.json")
     assert json.loads(state.read_text())["restarts"] == 1
     (row,) = json.loads(paceline("compare", out, "--json").stdout)["rows"]
-    assert row["identical"] is True
+    assert row["equivalent"] is True
     assert sampler_of(tmp_path) is None
     assert left_in(tmp_path) == []
     assert list(out.glob("targets/*")) == []

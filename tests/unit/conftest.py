@@ -1,15 +1,94 @@
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.unit.analysis import fabricate as fabricator
 
+from paceline.job.options import job_of, parser
+from paceline.plan.trial import Placement, Training, Trial
+from paceline.training.context import RankContext
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
     from types import ModuleType
+
+    from paceline.job.options import Job
 
 
 @pytest.fixture(scope="session")
 def fabricate() -> ModuleType:
     """Makes run directories of which every number is known (tests/unit/analysis/fabricate.py)."""
     return fabricator
+
+
+@pytest.fixture
+def make_trial():
+    """Makes a tiny trial of one rank; keywords override its training or its placement."""
+
+    def make(ranks=1, oversubscribe=True, **training):
+        values = {
+            "workload": "tiny", "model": "tiny-alexnet", "dataset": "none", "trust_dataset": False,
+            "seed": 3, "image_size": 32, "global_batch": 8, "epochs": 1, "max_steps": None,
+            "warmup_steps": 0, "learning_rate": 0.01, "momentum": 0.9, "dropout": True,
+            "reading": "memory", "precision": "fp32", "memory_format": "contiguous",
+        }  # fmt: skip
+        return Trial(
+            id="t",
+            experiment="unit",
+            repeat=0,
+            launcher="local",
+            transport="none" if ranks == 1 else "gloo",
+            local_strategy="sequential",
+            placement=Placement(
+                nodes=1, ranks_per_node=ranks, threads_per_rank=1, oversubscribe=oversubscribe
+            ),
+            training=Training(**{**values, **training}),
+        )
+
+    return make
+
+
+@pytest.fixture
+def solo():
+    return make_context()
+
+
+@pytest.fixture
+def context_of():
+    return make_context
+
+
+def make_context(rank=0, world_size=1, host="alpha", store=None):
+    return RankContext(
+        rank=rank, world_size=world_size, local_rank=rank, ranks_on_node=world_size, node_index=0,
+        host=host, process_started_unix_s=1000.0, store=store,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> Callable[..., Job]:
+    def make(*words: str, launcher: str = "mpi", ranks: int = 2) -> Job:
+        given = ["--workload", "tiny", "--data", str(tmp_path), "--out", str(tmp_path / "run")]
+        options = parser("train.py").parse_args([*given, "--no-sidecar", *words])
+        return job_of(options, launcher, nodes=1, ranks_per_node=ranks)
+
+    return make
+
+
+@pytest.fixture
+def job_context() -> Callable[[int], RankContext]:
+    def make(rank: int) -> RankContext:
+        return RankContext(
+            rank=rank,
+            world_size=2,
+            local_rank=rank,
+            ranks_on_node=2,
+            node_index=0,
+            host="here",
+            process_started_unix_s=time.time(),
+        )
+
+    return make

@@ -17,12 +17,12 @@ from mpi4py.run import set_abort_status
 from torch._C._distributed_c10d import TCPStore
 
 from paceline.errors import EnvironmentLacks, TimedOut
+from paceline.host.machine import host_name
 from paceline.job.rendezvous import interface_address
 from paceline.plan.trial import LOOPBACK
-from paceline.records.machine import host_name
-from paceline.train.collectives.mpi.polling import poll
-from paceline.train.collectives.mpi.transport import Options
-from paceline.train.collectives.mpi.world import World
+from paceline.transports.mpi.polling import poll
+from paceline.transports.mpi.transport import Options
+from paceline.transports.mpi.world import World
 
 if TYPE_CHECKING:
     from types import TracebackType

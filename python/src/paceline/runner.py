@@ -14,21 +14,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline.analysis.identity import check_identity
+from paceline.analysis.equivalence import check_equivalence
 from paceline.data.catalogue import dataset_path, default_cache_dir, ensure_dataset
 from paceline.data.dataset import open_dataset
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut, UsageError
+from paceline.host.machine import host_name, machine_facts, package_versions, usable_cores
+from paceline.job.environment import SIDECAR_HOST_VARIABLE
 from paceline.job.sidecars import kept_sampler, watch
-from paceline.launch.diagnosis import diagnose
-from paceline.launch.environment import SIDECAR_HOST_VARIABLE
-from paceline.launch.registry import launcher_for
-from paceline.launch.supervise import supervise
+from paceline.launchers.diagnosis import diagnose
+from paceline.launchers.registry import launcher_for
+from paceline.launchers.supervise import supervise
 from paceline.plan.planning import plan_trials
 from paceline.plan.schedule import schedule_of
 from paceline.records.attempts import set_aside
 from paceline.records.files import read_json, write_json, write_text
 from paceline.records.layout import RunFiles, TrialFiles
-from paceline.records.machine import host_name, machine_facts, package_versions, usable_cores
 from paceline.records.rows import SCHEMA, Outcome
 from paceline.spec import WORKLOADS, load_spec
 from paceline.spec.loading import parse_spec
@@ -206,7 +206,7 @@ def _run_trials(planned: Planned, files: RunFiles, progress: Progress) -> None:
         progress.trial_ended(trial, outcome)
         if outcome.status != "ok":
             raise failure_of(outcome, files)
-        check_identities(planned.trials, files, keep_tensors=planned.experiment.keep_tensors)
+        check_equivalences(planned.trials, files, keep_tensors=planned.experiment.keep_tensors)
 
 
 def is_finished(files: TrialFiles) -> bool:
@@ -253,7 +253,7 @@ def failure_of(outcome: Outcome, files: RunFiles) -> PacelineError:
     return RankFailed(message, outcome.failed_rank)
 
 
-def check_identities(trials: Sequence[Trial], files: RunFiles, *, keep_tensors: bool) -> None:
+def check_equivalences(trials: Sequence[Trial], files: RunFiles, *, keep_tensors: bool) -> None:
     """Compare those of `trials` that have finished with their baseline as soon as both have.
 
     Tensors of a trial are big (VGG16: 2 x 537 MB) and are deleted once compared, but for the
@@ -262,12 +262,12 @@ def check_identities(trials: Sequence[Trial], files: RunFiles, *, keep_tensors: 
     finished = [t for t in trials if is_finished(files.trial(t.id))]
     for trial in finished:
         trial_files = files.trial(trial.id)
-        if trial_files.identity.exists():
+        if trial_files.equivalence.exists():
             continue
         baseline = _reference(trial, finished, trials)
         if baseline is None:
             continue
-        check_identity(trial_files, files.trial(baseline.id), _schedule(trial))
+        check_equivalence(trial_files, files.trial(baseline.id), _schedule(trial))
         if trial.id != baseline.id and not keep_tensors:
             shutil.rmtree(trial_files.weights.parent, ignore_errors=True)
 

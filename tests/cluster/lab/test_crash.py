@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.cluster.lab.labs import skip_where_impossible, traces_of
 
+from paceline.host.processes import wait_until
 from paceline.lab import Lab, LabSettings
 from paceline.lab.registry import Registry
-from paceline.launch.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

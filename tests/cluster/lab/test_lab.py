@@ -14,8 +14,8 @@ import pytest
 from tests.cluster.lab.labs import lab_or_skip, skip_where_impossible, traces_of
 
 from paceline.errors import EnvironmentLacks, UsageError
+from paceline.host.processes import is_alive, wait_until
 from paceline.lab import INTERFACE, Lab, LabSettings, network
-from paceline.launch.processes import is_alive, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

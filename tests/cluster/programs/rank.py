@@ -14,12 +14,12 @@ import sys
 import time
 from pathlib import Path
 
+from paceline.host.machine import host_name
 from paceline.job.byhand import prepare
 from paceline.job.options import job_of, parser
 from paceline.job.rank import run_rank
 from paceline.job.rendezvous import listen_on
-from paceline.records.machine import host_name
-from paceline.train.context import RankContext, StoreAddress
+from paceline.training.context import RankContext, StoreAddress
 
 _MEET_S = 30.0
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.job.options import job_of, parser
-from paceline.launch.diagnosis import diagnose
-from paceline.launch.registry import launcher_for
-from paceline.launch.supervise import supervise
+from paceline.launchers.diagnosis import diagnose
+from paceline.launchers.registry import launcher_for
+from paceline.launchers.supervise import supervise
 from paceline.records.files import write_json
 
 if TYPE_CHECKING:

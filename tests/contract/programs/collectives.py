@@ -19,8 +19,8 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 
-from paceline.train.collectives.recorder import recording
-from paceline.train.peers import join_peers
+from paceline.transports.recorder import recording
+from paceline.worker.peers import join_peers
 
 FLOATS = [torch.float32, torch.float64]
 HALVES = [torch.bfloat16, torch.float16]
@@ -224,7 +224,7 @@ def main() -> None:
     torch.set_num_threads(1)
     transport, folder = sys.argv[1], Path(sys.argv[2])
     if sys.argv[3:] == ["apart"] and transport == "mpi":
-        from paceline.train.collectives.mpi import reductions
+        from paceline.transports.mpi import reductions
 
         reductions.hosts_of = lambda comm: tuple(range(comm.size))
     context = make_context(folder)

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from paceline.train.strategies import buckets
-from paceline.train.strategies.shard import Shard
+from paceline.strategies.reduction import buckets
+from paceline.strategies.reduction.shard import Shard
 
 
 def break_the_averaging() -> None:

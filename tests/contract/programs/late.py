@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 
 from paceline.errors import PacelineError
-from paceline.train.peers import join_peers
+from paceline.worker.peers import join_peers
 
 
 def main() -> None:

@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context
 
 from paceline.errors import TimedOut
-from paceline.train.collectives.mpi.names import Names
-from paceline.train.collectives.mpi.reductions import Reductions
-from paceline.train.collectives.store import open_store
+from paceline.transports.mpi.names import Names
+from paceline.transports.mpi.reductions import Reductions
+from paceline.transports.store import open_store
 
 folder, limit_s = Path(sys.argv[2]), float(sys.argv[3])
 store = open_store(make_context(folder), 30.0)

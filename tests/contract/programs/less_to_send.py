@@ -21,7 +21,7 @@ import strategies
 from ranks import make_context, make_trial
 
 from paceline.plan.trial import Trial
-from paceline.train.peers import join_peers
+from paceline.worker.peers import join_peers
 
 
 def run_job(

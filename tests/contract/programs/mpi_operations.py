@@ -26,8 +26,8 @@ import torch.distributed._functional_collectives as functional
 
 import paceline.mpi
 from paceline.errors import TimedOut
-from paceline.train.collectives.mpi import buffers
-from paceline.train.collectives.recorder import recording
+from paceline.transports.mpi import buffers
+from paceline.transports.recorder import recording
 
 TYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,

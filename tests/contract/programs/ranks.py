@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.plan.trial import Placement, Training, Trial
 from paceline.spec.models import Limits
-from paceline.train.context import RankContext, StoreAddress
+from paceline.training.context import RankContext, StoreAddress
 
 _MEET_S = 30.0
 CORES = sorted(os.sched_getaffinity(0))

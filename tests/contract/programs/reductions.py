@@ -21,11 +21,11 @@ from torch._C._distributed_c10d import PrefixStore, Store
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context
 
-from paceline.train.collectives.mpi import reductions
-from paceline.train.collectives.mpi.algorithms import calibration, schedules
-from paceline.train.collectives.mpi.names import Names
-from paceline.train.collectives.mpi.reductions import Reductions
-from paceline.train.collectives.store import open_store
+from paceline.transports.mpi import reductions
+from paceline.transports.mpi.algorithms import calibration, schedules
+from paceline.transports.mpi.names import Names
+from paceline.transports.mpi.reductions import Reductions
+from paceline.transports.store import open_store
 
 LIMIT_S = 30.0
 LENGTHS = (0, 1, 2, 3, 7, 1000, 4099)

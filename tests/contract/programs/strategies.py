@@ -21,10 +21,10 @@ from faults import break_the_averaging
 from ranks import make_context, make_trial
 
 from paceline.plan.schedule import Schedule, share_bounds
-from paceline.train.models import build_model
-from paceline.train.peers import join_peers
-from paceline.train.strategies import TrainBatch, create_strategy
-from paceline.train.transforms import put_in_memory_format, torch_memory_format
+from paceline.strategies import TrainBatch, create_strategy
+from paceline.training.transforms import put_in_memory_format, torch_memory_format
+from paceline.worker.peers import join_peers
+from paceline.workloads import build_model
 
 STEPS = 20
 CASES: dict[str, dict[str, Any]] = {

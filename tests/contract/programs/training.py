@@ -22,7 +22,7 @@ from ranks import make_context, make_trial
 from paceline.data.reading import Batch
 from paceline.plan.trial import Trial
 from paceline.records.layout import TrialFiles
-from paceline.train import worker
+from paceline.worker import worker
 
 RNG = np.random.default_rng(5)
 IMAGES = RNG.integers(0, 256, (21, 32, 32, 3), dtype=np.uint8)

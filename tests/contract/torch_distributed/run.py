@@ -217,7 +217,7 @@ def main() -> None:
 
 
 def write(file: Path, suites: dict[str, dict[str, Rows]]) -> None:
-    from paceline.records.machine import package_versions
+    from paceline.host.machine import package_versions
 
     document = {
         "tests": MODULE,

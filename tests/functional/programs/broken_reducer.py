@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from paceline.train.strategies import buckets
+from paceline.strategies.reduction import buckets
 
 
 def wrong(state, bucket) -> torch.futures.Future[torch.Tensor]:

@@ -37,10 +37,10 @@ from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import (
     SCHEMA,
     HostSample,
-    LedgerRow,
     Outcome,
     RankEnvironment,
     RankStatus,
+    SampleLogRow,
     SpanRow,
     StepRow,
     TrainingResult,
@@ -160,8 +160,8 @@ def _pipeline(way: Way) -> PipelineSettings | None:
         stages=way.stages,
         micro_batches=way.micro_batches,
         schedule=way.schedule,
-        balance=None if way.cuts else way.balance,
-        cuts=way.cuts,
+        balance=None if way.split_points else way.balance,
+        split_points=way.split_points,
     )
 
 
@@ -258,11 +258,11 @@ def _make_rank(
                 ended_unix_s=steps_end + way.bookkeeping_s,
             )
         )
-    with JsonlWriter(own.steps) as rows, JsonlWriter(own.ledger) as ledger:
+    with JsonlWriter(own.steps) as rows, JsonlWriter(own.sample_log) as sample_log:
         for step in range(case.steps):
             row, ids = _step_row(way, case, rank, step, at, float(factors[step]))
             rows.write(row)
-            ledger.write(LedgerRow(step=step, epoch=row.epoch, sample_ids=ids))
+            sample_log.write(SampleLogRow(step=step, epoch=row.epoch, sample_ids=ids))
             at += row.step_s
     node, local_rank = divmod(rank, way.ranks)
     # ranks with clocks of their own are on hosts of their own
@@ -447,18 +447,18 @@ def _communication(way: Way) -> dict[str, object]:
         }
     if way.stages == 1:
         return {"transport": way.transport}
-    cuts = list(way.cuts or range(2, 2 * way.stages, 2))
+    split_points = list(way.split_points or range(2, 2 * way.stages, 2))
     return {
         "transport": way.transport,
         "stages": way.stages,
         "micro_batches": way.micro_batches,
         "schedule": way.schedule,
-        "balance": None if way.cuts else way.balance,
-        "cuts": cuts,
-        "cut_before": [f"features.{cut}" for cut in cuts],
+        "balance": None if way.split_points else way.balance,
+        "split_points": split_points,
+        "cut_before": [f"features.{cut}" for cut in split_points],
         "layers": 2 * way.stages + 2,
-        "bytes_forward": [1_500_000 * cut for cut in cuts],
-        "bytes_backward": [1_500_000 * cut for cut in cuts],
+        "bytes_forward": [1_500_000 * cut for cut in split_points],
+        "bytes_backward": [1_500_000 * cut for cut in split_points],
         "theoretical_bubble": (way.stages - 1) / (way.micro_batches + way.stages - 1),
     }
 

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 _ROW_KEYS = {
     "workload", "launcher", "transport", "local_strategy", "nodes", "ranks", "threads_per_rank",
-    "precision", "global_batch", "repeats", "images_per_s", "step_s", "speedup", "efficiency",
+    "precision", "global_batch", "repeats", "samples_per_s", "step_s", "speedup", "efficiency",
     "time_to_first_step_s", "phases_s", "cpu_percent", "iowait_percent", "ram_percent_peak",
-    "threads_median", "final_loss", "identical", "max_abs_weight_diff", "weights_sha256",
-    "replicas", "replicas_per_node", "stages", "micro_batches", "schedule", "balance", "cuts",
+    "threads_median", "final_loss", "equivalent", "max_abs_weight_diff", "weights_sha256",
+    "replicas", "replicas_per_node", "stages", "micro_batches", "schedule", "balance",
+    "split_points",
     "reduction", "device", "cores", "memory_peak_bytes", "memory_peak_kind", "ram_percent_mean",
     "threads_peak", "pipeline",
 }  # fmt: skip
@@ -44,8 +45,8 @@ def test_a_row_holds_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -> N
     # a step: 0.01 + 0.1 + 0.2 + 0.01 + 0.02 + 0.005; sequential 0.01 + 0.2 + 0.4 + 0.02 + 0.005
     assert row.step_s is not None
     assert row.step_s.median == pytest.approx(0.345, rel=1e-5)
-    assert row.images_per_s is not None
-    assert row.images_per_s.median == pytest.approx(8 / 0.345, rel=1e-5)
+    assert row.samples_per_s is not None
+    assert row.samples_per_s.median == pytest.approx(8 / 0.345, rel=1e-5)
     assert row.speedup is not None
     assert row.speedup.median == pytest.approx(0.635 / 0.345, rel=1e-5)
     assert row.efficiency is not None
@@ -53,7 +54,7 @@ def test_a_row_holds_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -> N
     # launch, imports, rendezvous, data, model, one step
     assert row.time_to_first_step_s == pytest.approx(0.8 + 2 + 0.25 + 1 + 0.125 + 0.345, rel=1e-5)
     assert row.images == 10 * 8
-    assert row.images_per_s_overall == pytest.approx(8 / 0.345, rel=1e-5)
+    assert row.samples_per_s_overall == pytest.approx(8 / 0.345, rel=1e-5)
     assert row.phases_s["comm_wait"] == pytest.approx(12 * 0.02 / 2, abs=1e-5)  # mean over ranks
     assert row.cpu_percent == pytest.approx(98)
     assert row.iowait_percent == pytest.approx(1)
@@ -61,7 +62,7 @@ def test_a_row_holds_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -> N
     assert row.threads_median == 14
     # loss falls by 0.02 a step from 1.2: mean of steps 2..11
     assert row.final_loss == pytest.approx(1.2 - 0.02 * 6.5)
-    assert row.identical is True
+    assert row.equivalent is True
     assert row.max_abs_weight_diff == 0
 
 
@@ -73,7 +74,7 @@ def test_the_baseline_is_one_by_definition(fabricate: ModuleType, tmp_path: Path
     assert row.phases_s["comm_wait"] is None
 
 
-def test_rows_come_fastest_first_and_what_is_not_identical_last(
+def test_rows_come_fastest_first_and_what_is_not_equivalent_last(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
     broken = dataclasses.replace(
@@ -84,7 +85,7 @@ def test_rows_come_fastest_first_and_what_is_not_identical_last(
     )
     comparison = compare_run(run)
     assert [r.launcher for r in comparison.rows] == ["mpi", "torchrun", "local", "spark"]
-    assert _row(comparison, ".spark.").identical is False
+    assert _row(comparison, ".spark.").equivalent is False
     assert any("first_gradient" in note for note in _row(comparison, ".spark.").notes)
     assert comparison.best["tiny"].configuration == _row(comparison, ".mpi.").configuration
 
@@ -181,8 +182,8 @@ def test_without_a_baseline_nothing_is_compared(fabricate: ModuleType, tmp_path:
         compare_run(run)
     row = compare_run(run, require_baseline=False).rows[0]
     assert row.speedup is None
-    assert row.identical is None
-    assert row.images_per_s is not None
+    assert row.equivalent is None
+    assert row.samples_per_s is not None
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -243,7 +244,7 @@ def test_rows_say_how_a_node_was_used(fabricate: ModuleType, tmp_path: Path) -> 
         ("hybrid", 1): (2, 2, 2, 1, 2),
         ("hybrid", 2): (4, 2, 2, 1, 4),
     }
-    assert all(r.identical for r in comparison.rows)
+    assert all(r.equivalent for r in comparison.rows)
 
 
 def test_efficiency_is_against_the_core_budget(fabricate: ModuleType, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from paceline.analysis.compare import compare_run
-from paceline.analysis.identity import check_identity, read_identity
+from paceline.analysis.equivalence import check_equivalence, read_equivalence
 from paceline.report.document import write_report
 from paceline.report.table import comparison_text
 
@@ -45,7 +45,7 @@ def _compressed_trial(fabricate: ModuleType, root: Path, **changes: object) -> T
     found = {f.root.name: f for _, f in run.trials()}
     (baseline,) = (f for name, f in found.items() if ".sequential." in name)
     (trial,) = (f for name, f in found.items() if ".mpi." in name)
-    check_identity(trial, baseline)
+    check_equivalence(trial, baseline)
     return trial
 
 
@@ -53,8 +53,8 @@ def test_other_weights_of_a_compressed_trial_are_neither_same_nor_different(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
     trial = _compressed_trial(fabricate, tmp_path)
-    found = read_identity(trial.identity)
-    assert found.identical is None
+    found = read_equivalence(trial.equivalence)
+    assert found.equivalent is None
     assert found.does_not_apply == "gradients are sent compressed (topk 0.01)"
     last = found.checks[-1]
     assert (last.name, last.passed, last.decisive) == ("final_weights", None, False)
@@ -66,21 +66,21 @@ def test_equal_weights_of_a_compressed_trial_prove_nothing_either(
 ) -> None:
     changes = {"weights_error": 0.0, "gradient_error": 0.0}
     trial = _compressed_trial(fabricate, tmp_path, **changes, more_loss=0.0)
-    assert read_identity(trial.identity).identical is None
+    assert read_equivalence(trial.equivalence).equivalent is None
 
 
 def test_compressed_trial_with_other_samples_is_another_training(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
     trial = _compressed_trial(fabricate, tmp_path)
-    trial.identity.unlink()
-    ledger = trial.rank(0).ledger
-    rows = [json.loads(line) for line in ledger.read_text().splitlines()]
+    trial.equivalence.unlink()
+    sample_log = trial.rank(0).sample_log
+    rows = [json.loads(line) for line in sample_log.read_text().splitlines()]
     rows[0]["sample_ids"][0] = 39 if rows[0]["sample_ids"][0] != 39 else 38
-    ledger.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sample_log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     baseline = next(f for f in trial.root.parent.iterdir() if ".sequential." in f.name)
-    found = check_identity(trial, type(trial)(baseline))
-    assert found.identical is False
+    found = check_equivalence(trial, type(trial)(baseline))
+    assert found.equivalent is False
 
 
 def test_bytes_time_and_loss_stand_against_the_same_way_uncompressed(
@@ -109,10 +109,12 @@ def test_way_that_only_sent_less_stands_against_the_baseline(comparison: Compari
 
 def test_what_sends_less_is_not_ranked_and_says_so(comparison: Comparison) -> None:
     row = next(r for r in comparison.rows if r.compression is not None)
-    assert row.identical is None
+    assert row.equivalent is None
     assert not row.ranked
-    assert row.to_json()["identity_does_not_apply"] == "gradients are sent compressed (topk 0.01)"
-    assert any(note.startswith("identical does not apply") for note in row.notes)
+    assert (
+        row.to_json()["equivalence_does_not_apply"] == "gradients are sent compressed (topk 0.01)"
+    )
+    assert any(note.startswith("equivalent does not apply") for note in row.notes)
     assert comparison.best["tiny"].configuration == "tiny.mpi.mpi.processes.n1r2t1.fp32"
 
 

@@ -1,4 +1,4 @@
-"""Bubbles and stages are those that were put in; cuts are what the strategy said."""
+"""Bubbles and stages are those that were put in; split points are what the strategy said."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def test_warm_up_steps_are_left_out(fabricate: ModuleType, tmp_path: Path) -> No
 
 
 def test_cuts_are_named_with_the_bytes_that_cross(fabricate: ModuleType, tmp_path: Path) -> None:
-    way = dataclasses.replace(fabricate.PIPELINE, stages=3, ranks=3, cuts=(4, 7))
+    way = dataclasses.replace(fabricate.PIPELINE, stages=3, ranks=3, split_points=(4, 7))
     found = trial_pipeline(_trial(fabricate, tmp_path, way))
     assert found is not None
-    assert [c.to_json() for c in found.cuts] == [
+    assert [c.to_json() for c in found.split_points] == [
         {"before": "features.4", "bytes_forward": 6e6, "bytes_backward": 6e6},
         {"before": "features.7", "bytes_forward": 10.5e6, "bytes_backward": 10.5e6},
     ]
@@ -73,10 +73,10 @@ def test_cuts_are_named_with_the_bytes_that_cross(fabricate: ModuleType, tmp_pat
 def test_what_the_strategy_did_not_say_is_none(fabricate: ModuleType, tmp_path: Path) -> None:
     record = _trial(fabricate, tmp_path, fabricate.PIPELINE)
     assert record.result is not None
-    silent = dataclasses.replace(record.result, communication={"cuts": [3]})
+    silent = dataclasses.replace(record.result, communication={"split_points": [3]})
     found = trial_pipeline(dataclasses.replace(record, result=silent))
     assert found is not None
-    assert [(c.before, c.bytes_forward) for c in found.cuts] == [("3", None)]
+    assert [(c.before, c.bytes_forward) for c in found.split_points] == [("3", None)]
 
 
 def test_a_trial_without_steps_or_without_a_pipeline(fabricate: ModuleType, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ class Way:
     micro_batches: int = 4
     schedule: str = "1f1b"
     balance: str | None = "time"
-    cuts: tuple[int, ...] | None = None
+    split_points: tuple[int, ...] | None = None
     reduction: str | None = None
     core_budget: int | None = None
     precision: str = "fp32"

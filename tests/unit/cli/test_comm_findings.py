@@ -37,9 +37,9 @@ def finding(**changes):
     values = {
         "subject": SUBJECT,
         "default": default_trial(),
-        "default_images_per_s": exactly(20.0),
+        "default_samples_per_s": exactly(20.0),
         "fastest": best_trial(),
-        "fastest_images_per_s": exactly(30.0),
+        "fastest_samples_per_s": exactly(30.0),
         "ratio": Interval(median=1.5, low=1.25, high=1.75),
         "candidates": 9,
         "left_out": (),
@@ -114,7 +114,7 @@ def test_lossy_winner_is_no_longer_the_same_training(shown):
 def test_trials_that_were_left_alone_are_named_with_the_reason(shown):
     alone = finding(
         subject=Subject(workload="tiny", name="trials[3]"),
-        default=None, default_images_per_s=None, fastest=None, fastest_images_per_s=None,
+        default=None, default_samples_per_s=None, fastest=None, fastest_samples_per_s=None,
         ratio=None, candidates=0,
         left_out=(LeftOut(what="all", reason="ranks share memory, " + "really " * 12),),
     )  # fmt: skip

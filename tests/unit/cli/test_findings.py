@@ -9,7 +9,9 @@ from paceline.plan.trial import PipelineSettings
 from paceline.tune.findings import Finding, Findings
 from paceline.tune.spaces import LeftOut, Subject
 
-PIPELINE = PipelineSettings(stages=3, micro_batches=6, schedule="gpipe", balance=None, cuts=(4, 9))
+PIPELINE = PipelineSettings(
+    stages=3, micro_batches=6, schedule="gpipe", balance=None, split_points=(4, 9)
+)
 
 
 def exactly(value):
@@ -21,9 +23,9 @@ def finding(**changes):
     values = {
         "subject": Subject(workload="tiny", name="intraop"),
         "default": default,
-        "default_images_per_s": exactly(20.0),
+        "default_samples_per_s": exactly(20.0),
         "fastest": fastest,
-        "fastest_images_per_s": exactly(30.0),
+        "fastest_samples_per_s": exactly(30.0),
         "ratio": Interval(median=1.5, low=1.25, high=1.75),
         "candidates": 2,
         "left_out": (),
@@ -62,9 +64,9 @@ def test_strategy_without_any_measurement_says_why(shown):
     text = shown(
         finding(
             default=None,
-            default_images_per_s=None,
+            default_samples_per_s=None,
             fastest=None,
-            fastest_images_per_s=None,
+            fastest_samples_per_s=None,
             ratio=None,
             left_out=(LeftOut(what="default", reason="wants 4 cores, this node has 2"),),
             failures={"x": "out of memory\nand a long log"},

@@ -2,14 +2,16 @@
 
 import json
 import os
+import shlex
+from pathlib import Path
 
 import pytest
 
 from paceline.errors import UsageError
+from paceline.host.processes import process_started_unix_s
 from paceline.job import byhand
 from paceline.job.byhand import finish, launching_pid, prepare
 from paceline.job.rank import RankEnd
-from paceline.launch.processes import process_started_unix_s
 
 
 def outcome(job):
@@ -23,7 +25,8 @@ def test_first_trial_makes_the_run(make_job):
     assert (manifest["schema"], manifest["by_hand"], manifest["name"]) == (1, True, "by-hand")
     assert manifest["data"] == {"tiny": job.trial.training.dataset}
     assert json.loads(job.files.trial.read_text())["training"]["seed"] == 9
-    assert "pytest" in job.files.command.read_text()
+    words = Path(f"/proc/{launching_pid()}/cmdline").read_text().rstrip("\0").split("\0")
+    assert shlex.split(job.files.command.read_text()) == words
 
 
 def test_end_is_written_with_the_start_of_what_was_started_by_hand(make_job):

@@ -125,7 +125,7 @@ def test_strategy_and_transport_follow_from_ranks(
             "spark",
             1,
             3,
-            "pipeline --cuts 3,9 --schedule gpipe --micro-batches 2",
+            "pipeline --split-points 3,9 --schedule gpipe --micro-batches 2",
             "shared.pipeline.n1r3t1.fp32.s3m2-gpipe-c3c9",
         ),
         (
@@ -226,7 +226,9 @@ def test_what_is_missing_is_named():
         job_of(options(), "mpi", nodes=1, ranks_per_node=2)
 
 
-@pytest.mark.parametrize("words", ["--epochs many", "--no-such 1", "--epoch 1", "--cuts 4,x"])
+@pytest.mark.parametrize(
+    "words", ["--epochs many", "--no-such 1", "--epoch 1", "--split-points 4,x"]
+)
 def test_arguments_that_do_not_parse_are_a_usage_error(words):
     with pytest.raises(UsageError, match=r"train\.py: .*see --help"):
         options(*words.split())

@@ -11,11 +11,11 @@ from paceline.errors import DataError, RankFailed, TimedOut
 from paceline.job import rank as module
 from paceline.job.byhand import prepare
 from paceline.job.rank import RankEnd, is_secondary, run_rank
-from paceline.train.collectives import PeerLost
+from paceline.transports import PeerLost
 
 
 @pytest.fixture
-def run(make_job, context_of, monkeypatch):
+def run(make_job, job_context, monkeypatch):
     """Run rank 1 with `training` in place of the worker."""
     monkeypatch.setattr(module, "die_with_parent", lambda _parent: None)  # the parent is pytest's
     monkeypatch.setattr(module, "_LET_THE_CAUSE_SPEAK_S", 0.0)
@@ -29,7 +29,7 @@ def run(make_job, context_of, monkeypatch):
             plain = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
             monkeypatch.setattr(sys, "stderr", plain)
         monkeypatch.setattr(module, "_train", training)
-        end = run_rank(job, context_of(1))
+        end = run_rank(job, job_context(1))
         return end, json.loads(job.files.rank(1).status.read_text()), job
 
     return go
@@ -88,12 +88,12 @@ def test_what_c_code_prints_goes_to_the_ranks_log_too(run, capfd):
 
 @pytest.mark.parametrize("parent_is_launcher", [True, False])
 def test_rank_ends_with_its_launcher_but_not_with_a_shell(
-    parent_is_launcher, make_job, context_of, monkeypatch
+    parent_is_launcher, make_job, job_context, monkeypatch
 ):
     bound_to = []
     monkeypatch.setattr(module, "die_with_parent", bound_to.append)
     monkeypatch.setattr(module, "_train", lambda _job, _context: None)
-    run_rank(make_job(), context_of(1), parent_is_launcher=parent_is_launcher)
+    run_rank(make_job(), job_context(1), parent_is_launcher=parent_is_launcher)
     assert bound_to == ([os.getppid()] if parent_is_launcher else [])
 
 
@@ -105,15 +105,15 @@ def test_missing_a_peer_is_secondary(run, capfd):
 
 
 def test_rank_without_the_run_directory_says_that_it_must_be_shared(
-    make_job, context_of, monkeypatch
+    make_job, job_context, monkeypatch
 ):
     monkeypatch.setattr(module, "die_with_parent", lambda _parent: None)
-    end = run_rank(make_job(), context_of(1))
+    end = run_rank(make_job(), job_context(1))
     assert end.exit_code == 3
     assert "storage that all nodes share" in end.error
 
 
-def test_time_limit_by_hand_ends_the_process(make_job, context_of, monkeypatch):
+def test_time_limit_by_hand_ends_the_process(make_job, job_context, monkeypatch):
     class Ended(BaseException):
         pass
 
@@ -131,7 +131,7 @@ def test_time_limit_by_hand_ends_the_process(make_job, context_of, monkeypatch):
 
     monkeypatch.setattr(module, "_train", training)
     with pytest.raises(Ended):
-        run_rank(job, context_of(0))
+        run_rank(job, job_context(0))
     assert codes == [6]
     status = json.loads(job.files.rank(0).status.read_text())
     assert status["error"].startswith("TimedOut: not done within its limit of 0.05 s")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from paceline.host.machine import host_name
 from paceline.job import sidecars
-from paceline.launch.environment import SIDECAR_HOST_VARIABLE
+from paceline.job.environment import SIDECAR_HOST_VARIABLE
 from paceline.plan.planning import plan_trials
 from paceline.records.layout import RunFiles
-from paceline.records.machine import host_name
 from paceline.spec.loading import parse_spec
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ def test_a_running_trial_shows_speed_loss_and_phases_of_all_ranks_together(run, 
     _two_ranks(run, trials)
     trial = RunFollower(run).look().trial
     assert (trial.trial_id, trial.number, trial.steps) == (trials[1].id, 2, 8)
-    assert trial.images_per_s == pytest.approx(8 / 0.5)  # 4 images of each rank in half a second
+    assert trial.samples_per_s == pytest.approx(8 / 0.5)  # 4 images of each rank in half a second
     assert trial.loss == pytest.approx(2.0)
     assert trial.losses == pytest.approx([2.0] * 8)
     assert trial.phases["forward"] == pytest.approx((0.1 + 0.4 / 3) / 2)
@@ -74,7 +74,7 @@ def test_speed_waits_until_every_rank_has_begun(run, trials):
     watching.say(files, 0)
     watching.step(files, 0, 0)
     trial = RunFollower(run).look().trial
-    assert trial.images_per_s is None
+    assert trial.samples_per_s is None
     assert trial.loss is None
     assert [rank.steps for rank in trial.ranks] == [1]
 

@@ -22,7 +22,7 @@ def _trial(**values) -> TrialView:
         "steps": 12,
         "steps_planned": 24,
         "epoch": 1,
-        "images_per_s": 1234.5,
+        "samples_per_s": 1234.5,
         "loss": 1.0625,
         "rates": (1.0, 2.0, 3.0),
         "losses": (3.0, 2.0, 1.0),
@@ -105,7 +105,7 @@ def test_shares_of_a_step_are_told_without_colour() -> None:
 
 
 def test_what_is_not_known_yet_is_not_drawn() -> None:
-    early = _trial(images_per_s=None, loss=None, phases={}, epoch=None, steps=0)
+    early = _trial(samples_per_s=None, loss=None, phases={}, epoch=None, steps=0)
     lines = _drawn(_run(early))
     assert not [line for line in lines if line.startswith(("images/s", "loss", "a step"))]
     assert "0/24 steps" in lines[2]

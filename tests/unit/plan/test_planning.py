@@ -155,7 +155,7 @@ NODES = "; nodes = 2" + INTERFACE
         ),
         (
             "local/pipeline",
-            "cuts = [3, 9]; schedule = 'gpipe'; micro_batches = 5",
+            "split_points = [3, 9]; schedule = 'gpipe'; micro_batches = 5",
             8,
             "shared.pipeline.n1r3t1.fp32.s3m5-gpipe-c3c9",
         ),

@@ -6,13 +6,13 @@ import pytest
 from paceline.errors import DataError, UsageError
 from paceline.records.files import JsonlWriter, read_json, read_jsonl, write_json
 from paceline.records.layout import RunFiles
-from paceline.records.rows import CgroupSample, GpuSample, LedgerRow, Pressure
+from paceline.records.rows import CgroupSample, GpuSample, Pressure, SampleLogRow
 
 
 def test_rows_come_back_in_order(tmp_path):
     path = tmp_path / "deep" / "rows.jsonl"
     with JsonlWriter(path) as writer:
-        writer.write(LedgerRow(step=0, epoch=0, sample_ids=[3, 1]))
+        writer.write(SampleLogRow(step=0, epoch=0, sample_ids=[3, 1]))
         writer.write({"step": 1})
     assert list(read_jsonl(path)) == [{"step": 0, "epoch": 0, "sample_ids": [3, 1]}, {"step": 1}]
 

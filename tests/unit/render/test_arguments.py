@@ -48,7 +48,7 @@ nodes = 2
 replicas = 2
 stages = 2
 oversubscribe = true
-cuts = [5]
+split_points = [5]
 [[trials]]
 launcher = "mpi"
 local_strategy = "processes"

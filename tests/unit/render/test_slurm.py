@@ -99,7 +99,7 @@ def test_one_process_starts_the_ranks_of_a_single_node() -> None:
     words = _command(text)
     assert words[1:3] == ["-m", "torch.distributed.run"]
     assert "--nproc-per-node=2" in words
-    assert _command(_one("local"))[1:3] == ["-m", "paceline.job"]
+    assert _command(_one("local"))[1:3] == ["-m", "paceline.launchers.local"]
 
 
 def test_what_slurm_cannot_start_is_left_out_with_its_reason() -> None:

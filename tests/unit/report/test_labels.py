@@ -56,7 +56,12 @@ def test_what_differs_is_said_only_where_names_would_be_equal(
         "local · shared · pipeline 2\u00d71 m8 · 1f1b",
         "local · shared · pipeline 2\u00d71 m8 · gpipe",
     ]
-    ways = [pipeline(), pipeline(balance="size"), pipeline(cuts=(5,)), pipeline(micro_batches=4)]
+    ways = [
+        pipeline(),
+        pipeline(balance="size"),
+        pipeline(split_points=(5,)),
+        pipeline(micro_batches=4),
+    ]
     assert _names(fabricate, tmp_path / "b", ways) == [
         "local · shared · pipeline 2\u00d71 m4",
         "local · shared · pipeline 2\u00d71 m8 · cut 5",

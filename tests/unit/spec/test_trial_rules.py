@@ -42,7 +42,7 @@ def faults_of(text: str) -> list[str]:
         ("local/processes", "micro_batches = 2", '= "pipeline" or "hybrid"'),
         ("local/sequential", 'schedule = "gpipe"', "schedule: means nothing"),
         ("local/intraop", 'balance = "time"', "balance: means nothing"),
-        ("local/processes", "cuts = [3]", "cuts: means nothing"),
+        ("local/processes", "split_points = [3]", "split_points: means nothing"),
         ("local/pipeline", "replicas = 2", '"threads", "processes" or "hybrid"'),
         ("local/pipeline", 'reduction = "flat"', '= "processes"'),
         # too few
@@ -57,18 +57,22 @@ def faults_of(text: str) -> list[str]:
         ("local/threads", "replicas = 2; threads_per_rank = 3", "multiple of 2, got 3; use 4"),
         ("local/processes", "replicas = 2; ranks_per_node = 3", "expected 3 as ranks_per_node"),
         ("local/pipeline", "stages = 2; ranks_per_node = 3", "expected 2, got 3"),
-        ("local/pipeline", "cuts = [3]; ranks_per_node = 3", "expected 2, got 3"),
+        ("local/pipeline", "split_points = [3]; ranks_per_node = 3", "expected 2, got 3"),
         ("local/hybrid", "stages = 2; replicas = 2; ranks_per_node = 6", "x stages = 4, got 6"),
         ("local/hybrid", "ranks_per_node = 5", "multiple of the 2 stages, at least 4, got 5"),
         ("local/hybrid", "ranks_per_node = 2", "multiple of the 2 stages, at least 4, got 2"),
         ("local/hybrid", "ranks_per_node = 8; replicas = 3", "of the 3 replicas, at least 6"),
-        # cuts
-        ("local/pipeline", 'cuts = [3]; balance = "size"', 'leave out balance = "size"'),
-        ("local/pipeline", "cuts = [3, 3]", "ascending order, each once, got [3, 3]"),
-        ("local/pipeline", "stages = 2; cuts = [3, 5]", "2 stages have 1, got 2; use stages = 3"),
-        ("local/pipeline", "cuts = []", "cuts: "),
-        ("local/pipeline", "cuts = [0]", "cuts[1]: "),
-        ("local/pipeline", "cuts = [4]", "can begin at layer 2, 3, 5, 6, 8"),
+        # split points
+        ("local/pipeline", 'split_points = [3]; balance = "size"', 'leave out balance = "size"'),
+        ("local/pipeline", "split_points = [3, 3]", "ascending order, each once, got [3, 3]"),
+        (
+            "local/pipeline",
+            "stages = 2; split_points = [3, 5]",
+            "2 stages have 1, got 2; use stages = 3",
+        ),
+        ("local/pipeline", "split_points = []", "split_points: "),
+        ("local/pipeline", "split_points = [0]", "split_points[1]: "),
+        ("local/pipeline", "split_points = [4]", "can begin at layer 2, 3, 5, 6, 8"),
         ("local/pipeline", "stages = 14", "tiny-alexnet has at most 13, got 14"),
         # micro-batches and batches
         ("local/pipeline", "stages = 2; micro_batches = 25", "is 24 sample(s), expected at most"),
@@ -172,7 +176,10 @@ def test_combination_that_cannot_work_is_refused_with_one_reason(way, keys, expe
         ("mpi/processes", 'replicas = "auto"; ranks_per_node = 2; transport = "shared"'),
         ("mpi/processes", 'ranks_per_node = 2; reduction = "flat"; transport = "mpi"; ' + NODES),
         ("torchrun/pipeline", 'stages = "auto"; micro_batches = "auto"; schedule = "gpipe"'),
-        ("spark/pipeline", "stages = 3; ranks_per_node = 3; cuts = [2, 9]; micro_batches = 24"),
+        (
+            "spark/pipeline",
+            "stages = 3; ranks_per_node = 3; split_points = [2, 9]; micro_batches = 24",
+        ),
         ("local/hybrid", "ranks_per_node = 6; replicas = 2"),
         ("mpi/hybrid", 'replicas = 2; stages = 2; transport = "gloo"; ' + NODES),
         ("spark/threads", "replicas = 2; " + NODES),
@@ -192,7 +199,9 @@ def test_combination_that_works_is_read(way, keys):
 
 
 def test_faults_of_one_trial_are_told_together():
-    text = spec("mpi/pipeline", 'replicas = 2; cuts = [5, 3]; balance = "time"; transport = "none"')
+    text = spec(
+        "mpi/pipeline", 'replicas = 2; split_points = [5, 3]; balance = "time"; transport = "none"'
+    )
     assert len(faults_of(text)) == 4
 
 

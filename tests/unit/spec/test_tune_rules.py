@@ -33,7 +33,7 @@ def test_best_wants_a_search():
     [
         ("ranks_per_node = 2", "ranks_per_node: "),
         ("micro_batches = 8", "micro_batches: "),
-        ("cuts = [3]", "cuts: "),
+        ("split_points = [3]", "split_points: "),
         ('transport = "mpi"', "transport: "),
         ('device = "cuda"', "device: "),
     ],

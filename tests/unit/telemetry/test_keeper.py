@@ -24,7 +24,7 @@ from tests.unit.telemetry.real_watches import (
 )
 
 from paceline.errors import PacelineWarning
-from paceline.records.machine import host_name
+from paceline.host.machine import host_name
 from paceline.telemetry.discovery import TargetFile
 from paceline.telemetry.keeper import Keeper, remove_targets
 from paceline.telemetry.process_ids import ProcessId

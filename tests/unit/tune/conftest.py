@@ -40,10 +40,10 @@ class FakeBench:
         self.asked.append(trial.id)
         speed = self.speeds.get(trial.configuration)
         if speed is None:
-            return Measurement(images_per_s=None, failure="it was made to fail")
+            return Measurement(samples_per_s=None, failure="it was made to fail")
         wave = np.array([1.0, 1 + self.jitter, 1 - self.jitter, 1.0, 1 + self.jitter])
         drift = 1 + self.jitter * (-1) ** trial.repeat
-        return Measurement(images_per_s=series(speed * drift * wave, trial.id))
+        return Measurement(samples_per_s=series(speed * drift * wave, trial.id))
 
 
 @pytest.fixture

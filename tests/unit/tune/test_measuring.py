@@ -39,7 +39,7 @@ def trials(fabricate):
 def bench(run, trials, monkeypatch):
     """A bench that may not start anything, unless a test lets it."""
     monkeypatch.setattr(measuring, "run_trial", None)
-    monkeypatch.setattr(measuring, "check_identities", lambda *_, **__: None)
+    monkeypatch.setattr(measuring, "check_equivalences", lambda *_, **__: None)
 
     def make(limit_s=None):
         watcher = Watcher()
@@ -54,7 +54,7 @@ def test_finished_trial_is_read(bench, trials, fabricate):
     found = made.measure(trials[1], 1, 1)
     assert found.failure is None
     step_s = fabricate.INTRAOP.step_s
-    assert 2.718281828459045**found.images_per_s.log_median == pytest.approx(
+    assert 2.718281828459045**found.samples_per_s.log_median == pytest.approx(
         CASE.global_batch / step_s
     )
     assert watcher.started == []
@@ -74,15 +74,15 @@ def test_trial_that_trained_something_else_has_no_speed(bench, run, trials, monk
         "schema": 1,
         "trial_id": trials[1].id,
         "baseline_id": trials[0].id,
-        "identical": False,
+        "equivalent": False,
         "arithmetic": "fp32",
         "max_abs_weight_diff": None,
         "checks": [check],
     }
-    measuring_write(files.identity, edit)
+    measuring_write(files.equivalence, edit)
     made, _ = bench()
     found = made.measure(trials[1], 1, 1)
-    assert found.images_per_s is None
+    assert found.samples_per_s is None
     assert "another training than the baseline: first_gradient: differs most" in found.failure
 
 

@@ -74,7 +74,7 @@ def test_default_that_fails_loses_to_anything_that_works(make_space, bench):
     speeds = speeds_of(space, space.candidates[9])
     del speeds[space.default.configuration]
     finding = found(space, bench(speeds))
-    assert finding.default_images_per_s is None
+    assert finding.default_samples_per_s is None
     assert finding.ratio is None
     assert finding.chosen == space.candidates[9]
 
@@ -115,7 +115,7 @@ def test_winner_of_the_contest_that_follows_is_the_one_found(make_space, bench):
 
 
 def pipeline_cut_at(trial, cut):
-    pipeline = trial.pipeline.model_copy(update={"balance": None, "cuts": (cut,)})
+    pipeline = trial.pipeline.model_copy(update={"balance": None, "split_points": (cut,)})
     return trial.model_copy(update={"pipeline": pipeline})
 
 

@@ -1,4 +1,4 @@
-"""The single comparisons of a trial with its baseline; see `identity`."""
+"""The single comparisons of a trial with its baseline; see `equivalence`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.analysis import ledger as ledgers
+from paceline.analysis import sample_log as sample_logs
 from paceline.analysis.steps import global_steps
 from paceline.analysis.tensors import TensorDifference, tensor_differences
 from paceline.analysis.tolerances import UNIT_ROUNDOFF_FP32, Tolerance
@@ -52,23 +52,23 @@ def not_judged(check: Check, reason: str) -> Check:
     )
 
 
-def ledger_check(trial: TrialRecord, baseline: TrialRecord, schedule: Schedule | None) -> Check:
-    ours = ledgers.read_ledger(trial.files)
+def sample_log_check(trial: TrialRecord, baseline: TrialRecord, schedule: Schedule | None) -> Check:
+    ours = sample_logs.read_sample_log(trial.files)
     if not ours:
-        return Check(name="ledger", passed=None, reason="no rank wrote a ledger")
-    faults = ledgers.own_faults(ours)
+        return Check(name="sample_log", passed=None, reason="no rank wrote a sample log")
+    faults = sample_logs.own_faults(ours)
     if schedule is not None:
-        faults += ledgers.differences(ours, ledgers.scheduled(schedule), "the schedule")
-    theirs = ledgers.read_ledger(baseline.files)
+        faults += sample_logs.differences(ours, sample_logs.scheduled(schedule), "the schedule")
+    theirs = sample_logs.read_sample_log(baseline.files)
     if theirs:
-        faults += ledgers.differences(ours, theirs, "the baseline")
+        faults += sample_logs.differences(ours, theirs, "the baseline")
     elif schedule is None:
-        return Check(name="ledger", passed=None, reason="the baseline has no ledger")
+        return Check(name="sample_log", passed=None, reason="the baseline has no sample log")
     if faults:
-        return Check(name="ledger", passed=False, reason="; ".join(faults))
+        return Check(name="sample_log", passed=False, reason="; ".join(faults))
     samples = sum(len(ids) for _, ids in ours.values())
     return Check(
-        name="ledger",
+        name="sample_log",
         passed=True,
         reason=f"{len(ours)} steps, {samples} samples: the same set in every step, none twice "
         "in an epoch",

@@ -2,7 +2,7 @@
 
 Speed is steady state: samples of a global step over its time, warm-up steps left out. Every
 configuration's speedup is against the one baseline of its workload (fp32 where there are several);
-its identity is checked against the baseline of its own precision where there is one.
+its equivalence is checked against the baseline of its own precision where there is one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.analysis.comparison import (
 )
 from paceline.analysis.compression import relate_less_to_send
 from paceline.analysis.disturbance import disturbance_flags
-from paceline.analysis.identity import identity_of
+from paceline.analysis.equivalence import equivalence_of
 from paceline.analysis.local_global import relate
 from paceline.analysis.phases import STEP_PHASES, trial_phases
 from paceline.analysis.pipeline import trial_pipeline
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def compare_run(run: RunFiles, *, require_baseline: bool = True) -> Comparison:
-    """Compare the finished trials of `run`; writes the `identity.json` of those not yet checked.
+    """Compare the finished trials of `run`; writes the `equivalence.json` of those not yet checked.
 
     require_baseline: without a finished baseline there is no speedup; False still gives the rows,
     with `speedup` None.
@@ -152,7 +152,7 @@ def _compare_workload(workload: str, records: Sequence[TrialRecord]) -> _Workloa
     baselines = [r for r in records if r.trial.is_baseline]
     found: dict[str, list[TrialAnalysis]] = {}
     for record in records:
-        analysis = _analyse(record, _identity_baseline(record, baselines))
+        analysis = _analyse(record, _equivalence_baseline(record, baselines))
         found.setdefault(record.trial.configuration, []).append(analysis)
     reference = min(baselines, key=_plainness, default=None)
     return _WorkloadPart(
@@ -175,14 +175,16 @@ def _analyse(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnalysis:
         phases=trial_phases(record),
         usage=trial_usage(record),
         pipeline=trial_pipeline(record),
-        identity=None if baseline is None else identity_of(record.files, baseline),
-        images_per_s=series(steps.images_per_s(warmup, period), record.trial.id),
+        equivalence=None if baseline is None else equivalence_of(record.files, baseline),
+        samples_per_s=series(steps.samples_per_s(warmup, period), record.trial.id),
         step_s=series(steps.step_s(warmup, period), record.trial.id),
         time_to_first_step_s=first,
     )
 
 
-def _identity_baseline(record: TrialRecord, baselines: Sequence[TrialRecord]) -> TrialFiles | None:
+def _equivalence_baseline(
+    record: TrialRecord, baselines: Sequence[TrialRecord]
+) -> TrialFiles | None:
     """The baseline trial to check against: of the same precision, with its tensors, if any is."""
     wanted = record.trial.training.precision
     best = min(
@@ -207,11 +209,11 @@ def _plainness(record: TrialRecord) -> tuple[bool, bool, int]:
 
 
 def _by_repeat(trials: Iterable[TrialAnalysis]) -> dict[int, Series]:
-    return {t.repeat: t.images_per_s for t in trials if t.images_per_s is not None}
+    return {t.repeat: t.samples_per_s for t in trials if t.samples_per_s is not None}
 
 
 def _rank(row: Row) -> tuple[bool, float]:
-    return (not row.ranked, -(0.0 if row.images_per_s is None else row.images_per_s.median))
+    return (not row.ranked, -(0.0 if row.samples_per_s is None else row.samples_per_s.median))
 
 
 def _flags(finished: Sequence[TrialRecord], parts: Sequence[_WorkloadPart]) -> list[str]:

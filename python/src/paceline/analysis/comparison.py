@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.analysis.compression import LessToSend
-    from paceline.analysis.identity import Identity
+    from paceline.analysis.equivalence import Equivalence
     from paceline.analysis.local_global import LocalGlobal
     from paceline.analysis.phases import RankPhases
     from paceline.analysis.pipeline import Pipeline
@@ -33,8 +33,8 @@ class TrialAnalysis:
     phases: list[RankPhases]
     usage: Usage
     pipeline: Pipeline | None
-    identity: Identity | None
-    images_per_s: Series | None
+    equivalence: Equivalence | None
+    samples_per_s: Series | None
     step_s: Series | None
     time_to_first_step_s: float | None
 

@@ -76,7 +76,7 @@ class LessToSend:
         }
 
 
-def why_not_identical(trial: Trial) -> str | None:
+def why_not_equivalent(trial: Trial) -> str | None:
     """Why nobody may expect a trial to end as the baseline does; None where it must."""
     reasons = []
     if trial.compression is not None:

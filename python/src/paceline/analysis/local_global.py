@@ -1,9 +1,9 @@
 """Does the choice inside the node decide the global speed? The same strategies, alone and launched.
 
 A strategy is what a node does: its kind, replicas, stages, threads, micro-batches, schedule and
-cuts, whoever launches it. Its speedup alone is that under launcher `local`; beside it stand those
-under each other launcher and number of nodes. Where a strategy ran in several ways there (with
-several transports, say), its fastest counts. Speedups of one precision and memory format are set
+split points, whoever launches it. Its speedup alone is that under launcher `local`; beside it
+stand those under each other launcher and number of nodes. Where
+a strategy ran in several ways there (with several transports, say), its fastest counts. Speedups of one precision and memory format are set
 against one another; what is not shown to be the same training is left out.
 """
 
@@ -218,7 +218,7 @@ def _node_way(row: Row) -> Hashable:
         row.micro_batches,
         row.schedule,
         row.balance,
-        row.cuts,
+        row.split_points,
         row.device,
     )
 

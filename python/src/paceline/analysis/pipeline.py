@@ -1,4 +1,4 @@
-"""What a pipeline's stages did: computing, waiting for neighbours, and what crossed the cuts.
+"""Computing, waiting and traffic of a pipeline's stages.
 
 The bubble of a stage in a step is the share of its gradient computation in which it waited for a
 neighbour: bubble / (forward + backward + bubble). No stage waits for the others at the end of a
@@ -51,7 +51,7 @@ class StageTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class SplitPoint:
     """Where the model is cut, and the bytes that cross there in a step of one replica."""
 
     before: str  # the first layer after the cut
@@ -73,14 +73,14 @@ class Pipeline:
     stages: tuple[StageTimes, ...]  # in order; empty where no step was measured
     bubble_measured: float | None
     bubble_theoretical: float
-    cuts: tuple[Cut, ...]
+    split_points: tuple[SplitPoint, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {
             "stages": [stage.to_json() for stage in self.stages],
             "bubble_measured": self.bubble_measured,
             "bubble_theoretical": self.bubble_theoretical,
-            "cuts": [cut.to_json() for cut in self.cuts],
+            "split_points": [cut.to_json() for cut in self.split_points],
         }
 
 
@@ -107,14 +107,14 @@ def trial_pipeline(record: TrialRecord) -> Pipeline | None:
         ),
         bubble_measured=1 - float(np.median(busy.mean(axis=0))) if busy.size else None,
         bubble_theoretical=theoretical_bubble(settings.stages, settings.micro_batches),
-        cuts=_cuts({} if record.result is None else record.result.communication),
+        split_points=_split_points({} if record.result is None else record.result.communication),
     )
 
 
 def median_pipeline(repeats: Sequence[Pipeline]) -> Pipeline | None:
     """The medians over the repeats of a configuration; None without any.
 
-    The cuts are the first repeat's: where they are chosen by profiling, repeats may differ.
+    The split points are the first repeat's: where they are chosen by profiling, repeats may differ.
     """
     if not repeats:
         return None
@@ -127,7 +127,7 @@ def median_pipeline(repeats: Sequence[Pipeline]) -> Pipeline | None:
         stages=tuple(_median_stage(stage, found) for stage, found in sorted(by_stage.items())),
         bubble_measured=median(measured) if measured else None,
         bubble_theoretical=repeats[0].bubble_theoretical,
-        cuts=repeats[0].cuts,
+        split_points=repeats[0].split_points,
     )
 
 
@@ -170,19 +170,19 @@ def _median_stage(stage: int, found: Sequence[StageTimes]) -> StageTimes:
     )
 
 
-def _cuts(said: Mapping[str, Any]) -> tuple[Cut, ...]:
+def _split_points(said: Mapping[str, Any]) -> tuple[SplitPoint, ...]:
     """What the strategy left in `result.json`; layers without a name go by their number."""
-    layers = said.get("cut_before") or said.get("cuts") or ()
+    layers = said.get("cut_before") or said.get("split_points") or ()
     forward = _each(said.get("bytes_forward"), len(layers))
     backward = _each(said.get("bytes_backward"), len(layers))
     return tuple(
-        Cut(before=str(layer), bytes_forward=there, bytes_backward=back)
+        SplitPoint(before=str(layer), bytes_forward=there, bytes_backward=back)
         for layer, there, back in zip(layers, forward, backward, strict=True)
     )
 
 
-def _each(values: Any, cuts: int) -> list[float | None]:
-    """One number for each cut; None for all where the list does not fit the cuts."""
-    if not isinstance(values, list) or len(values) != cuts:
-        return [None] * cuts
+def _each(values: Any, split_points: int) -> list[float | None]:
+    """One number for each cut; None for all where the list does not fit the split points."""
+    if not isinstance(values, list) or len(values) != split_points:
+        return [None] * split_points
     return [float(v) for v in values]

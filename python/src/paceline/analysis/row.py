@@ -34,7 +34,7 @@ class Row:
     micro_batches: int | None
     schedule: str | None
     balance: str | None
-    cuts: tuple[int, ...] | None  # as asked for; `pipeline` says where they came to lie
+    split_points: tuple[int, ...] | None  # as asked for; `pipeline` says where they came to lie
     reduction: str | None
     device: str
     cores: int  # given, of all nodes
@@ -49,12 +49,12 @@ class Row:
     global_batch: int
     repeats: int
     is_baseline: bool
-    images_per_s: Interval | None
+    samples_per_s: Interval | None
     step_s: Interval | None
     speedup: Interval | None
     efficiency: Interval | None
     images: int | None  # trained on after the warm-up, all repeats
-    images_per_s_overall: float | None  # those over the time they took: a mean, stalls included
+    samples_per_s_overall: float | None  # those over the time they took: a mean, stalls included
     time_to_first_step_s: float | None
     wall_s: float | None
     phases_s: Phases
@@ -70,7 +70,7 @@ class Row:
     threads_peak: float | None
     pipeline: Pipeline | None
     final_loss: float | None
-    identical: bool | None
+    equivalent: bool | None
     does_not_apply: str | None  # why it may end otherwise than the baseline
     max_abs_weight_diff: float | None
     weights_sha256: str | None
@@ -85,7 +85,7 @@ class Row:
     @property
     def ranked(self) -> bool:
         """Whether its speed may be set against others': only the same training may."""
-        return self.identical is True and self.images_per_s is not None
+        return self.equivalent is True and self.samples_per_s is not None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -103,7 +103,7 @@ class Row:
             "micro_batches": self.micro_batches,
             "schedule": self.schedule,
             "balance": self.balance,
-            "cuts": None if self.cuts is None else list(self.cuts),
+            "split_points": None if self.split_points is None else list(self.split_points),
             "reduction": self.reduction,
             "device": self.device,
             "cores": self.cores,
@@ -118,12 +118,12 @@ class Row:
             "global_batch": self.global_batch,
             "repeats": self.repeats,
             "is_baseline": self.is_baseline,
-            "images_per_s": interval_json(self.images_per_s),
+            "samples_per_s": interval_json(self.samples_per_s),
             "step_s": interval_json(self.step_s),
             "speedup": interval_json(self.speedup),
             "efficiency": interval_json(self.efficiency),
             "images": self.images,
-            "images_per_s_overall": self.images_per_s_overall,
+            "samples_per_s_overall": self.samples_per_s_overall,
             "time_to_first_step_s": self.time_to_first_step_s,
             "wall_s": self.wall_s,
             "phases_s": {name: self.phases_s.get(name) for name in PHASES},
@@ -139,8 +139,8 @@ class Row:
             "threads_peak": self.threads_peak,
             "pipeline": None if self.pipeline is None else self.pipeline.to_json(),
             "final_loss": self.final_loss,
-            "identical": self.identical,
-            "identity_does_not_apply": self.does_not_apply,
+            "equivalent": self.equivalent,
+            "equivalence_does_not_apply": self.does_not_apply,
             "max_abs_weight_diff": self.max_abs_weight_diff,
             "weights_sha256": self.weights_sha256,
             "notes": list(self.notes),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.analysis.compression import why_not_identical
+from paceline.analysis.compression import why_not_equivalent
 from paceline.analysis.phases import mean_over_ranks, median_over_repeats
 from paceline.analysis.pipeline import median_pipeline
 from paceline.analysis.row import Row
@@ -68,7 +68,7 @@ def configuration_row(
         micro_batches=None if split is None else split.micro_batches,
         schedule=None if split is None else split.schedule,
         balance=None if split is None else split.balance,
-        cuts=None if split is None else split.cuts,
+        split_points=None if split is None else split.split_points,
         reduction=trial.reduction,
         device=trial.device,
         cores=place.cores,
@@ -83,12 +83,12 @@ def configuration_row(
         global_batch=trial.training.global_batch,
         repeats=len(trials),
         is_baseline=configuration == measured.baseline,
-        images_per_s=median_interval(measured.images[configuration], measured.noise),
+        samples_per_s=median_interval(measured.images[configuration], measured.noise),
         step_s=median_interval(steps, measured.noise),
         speedup=speedup,
         efficiency=efficiency,
         images=images,
-        images_per_s_overall=overall,
+        samples_per_s_overall=overall,
         time_to_first_step_s=_median(t.time_to_first_step_s for t in trials),
         wall_s=_median(t.phases[0].wall_s if t.phases else None for t in trials),
         phases_s=_over_trials(trials, lambda rank: rank.whole),
@@ -104,13 +104,13 @@ def configuration_row(
         threads_peak=_median(t.usage.threads_peak for t in trials),
         pipeline=median_pipeline([t.pipeline for t in trials if t.pipeline is not None]),
         final_loss=_median(t.steps.final_loss for t in trials),
-        identical=_identical(trials),
-        does_not_apply=why_not_identical(trial),
+        equivalent=_equivalent(trials),
+        does_not_apply=why_not_equivalent(trial),
         max_abs_weight_diff=max(
             (
-                t.identity.max_abs_weight_diff
+                t.equivalence.max_abs_weight_diff
                 for t in trials
-                if t.identity is not None and t.identity.max_abs_weight_diff is not None
+                if t.equivalence is not None and t.equivalence.max_abs_weight_diff is not None
             ),
             default=None,
         ),
@@ -156,9 +156,9 @@ def _memory_peak(trials: Sequence[TrialAnalysis]) -> tuple[float | None, MemoryK
     return None, None
 
 
-def _identical(trials: Sequence[TrialAnalysis]) -> bool | None:
+def _equivalent(trials: Sequence[TrialAnalysis]) -> bool | None:
     """Of all repeats: one that is another training spoils the row."""
-    found = [None if t.identity is None else t.identity.identical for t in trials]
+    found = [None if t.equivalence is None else t.equivalence.equivalent for t in trials]
     if False in found:
         return False
     return None if None in found else True
@@ -174,13 +174,13 @@ def _notes(
     yield from dict.fromkeys(
         f"{check.name}: {check.reason}"
         for t in trials
-        if t.identity is not None
-        for check in t.identity.checks
+        if t.equivalence is not None
+        for check in t.equivalence.checks
         if check.decisive and check.passed is not True
     )
-    reason = why_not_identical(first)
+    reason = why_not_equivalent(first)
     if reason is not None:
-        yield f"identical does not apply: {reason}"
+        yield f"equivalent does not apply: {reason}"
     if measured.images[configuration] and len(measured.images[configuration]) == 1:
         yield "one repeat: the interval is over its steps, run-to-run noise is not in it"
     base = measured.images.get(measured.baseline or "", {})

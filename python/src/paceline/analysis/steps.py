@@ -37,7 +37,7 @@ class GlobalSteps:
         """Mask of the steps after the warm-up."""
         return self.step >= warmup_steps
 
-    def images_per_s(self, warmup_steps: int, period: int = 1) -> NDArray[np.float64]:
+    def samples_per_s(self, warmup_steps: int, period: int = 1) -> NDArray[np.float64]:
         """Samples of each steady round of `period` steps over its time, shape (rounds,)."""
         masks = self._rounds(warmup_steps, period)
         return np.array([self.samples[mask].sum() / self.time_s[mask].sum() for mask in masks])

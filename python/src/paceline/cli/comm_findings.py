@@ -62,11 +62,11 @@ def _print_speeds(console: Console, finding: Finding) -> None:
         justify: Literal["left", "right"] = "right" if column == "images/s" else "left"
         table.add_column(column, justify=justify, overflow="fold")
     if finding.default is not None:
-        speed = speed_text(finding.default_images_per_s)
+        speed = speed_text(finding.default_samples_per_s)
         text = communication_text(finding.default)
         table.add_row(*map(Text, ("default", text, speed, "")))
     if finding.fastest is not None and finding.fastest != finding.default:
-        speed, ratio = speed_text(finding.fastest_images_per_s), ratio_text(finding)
+        speed, ratio = speed_text(finding.fastest_samples_per_s), ratio_text(finding)
         text = communication_text(finding.fastest)
         table.add_row(*map(Text, ("best", text, speed, ratio)))
     console.print(table)

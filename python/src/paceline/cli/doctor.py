@@ -14,7 +14,9 @@ from typing import Any
 
 from paceline.data.catalogue import default_cache_dir
 from paceline.errors import EnvironmentLacks
-from paceline.launch.tools import (
+from paceline.host.cgroups import read_limits
+from paceline.host.machine import machine_facts, package_versions, torch_cuda
+from paceline.host.tools import (
     Tool,
     find_java,
     find_mpirun,
@@ -22,8 +24,6 @@ from paceline.launch.tools import (
     find_torchrun,
     mpi_mismatch,
 )
-from paceline.records.cgroups import read_limits
-from paceline.records.machine import machine_facts, package_versions, torch_cuda
 
 # Tensors of two trials of the largest workload (VGG16: weights and gradient, 537 MB each) and its
 # photos.

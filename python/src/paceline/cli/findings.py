@@ -90,7 +90,7 @@ def settings_text(trial: Trial) -> str:
     parts = [f"k{trial.replicas_per_node}"] if trial.local_strategy in _REPLICATED else []
     if pipeline is None:
         return " ".join([*parts, f"t{trial.threads_per_worker}"])
-    cut = pipeline.balance or "cut " + "+".join(map(str, pipeline.cuts or ()))
+    cut = pipeline.balance or "cut " + "+".join(map(str, pipeline.split_points or ()))
     parts += [f"s{pipeline.stages}", f"t{trial.threads_per_worker}", f"m{pipeline.micro_batches}"]
     return " ".join([*parts, pipeline.schedule, cut])
 
@@ -99,7 +99,7 @@ def _rows(found: Finding, *, fastest: bool) -> list[tuple[str, str, str, str, st
     name = found.subject.name + (" *" if fastest else "")
     rows = []
     if found.default is not None:
-        speed = speed_text(found.default_images_per_s)
+        speed = speed_text(found.default_samples_per_s)
         rows.append((name, "default", settings_text(found.default), speed, ""))
     if found.fastest is not None and found.fastest != found.default:
         rows.append(
@@ -107,7 +107,7 @@ def _rows(found: Finding, *, fastest: bool) -> list[tuple[str, str, str, str, st
                 "" if rows else name,
                 "best",
                 settings_text(found.fastest),
-                speed_text(found.fastest_images_per_s),
+                speed_text(found.fastest_samples_per_s),
                 ratio_text(found),
             )
         )

@@ -70,7 +70,7 @@ def _cores(text: str) -> int:
 
 
 def _slurm(arguments: argparse.Namespace) -> int:
-    from paceline.launch.tools import job_script
+    from paceline.host.tools import job_script
     from paceline.render.places import Places
     from paceline.render.slurm import SlurmSettings, render_slurm
 
@@ -113,8 +113,8 @@ def _kubernetes(arguments: argparse.Namespace) -> int:
 
 
 def _planned(arguments: argparse.Namespace) -> tuple[Experiment, list[Trial]]:
+    from paceline.host.machine import usable_cores
     from paceline.plan.planning import plan_trials
-    from paceline.records.machine import usable_cores
     from paceline.runner import expected_dataset
     from paceline.spec import load_spec
 

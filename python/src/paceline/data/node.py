@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.errors import EnvironmentLacks
-from paceline.records.cgroups import memory_room_bytes
+from paceline.host.cgroups import memory_room_bytes
 
 _NONCE_BYTES = 16
 _LACKS = "lacks: "

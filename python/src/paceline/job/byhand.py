@@ -14,10 +14,10 @@ import time
 from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import ExitCode, UsageError
-from paceline.launch.processes import command_line_of, parent_of, process_started_unix_s
+from paceline.host.machine import machine_facts, package_versions
+from paceline.host.processes import command_line_of, parent_of, process_started_unix_s
 from paceline.records.attempts import set_aside
 from paceline.records.files import read_json, write_json, write_text
-from paceline.records.machine import machine_facts, package_versions
 from paceline.records.rows import SCHEMA, Outcome
 
 if TYPE_CHECKING:

@@ -119,7 +119,10 @@ def _add_placement(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--schedule", metavar="|".join(get_args(PipelineSchedule)))
     group.add_argument("--balance", metavar="|".join(get_args(Balance)))
     group.add_argument(
-        "--cuts", type=_layers, metavar="5,10", help="first layer of each stage but the first"
+        "--split-points",
+        type=_layers,
+        metavar="5,10",
+        help="first layer of each stage but the first",
     )
     group.add_argument("--oversubscribe", action="store_true", default=None)
     group.add_argument("--interface", metavar="NAME", help="that ranks talk over (default: lo)")

@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, ExitCode, PacelineError, TimedOut
+from paceline.host.processes import die_with_parent
+from paceline.job.checks import check_dataset
 from paceline.job.messages import rank_failed_line, say
 from paceline.job.rank_status import RankEnd, RankStatusFile, is_secondary, log_of, terminated
 from paceline.job.sidecars import host_sidecar
-from paceline.launch.checks import check_dataset
-from paceline.launch.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.job.options import Job
-    from paceline.train.context import RankContext
+    from paceline.training.context import RankContext
 
 __all__ = ["RankEnd", "check_shared", "is_secondary", "run_rank"]
 
@@ -72,13 +72,13 @@ def _run(job: Job, context: RankContext, watched_pids: Sequence[int]) -> RankEnd
 
 
 def _train(job: Job, context: RankContext) -> None:
-    from paceline.train.resources import apply_resources  # noqa: PLC0415
+    from paceline.training.resources import apply_resources  # noqa: PLC0415
 
     if job.trial.placement.nodes > 1 or not job.managed:
         check_dataset(job.trial.training.dataset)  # else the launcher has looked on this node
     apply_resources(context, job.trial)
     # Only now: it imports torch, which reads what apply_resources sets.
-    from paceline.train.worker import train  # noqa: PLC0415
+    from paceline.worker.worker import train  # noqa: PLC0415
 
     train(job.trial, context, job.files)
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import ExitCode
 from paceline.job.messages import rank_failed_line, say
-from paceline.launch.statuses import error_text, exit_code_of
 from paceline.records.files import write_json
 from paceline.records.rows import RankStatus
+from paceline.records.statuses import error_text, exit_code_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from paceline.job.options import Job
     from paceline.records.layout import RankFiles
-    from paceline.train.context import RankContext
+    from paceline.training.context import RankContext
 
 # What collectives raise when the other end has gone: the cause lies on another rank.
 _PEER_GONE = (

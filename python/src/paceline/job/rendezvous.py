@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
 from paceline.plan.trial import LOOPBACK
-from paceline.train.context import StoreAddress
+from paceline.training.context import StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.launch.environment import SIDECAR_HOST_VARIABLE
+from paceline.job.environment import SIDECAR_HOST_VARIABLE
 from paceline.records.layout import RunFiles
 from paceline.telemetry import SidecarOptions, sidecar_is_alive, start_sidecar
 from paceline.telemetry.facts import facts_of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline.records.layout import TrialFiles
     from paceline.spec.models import TelemetrySettings
     from paceline.telemetry import SidecarHandle
-    from paceline.train.context import RankContext
+    from paceline.training.context import RankContext
 
 
 def watch(

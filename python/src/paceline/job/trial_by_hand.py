@@ -28,7 +28,7 @@ _TRAINING = (
 )  # fmt: skip
 _PLACEMENT = (
     "transport", "reduction", "device", "replicas", "stages", "micro_batches", "schedule",
-    "balance", "cuts", "oversubscribe", "bucket_mb", "buckets_in_flight", "algorithm",
+    "balance", "split_points", "oversubscribe", "bucket_mb", "buckets_in_flight", "algorithm",
     "compression", "compression_rank", "compression_density", "averaging_period",
     "averaging_start",
 )  # fmt: skip

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import DataError, EnvironmentLacks, TimedOut
+from paceline.host.processes import is_alive, wait_until
 from paceline.lab.record import SCHEMA, LabRecord
-from paceline.launch.processes import is_alive, wait_until
 from paceline.records.files import read_json, write_json
 from paceline.records.typed import typed
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import TimedOut
+from paceline.host.processes import command_line_of, send, wait_until
 from paceline.lab import network
 from paceline.lab.record import hub_of, namespaces_among
 from paceline.lab.registry import is_owned
 from paceline.lab.settings import NAME_VARIABLE
-from paceline.launch.processes import command_line_of, send, wait_until
 
 if TYPE_CHECKING:
     from paceline.lab.record import LabRecord

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from paceline.errors import EnvironmentLacks, UsageError
+from paceline.host.processes import process_started_unix_s
 from paceline.lab import network, programs, spark
 from paceline.lab.record import SCHEMA, Host, LabRecord, hosts_of
 from paceline.lab.registry import Registry
 from paceline.lab.removal import FOLDER_PREFIX, remove, remove_abandoned
 from paceline.lab.settings import LabSettings, check_name, why_not
-from paceline.launch.processes import process_started_unix_s
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
-from paceline.launch import exec_guarded
+from paceline.host import exec_guarded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -135,7 +135,7 @@ class TrialFollower:
             steps=0 if steps is None or not len(steps.step) else int(steps.step[-1]) + 1,
             steps_planned=self.trial.training.max_steps,
             epoch=max((r.steps[-1].epoch for r in record.ranks if r.steps), default=None),
-            images_per_s=None
+            samples_per_s=None
             if steps is None or not len(steps.step)
             else float(steps.samples[recent].sum() / max(1e-9, steps.time_s[recent].sum())),
             loss=None if steps is None or not len(steps.loss) else float(steps.loss[-1]),
@@ -253,7 +253,7 @@ class RunFollower:
     def _follow(self, files: TrialFiles | None, planned: list[str]) -> int | None:
         """Take up another trial, or the same afresh; its number in the plan."""
         try:
-            written = None if files is None else _identity(files)
+            written = None if files is None else _equivalence(files)
             if written != self._trial_written:
                 self._trial = None if files is None else TrialFollower(files)
                 self._trial_written = written
@@ -289,7 +289,7 @@ def _mtime_ns(path: Path) -> int:
         return 0
 
 
-def _identity(files: TrialFiles) -> tuple[str, int, int]:
+def _equivalence(files: TrialFiles) -> tuple[str, int, int]:
     """Tells a repeated trial from the attempt before it."""
     status = files.trial.stat()
     return str(files.trial), status.st_ino, status.st_mtime_ns

@@ -56,8 +56,8 @@ def plain_line(view: RunView) -> str:
         return " ".join([*words, _between(view)])
     trial = view.trial
     words += [trial.trial_id, f"step {_steps(trial)}"]
-    if trial.images_per_s is not None:
-        words.append(f"{_number(trial.images_per_s)} images/s")
+    if trial.samples_per_s is not None:
+        words.append(f"{_number(trial.samples_per_s)} images/s")
     if trial.loss is not None:
         words.append(f"loss {trial.loss:.4g}")
     words += [f"{name} {share:.0%}" for name, share in _waiting(trial.phases).items()]
@@ -112,8 +112,8 @@ def _trial(trial: TrialView, width: int, height: int) -> Iterator[RenderableType
     yield Text(f"{number}{trial.trial_id}", style="bold", no_wrap=True, overflow="ellipsis")
     yield _progress(trial, width)
     spark = max(10, width - _LABEL - 16)
-    if trial.images_per_s is not None:
-        yield _row("images/s", sparkline(trial.rates, spark), _number(trial.images_per_s), width)
+    if trial.samples_per_s is not None:
+        yield _row("images/s", sparkline(trial.rates, spark), _number(trial.samples_per_s), width)
     if trial.loss is not None:
         yield _row("loss", sparkline(trial.losses, spark), f"{trial.loss:.4g}", width)
     yield from _phases(trial.phases, width)

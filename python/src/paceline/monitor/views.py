@@ -44,7 +44,7 @@ class TrialView:
     steps: int  # that every rank has ended
     steps_planned: int | None
     epoch: int | None
-    images_per_s: float | None  # over the last steps
+    samples_per_s: float | None  # over the last steps
     loss: float | None  # of the last step
     rates: tuple[float, ...]  # images a second, by step, newest last
     losses: tuple[float, ...]

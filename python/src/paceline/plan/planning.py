@@ -29,7 +29,7 @@ from paceline.spec.counts import (
     number,
     share_of,
 )
-from paceline.spec.cut_places import check_stages
+from paceline.spec.split_places import check_stages
 from paceline.spec.trial_rules import applies, open_count_faults
 from paceline.spec.workloads import WORKLOADS
 
@@ -179,8 +179,8 @@ def resolve_pipeline(
         stages=counts.stages,
         micro_batches=micro_batches or default_micro_batches(counts.stages, share),
         schedule=request.schedule or "1f1b",
-        balance=None if request.cuts is not None else request.balance or "time",
-        cuts=request.cuts,
+        balance=None if request.split_points is not None else request.balance or "time",
+        split_points=request.split_points,
     )
 
 
@@ -189,7 +189,7 @@ def _trial(experiment: Experiment, request: TrialRequest, training: Training, co
         raise UsageError(f"{fault}, or run `paceline tune local SPEC`")
     counts = counts_on_node(request, cores)
     share = share_of(training.global_batch, request.nodes * counts.replicas)
-    check_stages(training.model, counts.stages, request.cuts)
+    check_stages(training.model, counts.stages, request.split_points)
     placement = resolve_placement(request, counts, cores)
     transport = resolve_transport(request, placement.ranks)
     own = {

@@ -71,8 +71,8 @@ class PipelineSettings(_Value):
     stages: int = Field(ge=2)
     micro_batches: int = Field(ge=1)  # of a replica's share of a batch
     schedule: PipelineSchedule = "1f1b"
-    balance: Balance | None = "time"  # None: as `cuts` says
-    cuts: tuple[int, ...] | None = None  # the first layer of each stage but the first
+    balance: Balance | None = "time"  # None: as `split points` says
+    split_points: tuple[int, ...] | None = None  # the first layer of each stage but the first
 
 
 class CompressionSettings(_Value):
@@ -243,9 +243,9 @@ def _compression_name(compression: CompressionSettings) -> str:
 
 
 def _pipeline_name(pipeline: PipelineSettings) -> str:
-    """`s2m8-1f1b-time`, or with the cuts in place of the balance: `s3m8-gpipe-c4c9`."""
-    cuts = "".join(f"c{cut}" for cut in pipeline.cuts or ())
-    where = cuts or pipeline.balance
+    """`s2m8-1f1b-time`, or with the split points in place of the balance: `s3m8-gpipe-c4c9`."""
+    split_points = "".join(f"c{cut}" for cut in pipeline.split_points or ())
+    where = split_points or pipeline.balance
     return f"s{pipeline.stages}m{pipeline.micro_batches}-{pipeline.schedule}-{where}"
 
 

@@ -38,8 +38,8 @@ class RankFiles:
         return self.root / "steps.jsonl"
 
     @property
-    def ledger(self) -> Path:
-        return self.root / "ledger.jsonl"
+    def sample_log(self) -> Path:
+        return self.root / "sample_log.jsonl"
 
     @property
     def communication(self) -> Path:
@@ -109,9 +109,9 @@ class TrialFiles:
         return self.root / "result.json"
 
     @property
-    def identity(self) -> Path:
+    def equivalence(self) -> Path:
         """What the comparison with the baseline's tensors found."""
-        return self.root / "identity.json"
+        return self.root / "equivalence.json"
 
     @property
     def gradient(self) -> Path:

@@ -81,8 +81,8 @@ class CommunicationRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerRow:
-    """Which samples a rank saw in a step (`ranks/<rank>/ledger.jsonl`)."""
+class SampleLogRow:
+    """Which samples a rank saw in a step (`ranks/<rank>/samples.jsonl`)."""
 
     step: int
     epoch: int

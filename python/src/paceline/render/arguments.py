@@ -91,8 +91,11 @@ def _placement(trial: Trial) -> Iterator[_Option]:
         yield "stages", pipeline.stages
         yield "micro-batches", pipeline.micro_batches
         yield "schedule", pipeline.schedule
-        yield "balance", None if pipeline.cuts else pipeline.balance
-        yield "cuts", ",".join(map(str, pipeline.cuts)) if pipeline.cuts else None
+        yield "balance", None if pipeline.split_points else pipeline.balance
+        yield (
+            "split-points",
+            ",".join(map(str, pipeline.split_points)) if pipeline.split_points else None,
+        )
     yield "oversubscribe", place.oversubscribe
     yield "device", _unless(trial.device, "cpu")
 

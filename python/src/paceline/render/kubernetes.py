@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from paceline import __version__
-from paceline.launch.environment import rank_environment
-from paceline.launch.mpi import interface_parameters
-from paceline.launch.spark import configuration
-from paceline.launch.spark_native import driver_memory
+from paceline.job.environment import rank_environment
+from paceline.launchers.mpi.launcher import interface_parameters
+from paceline.launchers.spark.launcher import configuration
+from paceline.launchers.spark.native import driver_memory
 from paceline.render.arguments import job_arguments, telemetry_paths, why_not
 from paceline.render.places import LeftOut, Places, Rendered, by_configuration, limit_s
 
@@ -217,13 +217,13 @@ def _sshd() -> list[str]:
 
 def _job(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
     """Launchers that start ranks on one node only."""
-    command = [PYTHON, "-m", "paceline.job"]
+    command = [PYTHON, "-m", "paceline.launchers.local"]
     if trial.launcher == "torchrun":
         command = [PYTHON, "-m", "torch.distributed.run", "--nnodes=1"]
         command += [f"--nproc-per-node={trial.placement.ranks}", "--max-restarts=0"]
         command += ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file"]
         command += ["--rdzv-endpoint=/tmp/paceline.rendezvous", "--rdzv-id=paceline"]
-        command += ["--local-addr=127.0.0.1", "-m", "paceline.job"]
+        command += ["--local-addr=127.0.0.1", "-m", "paceline.launchers.local"]
     command += _arguments(trial, settings)
     image = _image("paceline", settings)
     cores = trial.placement.cores_per_node

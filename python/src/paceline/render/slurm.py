@@ -11,7 +11,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.launch.environment import rank_environment
+from paceline.job.environment import rank_environment
 from paceline.render.arguments import job_arguments, why_not
 from paceline.render.places import LeftOut, Places, Rendered, by_configuration, limit_s
 
@@ -114,9 +114,9 @@ def _program(trial: Trial, settings: SlurmSettings) -> str:
             f"{python} -m torch.distributed.run --nnodes=1 --nproc-per-node={ranks} "
             "--max-restarts=0 \\\n  --rdzv-id=$SLURM_JOB_ID --rdzv-backend=c10d "
             "--rdzv-endpoint=/tmp/paceline-$SLURM_JOB_ID.rendezvous "
-            "\\\n  --rdzv-conf=store_type=file --local-addr=127.0.0.1 -m paceline.job"
+            "\\\n  --rdzv-conf=store_type=file --local-addr=127.0.0.1 -m paceline.launchers.local"
         )
-    return f"{python} -m paceline.job"
+    return f"{python} -m paceline.launchers.local"
 
 
 def _pairs(arguments: Sequence[str]) -> Iterator[str]:

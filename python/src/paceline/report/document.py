@@ -111,7 +111,7 @@ def _context(comparison: Comparison, book: ChartBook) -> dict[str, Any]:
         "less_to_send": compression.less_to_send(comparison),
         "communication": communication.communication(comparison, book.add),
         "resources": _resources(comparison, book),
-        "identity": sections.identity_rows(comparison),
+        "equivalence": sections.equivalence_rows(comparison),
         "environments": sections.environment_rows(comparison),
         "commands": sections.commands(comparison),
         "versions": sections.versions(comparison),

@@ -111,9 +111,9 @@ def _differs(detail: Callable[[Row], str | None], rows: Sequence[Row]) -> bool:
 
 
 def _where_cut(row: Row) -> str | None:
-    if row.cuts is None:
+    if row.split_points is None:
         return row.balance
-    return f"cut {', '.join(map(str, row.cuts))}"
+    return f"cut {', '.join(map(str, row.split_points))}"
 
 
 # what may set apart configurations of one name

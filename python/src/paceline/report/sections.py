@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.records.rows import RankEnvironment
 
 _CHECK_WORDS = {
-    "ledger": "samples of every step",
+    "sample_log": "samples of every step",
     "training": "training values",
     "initial_weights": "initial weights",
     "first_loss": "loss of step 1",
@@ -78,21 +78,21 @@ def _paper_lines(
     ]
 
 
-def identity_rows(comparison: Comparison) -> list[dict[str, Any]]:
+def equivalence_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """Every check of every configuration: of its repeats, the one that fared worst."""
     found = []
     for row in comparison.rows:
         trials = comparison.trials[row.configuration]
-        identities = [t.identity for t in trials if t.identity is not None]
-        if not identities:
+        equivalences = [t.equivalence for t in trials if t.equivalence is not None]
+        if not equivalences:
             continue
-        checks = [_worst(same) for same in zip(*(i.checks for i in identities), strict=False)]
+        checks = [_worst(same) for same in zip(*(i.checks for i in equivalences), strict=False)]
         found.append(
             {
                 "row": row,
                 "name": f"{row.workload}: {short_name(row, comparison.rows)}",
-                "arithmetic": identities[0].arithmetic,
-                "baseline": identities[0].baseline_id,
+                "arithmetic": equivalences[0].arithmetic,
+                "baseline": equivalences[0].baseline_id,
                 "checks": [_check_cells(check) for check in checks],
             }
         )

@@ -134,7 +134,7 @@ def cut_words(row: Row) -> list[tuple[str, str, str]]:
     """Layer, and bytes forward and backward a step in MB, for each cut of a pipeline."""
     return [
         (cut.before, _megabytes(cut.bytes_forward), _megabytes(cut.bytes_backward))
-        for cut in (row.pipeline.cuts if row.pipeline is not None else ())
+        for cut in (row.pipeline.split_points if row.pipeline is not None else ())
     ]
 
 

@@ -107,7 +107,7 @@ def _cells(row: Row, name: str, wide: bool, tie: str) -> list[RenderableType]:
         shown,
         _speedup(row, wide, tie),
         NOT_MEASURED if row.efficiency is None else f"{row.efficiency.median:.2f}",
-        number(None if row.images_per_s is None else row.images_per_s.median),
+        number(None if row.samples_per_s is None else row.samples_per_s.median),
         number(None if row.step_s is None else row.step_s.median),
         number(row.time_to_first_step_s),
         percent(row.cpu_percent),

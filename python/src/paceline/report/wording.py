@@ -93,9 +93,9 @@ def place_name(launcher: str, nodes: int) -> str:
 
 def verdict_mark(row: Row) -> str:
     """Whether a row is the same training as the baseline; ~ where it is not meant to be."""
-    if row.does_not_apply is not None and row.identical is None:
+    if row.does_not_apply is not None and row.equivalent is None:
         return "~"
-    return {True: "✓", False: "✗", None: "?"}[row.identical]
+    return {True: "✓", False: "✗", None: "?"}[row.equivalent]
 
 
 def headline(comparison: Comparison, workload: str) -> str:

@@ -71,8 +71,10 @@ def number(count: int | str | None) -> int | None:
 
 
 def stages_given(request: TrialRequest) -> int | None:
-    """Stages as a number or as one more than the cuts, None if neither is given."""
-    return number(request.stages) or (None if request.cuts is None else len(request.cuts) + 1)
+    """Stages as a number or as one more than the split points, None if neither is given."""
+    return number(request.stages) or (
+        None if request.split_points is None else len(request.split_points) + 1
+    )
 
 
 def share_of(global_batch: int, replicas: int) -> int:

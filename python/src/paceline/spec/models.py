@@ -95,13 +95,15 @@ class TrialRequest(_Overrides):
     schedule: PipelineSchedule | None = None
     balance: Balance | None = None
     # layers before which the model is cut, in the order of the model's layers; instead of balance
-    cuts: Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)] | None = None
+    split_points: Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)] | None = (
+        None
+    )
     oversubscribe: bool = False
     bucket_mb: PositiveFloat | None = None  # of gradients that one message carries; None: 25
     buckets_in_flight: PositiveInt | None = None  # at once; None: as they come
     algorithm: Algorithm | None = None  # transport mpi
     mpi_parameters: dict[str, str] = Field(default_factory=dict)  # launcher mpi: MCA, by name
-    compression: Compression | None = None  # of what a step sends; then nothing is identical
+    compression: Compression | None = None  # of what a step sends; then nothing is equivalent
     compression_rank: PositiveInt | None = None  # powersgd: of the approximation
     compression_density: Annotated[float, Field(gt=0, le=1, strict=False)] | None = None  # topk
     averaging_period: PositiveInt | None = None  # local SGD: steps from one averaging to the next

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
 from paceline.spec.counts import check_micro_batches, counts_if_known, number, share_of
-from paceline.spec.cut_places import check_stages
+from paceline.spec.split_places import check_stages
 from paceline.spec.trial_rules import applies, count_faults, trial_faults
 from paceline.spec.tune_rules import tune_faults
 from paceline.spec.workloads import WORKLOADS
@@ -75,7 +75,7 @@ def _share_faults(trial: TrialRequest, batch: int, model: ModelName) -> Iterator
     try:
         share = share_of(batch, trial.nodes * counts.replicas)
         check_micro_batches(number(trial.micro_batches), share)
-        check_stages(model, counts.stages, trial.cuts)
+        check_stages(model, counts.stages, trial.split_points)
     except UsageError as error:
         yield str(error)
 

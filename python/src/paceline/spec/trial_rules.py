@@ -25,7 +25,7 @@ _MEANT_FOR = {
     "micro_batches": _PIPELINED,
     "schedule": _PIPELINED,
     "balance": _PIPELINED,
-    "cuts": _PIPELINED,
+    "split_points": _PIPELINED,
     "reduction": ("processes",),
 }
 # What a strategy of one replica or one stage would be.
@@ -179,17 +179,19 @@ def _hybrid_disagreements(ranks: int, replicas: int | None, stages: int | None) 
 
 
 def _cut_faults(trial: TrialRequest) -> Iterator[str]:
-    cuts, stages = trial.cuts, number(trial.stages)
-    if cuts is None or trial.local_strategy not in _PIPELINED:
+    split_points, stages = trial.split_points, number(trial.stages)
+    if split_points is None or trial.local_strategy not in _PIPELINED:
         return
     if trial.balance is not None:
-        yield f'balance: cuts say where the model is cut; leave out balance = "{trial.balance}"'
-    if any(low >= high for low, high in pairwise(cuts)):
-        yield f"cuts: expected layers in ascending order, each once, got {list(cuts)}"
-    if stages is not None and stages != len(cuts) + 1:
+        yield f'balance: split_points are given; leave out balance = "{trial.balance}"'
+    if any(low >= high for low, high in pairwise(split_points)):
         yield (
-            f"cuts: {stages} stages have {stages - 1}, got {len(cuts)}; use stages = "
-            f"{len(cuts) + 1} or leave it out"
+            f"split_points: expected layers in ascending order, each once, got {list(split_points)}"
+        )
+    if stages is not None and stages != len(split_points) + 1:
+        yield (
+            f"split_points: {stages} stages have {stages - 1}, got {len(split_points)}; use "
+            f"stages = {len(split_points) + 1} or leave it out"
         )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # What a search finds for a trial that leaves all of it open.
 LAYOUT_KEYS = (
     "ranks_per_node", "threads_per_rank", "replicas", "stages", "micro_batches", "schedule",
-    "balance", "cuts",
+    "balance", "split_points",
 )  # fmt: skip
 
 

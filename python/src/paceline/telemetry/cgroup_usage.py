@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.records.cgroups import find_places
+from paceline.host.cgroups import find_places
 from paceline.records.rows import CgroupSample
 from paceline.telemetry.kernel_files import KernelFile, number_after
 from paceline.telemetry.seldom import Seldom
 
 if TYPE_CHECKING:
-    from paceline.records.cgroups import CgroupPlaces
+    from paceline.host.cgroups import CgroupPlaces
     from paceline.telemetry.seldom import Clocks
 
 _PLACES_EVERY_S = 5.0

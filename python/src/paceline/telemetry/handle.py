@@ -9,8 +9,8 @@ import warnings
 from typing import TYPE_CHECKING
 
 from paceline.errors import DataError, PacelineError, PacelineWarning
+from paceline.host.machine import host_name
 from paceline.records.files import read_json
-from paceline.records.machine import host_name
 from paceline.telemetry.keeper import Keeper
 from paceline.telemetry.process_ids import ProcessId
 from paceline.telemetry.runtime import runtime_of

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import paceline
 from paceline.errors import EnvironmentLacks, PacelineError, PacelineWarning, UsageError
-from paceline.records.machine import host_name
+from paceline.host.machine import host_name
 from paceline.telemetry.discovery import targets_of
 from paceline.telemetry.process_ids import Peer, ProcessId
 from paceline.telemetry.runtime import RUNTIME_VARIABLE, SamplerState

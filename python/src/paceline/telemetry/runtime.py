@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DataError, EnvironmentLacks
+from paceline.host.machine import host_name
 from paceline.records.files import read_json
-from paceline.records.machine import host_name
 from paceline.records.rows import SCHEMA
 from paceline.records.typed import typed
 from paceline.telemetry.process_ids import ProcessId

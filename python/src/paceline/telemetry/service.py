@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
-from paceline.records.machine import host_name
+from paceline.host.machine import host_name
 from paceline.records.rows import HostSample
 from paceline.telemetry.accounts import Figures
 from paceline.telemetry.cadence import beats_between, next_beat

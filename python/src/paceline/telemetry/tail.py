@@ -22,7 +22,7 @@ class LineTail:
         self.path = path
         self._name = str(path)
         self._offset = self._size = 0
-        self._identity: tuple[int, int] | None = None  # of the file that was read so far
+        self._equivalence: tuple[int, int] | None = None  # of the file that was read so far
 
     def was_replaced(self) -> bool:
         """Look at the file: whether what was read is no longer its beginning, as it is another
@@ -33,13 +33,13 @@ class LineTail:
             self._size = self._offset
             return False
         self._size = found.st_size
-        if self._identity is None:
+        if self._equivalence is None:
             return False
-        return _identity(found) != self._identity or found.st_size < self._offset
+        return _equivalence(found) != self._equivalence or found.st_size < self._offset
 
     def rewind(self) -> None:
         """Read from the beginning the next time."""
-        self._offset, self._identity = 0, None
+        self._offset, self._equivalence = 0, None
 
     def lines(self, *, to_the_end: bool = False) -> Iterator[bytes]:
         """New lines since the last look: those within the next MiB, or all.
@@ -51,7 +51,7 @@ class LineTail:
         # Not open(): a third of the time, and this runs for every rank's files.
         descriptor = os.open(self._name, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._identity = _identity(os.fstat(descriptor))
+            self._equivalence = _equivalence(os.fstat(descriptor))
             while chunk := self._next_chunk(descriptor):
                 yield from chunk.splitlines()
                 if not to_the_end:
@@ -68,5 +68,5 @@ class LineTail:
         return chunk[:end]
 
 
-def _identity(found: os.stat_result) -> tuple[int, int]:
+def _equivalence(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino

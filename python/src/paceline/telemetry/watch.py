@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import paceline
 from paceline.errors import DataError
-from paceline.records.cgroups import read_limits
+from paceline.host.cgroups import read_limits
 from paceline.records.files import JsonlWriter, read_json, write_json, write_text
 from paceline.records.layout import HostFiles
 from paceline.records.rows import SCHEMA, HostSample, RankSample, TraceGap

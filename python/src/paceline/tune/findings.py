@@ -25,9 +25,9 @@ class Finding:
 
     subject: Subject
     default: Trial | None
-    default_images_per_s: Interval | None
+    default_samples_per_s: Interval | None
     fastest: Trial | None  # as measured; after a final, what it was to confirm
-    fastest_images_per_s: Interval | None
+    fastest_samples_per_s: Interval | None
     ratio: Interval | None  # of the fastest to the default, within repeats
     candidates: int
     left_out: tuple[LeftOut, ...]
@@ -46,15 +46,15 @@ class Finding:
         return self.default if self.tie else self.fastest
 
     @property
-    def chosen_images_per_s(self) -> Interval | None:
-        return self.default_images_per_s if self.tie else self.fastest_images_per_s
+    def chosen_samples_per_s(self) -> Interval | None:
+        return self.default_samples_per_s if self.tie else self.fastest_samples_per_s
 
     def to_json(self) -> dict[str, Any]:
         return {
             "default": configuration_of(self.default),
-            "default_images_per_s": interval_json(self.default_images_per_s),
+            "default_samples_per_s": interval_json(self.default_samples_per_s),
             "fastest": configuration_of(self.fastest),
-            "fastest_images_per_s": interval_json(self.fastest_images_per_s),
+            "fastest_samples_per_s": interval_json(self.fastest_samples_per_s),
             "ratio": interval_json(self.ratio),
             "repeats": list(self.repeats),
             "tie": self.tie,
@@ -78,9 +78,9 @@ class Findings:
     def best(self, workload: str) -> Finding | None:
         """The workload's fastest subject; None if none could be measured."""
         measured = [
-            (found.chosen_images_per_s.median, found)
+            (found.chosen_samples_per_s.median, found)
             for found in self.found
-            if found.subject.workload == workload and found.chosen_images_per_s is not None
+            if found.subject.workload == workload and found.chosen_samples_per_s is not None
         ]
         return max(measured, key=lambda pair: pair[0])[1] if measured else None
 
@@ -123,9 +123,9 @@ def _finding(
     return Finding(
         subject=space.subject,
         default=space.default,
-        default_images_per_s=median_interval(of_default, noise),
+        default_samples_per_s=median_interval(of_default, noise),
         fastest=fastest,
-        fastest_images_per_s=median_interval(of_fastest, noise),
+        fastest_samples_per_s=median_interval(of_fastest, noise),
         ratio=None if same else ratio_interval(of_fastest, of_default, noise),
         candidates=len(configurations),
         left_out=space.left_out,

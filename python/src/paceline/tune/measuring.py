@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.analysis.identity import read_identity
+from paceline.analysis.equivalence import read_equivalence
 from paceline.analysis.reading import load_trial
 from paceline.analysis.statistics import series
 from paceline.analysis.steps import global_steps
 from paceline.records.attempts import set_aside
-from paceline.runner import check_identities, failure_of, is_finished, run_trial
+from paceline.runner import check_equivalences, failure_of, is_finished, run_trial
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Measurement:
     """Images a second of the steady steps, or why there are none."""
 
-    images_per_s: Series | None
+    samples_per_s: Series | None
     failure: str | None = None
 
 
@@ -75,7 +75,7 @@ class TrialBench:
             if trial.is_baseline and outcome.status != "ok":
                 raise failure_of(outcome, self._files)
         baseline = self._baselines[trial.training.workload]
-        check_identities([baseline, trial], self._files, keep_tensors=False)
+        check_equivalences([baseline, trial], self._files, keep_tensors=False)
         return self._read(trial)
 
     def _has_ended(self, trial: Trial) -> bool:
@@ -86,23 +86,23 @@ class TrialBench:
         record = load_trial(self._files.trial(trial.id))
         if not record.finished:
             reason = None if record.outcome is None else record.outcome.message
-            return Measurement(images_per_s=None, failure=reason or "it left no reason")
-        different = _difference(record.files.identity) if trial.is_exact else None
+            return Measurement(samples_per_s=None, failure=reason or "it left no reason")
+        different = _difference(record.files.equivalence) if trial.is_exact else None
         if different is not None:
-            return Measurement(images_per_s=None, failure=different)
+            return Measurement(samples_per_s=None, failure=different)
         warmup = trial.training.warmup_steps
-        rates = global_steps(record).images_per_s(warmup, trial.round_steps)
+        rates = global_steps(record).samples_per_s(warmup, trial.round_steps)
         found = series(rates, trial.id)
         failure = None if found is not None else "it recorded no steady step"
-        return Measurement(images_per_s=found, failure=failure)
+        return Measurement(samples_per_s=found, failure=failure)
 
 
-def _difference(identity: Path) -> str | None:
+def _difference(equivalence: Path) -> str | None:
     """How the trial differs from the baseline; None where it does not, or nobody could say."""
-    if not identity.exists():
+    if not equivalence.exists():
         return None
-    found = read_identity(identity)
-    if found.identical is not False:
+    found = read_equivalence(equivalence)
+    if found.equivalent is not False:
         return None
     faults = [f"{c.name}: {c.reason}" for c in found.checks if c.decisive and c.passed is False]
     return "another training than the baseline: " + "; ".join(faults)

@@ -29,11 +29,11 @@ class Measurements:
     failures: dict[str, str] = field(default_factory=dict)
 
     def add(self, trial: Trial, measured: Measurement) -> None:
-        if measured.images_per_s is None:
+        if measured.samples_per_s is None:
             self.failures[trial.configuration] = measured.failure or "it failed"
         else:
             found = self.series.setdefault(trial.configuration, {})
-            found[trial.repeat] = measured.images_per_s
+            found[trial.repeat] = measured.samples_per_s
 
     def speed(self, configuration: str, repeats: Iterable[int]) -> float:
         """Median over these repeats, in images/s; nan if it failed or lacks one."""

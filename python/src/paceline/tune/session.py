@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import NotComparable, UsageError
+from paceline.host.machine import usable_cores
 from paceline.job.sidecars import kept_sampler
 from paceline.records.files import write_json, write_text
 from paceline.records.layout import RunFiles
-from paceline.records.machine import usable_cores
 from paceline.runner import (
     Planned,
     check_run_dir,
@@ -190,7 +190,7 @@ def _search(
         seed=experiment.seed,
     )
     findings = findings_of(plan.spaces, finished, measured)
-    if all(found.chosen_images_per_s is None for found in findings.found):
+    if all(found.chosen_samples_per_s is None for found in findings.found):
         raise NotComparable(_nothing_measured(findings, files))
     write_json(files.tuning, kind.document(plan, findings, files))
     write_text(files.tuned_spec, tuned_text(kind, experiment, findings, plan.scene.cores))

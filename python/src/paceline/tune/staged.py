@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from paceline import runner
 from paceline.errors import UsageError
+from paceline.host.machine import usable_cores
 from paceline.plan.planning import plan_trials
 from paceline.records.layout import RunFiles
-from paceline.records.machine import usable_cores
 from paceline.runner import make_datasets, preflight
 from paceline.spec import TrialRequest, load_spec
 from paceline.tune.local import tune_local

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from paceline.errors import UsageError
+from paceline.host.machine import host_name
 from paceline.plan.planning import plan_trials
-from paceline.records.machine import host_name
 from paceline.spec.loading import parse_spec
 from paceline.spec.trial_rules import applies
 from paceline.tune.spaces import changed

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 
-_AFTER = "paceline.train.loop"
+_AFTER = "paceline.training.loop"
 _CALLS = 40  # of ReLU.forward: some steps
 
 

@@ -137,6 +137,6 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "make_datasets", lambda *_: {"simple-big": tmp_path / "data"})
     monkeypatch.setattr(session, "preflight", list)
     monkeypatch.setattr(session, "kept_sampler", lambda *_: nullcontext())
-    monkeypatch.setattr(measuring, "check_identities", lambda *_, **__: None)
+    monkeypatch.setattr(measuring, "check_equivalences", lambda *_, **__: None)
     monkeypatch.setattr(measuring, "run_trial", made.run_trial)
     return made

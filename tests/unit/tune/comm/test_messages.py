@@ -97,7 +97,7 @@ def test_default_and_best_are_compared_with_the_total(files):
     value = make_trial_value(MPI, CASE)
     finding = Finding(
         subject=Subject(workload="tiny", name="trials[2]"), default=value,
-        default_images_per_s=None, fastest=value, fastest_images_per_s=None, ratio=None,
+        default_samples_per_s=None, fastest=value, fastest_samples_per_s=None, ratio=None,
         candidates=1, left_out=(), failures={}, cut_short=False, repeats=(0,),
     )  # fmt: skip
     rows = compare_messages(finding, run)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from tests.unit.tune.comm.conftest import entry, parsed
 
+from paceline import workloads as models
 from paceline.plan.planning import plan_trials
 from paceline.spec.workloads import WORKLOADS
-from paceline.train import models
 from paceline.tune.comm.space import MODEL_MB, choices, communication_of, why_left_alone
 
 MANY = {"nodes": 2}

@@ -1,7 +1,7 @@
 import pytest
 
 from paceline.spec.values import LOCAL_STRATEGIES
-from paceline.tune.local.space import hybrid_layouts, local_requests, neighbouring_cuts
+from paceline.tune.local.space import hybrid_layouts, local_requests, neighbouring_split_points
 
 
 def layouts(strategy, cores, *keys, **options):
@@ -94,9 +94,9 @@ def test_only_what_wants_more_cores_than_there_are_oversubscribes(strategy, core
 
 
 def test_a_cut_moves_to_the_place_before_and_behind():
-    assert neighbouring_cuts([6], [1, 3, 4, 6, 7]) == [(4,), (7,)]
+    assert neighbouring_split_points([6], [1, 3, 4, 6, 7]) == [(4,), (7,)]
 
 
 def test_cuts_do_not_leave_the_model_or_meet():
-    assert neighbouring_cuts([1, 3], [1, 3, 4]) == [(1, 4)]
-    assert neighbouring_cuts([1], [1]) == []
+    assert neighbouring_split_points([1, 3], [1, 3, 4]) == [(1, 4)]
+    assert neighbouring_split_points([1], [1]) == []

@@ -49,9 +49,9 @@ class Case:
             Finding(
                 subject=Subject(workload=workload_name, name=strategy),
                 default=space.default,
-                default_images_per_s=interval if default else interval.scaled(0.5),
+                default_samples_per_s=interval if default else interval.scaled(0.5),
                 fastest=winner,
-                fastest_images_per_s=interval,
+                fastest_samples_per_s=interval,
                 ratio=None if default else Interval(median=2, low=1.5, high=2.5),
                 candidates=len(space.candidates),
                 left_out=(),
@@ -209,7 +209,7 @@ def test_explicit_cuts_are_kept():
     number = next(n for n in range(1, 16) if Case(text).wins("tiny", "pipeline", n).stages == 2)
     case = Case(text)
     winner = case.wins("tiny", "pipeline", number)
-    cut = winner.pipeline.model_copy(update={"balance": None, "cuts": (5,)})
+    cut = winner.pipeline.model_copy(update={"balance": None, "split_points": (5,)})
     (found,) = case.found
     moved = winner.model_copy(update={"pipeline": cut})
     case.found = [
@@ -218,6 +218,6 @@ def test_explicit_cuts_are_kept():
             fastest=moved,
         )
     ]
-    assert layout_of(moved)["cuts"] == (5,)
+    assert layout_of(moved)["split_points"] == (5,)
     (planned,) = of(case.planned(), "pipeline")
     assert planned.pipeline == cut

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.reading import load_trial
 from paceline.spec import TrialRequest
-from paceline.spec.cut_places import CUT_PLACES
+from paceline.spec.split_places import SPLIT_PLACES
 from paceline.tune.findings import SCHEMA, Finding, Findings, configuration_of
 from paceline.tune.local.candidates import searched_strategies, strategy_space
-from paceline.tune.local.space import neighbouring_cuts
+from paceline.tune.local.space import neighbouring_split_points
 from paceline.tune.local.winners import layout_of, with_layout
 from paceline.tune.search import Contest
 from paceline.tune.session import SearchPlan, plan_search, run_search
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class LocalSearch:
-    """A subject is a strategy on a workload; a pipeline's winner is held against moved cuts."""
+    """A subject is a strategy on a workload; a pipeline's winner meets moved split points."""
 
     command = "tune local"
 
@@ -48,12 +48,14 @@ class LocalSearch:
         return Contest(space.subject, space.candidates, scene.settings)
 
     def following(self, contest: Contest, plan: SearchPlan, files: RunFiles) -> Contest | None:
-        """Once a pipeline has its winner: that, against the cuts beside its own."""
+        """Once a pipeline has its winner: that, against the split points beside its own."""
         winner, scene = contest.best, plan.scene
         if contest.follows is not None or winner is None or winner.pipeline is None:
             return None
         record = load_trial(files.trial(repeated(winner, 0).id))
-        cuts = [] if record.result is None else record.result.communication.get("cuts", [])
+        split_points = (
+            [] if record.result is None else record.result.communication.get("split_points", [])
+        )
         workload = next(w for w in scene.short.workloads if w.name == contest.subject.workload)
         layout = {k: v for k, v in layout_of(winner).items() if k != "balance"}
         beside = [
@@ -64,17 +66,19 @@ class LocalSearch:
                     launcher="local",
                     local_strategy=winner.local_strategy,
                     oversubscribe=winner.placement.oversubscribe,
-                    **{**layout, "cuts": moved},
+                    **{**layout, "split_points": moved},
                 ),
                 winner.training.dataset,
                 scene.cores,
             )
-            for moved in neighbouring_cuts(cuts, CUT_PLACES[winner.training.model])
+            for moved in neighbouring_split_points(
+                split_points, SPLIT_PLACES[winner.training.model]
+            )
         ]
         if not beside:
             return None
         return Contest(
-            contest.subject, [winner, *beside], scene.settings, name="cuts", follows=contest
+            contest.subject, [winner, *beside], scene.settings, name="split_points", follows=contest
         )
 
     def document(

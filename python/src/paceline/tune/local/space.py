@@ -37,17 +37,21 @@ def local_requests(
     return [_oversubscribed(r, cores) if oversubscribe else r for r in requests]
 
 
-def neighbouring_cuts(cuts: Sequence[int], possible: Sequence[int]) -> list[tuple[int, ...]]:
+def neighbouring_split_points(
+    split_points: Sequence[int], possible: Sequence[int]
+) -> list[tuple[int, ...]]:
     """Every way of moving one cut to the place before or behind it, where no other cut is.
 
-    possible: indexes of layers at which a stage may begin, ascending; `cuts` are of them.
+    possible: indexes of layers at which a stage may begin, ascending; `split points` are of them.
     """
     found: list[tuple[int, ...]] = []
-    for number, cut in enumerate(cuts):
+    for number, cut in enumerate(split_points):
         place = possible.index(cut)
         beside = (*possible[max(place - 1, 0) : place], *possible[place + 1 : place + 2])
         found += [
-            (*cuts[:number], moved, *cuts[number + 1 :]) for moved in beside if moved not in cuts
+            (*split_points[:number], moved, *split_points[number + 1 :])
+            for moved in beside
+            if moved not in split_points
         ]
     return found
 

@@ -28,7 +28,11 @@ def layout_of(trial: Trial) -> dict[str, Any]:
     if pipeline is None:
         return threads
     hybrid = trial.local_strategy == "hybrid"
-    cut = {"balance": pipeline.balance} if pipeline.cuts is None else {"cuts": pipeline.cuts}
+    cut = (
+        {"balance": pipeline.balance}
+        if pipeline.split_points is None
+        else {"split_points": pipeline.split_points}
+    )
     return {
         **({"replicas": trial.replicas_per_node} if hybrid else {}),
         "stages": pipeline.stages,

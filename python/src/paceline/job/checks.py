@@ -1,0 +1,41 @@
+"""What every launcher checks of a machine before it starts anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import EnvironmentLacks
+from paceline.host.machine import usable_cores
+
+if TYPE_CHECKING:
+    from paceline.plan.trial import Trial
+
+
+def check_dataset(dataset: str) -> None:
+    """Raise EnvironmentLacks if a data set on a local path is not there."""
+    if "://" in dataset and not dataset.startswith("file://"):
+        return  # on a remote store: opening it tells
+    path = Path(dataset.removeprefix("file://"))
+    if not path.is_dir():
+        raise EnvironmentLacks(
+            f"data set {path}: expected a directory, there is none here; make one with "
+            "`paceline data ingest PHOTOS_DIR OUT_DATASET`, or correct the path"
+        )
+
+
+def check_cores(trial: Trial, cores: int | None = None) -> None:
+    """Raise EnvironmentLacks if this node has fewer cores than the trial's ranks want."""
+    cores = usable_cores() if cores is None else cores
+    place = trial.placement
+    if place.core_budget is not None and place.core_budget > cores:
+        raise EnvironmentLacks(
+            f"{trial.id}: its ranks were planned to share {place.core_budget} cores, there are "
+            f"{cores} here; plan it again on this machine (`paceline run SPEC`)"
+        )
+    if place.cores_per_node > cores and not place.oversubscribe:
+        raise EnvironmentLacks(
+            f"{trial.id}: {place.ranks_per_node} ranks of {place.threads_per_rank} thread(s) want "
+            f"{place.cores_per_node} cores on a node, there are {cores} here; use fewer ranks or "
+            "threads, or set oversubscribe (--oversubscribe) to share cores on purpose"
+        )

@@ -1,0 +1,1 @@
+"""Launchers: who starts the ranks of a trial."""

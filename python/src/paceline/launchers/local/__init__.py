@@ -1,0 +1,1 @@
+"""Start ranks on this node without a launcher."""

@@ -1,0 +1,169 @@
+"""`mpi`: mpirun of Open MPI 5 (PRRTE), on this node or on those of a hostfile or a Slurm job."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import EnvironmentLacks
+from paceline.host.machine import usable_cores
+from paceline.host.tools import find_mpirun, job_script, mpi_mismatch
+from paceline.job.checks import check_cores, check_dataset
+from paceline.job.environment import SIDECAR_HOST_VARIABLE, rank_environment
+from paceline.launchers.base import OWN_FAILURE, Command
+from paceline.launchers.mpi.mca import unknown_parameters
+
+if TYPE_CHECKING:
+    from paceline.host.tools import Tool
+    from paceline.plan.trial import Placement, Trial
+    from paceline.records.layout import TrialFiles
+
+_FAILURES = (
+    OWN_FAILURE,
+    re.compile(r"prterun noticed that process rank (\d+)"),
+    re.compile(r"MPI_ABORT was invoked on rank (\d+)"),
+    re.compile(r"exited due to process rank (\d+)"),
+    re.compile(r"Process name: \[[^\]]*,(\d+)\]"),
+)
+_SLOTS = re.compile(r"\b(?:slots|max_slots|max-slots)\s*=\s*(\d+)")
+
+
+class MpiLauncher:
+    """`mpirun … python mpi-jobs/train.py`.
+
+    On one node, messages and PMIx keep to shared memory and loopback. PRRTE's own control port
+    stays open on all interfaces: Open MPI 5.0 has no switch for it (open-mpi/ompi#14441).
+    """
+
+    name = "mpi"
+
+    def preflight(self, trial: Trial) -> None:
+        mpirun = check_mpi(trial)
+        job_script("mpi-jobs", "train.py")
+        unknown = unknown_parameters(trial.mpi_parameters, mpirun.path)
+        if unknown is not None:
+            raise EnvironmentLacks(f"mpi_parameters: {unknown}")
+        if trial.mpi.hostfile is not None:
+            _check_hostfile(trial, Path(trial.mpi.hostfile))
+        elif trial.placement.nodes == 1:
+            check_cores(trial)
+        if trial.placement.nodes == 1:
+            check_dataset(trial.training.dataset)
+
+    def command(self, trial: Trial, files: TrialFiles) -> Command:
+        place = trial.placement
+        environment = {**rank_environment(trial), **root_environment()}
+        argv = [str(find_mpirun(trial.mpi.mpirun).path), "-n", str(place.ranks)]
+        argv += ["--bind-to", "none"]  # the worker sets affinity itself, alike under all launchers
+        argv += _where(trial) + interface_parameters(trial)
+        if place.nodes > 1:
+            for name in (*rank_environment(trial), SIDECAR_HOST_VARIABLE):
+                argv += ["-x", name]
+        for name, value in sorted(trial.mpi_parameters.items()):
+            argv += ["--mca", name, value]
+        argv += trial.mpi.arguments
+        script = job_script("mpi-jobs", "train.py")
+        argv += [sys.executable, str(script), "--trial", str(files.trial)]
+        return Command(argv=tuple(argv), environment=environment)
+
+    def failed_rank(self, log_text: str) -> int | None:
+        for pattern in _FAILURES:
+            found = pattern.search(log_text)
+            if found:
+                return int(found.group(1))
+        return None
+
+
+def check_mpi(trial: Trial) -> Tool:
+    """The mpirun in use. Raises EnvironmentLacks if there is none, or mpi4py loads another MPI."""
+    mpirun = find_mpirun(trial.mpi.mpirun)
+    mismatch = mpi_mismatch(mpirun)
+    if mismatch is not None:
+        raise EnvironmentLacks(mismatch)
+    return mpirun
+
+
+def _where(trial: Trial) -> list[str]:
+    """Which nodes, and how many ranks on each."""
+    place = trial.placement
+    mapping = f"ppr:{place.ranks_per_node}:node"
+    if place.oversubscribe:
+        mapping += ":OVERSUBSCRIBE"
+    if trial.mpi.hostfile is not None:
+        return ["--hostfile", trial.mpi.hostfile, "--map-by", mapping]
+    if place.nodes > 1:
+        return ["--map-by", mapping]
+    return on_this_node(place)
+
+
+def on_this_node(place: Placement) -> list[str]:
+    """mpirun's words for all ranks on the node that it runs on."""
+    where = ["--host", f"localhost:{slots_of_this_node(place)}"]
+    return [*where, "--map-by", ":OVERSUBSCRIBE"] if place.oversubscribe else where
+
+
+def slots_of_this_node(place: Placement) -> int:
+    """Slots to offer: as many as ranks, or as cores where those are to be shared.
+
+    By default mpirun offers a slot a core, hardware threads not counted. Ranks without a slot of
+    their own yield the core while they wait.
+    """
+    return usable_cores() if place.oversubscribe else place.ranks_per_node
+
+
+def interface_parameters(trial: Trial) -> list[str]:
+    """MCA parameters of Open MPI (messages), PMIx (wire-up) and PRRTE (daemons)."""
+    if trial.placement.nodes == 1:
+        return ["--mca", "btl", "self,sm", "--pmixmca", "ptl_base_if_include", "lo"]
+    name = trial.interface
+    return [
+        "--mca", "btl", "self,sm,tcp",
+        "--mca", "btl_tcp_if_include", name,
+        "--prtemca", "prte_if_include", name,
+    ]  # fmt: skip
+
+
+def root_environment() -> dict[str, str]:
+    """Open MPI refuses root unless told twice; in containers, root is the usual user."""
+    if os.geteuid() != 0:
+        return {}
+    return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def hostfile_slots(text: str) -> dict[str, int]:
+    """Slots by host name of an Open MPI hostfile; a line without `slots=` counts one.
+
+    A host that stands on several lines has the sum.
+    """
+    slots: dict[str, int] = {}
+    for line in text.splitlines():
+        words = line.partition("#")[0].split()
+        if words:
+            found = _SLOTS.search(line)
+            slots[words[0]] = slots.get(words[0], 0) + (int(found.group(1)) if found else 1)
+    return slots
+
+
+def _check_hostfile(trial: Trial, path: Path) -> None:
+    try:
+        slots = hostfile_slots(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EnvironmentLacks(f"hostfile {path}: expected a readable file: {error}") from error
+    place = trial.placement
+    if len(slots) < place.nodes:
+        raise EnvironmentLacks(
+            f"hostfile {path}: the trial wants {place.nodes} nodes, it lists {len(slots)} "
+            f"({', '.join(slots) or 'none'}); add hosts or ask for fewer nodes"
+        )
+    if place.oversubscribe:
+        return
+    enough = [host for host, count in slots.items() if count >= place.ranks_per_node]
+    if len(enough) < place.nodes:
+        raise EnvironmentLacks(
+            f"hostfile {path}: the trial wants {place.ranks_per_node} slots on each of "
+            f"{place.nodes} nodes, {len(enough)} of its hosts have them; write slots="
+            f"{place.ranks_per_node} after each host, or set oversubscribe"
+        )

@@ -1,0 +1,1 @@
+"""Launch ranks as tasks of a Spark barrier stage."""

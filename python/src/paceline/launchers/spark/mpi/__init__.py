@@ -1,0 +1,1 @@
+"""Start one MPI job inside a Spark barrier stage."""

@@ -1,0 +1,1 @@
+"""Train in rounds of Spark jobs that average weights."""

@@ -1,0 +1,264 @@
+"""The driver's part of rounds: hand out, average, hand out again; and how a failed round is read.
+
+Without Spark itself: the job script hands over how a round's tasks are run.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut
+from paceline.job.rank_status import RankEnd
+from paceline.launchers.spark.barrier import failed_stage
+from paceline.launchers.spark.rounds.claims import Claims
+from paceline.launchers.spark.rounds.exchange import Clock, Orders
+from paceline.launchers.spark.rounds.executors import Executors, Place, lost_words
+from paceline.launchers.spark.rounds.stragglers import Stragglers
+from paceline.records.statuses import error_text, read_statuses
+from paceline.training.context import RankContext
+from paceline.training.resources import RankCores, check_node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from paceline.job.options import Job
+    from paceline.launchers.spark.rounds.exchange import Carry, RankReport, Report, State
+
+# Spark's own words when a task's Python worker or executor is gone: the task's partition, and why.
+_LOST_TASK = re.compile(
+    r"Task (\d+) in stage [\d.]+ failed \d+ times?, most recent failure: (?:Lost task [^:]*: )?"
+    r"(?:Executor|org\.apache\.spark\.SparkException: Python worker exited)([^\n]*)"
+)
+# The same of an executor: its host as Spark calls it, its name, and why.
+_LOST_EXECUTOR = re.compile(
+    r"\((\S+) executor (\S+)\): ExecutorLostFailure [^\n]*?Reason: ([^\n]*)"
+)
+
+
+class RoundFailed(Exception):  # noqa: N818  (what the job script makes of Spark's own error)
+    """Spark could not carry a round out; its message is Spark's."""
+
+
+class RunRound(Protocol):
+    """Runs one task for each rank; raises RoundFailed."""
+
+    def __call__(self, orders: Orders, state: State | None) -> Report: ...
+
+
+def run_rounds(
+    job: Job,
+    run_round: RunRound,
+    cancel: Callable[[], object],
+    executors_alive: Callable[[], Collection[str]] | None = None,
+) -> RankEnd:
+    """Train in rounds until all steps are done; how that ended, never a PacelineError.
+
+    cancel: ends the round under way, which then fails; called from another thread where ranks are
+    too late, or where nobody else minds `limits.trial_s`, by hand.
+    executors_alive: Spark's names of its executors; None with a local master.
+    """
+    rounds = Rounds(job, run_round, cancel, executors_alive)
+    with _limited(job, cancel) as expired:
+        try:
+            rounds.train()
+        except RoundFailed as error:
+            if expired.is_set():
+                return _expired(job)
+            if rounds.stragglers.end is not None:
+                return rounds.stragglers.end
+            return failed_round(job, rounds.number, str(error), rounds.executors)
+        except PacelineError as error:
+            rank = error.rank if isinstance(error, RankFailed) else None
+            return RankEnd(rank=rank or 0, exit_code=error.exit_code, error=error_text(error))
+        finally:
+            rounds.close()
+    return RankEnd(rank=0, exit_code=ExitCode.OK)
+
+
+@contextmanager
+def _limited(job: Job, cancel: Callable[[], object]) -> Iterator[threading.Event]:
+    """Under `paceline run` the supervisor minds the clock; by hand this does."""
+    expired = threading.Event()
+
+    def end() -> None:
+        expired.set()
+        cancel()
+
+    timer = threading.Timer(job.trial.limits.trial_s, end)
+    timer.daemon = True
+    if not job.managed:
+        timer.start()
+    try:
+        yield expired
+    finally:
+        timer.cancel()
+
+
+def _expired(job: Job) -> RankEnd:
+    error = TimedOut(
+        f"not done within its limit of {job.trial.limits.trial_s:g} s; raise it with "
+        "--trial-timeout"
+    )
+    return RankEnd(rank=0, exit_code=ExitCode.TIMED_OUT, error=error_text(error))
+
+
+class Rounds:
+    """The rounds of one trial, in order."""
+
+    def __init__(
+        self,
+        job: Job,
+        run_round: RunRound,
+        cancel: Callable[[], object],
+        executors_alive: Callable[[], Collection[str]] | None,
+    ) -> None:
+        self.number = 0  # of the round under way
+        self._job = job
+        self._run_round = run_round
+        self._claims = Claims(job.files.claims, job.trial.placement)
+        self.executors = Executors(executors_alive)
+        self.stragglers = Stragglers(job, self._claims, cancel)
+        self._clocks = _Clocks()
+        self._moves = 0
+
+    def train(self) -> None:
+        """All rounds, and the tasks that end the ranks. Raises RoundFailed, RankFailed."""
+        report = self._run(Orders(number=0), None)
+        self._check_nodes(report)
+        while not _all_done(report):
+            self.number += 1
+            report = self._run(Orders(number=self.number, carries=_carries(report)), report.total)
+        self.number += 1
+        finished = self._run(
+            Orders(
+                number=self.number,
+                carries=_carries(report),
+                finish=True,
+                clocks=self._clocks.relative(),
+                facts={"rounds": self.number, "moved_ranks": self._moves},
+            ),
+            report.total,
+        )
+        _check_equal(finished)
+
+    def close(self) -> None:
+        self._claims.close()
+
+    def _run(self, orders: Orders, state: State | None) -> Report:
+        self.executors.check()
+        began_unix_s = time.time()
+        with self.stragglers.limited(orders.number):
+            report = self._run_round(orders, state)
+        self.executors.saw(report.ranks)
+        self._clocks.saw(report.ranks, (began_unix_s, time.time()))
+        self._moves += sum(told.moved for told in report.ranks.values())
+        ranks = sorted(report.ranks)
+        if ranks != list(range(self._job.trial.placement.ranks)):
+            raise RoundFailed(f"round {orders.number}: only ranks {ranks} reported")
+        self._claims.forget(orders.number)
+        return report
+
+    def _check_nodes(self, report: Report) -> None:
+        """Where ranks meet they look whether they share cores; these meet in the driver only."""
+        place = self._job.trial.placement
+        for host in dict.fromkeys(told.host for told in report.ranks.values()):
+            on_host = {r: told for r, told in report.ranks.items() if told.host == host}
+            context = RankContext(
+                rank=min(on_host),
+                world_size=place.ranks,
+                local_rank=0,
+                ranks_on_node=len(on_host),
+                node_index=min(on_host) // place.ranks_per_node,
+                host=host,
+                process_started_unix_s=0.0,
+            )
+            cores = [RankCores.from_json(told.cores) for _, told in sorted(on_host.items())]
+            check_node(context, place, cores)
+
+
+def failed_round(
+    job: Job, number: int, message: str, executors: Executors | None = None
+) -> RankEnd:
+    """Which rank a failed round is about, from Spark's message and the ranks' own statuses."""
+    statuses = read_statuses(job.files)
+    told = any(s.state == "failed" and not s.secondary for s in statuses)
+    lost = _LOST_TASK.search(message)
+    if told or lost is None:
+        return failed_stage(job, message)
+    claims = Claims(job.files.claims, job.trial.placement)
+    partition = int(lost.group(1))
+    claimed = claims.rank_of(number, partition)
+    rank = partition if claimed is None else claimed
+    error = f"its Python worker or executor was killed or crashed{lost.group(2)}"
+    gone = _LOST_EXECUTOR.search(message)
+    if gone is not None:
+        address, name, why = gone.groups()
+        place = None if executors is None else executors.place(name)
+        if place is None:  # it was lost in its first round
+            host = next((s.host for s in statuses if s.rank == rank), address)
+            place = Place(host, (rank,))
+        rank, error = place.ranks[0], lost_words(name, place.host, place.ranks, why)
+    return RankEnd(rank=rank, exit_code=ExitCode.RANK_FAILED, error=f"RankFailed: {error}")
+
+
+class _Clocks:
+    """What is known of the hosts' clocks without a word between the hosts.
+
+    A task begins after the driver has sent it and ends before the driver has heard of it; each
+    round narrows what this leaves for the difference of the two clocks.
+    """
+
+    def __init__(self) -> None:
+        self._bounds: dict[int, tuple[float, float]] = {}  # driver's clock less the rank's
+        self._hosts: dict[int, str] = {}
+
+    def saw(self, ranks: Mapping[int, RankReport], driver_unix_s: tuple[float, float]) -> None:
+        for rank, told in ranks.items():
+            if told.task_unix_s is None:
+                continue
+            if self._hosts.setdefault(rank, told.host) != told.host:
+                continue  # it moved; its records say where it began
+            low, high = self._bounds.get(rank, (-math.inf, math.inf))
+            began, ended = told.task_unix_s
+            self._bounds[rank] = (
+                max(low, driver_unix_s[0] - began),
+                min(high, driver_unix_s[1] - ended),
+            )
+
+    def relative(self) -> dict[int, Clock]:
+        """Each rank's clock against rank 0's; ranks of its host have the same clock."""
+        found = {}
+        for rank, (low, high) in self._bounds.items():
+            if self._hosts[rank] == self._hosts[0]:
+                found[rank] = Clock(offset_s=0.0, error_s=0.0)
+                continue
+            low_0, high_0 = self._bounds[0]
+            found[rank] = Clock(
+                offset_s=(low + high) / 2 - (low_0 + high_0) / 2,
+                error_s=(high - low) / 2 + (high_0 - low_0) / 2,
+            )
+        return found
+
+
+def _all_done(report: Report) -> bool:
+    return all(told.next_step >= told.steps for told in report.ranks.values())
+
+
+def _carries(report: Report) -> dict[int, Carry]:
+    return {r: told.carry for r, told in report.ranks.items() if told.carry is not None}
+
+
+def _check_equal(report: Report) -> None:
+    sums = {rank: told.weights_sha256 for rank, told in report.ranks.items()}
+    differing = [rank for rank, value in sorted(sums.items()) if value != sums[0]]
+    if differing:
+        raise RankFailed(
+            f"ranks {differing} ended with other weights than rank 0: what Spark broadcast did not "
+            "arrive alike; this is a defect, please report it",
+            differing[0],
+        )

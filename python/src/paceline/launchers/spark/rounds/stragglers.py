@@ -1,0 +1,96 @@
+"""The limit of an exchange in rounds: how long those who are done wait for the last.
+
+Spark has none: a task that neither ends nor fails is waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from paceline.errors import ExitCode
+from paceline.job.rank_status import RankEnd
+from paceline.records.statuses import read_statuses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from paceline.job.options import Job
+    from paceline.launchers.spark.rounds.claims import Claims
+
+_POLL_S = 0.25
+
+
+class Stragglers:
+    """Ends a round that takes some ranks too long."""
+
+    def __init__(self, job: Job, claims: Claims, cancel: Callable[[], object]) -> None:
+        """cancel: ends the round under way, which then fails; called from another thread."""
+        self.end: RankEnd | None = None  # of the rank that was too late, if one was
+        self._job = job
+        self._claims = claims
+        self._cancel = cancel
+
+    @contextmanager
+    def limited(self, number: int) -> Iterator[None]:
+        """The time in which round `number` is under way."""
+        over = threading.Event()
+        watch = threading.Thread(
+            target=self._watch, args=(number, over), name="stragglers", daemon=True
+        )
+        watch.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watch.join()
+
+    def _starting(self, ranks: set[int]) -> bool:
+        """Whether one of them has not taken a step yet, as in the first round."""
+        files = [self._job.files.rank(rank).steps for rank in ranks]
+        return not all(file.exists() and file.stat().st_size for file in files)
+
+    def _watch(self, number: int, over: threading.Event) -> None:
+        ranks = set(range(self._job.trial.placement.ranks))
+        limits = self._job.trial.limits
+        limit_s = limits.collective_s
+        all_done, since_s = False, None  # the first was done, then the last
+        until_s = 0.0  # a rank that starts is waited for
+        while not over.wait(_POLL_S):
+            late = ranks - self._claims.done(number)
+            if late == ranks:
+                continue
+            now_s = time.monotonic()
+            if since_s is None or (not late and not all_done):
+                all_done, since_s = not late, now_s
+                until_s = now_s + limits.rendezvous_s if number == 0 else now_s
+            if now_s < until_s and self._starting(late):
+                since_s = now_s
+            if now_s - since_s > limit_s:
+                error = self._too_late(number, late, limit_s) if late else self._unsent(number)
+                rank = min(late or ranks)
+                self.end = RankEnd(rank=rank, exit_code=ExitCode.TIMED_OUT, error=error)
+                self._cancel()
+                return
+
+    def _too_late(self, number: int, late: set[int], limit_s: float) -> str:
+        return (
+            f"TimedOut: round {number}: {self._listed(late)} did not end it within {limit_s:g} s "
+            "of the first rank that did (limits.collective_s; limits.rendezvous_s besides for "
+            "ranks that start): frozen, cut off, or much slower than the others"
+        )
+
+    def _unsent(self, number: int) -> str:
+        trial = self._job.trial
+        everybody = set(range(trial.placement.ranks))
+        return (
+            f"TimedOut: round {number}: all ranks have done it, but not all results reached the "
+            f"driver within {trial.limits.collective_s:g} s (limits.collective_s): one of "
+            f"{self._listed(everybody)} froze as it sent them, or cannot be reached"
+        )
+
+    def _listed(self, ranks: set[int]) -> str:
+        hosts = {s.rank: s.host for s in read_statuses(self._job.files)}
+        return ", ".join(f"rank {r} ({hosts.get(r, 'not seen yet')})" for r in sorted(ranks))

@@ -1,0 +1,139 @@
+"""One task of a round: which rank it is, and how it ends. Run in one of Spark's Python workers.
+
+Without Spark itself: the job script hands over what it needs of a task.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+import traceback
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.errors import PacelineError
+from paceline.host.machine import host_name
+from paceline.host.processes import die_with_parent, parent_of, process_started_unix_s
+from paceline.job.checks import check_dataset
+from paceline.job.rank import check_shared
+from paceline.job.rank_status import RankStatusFile, log_of, terminated
+from paceline.job.sidecars import host_sidecar
+from paceline.launchers.spark.barrier import task_failed
+from paceline.launchers.spark.rounds.claims import Claims
+from paceline.launchers.spark.rounds.executors import own_executor
+from paceline.training.context import RankContext
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.job.options import Job
+    from paceline.launchers.spark.rounds.exchange import Orders, Report, State
+    from paceline.launchers.spark.rounds.worker import RoundWorker
+
+
+@dataclass
+class _Kept:
+    """What this process keeps between tasks."""
+
+    worker: RoundWorker
+    sidecar: ExitStack  # of this host, if it is this process that started it
+
+
+# By the trial's folder: Spark reuses its Python workers for tasks of the same application.
+_kept: dict[str, _Kept] = {}
+
+
+def run_round_task(
+    job: Job, partition: int, orders: Orders, state: Callable[[], State | None]
+) -> Report:
+    """Take a rank and its part of the round, or end it if the orders say so.
+
+    state: the averaged state, None in the first round.
+    Raises BarrierTaskFailed for the driver, after the rank's status has been written.
+    """
+    began_unix_s = time.time()
+    die_with_parent(os.getppid())
+    host = host_name()
+    check_shared(job, host)
+    kept = _kept.get(str(job.files.root))
+    context = _claimed(job, partition, orders, host, None if kept is None else kept.worker.rank)
+    status = RankStatusFile(job, context)
+    with log_of(job, context), terminated(status):
+        try:
+            report = _run(job, context, orders, state, status)
+        except Exception as error:
+            if not isinstance(error, PacelineError):
+                traceback.print_exc()
+            raise task_failed(status.failed(error)) from error
+    told = report.ranks[context.rank]
+    times = (began_unix_s, time.time())
+    report.ranks[context.rank] = dataclasses.replace(
+        told, task_unix_s=times, executor=own_executor()
+    )
+    Claims(job.files.claims, job.trial.placement).finish(orders.number, context.rank)
+    return report
+
+
+def _claimed(job: Job, partition: int, orders: Orders, host: str, own: int | None) -> RankContext:
+    place = job.trial.placement
+    claims = Claims(job.files.claims, place)
+    node = claims.node_of(host)
+    rank = claims.take(orders.number, partition, node, own)
+    return RankContext(
+        rank=rank,
+        world_size=place.ranks,
+        local_rank=rank % place.ranks_per_node,
+        ranks_on_node=place.ranks_per_node,
+        node_index=node,
+        host=host,
+        process_started_unix_s=process_started_unix_s(os.getpid()) or time.time(),
+    )
+
+
+def _run(
+    job: Job,
+    context: RankContext,
+    orders: Orders,
+    state: Callable[[], State | None],
+    status: RankStatusFile,
+) -> Report:
+    status.write("running")
+    kept = _kept.get(str(job.files.root))
+    if kept is None:
+        status.log("starts" if orders.number == 0 else f"goes on here with round {orders.number}")
+        kept = _open(job, context, orders)
+    if orders.finish:
+        report = kept.worker.finish(context.rank, orders, state)
+        kept.sidecar.close()
+        status.write("done", started_unix_s=orders.carries[context.rank].process_started_unix_s)
+        status.log("is done")
+        return report
+    report = kept.worker.run(context.rank, orders, state)
+    # Until its next task the rank is where Spark is: this process may be ended meanwhile.
+    executor = parent_of(os.getppid())
+    if executor is not None:
+        status.write("running", pid=executor, started_unix_s=process_started_unix_s(executor))
+    return report
+
+
+def _open(job: Job, context: RankContext, orders: Orders) -> _Kept:
+    from paceline.training.resources import apply_resources  # noqa: PLC0415
+
+    if job.trial.placement.nodes > 1 or not job.managed:
+        check_dataset(job.trial.training.dataset)  # else the launcher has looked on this node
+    apply_resources(context, job.trial)
+    # Only now: it imports torch, which reads what apply_resources sets.
+    from paceline.launchers.spark.rounds.worker import RoundWorker  # noqa: PLC0415
+
+    executor = parent_of(os.getppid())  # above the daemon that forks Python workers
+    sidecar = ExitStack()
+    sidecar.enter_context(host_sidecar(job, context, () if executor is None else (executor,)))
+    worker = RoundWorker(job.trial, context, job.files)
+    if orders.number == 0:
+        worker.begin()
+    else:
+        worker.resume()
+    kept = _kept[str(job.files.root)] = _Kept(worker, sidecar)
+    return kept

@@ -1,0 +1,300 @@
+"""A process that runs tasks of rounds: it keeps the model, and the photos of the rank it was.
+
+Call `resources.apply_resources` first, then import this module (it imports torch).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+# As in train.worker: an import, not a part of building the model.
+import torch._dynamo  # noqa: F401
+
+from paceline.data.dataset import open_dataset
+from paceline.data.reading import open_feed
+from paceline.errors import RankFailed
+from paceline.launchers.spark.rounds.exchange import Carry, RankReport, Report, steps_of_round
+from paceline.launchers.spark.rounds.own_share import own_share
+from paceline.launchers.spark.rounds.records import Exchange, set_clock, write_exchange
+from paceline.launchers.spark.rounds.state import load_state, scaled_state, state_bytes
+from paceline.plan.schedule import schedule_of
+from paceline.records.files import JsonlWriter, write_json
+from paceline.records.rows import TrainingResult
+from paceline.strategies.local_sgd.steps import LocalReplica
+from paceline.training.loop import Loop
+from paceline.training.resources import RankCores, read_back, set_threads
+from paceline.training.spans import Spans
+from paceline.training.tensors import save_tensors, sha256_of, update_l2
+from paceline.training.transforms import put_in_memory_format
+from paceline.transports.compression.base import all_reduce_bytes
+from paceline.transports.recorder import payload_bytes
+from paceline.workloads import build_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from paceline.data.dataset import Dataset
+    from paceline.data.reading import Batch, Feed
+    from paceline.launchers.spark.rounds.exchange import Orders, State
+    from paceline.plan.schedule import Schedule
+    from paceline.plan.trial import Trial
+    from paceline.records.layout import TrialFiles
+    from paceline.records.rows import StepRow
+    from paceline.training.context import RankContext
+    from paceline.training.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class _Photos:
+    """What a rank is fed, from where it is."""
+
+    rank: int
+    feed: Feed
+    batches: Iterator[Batch]
+
+
+class RoundWorker:
+    """Made by the first task of a trial in this process; not to be shared between threads."""
+
+    def __init__(self, trial: Trial, context: RankContext, files: TrialFiles) -> None:
+        """context: of the first rank that this process is; its cores stay the process's."""
+        self._trial = trial
+        self._context = context
+        self._files = files
+        self._photos: _Photos | None = None
+        self._dataset: Dataset
+        self._schedule: Schedule
+        self._replica: LocalReplica
+        self._initial_sha256 = ""
+        set_threads(trial.threads_per_worker)
+
+    @property
+    def rank(self) -> int | None:
+        """The rank whose photos are at hand."""
+        return None if self._photos is None else self._photos.rank
+
+    def begin(self) -> None:
+        """Open what the first task of a rank needs, and record it."""
+        rank = self._context.rank
+        with Spans(self._files.rank(rank).spans) as spans:
+            spans.ended("imports", self._context.process_started_unix_s)
+            with spans("data_load"):
+                self._open()
+                self._take_photos(rank, 0)
+            with spans("model_build"):
+                self._build()
+                self._record_environment()
+
+    def resume(self) -> None:
+        """The same for a process that comes later; its cost is part of a round's exchange."""
+        self._open()
+        self._build()
+
+    def run(self, rank: int, orders: Orders, state: Callable[[], State | None]) -> Report:
+        """Take the steps of a round as `rank`, from `state` on.
+
+        state: called when this process has what it needs; None is the initial state.
+        Raises what Loop.run does, DataError for a bad photo.
+        """
+        steps = steps_of_round(orders.number, self._period, self._schedule.steps)
+        moved = self._take_photos(rank, steps.start)
+        began_s = self._begin_round(rank, orders, state())
+        assert self._photos is not None
+        loop = Loop(
+            self._schedule,
+            self._trial.training,
+            self._replica,
+            rank,
+            counts_samples=True,
+            on_first_gradient=lambda: None,  # it is of this rank's samples alone
+        )
+        batches = itertools.islice(self._photos.batches, len(steps))
+        rows = self._record(rank, loop, batches, began_s)
+        if [row.step for row in rows] != list(steps):
+            raise RankFailed(
+                f"rank {rank}: expected steps {steps.start} to {steps.stop - 1}, the data set's "
+                f"reader gave {[row.step for row in rows]}",
+                rank,
+            )
+        carry = self._carry(rows, orders.carries.get(rank))
+        share = sum(r.samples for r in rows) / sum(r.global_samples for r in rows)
+        return self._report(rank, carry, steps.stop, scaled_state(self._replica, share), moved)
+
+    def finish(self, rank: int, orders: Orders, state: Callable[[], State | None]) -> Report:
+        """Take the last averaged weights and leave the records of `rank`'s end."""
+        carry = orders.carries[rank]
+        own = self._files.rank(rank)
+        self._begin_round(rank, orders, state())
+        with Spans(own.spans) as spans:
+            spans.ended("train", carry.train_started_unix_s)
+            with spans("bookkeeping"):
+                weights = self._replica.state_dict()
+                sha256 = sha256_of(weights)
+                if rank in orders.clocks:
+                    set_clock(own, orders.clocks[rank])
+                if rank == 0:
+                    self._write_result(orders, sha256)
+        if self.rank == rank:
+            self.close()
+        steps = self._schedule.steps
+        return self._report(rank, None, steps, None, moved=False, weights_sha256=sha256)
+
+    def close(self) -> None:
+        """Give back the photos."""
+        if self._photos is not None:
+            self._photos.feed.close()
+            self._photos = None
+
+    @property
+    def _period(self) -> int:
+        averaging = self._trial.averaging
+        assert averaging is not None, "planning gives every trial of spark-rounds a period"
+        return averaging.period
+
+    def _open(self) -> None:
+        training = self._trial.training
+        self._dataset = open_dataset(training.dataset, trust=training.trust_dataset)
+        self._schedule = schedule_of(training, self._dataset.row_group_rows)
+
+    def _build(self) -> None:
+        training = self._trial.training
+        model = self._initial_model()
+        self._initial_sha256 = sha256_of(model.state_dict())
+        put_in_memory_format(model, training.memory_format)
+        self._replica = LocalReplica(model, self._trial)
+
+    def _initial_model(self) -> Model:
+        training = self._trial.training
+        return build_model(
+            training.model,
+            len(self._dataset.classes),
+            dropout=training.dropout,
+            seed=training.seed,
+        )
+
+    def _take_photos(self, rank: int, first_step: int) -> bool:
+        """Have `rank`'s batches at hand from `first_step` on; whether they had to be opened."""
+        if self._photos is not None and self._photos.rank == rank:
+            return False
+        self.close()
+        training, world = self._trial.training, self._trial.placement.ranks
+        feed = open_feed(
+            self._dataset,
+            own_share(self._schedule, rank, world),
+            mode=training.reading,
+            image_size=training.image_size,
+            rank=rank,
+            world_size=world,
+            decode_threads=self._trial.placement.threads_per_rank,
+            timeout_s=self._trial.limits.trial_s,
+        )
+        later = itertools.dropwhile(lambda batch: batch.step < first_step, iter(feed))
+        self._photos = _Photos(rank, feed, later)
+        return first_step > 0
+
+    def _record_environment(self) -> None:
+        environment = read_back(
+            self._context,
+            self._trial,
+            clock_offset_s=0.0,
+            clock_error_s=0.0,
+            initial_weights_sha256=self._initial_sha256,
+        )
+        path = self._files.rank(self._context.rank).environment
+        write_json(path, dataclasses.asdict(environment))
+
+    def _begin_round(self, rank: int, orders: Orders, state: State | None) -> float:
+        """Take the averaged state, which ends the exchange; when that was, as perf_counter counts.
+
+        The exchange belongs to the step before it: its row is complete only now.
+        """
+        if state is not None:
+            load_state(self._replica, state)
+        ended_unix_s, ended_s = time.time(), time.perf_counter()
+        carry = orders.carries.get(rank)
+        if carry is not None:
+            write_exchange(
+                self._files.rank(rank),
+                carry.last_step,
+                Exchange(
+                    number=orders.number - 1,
+                    ranks=self._trial.placement.ranks,
+                    state_bytes=state_bytes(self._replica),
+                    ended_unix_s=ended_unix_s,
+                ),
+            )
+        return ended_s
+
+    def _record(
+        self, rank: int, loop: Loop, batches: Iterator[Batch], began_s: float
+    ) -> list[StepRow]:
+        """Take the steps; all rows are written but the last, which lacks the exchange."""
+        files = self._files.rank(rank)
+        taken: list[StepRow] = []
+        with JsonlWriter(files.steps) as rows, JsonlWriter(files.sample_log) as sample_log:
+            for row, seen in loop.steps(batches, began_s):
+                if taken:
+                    rows.write(taken[-1])
+                sample_log.write(seen)
+                taken.append(dataclasses.replace(row, comm_s=0.0))
+        return taken
+
+    def _carry(self, rows: list[StepRow], before: Carry | None) -> Carry:
+        context = self._context
+        if before is not None:
+            return dataclasses.replace(before, host=context.host, last_step=rows[-1])
+        return Carry(
+            host=context.host,
+            process_started_unix_s=context.process_started_unix_s,
+            train_started_unix_s=rows[0].started_unix_s,
+            last_step=rows[-1],
+        )
+
+    def _report(
+        self,
+        rank: int,
+        carry: Carry | None,
+        next_step: int,
+        total: State | None,
+        moved: bool,
+        weights_sha256: str | None = None,
+    ) -> Report:
+        report = RankReport(
+            host=self._context.host,
+            cores=RankCores.own().to_json(),
+            carry=carry,
+            next_step=next_step,
+            steps=self._schedule.steps,
+            moved=moved,
+            weights_sha256=weights_sha256,
+        )
+        return Report(ranks={rank: report}, total=total)
+
+    def _write_result(self, orders: Orders, sha256: str) -> None:
+        weights = self._replica.state_dict()
+        if self._trial.save_tensors:
+            save_tensors(self._files.weights, weights)
+        initial = self._initial_model()
+        result = TrainingResult(
+            steps=self._schedule.steps,
+            weights_sha256=sha256,
+            update_l2=update_l2(weights, initial.state_dict()),
+            parameters=sum(p.numel() for p in initial.parameters()),
+            communication={
+                "transport": self._trial.transport,
+                "period": self._period,
+                "momentum": None if self._replica.momentum is None else "averaged",
+                "round_bytes": state_bytes(self._replica),
+                # what a rank gives Spark; the broadcast back is the driver's
+                "sent_bytes_per_step": round(state_bytes(self._replica) / self._period),
+                "uncompressed_bytes_per_step": round(
+                    all_reduce_bytes(payload_bytes(self._replica.weights), self._context.world_size)
+                ),
+                **orders.facts,
+            },
+        )
+        write_json(self._files.result, dataclasses.asdict(result))

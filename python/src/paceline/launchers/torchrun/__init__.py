@@ -1,0 +1,1 @@
+"""Launch ranks with torchrun."""

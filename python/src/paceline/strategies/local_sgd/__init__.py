@@ -1,0 +1,1 @@
+"""Local SGD: average weights every few steps."""

@@ -1,0 +1,122 @@
+"""One replica that steps by itself: what local SGD does between two averagings of weights.
+
+The weights, and the momentum of the optimiser with them, lie in one flat array each, so that they
+can travel as they are and be replaced in place. A step uses the gradient of the mean loss over the
+replica's *own* samples, and takes no notice of the others.
+
+Averaged with the numbers of samples as weights, one such step of every replica from the same state
+is exactly a step with the global mean's gradient, momentum included: SGD is linear in the gradient.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from paceline.strategies.reduction.flat import FlatLayout
+from paceline.training.devices import CPU, InputMover, Stopwatch, on_cpu, synchronize, use_device
+from paceline.training.loss import moved, sum_of_losses
+from paceline.training.optimizers import make_optimizer
+from paceline.training.precision import autocast
+from paceline.training.strategy import GradientResult
+from paceline.training.transforms import to_input
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from paceline.plan.trial import Trial
+    from paceline.training.strategy import TrainBatch
+
+
+class LocalReplica:
+    """A model and its optimiser; its parameters live in `weights`, their momentum in `momentum`.
+
+    weights: shape (elements,), float32, every parameter in storage order from a multiple of 64
+    bytes, zeros between. Changing it changes the model.
+    momentum: the same shape; None if the training has none. It is zero before the first step.
+    settings: what was set on the device, for the records.
+    The models here have parameters only (no running statistics), so this is their whole state.
+    """
+
+    def __init__(self, model: nn.Module, trial: Trial, device: torch.device = CPU) -> None:
+        """model: in its memory format; it is moved to `device`."""
+        self.settings: dict[str, Any] = use_device(device)
+        self.model = model.to(device)
+        self.weights: Tensor
+        self.momentum: Tensor | None = None
+        self._training = trial.training
+        self._device = device
+        self._mover, self._watch = InputMover(device), Stopwatch(device)
+        self._has_gradient = False
+        self._adopt_state()
+
+    def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
+        """A batch's photos, shape (n, S, S, 3), as `TrainBatch.images`."""
+        return to_input(pixels, self._training.memory_format)
+
+    def gradient(self, batch: TrainBatch, mean_over: int | None = None) -> GradientResult:
+        """Forward and backward of this replica's samples.
+
+        mean_over: the number that the sum of their losses is divided by; None for their own, with
+        which an empty share has no gradient and `step` does nothing.
+        """
+        watch = self._watch
+        started_s = watch.start()
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        self._has_gradient = mean_over is not None or len(batch.sample_ids) > 0
+        if not self._has_gradient:
+            return _times(0.0, 0.0, 0.0)
+        with autocast(self._training, self._device.type):
+            loss = sum_of_losses(self.model, moved(batch, self._mover), self._training)
+        loss_sum = float(loss.detach())
+        forwarded = watch.mark()
+        (loss / (mean_over or len(batch.sample_ids))).backward()  # type: ignore[no-untyped-call]
+        ended_s = watch.reached_s(watch.mark())
+        forwarded_s = watch.reached_s(forwarded)
+        return _times(loss_sum, forwarded_s - started_s, ended_s - forwarded_s)
+
+    def step(self) -> None:
+        """Step the optimiser with the gradient at hand."""
+        if self._has_gradient:
+            self._optimizer.step()
+            synchronize(self._device)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients by the model's own names, between `gradient` and `step`."""
+        named = self.model.named_parameters()
+        return on_cpu({name: p.grad for name, p in named if p.grad is not None})
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The weights by the model's own names, in the CPU's memory."""
+        return on_cpu(self.model.state_dict())
+
+    def _adopt_state(self) -> None:
+        """Move the parameters into one array, and give the optimiser its momentum in another."""
+        parameters = dict(self.model.named_parameters())
+        layout = FlatLayout.of(parameters.items())
+        self.weights = torch.zeros(layout.elements, device=self._device)
+        layout.bind(parameters, self.weights, copy=True)
+        self._optimizer = make_optimizer(parameters.values(), self._training)
+        if self._training.momentum == 0:
+            return
+        self.momentum = torch.zeros_like(self.weights)
+        for name, parameter in parameters.items():
+            # What SGD makes of its first gradient without it: momentum x 0 + gradient.
+            buffer = layout.view(self.momentum, name)
+            self._optimizer.state[parameter]["momentum_buffer"] = buffer
+
+
+def _times(loss_sum: float, forward_s: float, backward_s: float) -> GradientResult:
+    return GradientResult(
+        loss_sum=loss_sum,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        comm_s=None,
+        comm_ready_unix_s=None,
+    )

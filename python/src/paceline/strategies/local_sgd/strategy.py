@@ -1,0 +1,150 @@
+"""Local SGD: every rank steps with its own gradient; weights are averaged every few steps.
+
+    the first `start_step` steps: gradients of all ranks are summed, as everywhere else
+    then, each rank: steps with the gradient of the mean loss over its own samples
+    after every `period` of those, and after the training's last step: all weights are averaged
+
+McMahan et al. (AISTATS 2017) and Stich (Local SGD Converges Fast and Communicates Little, ICLR
+2019); a start with averaged gradients is post-local SGD (Lin et al.: Don't Use Large Mini-Batches,
+Use Local SGD, ICLR 2020). As in PyTorch's PostLocalSGDOptimizer, momentum stays each rank's own,
+the learning rate is what it is, and every rank's weights count alike, however many samples it had.
+
+PyTorch's PeriodicModelAverager averages after the first local step of each period and makes flat
+copies of all parameters to do it. Here the parameters live in one array, which is averaged in
+place after the last one, so that a training ends with an averaging.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.strategies.local_sgd.steps import LocalReplica
+from paceline.strategies.reduction.counterparts import sum_over
+from paceline.training.devices import device_of, synchronize
+from paceline.training.strategy import Averaged, GradientResult, TrainBatch
+from paceline.transports.compression.base import all_reduce_bytes, bytes_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from paceline.plan.trial import AveragingSettings, Trial
+    from paceline.records.rows import WorkerEnvironment
+    from paceline.training.context import RankContext
+    from paceline.training.strategy import Neighbours
+
+
+class LocalSgdStrategy:
+    """One replica a rank, in step with the others only now and then."""
+
+    def __init__(self) -> None:
+        self._replica: LocalReplica
+        self._device: torch.device
+        self._ranks = 1
+        self._settings: AveragingSettings
+        self._steps = 0  # that began
+        self._is_last = False
+        self._sent_bytes = 0.0
+
+    def prepare(
+        self,
+        model: nn.Module,
+        context: RankContext,
+        trial: Trial,
+        peers: Neighbours,  # noqa: ARG002  (torch's default group has all ranks)
+    ) -> None:
+        assert trial.averaging is not None, "create_strategy chooses this one by it"
+        self._settings = trial.averaging
+        self._ranks = context.world_size
+        self._device = device_of(trial, context)
+        self._replica = LocalReplica(model, trial, self._device)
+
+    def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
+        return self._replica.to_input(pixels)
+
+    def gradient(self, batch: TrainBatch) -> GradientResult:
+        """comm_s is 0 in a local step; what averaging its weights costs, `step` returns."""
+        self._steps += 1
+        self._is_last = batch.is_last
+        if self._ranks == 1:
+            return self._replica.gradient(batch)
+        if self._is_local:
+            return replace(self._replica.gradient(batch), comm_s=0.0)
+        computed = self._replica.gradient(batch, mean_over=batch.global_samples)
+        started_s, ready_unix_s = time.perf_counter(), time.time()
+        gradients = [p.grad for p in self._replica.model.parameters() if p.grad is not None]
+        self._all_reduce(gradients)
+        return replace(
+            computed,
+            comm_s=time.perf_counter() - started_s,
+            comm_ready_unix_s=ready_unix_s,
+        )
+
+    def step(self) -> Averaged | None:
+        """Also averages, if it is time."""
+        self._replica.step()
+        if self._ranks == 1 or not self._is_due:
+            return None
+        started_s, ready_unix_s = time.perf_counter(), time.time()
+        weights = self._replica.weights
+        self._all_reduce([weights])
+        weights /= self._ranks
+        synchronize(self._device)
+        return Averaged(
+            comm_s=time.perf_counter() - started_s,
+            comm_ready_unix_s=ready_unix_s,
+        )
+
+    def gradients(self) -> dict[str, Tensor]:
+        """In a local step, this rank's own."""
+        return self._replica.gradients()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The same on all ranks where weights were averaged last."""
+        return self._replica.state_dict()
+
+    def workers(self) -> list[WorkerEnvironment]:
+        return []
+
+    def describe(self) -> dict[str, Any]:
+        """Bytes are the mean over all steps, uncompressed ones those of averaging gradients."""
+        if self._ranks == 1 or not self._steps:
+            return self._replica.settings
+        parameters = 4 * sum(p.numel() for p in self._replica.model.parameters())
+        return {
+            **self._replica.settings,
+            "averaging": {
+                "period": self._settings.period,
+                "start_step": self._settings.start_step,
+                "momentum": "local",
+            },
+            "sent_bytes_per_step": round(self._sent_bytes / self._steps),
+            "uncompressed_bytes_per_step": round(all_reduce_bytes(parameters, self._ranks)),
+        }
+
+    def close(self, *, failed: bool) -> None:
+        """There is nothing to end; the process group is the transport's."""
+
+    @property
+    def _local_steps(self) -> int:
+        """That began, the current one included."""
+        return self._steps - self._settings.start_step
+
+    @property
+    def _is_local(self) -> bool:
+        return self._local_steps > 0
+
+    @property
+    def _is_due(self) -> bool:
+        return self._is_local and (self._is_last or self._local_steps % self._settings.period == 0)
+
+    def _all_reduce(self, tensors: list[Tensor]) -> None:
+        """Sum them in place over all ranks."""
+        sum_over(tensors)
+        self._sent_bytes += sum(all_reduce_bytes(bytes_of(t), self._ranks) for t in tensors)
+        synchronize(self._device)

@@ -1,0 +1,95 @@
+"""Linear layers whose weight gradient is computed once a step, not once a micro-batch.
+
+Split into m micro-batches, a backward pass adds m gradients to each weight: m passes over the
+whole matrix, which for large fully connected layers costs more than the arithmetic. Here a
+micro-batch computes only the gradient of its input, which the stage before waits for; what the
+weight's gradient needs is kept, and `flush` computes it in one product over all micro-batches.
+(The backward pass in two parts: Qi et al.: Zero Bubble Pipeline Parallelism, ICLR 2024,
+arXiv:2401.10241.) It runs at the end, when an early stage is still in its last backward pass.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from paceline.training.linear import bias_gradient, joined, linear_that_keeps, weight_gradient
+
+
+class DeferredLinear(nn.Module):
+    """An nn.Linear that sets its parameters' `.grad` in `flush`, not in the backward pass.
+
+    A step is `begin`, any number of forward and backward passes, `flush`. Under autocast it
+    computes in the lower precision, as nn.Linear does, casting the weights once a step.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+        self._cast: tuple[Tensor, Tensor | None] | None = None
+        self._inputs: list[Tensor] = []
+        self._outputs_gradients: list[Tensor] = []
+        self._buffers_of_gradients: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        """Forget what an earlier step left: the weights may have changed."""
+        self._cast = None
+        self._inputs.clear()
+        self._outputs_gradients.clear()
+
+    def cast(self, device: str) -> None:
+        """Cast the weights now, if autocast asks for it, and not in the step's first pass."""
+        self._operands(device)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """`inputs`: shape (samples, features)."""
+        weight, bias = self._operands(inputs.device.type)
+        return linear_that_keeps(inputs.to(weight.dtype), weight, bias, self._keep)
+
+    def flush(self) -> None:
+        """Set the gradients of weight and bias: sums over all passes since `begin`, float32."""
+        weight, bias = _parameters(self.layer)
+        weight.grad = self._gradient("weight", weight)
+        if bias is not None:
+            bias.grad = self._gradient("bias", bias)
+        if self._inputs:
+            inputs, gradients = joined(self._inputs), joined(self._outputs_gradients)
+            weight_gradient(inputs, gradients, weight.grad)
+            if bias is not None and bias.grad is not None:
+                bias_gradient(gradients, bias.grad)
+        self.begin()
+
+    def repeat(self, times: int) -> None:
+        """Act as if all passes since `begin` had come `times` over, to measure `flush`."""
+        self._inputs *= times
+        self._outputs_gradients *= times
+
+    def _gradient(self, name: str, parameter: Tensor) -> Tensor:
+        """The memory of the gradient, the same in every step: new pages are dear."""
+        if name not in self._buffers_of_gradients:
+            self._buffers_of_gradients[name] = torch.zeros_like(parameter)
+        buffer = self._buffers_of_gradients[name]
+        return buffer if self._inputs else buffer.zero_()
+
+    def _keep(self, inputs: Tensor, outputs_gradient: Tensor) -> None:
+        self._inputs.append(inputs)
+        self._outputs_gradients.append(outputs_gradient)
+
+    def _operands(self, device: str) -> tuple[Tensor, Tensor | None]:
+        weight, bias = _parameters(self.layer)
+        weight, bias = weight.detach(), None if bias is None else bias.detach()
+        if not torch.is_autocast_enabled(device):
+            return weight, bias
+        if self._cast is None:
+            dtype = torch.get_autocast_dtype(device)
+            self._cast = weight.to(dtype), None if bias is None else bias.to(dtype)
+        return self._cast
+
+
+def _parameters(layer: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    return layer.weight, layer.bias
+
+
+def deferred(layer: nn.Module) -> nn.Module:
+    """`layer`, or if it is an nn.Linear, one that defers its weight gradient."""
+    return DeferredLinear(layer) if isinstance(layer, nn.Linear) else layer

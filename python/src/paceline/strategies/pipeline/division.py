@@ -1,0 +1,130 @@
+"""How a trial's model is divided into stages: the same on all ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from paceline.plan.schedule import share_bounds
+from paceline.strategies.pipeline.profile import profile_layers
+from paceline.strategies.pipeline.schedules import theoretical_bubble
+from paceline.strategies.pipeline.shapes import Activation, layer_bytes, trace
+from paceline.strategies.pipeline.split_points import (
+    balanced_split_points,
+    check_split_points,
+    legal_split_points,
+    require_stages,
+    stage_bounds,
+)
+from paceline.training.devices import CPU
+
+if TYPE_CHECKING:
+    import torch
+
+    from paceline.data.node import NodeShare
+    from paceline.plan.trial import PipelineSettings, Trial
+    from paceline.strategies.pipeline.split_points import Layers
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The most samples that a step gives to a replica, and to each of its micro-batches."""
+
+    replica: int
+    micro_batch: int
+
+    @classmethod
+    def of(cls, trial: Trial) -> Shares:
+        replica = share_bounds(trial.training.global_batch, 0, trial.replicas)[1]
+        return cls(replica, share_bounds(replica, 0, settings_of(trial).micro_batches)[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Where the model is cut, and what crosses each cut."""
+
+    split_points: list[int]
+    crossing: list[Activation]  # at each cut
+    profile: list[dict[str, Any]] | None  # seconds of the layers, if they were measured
+
+    def describe(self, layers: Layers, trial: Trial) -> dict[str, Any]:
+        """What a reader of the results should know; bytes are those of a step of one replica."""
+        settings, samples = settings_of(trial), Shares.of(trial).replica
+        names = [name for name, _ in layers]
+        crossing_bytes = [samples * activation.bytes_per_sample for activation in self.crossing]
+        return {
+            "stages": settings.stages,
+            "micro_batches": settings.micro_batches,
+            "schedule": settings.schedule,
+            "balance": settings.balance if settings.split_points is None else None,
+            "split_points": self.split_points,
+            "cut_before": [names[cut] for cut in self.split_points],
+            "layers": [
+                names[low:high] for low, high in stage_bounds(self.split_points, len(layers))
+            ],
+            "bytes_forward": crossing_bytes,
+            "bytes_backward": crossing_bytes,
+            "theoretical_bubble": theoretical_bubble(settings.stages, settings.micro_batches),
+            "deferred": [name for name, layer in layers if isinstance(layer, nn.Linear)],
+            **({} if self.profile is None else {"profile_s": self.profile}),
+        }
+
+
+def settings_of(trial: Trial) -> PipelineSettings:
+    assert trial.pipeline is not None, "a trial of a pipeline says how many stages"
+    return trial.pipeline
+
+
+def divide(
+    layers: Layers, trial: Trial, world: NodeShare | None, device: torch.device = CPU
+) -> Division:
+    """Cut `layers` as `trial` says. With balance "time" collective over all ranks: rank 0 measures
+    while the others wait, at most `limits.trial_s`.
+
+    Raises UsageError if the model cannot be cut so, TimedOut if rank 0 does not answer.
+    """
+    settings = settings_of(trial)
+    activations = trace(layers, trial.training)
+    profile = None
+    if settings.split_points is not None:
+        split_points = check_split_points(layers, settings.split_points, settings.stages)
+    else:
+        require_stages(layers, settings.stages)
+        if settings.balance == "size":
+            costs = layer_bytes(layers, activations, Shares.of(trial).micro_batch)
+            split_points = balanced_split_points(costs, settings.stages, legal_split_points(layers))
+        else:
+            split_points, profile = _by_time(layers, trial, world, device)
+    return Division(split_points, [activations[cut - 1] for cut in split_points], profile)
+
+
+def _by_time(
+    layers: Layers, trial: Trial, world: NodeShare | None, device: torch.device
+) -> tuple[list[int], list[dict[str, Any]]]:
+    if world is not None and world.local_rank != 0:
+        answer = json.loads(world.lookup("split_points", trial.limits.trial_s))
+        return answer["split_points"], answer["profile"]
+    settings = settings_of(trial)
+    profile = profile_layers(
+        layers,
+        trial.training,
+        samples=Shares.of(trial).micro_batch,
+        micro_batches=settings.micro_batches,
+        replicas=trial.replicas_per_node,
+        device=device,
+    )
+    split_points = balanced_split_points(
+        profile.layer_costs_s(len(layers)),
+        settings.stages,
+        legal_split_points(layers),
+        profile.crossing_costs_s(len(layers)),
+    )
+    if world is not None:
+        world.publish(
+            "split_points",
+            json.dumps({"split_points": split_points, "profile": profile.describe()}),
+        )
+    return split_points, profile.describe()

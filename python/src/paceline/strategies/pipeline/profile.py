@@ -1,0 +1,199 @@
+"""How long each layer of a model takes here, to cut it into stages that take equally long."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from paceline.strategies.pipeline.deferred import DeferredLinear, deferred
+from paceline.strategies.pipeline.split_points import legal_split_points, stage_bounds
+from paceline.training.devices import CPU, synchronize
+from paceline.training.optimizers import make_optimizer
+from paceline.training.precision import autocast
+from paceline.training.transforms import torch_memory_format
+from paceline.workloads import set_sample_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.plan.trial import Training
+    from paceline.strategies.pipeline.split_points import Layers
+
+T = TypeVar("T")
+
+# After one warm-up: the shortest of so many runs, or of as many as fit into the time, at least two.
+# The shortest, because whatever else the machine does can only make a run longer.
+_RUNS = 8
+_BUDGET_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTimes:
+    """Seconds of one layer and of the layers that work in place on what it hands on."""
+
+    layer: str
+    forward_s: float  # of one micro-batch
+    backward_s: float  # of one micro-batch, without what is deferred
+    deferred_s: float  # of one step: weights cast, their gradients over all micro-batches
+    step_s: float  # of one step of the optimiser
+    copy_s: float  # of one micro-batch: copying what it hands on
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The times of all layers that a stage can begin with, and of the first."""
+
+    indexes: list[int]
+    times: list[LayerTimes]
+    micro_batches: int
+    replicas: int  # that share a step of the optimiser
+
+    def layer_costs_s(self, layers: int) -> list[float]:
+        """Seconds a step, for each of the model's layers."""
+        costs = [0.0] * layers
+        for index, t in zip(self.indexes, self.times, strict=True):
+            micro_batch_s = t.forward_s + t.backward_s
+            costs[index] = (
+                self.micro_batches * micro_batch_s + t.deferred_s + t.step_s / self.replicas
+            )
+        return costs
+
+    def crossing_costs_s(self, layers: int) -> list[float]:
+        """Seconds a step that a cut at each index costs the stages on both sides of it: one copies
+        what it hands on, the other its gradient."""
+        costs = [0.0] * layers
+        for index, before in zip(self.indexes[1:], self.times, strict=False):
+            costs[index] = self.micro_batches * before.copy_s
+        return costs
+
+    def describe(self) -> list[dict[str, Any]]:
+        return [asdict(t) for t in self.times]
+
+
+def profile_layers(
+    layers: Layers,
+    training: Training,
+    *,
+    samples: int,
+    micro_batches: int,
+    replicas: int,
+    device: torch.device = CPU,
+) -> Profile:
+    """Time the layers on random photos; `samples`: of one micro-batch.
+
+    The weights stay as they are, but move to `device`; the gradients are dropped.
+    """
+    blocks = [
+        _Block(layers[low:high], training, device)
+        for low, high in stage_bounds(legal_split_points(layers), len(layers))
+    ]
+    shape = (samples, 3, training.image_size, training.image_size)
+    photos = torch.randn(shape, generator=torch.Generator().manual_seed(training.seed))
+    photos = photos.to(device, memory_format=torch_memory_format(training.memory_format))
+    for block in blocks:
+        set_sample_keys(block.module, training.seed, 0, range(samples))
+    with torch.autocast(device.type, enabled=False):  # keeps cast weights, as a step does
+        _run(blocks, photos, micro_batches)
+        for block in blocks:
+            block.forget_times()
+        started_s = time.perf_counter()
+        for run in range(_RUNS):
+            _run(blocks, photos, micro_batches)
+            if run > 0 and time.perf_counter() - started_s > _BUDGET_S:
+                break
+    return Profile(
+        [0, *legal_split_points(layers)],
+        [block.times() for block in blocks],
+        micro_batches,
+        replicas,
+    )
+
+
+def _run(blocks: list[_Block], photos: Tensor, micro_batches: int) -> None:
+    units = photos
+    for number, block in enumerate(blocks):
+        units = block.forward(units, first=number == 0)
+    gradient = torch.ones_like(units)
+    for block in reversed(blocks):
+        gradient = block.backward(gradient, micro_batches)
+
+
+class _Block:
+    """Layers that no cut parts, and the times that they took."""
+
+    def __init__(self, layers: Layers, training: Training, device: torch.device) -> None:
+        self.module = nn.Sequential(*(deferred(layer) for _, layer in layers)).to(device)
+        self._device = device
+        # One at most: a stage can begin with any linear layer.
+        self._deferred = next((m for m in self.module if isinstance(m, DeferredLinear)), None)
+        self._name = layers[0][0]
+        self._training = training
+        self._inputs = self._outputs = torch.empty(0)
+        self._seconds: dict[str, list[float]] = {}
+
+    def forward(self, inputs: Tensor, *, first: bool) -> Tensor:
+        self._inputs = inputs.detach().requires_grad_(not first)
+        with autocast(self._training, self._device.type):
+            if self._deferred is not None:
+                self._timed("cast_s", partial(self._deferred.cast, self._device.type))
+            self._outputs = self._timed("forward_s", lambda: self.module(self._inputs))
+        outputs = self._outputs.detach()
+        copy = torch.empty_like(outputs)
+        self._timed("copy_s", lambda: copy.copy_(outputs))
+        return copy
+
+    def backward(self, gradient: Tensor, micro_batches: int) -> Tensor:
+        """The gradient of the inputs, or of nothing if this is the first block."""
+        if self._outputs.requires_grad:
+            self._timed("backward_s", lambda: torch.autograd.backward(self._outputs, gradient))
+        result = torch.empty(0) if self._inputs.grad is None else self._inputs.grad
+        self._flush(micro_batches)
+        self._step()
+        self._inputs = self._outputs = torch.empty(0)
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        return result
+
+    def times(self) -> LayerTimes:
+        shortest = {name: min(times) for name, times in self._seconds.items()}
+        return LayerTimes(
+            layer=self._name,
+            forward_s=shortest["forward_s"],
+            backward_s=shortest.get("backward_s", 0.0),
+            deferred_s=shortest.get("cast_s", 0.0) + shortest.get("flush_s", 0.0),
+            step_s=shortest.get("step_s", 0.0),
+            copy_s=shortest["copy_s"],
+        )
+
+    def forget_times(self) -> None:
+        self._seconds.clear()
+
+    def _flush(self, micro_batches: int) -> None:
+        if self._deferred is not None:
+            self._deferred.repeat(micro_batches)
+            self._timed("flush_s", self._deferred.flush)
+
+    def _step(self) -> None:
+        """An optimiser's step on other memory of the same size; its first one sets up its state."""
+        if "step_s" in self._seconds:  # once is enough: it is a small part
+            return
+        copies = [torch.zeros_like(p) for p in self.module.parameters()]
+        if not copies:
+            return
+        for copy in copies:
+            copy.grad = torch.zeros_like(copy)
+        optimizer = make_optimizer(copies, self._training)
+        optimizer.step()
+        self._timed("step_s", optimizer.step)
+
+    def _timed(self, name: str, action: Callable[[], T]) -> T:
+        started_s = time.perf_counter()
+        result = action()
+        synchronize(self._device)
+        self._seconds.setdefault(name, []).append(time.perf_counter() - started_s)
+        return result

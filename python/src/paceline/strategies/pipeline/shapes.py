@@ -1,0 +1,72 @@
+"""The shapes and types of what layers hand on, found without computing anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+# Fake tensors carry shape, type and device through the model's own operators, autocast included,
+# which tensors on torch's meta device do not.
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from paceline.training.precision import autocast
+from paceline.workloads import SampleDropout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.plan.trial import Training
+    from paceline.strategies.pipeline.split_points import Layers
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """What one sample is where it leaves a layer."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    channels_last: bool
+
+    @property
+    def elements(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    @property
+    def bytes_per_sample(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+    def view(self, memory: Tensor, samples: int) -> Tensor:
+        """`samples` samples at the beginning of `memory` (uint8, aligned), without copying."""
+        flat = memory[: samples * self.bytes_per_sample].view(self.dtype)
+        if not self.channels_last:
+            return flat.view(samples, *self.shape)
+        channels, height, width = self.shape
+        return flat.view(samples, height, width, channels).permute(0, 3, 1, 2)
+
+
+def trace(layers: Layers, training: Training) -> list[Activation]:
+    """What each layer hands on for each sample, in `training`'s precision and memory format."""
+    channels_last = training.memory_format == "channels_last"
+    result = []
+    with FakeTensorMode(allow_non_fake_inputs=True), autocast(training), torch.no_grad():
+        units = torch.empty(1, 3, training.image_size, training.image_size)
+        for _, layer in layers:
+            # Masks of samples are numpy's business; they change neither shape nor type.
+            units = units if isinstance(layer, SampleDropout) else layer(units)
+            shape = tuple(units.shape[1:])
+            result.append(Activation(shape, units.dtype, channels_last and len(shape) == 3))
+    return result
+
+
+def layer_bytes(layers: Layers, activations: list[Activation], samples: int) -> list[int]:
+    """Parameters of each layer and what it hands on for `samples` samples, bytes.
+
+    A layer that works in place needs no memory of its own for what it hands on.
+    """
+    return [
+        sum(p.numel() * p.element_size() for p in layer.parameters())
+        + (0 if getattr(layer, "inplace", False) else samples * activation.bytes_per_sample)
+        for (_, layer), activation in zip(layers, activations, strict=True)
+    ]

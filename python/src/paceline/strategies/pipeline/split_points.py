@@ -1,0 +1,93 @@
+"""Where a model may be cut into stages, and where it is cut best.
+
+A cut is the index of the first layer of a stage, in the order of `Model.layers()`.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+Layers = list[tuple[str, "nn.Module"]]
+
+
+def legal_split_points(layers: Layers) -> list[int]:
+    """Indexes at which a stage may begin.
+
+    Not at a layer that works in place: it would overwrite what was received, and nothing is gained
+    over cutting behind it.
+    """
+    return [i for i in range(1, len(layers)) if not getattr(layers[i][1], "inplace", False)]
+
+
+def check_split_points(layers: Layers, split_points: Sequence[int], stages: int) -> list[int]:
+    """`split points` as they came, if `layers` can be cut there.
+
+    Raises UsageError naming the layers if not.
+    """
+    legal = legal_split_points(layers)
+    ascending = all(low < high for low, high in pairwise(split_points))
+    if len(split_points) != stages - 1 or not ascending or not set(split_points) <= set(legal):
+        places = ", ".join(f"{i} ({layers[i][0]})" for i in legal)
+        raise UsageError(
+            f"split_points = {list(split_points)}: expected {stages - 1} ascending indexes of "
+            f"layers for {stages} stages; a stage of this model can begin at {places}"
+        )
+    return list(split_points)
+
+
+def require_stages(layers: Layers, stages: int) -> None:
+    """Raises UsageError if the model cannot be cut into that many stages."""
+    most = len(legal_split_points(layers)) + 1
+    if stages > most:
+        raise UsageError(f"stages = {stages}: this model can be cut into at most {most}")
+
+
+def balanced_split_points(
+    layer_costs: Sequence[float],
+    stages: int,
+    legal: Sequence[int],
+    crossing_costs: Sequence[float] | None = None,
+) -> list[int]:
+    """Choose `stages` - 1 of the `legal` split points so that the slowest stage is fastest.
+
+    layer_costs: of each layer, >= 0, in any unit. crossing_costs: what a cut at an index costs the
+    stage on either side of it; None means nothing. Exact, by dynamic programming over (number of
+    stages, end). Ties are broken in favour of cheap early stages, then of early
+    split points.
+    `legal` must have at least `stages` - 1 entries (see require_stages).
+    """
+    layers = len(layer_costs)
+    crossing = [0.0] * (layers + 1) if crossing_costs is None else [*crossing_costs, 0.0]
+    before = [0.0, *accumulate(layer_costs)]
+    places = [*legal, layers]
+
+    def cost(low: int, high: int) -> float:
+        received = crossing[low] if low > 0 else 0.0
+        sent = crossing[high] if high < layers else 0.0
+        return before[high] - before[low] + received + sent
+
+    # best[end]: (dearest stage, split points) of layers[:end] in the number of stages so far
+    best: dict[int, tuple[float, list[int]]] = {end: (cost(0, end), []) for end in places}
+    for stage in range(1, stages):
+        best = {
+            end: min(
+                (max(dearest, cost(low, end)), [*split_points, low])
+                for low, (dearest, split_points) in best.items()
+                if low < end
+            )
+            for end in places[stage:]
+        }
+    return best[layers][1]
+
+
+def stage_bounds(split_points: Sequence[int], layers: int) -> list[tuple[int, int]]:
+    """(first layer, one past the last) of each stage."""
+    return list(zip([0, *split_points], [*split_points, layers], strict=True))

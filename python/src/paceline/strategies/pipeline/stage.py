@@ -1,0 +1,186 @@
+"""One stage of one replica: runs its layers on the micro-batches of a step."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from paceline.plan.schedule import share_bounds
+from paceline.strategies.pipeline.deferred import DeferredLinear, deferred
+from paceline.strategies.pipeline.schedules import Action, Forward
+from paceline.training.devices import CPU, InputMover, synchronize
+from paceline.training.precision import autocast
+from paceline.workloads import set_sample_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.plan.trial import Training
+    from paceline.strategies.pipeline.links import SplitPoint
+    from paceline.strategies.pipeline.split_points import Layers
+    from paceline.training.strategy import TrainBatch
+
+Doing = Literal["forward", "backward", "bubble"]
+
+
+class Laps:
+    """Where the time goes, without gaps: each lap ends where the next begins."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.seconds: dict[Doing, float] = {"forward": 0.0, "backward": 0.0, "bubble": 0.0}
+        self._last_s = time.perf_counter()
+
+    def ended(self, doing: Doing) -> None:
+        """All since the last call was this."""
+        synchronize(self._device)
+        now_s = time.perf_counter()
+        self.seconds[doing] += now_s - self._last_s
+        self._last_s = now_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageResult:
+    """What one step cost a stage; the three times are the whole call."""
+
+    loss_sum: float  # 0 but on the last stage
+    forward_s: float
+    backward_s: float
+    bubble_s: float  # waiting for the neighbours
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What a forward pass leaves for its backward pass."""
+
+    received: Tensor | None  # a leaf, whose gradient is sent back
+    result: Tensor  # what was handed on, or the loss
+
+
+class Stage:
+    """Consecutive layers of a replica, between the split points `before` and `after`."""
+
+    def __init__(
+        self,
+        layers: Layers,
+        actions: Sequence[Action],
+        before: SplitPoint | None,
+        after: SplitPoint | None,
+        training: Training,
+        device: torch.device = CPU,
+    ) -> None:
+        """actions: those of a step, two for each micro-batch."""
+        self._module = nn.Sequential(*(deferred(layer) for _, layer in layers))
+        self._deferred = [m for m in self._module if isinstance(m, DeferredLinear)]
+        later = {id(p) for layer in self._deferred for p in layer.parameters()}
+        self._direct = [p for p in self._module.parameters() if id(p) not in later]
+        self._actions = actions
+        self._micro_batches = len(actions) // 2
+        self._before = before
+        self._after = after
+        self._training = training
+        self._device = device
+        self._mover = InputMover(device)
+        self._passes: dict[int, _Pass] = {}
+        self._loss_sum = 0.0
+
+    def run(self, batch: TrainBatch) -> StageResult:
+        """Leave the gradient of the replica's loss in `.grad` of all parameters of the stage.
+
+        The loss is the sum over the replica's samples, divided by `batch.global_samples`. `batch`:
+        the replica's share; its images are looked at by the first stage only.
+        """
+        laps = Laps(self._device)
+        self._loss_sum = 0.0
+        for parameter in self._direct:
+            parameter.grad = None
+        for layer in self._deferred:
+            layer.begin()
+        # Autocast keeps the weights that it has cast until its outermost block ends: one of the
+        # whole step, switched off, keeps them for all micro-batches.
+        with torch.autocast(self._device.type, enabled=False):
+            for action in self._actions:
+                if isinstance(action, Forward):
+                    self._forward(action.micro_batch, batch, laps)
+                else:
+                    self._backward(action.micro_batch, batch, laps)
+        self._finish(laps)
+        return StageResult(
+            loss_sum=self._loss_sum,
+            forward_s=laps.seconds["forward"],
+            backward_s=laps.seconds["backward"],
+            bubble_s=laps.seconds["bubble"],
+        )
+
+    def _forward(self, index: int, batch: TrainBatch, laps: Laps) -> None:
+        low, high = share_bounds(len(batch.sample_ids), index, self._micro_batches)
+        if self._before is not None:
+            laps.ended("forward")
+            self._before.activations.wait(index)
+            laps.ended("bubble")
+        output = self._compute(index, batch, low, high) if high > low else None
+        if self._after is not None:
+            if index == 0:
+                laps.ended("forward")
+                self._after.activations.begin()
+                laps.ended("bubble")
+            self._after.activations.send(index, None if output is None else output.detach())
+        laps.ended("forward")
+
+    def _compute(self, index: int, batch: TrainBatch, low: int, high: int) -> Tensor:
+        """The forward pass of samples low to high of the share."""
+        received = None
+        if self._before is None:
+            inputs = self._mover.move(batch.images[low:high])
+        else:
+            received = self._before.activations.received(index, high - low).requires_grad_()
+            inputs = received
+        training = self._training
+        set_sample_keys(self._module, training.seed, batch.epoch, batch.sample_ids[low:high])
+        with autocast(training, self._device.type):
+            output: Tensor = self._module(inputs)
+            if self._after is None:
+                labels = self._mover.move(batch.labels[low:high])
+                loss = cross_entropy(output, labels, reduction="sum")
+                self._loss_sum += float(loss.detach())
+                output = loss / batch.global_samples
+        self._passes[index] = _Pass(received, output)
+        return output
+
+    def _backward(self, index: int, batch: TrainBatch, laps: Laps) -> None:
+        gradient = None
+        if self._after is not None:
+            laps.ended("backward")
+            self._after.gradients.wait(index)
+            laps.ended("bubble")
+            low, high = share_bounds(len(batch.sample_ids), index, self._micro_batches)
+            gradient = self._after.gradients.received(index, high - low)
+        done = self._passes.pop(index, None)
+        if done is not None and done.result.requires_grad:
+            torch.autograd.backward(done.result, gradient)
+        if self._before is not None:
+            if index == 0:
+                laps.ended("backward")
+                self._before.gradients.begin()
+                laps.ended("bubble")
+            received = None if done is None else done.received
+            self._before.gradients.send(index, None if received is None else received.grad)
+        laps.ended("backward")
+
+    def _finish(self, laps: Laps) -> None:
+        """Weight gradients over all micro-batches. Till then received tensors may be in use."""
+        for layer in self._deferred:
+            layer.flush()
+        for parameter in self._direct:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        if self._before is not None:
+            self._before.activations.release()
+        if self._after is not None:
+            self._after.gradients.release()
+        laps.ended("backward")

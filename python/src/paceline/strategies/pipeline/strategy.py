@@ -1,0 +1,265 @@
+"""A model cut into stages, a process each, and replicas of that (`pipeline`, `hybrid`).
+
+Local rank L is stage L % s of replica L // s. All workers of a node see one copy of the weights, in
+shared memory; each binds its own stage's and drops the rest. Neighbouring stages hand activations
+and gradients to each other through shared memory. A step is
+
+    each worker: its stage's passes, as the schedule says (paceline.strategies.pipeline.stage)
+    the replicas of a stage meet
+    each worker: sums its slice of the stage's gradients over the replicas, then over the nodes
+    each worker: steps the optimiser of its slice
+    the replicas of a stage meet
+
+Stages wait for one another only where something crosses a cut: an early stage begins the next step
+while a late one still updates its weights.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.strategies.pipeline.division import Division, Shares, divide, settings_of
+from paceline.strategies.pipeline.links import Link, SplitPoint, pin
+from paceline.strategies.pipeline.schedules import actions
+from paceline.strategies.pipeline.split_points import stage_bounds
+from paceline.strategies.pipeline.stage import Stage
+from paceline.strategies.pipeline.stage_weights import Replicas, StageWeights
+from paceline.strategies.reduction.counterparts import CounterpartSum, join_counterparts
+from paceline.strategies.reduction.flat import FlatLayout, shared_floats
+from paceline.strategies.reduction.outbox import GradientOutbox
+from paceline.training.devices import CPU, device_of, use_device
+from paceline.training.model import Model
+from paceline.training.strategy import GradientResult, TrainBatch
+from paceline.training.transforms import to_input
+from paceline.transports.recorder import SHARED_REDUCE, arrive
+from paceline.transports.shared import Meeting, SharedNode
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from paceline.plan.trial import Training, Trial
+    from paceline.records.rows import WorkerEnvironment
+    from paceline.spec.values import MemoryFormat
+    from paceline.strategies.pipeline.split_points import Layers
+    from paceline.training.context import RankContext
+    from paceline.training.strategy import Neighbours
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A worker's place on its node."""
+
+    replica: int
+    stage: int
+    replicas: int
+    stages: int
+
+    @classmethod
+    def of(cls, context: RankContext, stages: int) -> _Place:
+        replica, stage = divmod(context.local_rank, stages)
+        return cls(replica, stage, context.ranks_on_node // stages, stages)
+
+    def local_rank(self, replica: int, stage: int) -> int:
+        return replica * self.stages + stage
+
+    def siblings(self, stage: int) -> list[int]:
+        """Local ranks that have this stage."""
+        return [self.local_rank(replica, stage) for replica in range(self.replicas)]
+
+
+class PipelineStrategy:
+    """One stage of one replica."""
+
+    def __init__(self) -> None:
+        self._shared: SharedNode | None = None
+        self._memory_format: MemoryFormat = "contiguous"
+        self._description: dict[str, Any] = {}
+        self._layout: FlatLayout  # of the whole model
+        self._shared_weights: Tensor
+        self._stage: Stage
+        self._weights: StageWeights  # the stage's
+        self._bounds = (0, 0)  # of them, in the layout
+        self._siblings = ""  # the node's workers with this stage, as the records name them
+        self._replicas = 1  # on the node
+        self._everyone: Meeting  # all workers of the node
+        self._counterparts: CounterpartSum | None = None  # this worker's slice on other nodes
+        self._alone = True  # no other replica anywhere
+
+    def prepare(
+        self, model: nn.Module, context: RankContext, trial: Trial, peers: Neighbours
+    ) -> None:
+        """Cut the model, keep this rank's stage of it, and share memory with the node's ranks.
+
+        Raises UsageError if the model cannot be cut as `trial` says, EnvironmentLacks if the ranks
+        cannot share memory.
+        """
+        assert isinstance(model, Model), "only a model that is a sequence of layers can be cut"
+        self._memory_format = trial.training.memory_format
+        layers, place = model.layers(), _Place.of(context, trial.stages)
+        self._siblings = f"node {context.node_index} stage {place.stage}"
+        self._replicas = place.replicas
+        device = device_of(trial, context)
+        chosen = use_device(device)
+        division = divide(layers, trial, peers.world("split_points"), device)
+        self._description = {**division.describe(layers, trial), **chosen}
+        self._alone = trial.replicas == 1
+        if trial.placement.nodes > 1:
+            group = join_counterparts(context, peers, trial.limits.collective_s)
+            self._counterparts = CounterpartSum(trial, group)
+        node = peers.node("pipeline")
+        assert node is not None, "stages are ranks, and there are at least two"
+        shared = self._shared = SharedNode(node, trial.limits.collective_s)
+        self._everyone = shared.meeting(range(context.ranks_on_node))
+        split_points = _open_split_points(shared, place, division, trial, device)
+        settings = settings_of(trial)
+        low, high = stage_bounds(division.split_points, len(layers))[place.stage]
+        self._stage = Stage(
+            layers[low:high],
+            actions(settings.schedule, place.stage, place.stages, settings.micro_batches),
+            split_points.get(place.stage - 1),
+            split_points.get(place.stage),
+            trial.training,
+            device,
+        )
+        names = [
+            _parameter_names(layers[low:high])
+            for low, high in stage_bounds(division.split_points, len(layers))
+        ]
+        self._share_weights(dict(model.named_parameters()), place, names, trial.training, device)
+
+    def _share_weights(
+        self,
+        parameters: dict[str, nn.Parameter],
+        place: _Place,
+        names: list[list[str]],
+        training: Training,
+        device: torch.device,
+    ) -> None:
+        """Give the stage's weights their place; forget those of other stages.
+
+        names: of each stage's parameters.
+        """
+        shared = self._running()
+        self._layout = FlatLayout.of(parameters.items())
+        self._shared_weights = shared_floats(shared, "the weights", self._layout.elements)
+        layouts = [FlatLayout.of((name, parameters[name]) for name in stage) for stage in names]
+        replicas = _open_replicas(shared, place, layouts)
+        whole = self._layout.only(names[place.stage])
+        self._bounds = (whole.begin, whole.end)
+        own = {name: parameters.pop(name) for name in names[place.stage]}
+        for parameter in parameters.values():
+            parameter.data = torch.empty(0)
+        self._weights = StageWeights(
+            layouts[place.stage],
+            own,
+            self._shared_weights[whole.begin : whole.end],
+            replicas,
+            training,
+            None if device == CPU else device,
+        )
+        self._everyone.meet()  # the weights are there
+
+    def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
+        return to_input(pixels, self._memory_format)
+
+    def gradient(self, batch: TrainBatch) -> GradientResult:
+        """comm_s is the reduction over replicas and nodes, None if there is but one."""
+        passed = self._stage.run(batch)
+        ready_s, ready_unix_s = time.perf_counter(), time.time()
+        low, high = self._bounds
+        operation = arrive(self._siblings, self._replicas, SHARED_REDUCE, 4 * (high - low))
+        self._weights.reduce()
+        if self._replicas > 1:
+            operation.end()
+        if self._counterparts is not None:
+            self._counterparts.sum(self._weights.reduced(), self._weights.reduced_shapes())
+        return GradientResult(
+            loss_sum=passed.loss_sum,
+            forward_s=passed.forward_s,
+            backward_s=passed.backward_s,
+            comm_s=None if self._alone else time.perf_counter() - ready_s,
+            comm_ready_unix_s=None if self._alone else ready_unix_s,
+            bubble_s=passed.bubble_s,
+        )
+
+    def step(self) -> None:
+        self._weights.step()
+
+    def gradients(self) -> dict[str, Tensor]:
+        """In memory that the node's ranks share, complete on all of them."""
+        whole = shared_floats(self._running(), "the gradients", self._layout.elements)
+        self._weights.put_gradients(whole[slice(*self._bounds)])
+        self._everyone.meet()
+        return {name: self._layout.view(whole, name) for name in self._layout.names}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """In the memory that the node's ranks share; the models have no buffers."""
+        self._weights.publish()
+        self._everyone.meet()
+        weights, layout = self._shared_weights, self._layout
+        return {name: layout.view(weights, name) for name in layout.names}
+
+    def workers(self) -> list[WorkerEnvironment]:
+        return []
+
+    def describe(self) -> dict[str, Any]:
+        nodes = {} if self._counterparts is None else self._counterparts.describe()
+        return {**self._description, **nodes}
+
+    def close(self, *, failed: bool) -> None:
+        if self._counterparts is not None:
+            self._counterparts.close(failed=failed)
+        if self._shared is not None:
+            if failed:
+                self._shared.fail()
+            self._shared.close()
+
+    def _running(self) -> SharedNode:
+        assert self._shared is not None, "prepare comes first"
+        return self._shared
+
+
+def _open_split_points(
+    shared: SharedNode, place: _Place, division: Division, trial: Trial, device: torch.device
+) -> dict[int, SplitPoint]:
+    """Open this worker's links, by the stage before each; collective over the node."""
+    samples, slots = Shares.of(trial).micro_batch, settings_of(trial).micro_batches
+    opened = {}
+    for replica in range(place.replicas):
+        for stage, activation in enumerate(division.crossing):
+            early, late = place.local_rank(replica, stage), place.local_rank(replica, stage + 1)
+            size = samples * activation.bytes_per_sample
+            channels = [
+                shared.channel(*ends, slots, size) for ends in ((early, late), (late, early))
+            ]
+            if place.local_rank(place.replica, place.stage) in (early, late):
+                for channel in channels:
+                    pin(channel, slots, device)
+                opened[stage] = SplitPoint(
+                    *(Link(channel, activation, device) for channel in channels)
+                )
+    return opened
+
+
+def _open_replicas(shared: SharedNode, place: _Place, layouts: list[FlatLayout]) -> Replicas:
+    """Those of this worker's stage; collective over the node, which opens all."""
+    meetings = [shared.meeting(place.siblings(stage)) for stage in range(place.stages)]
+    shares = [layout.shares(place.replicas) for layout in layouts]
+    outboxes = []
+    for replica in range(place.replicas if place.replicas > 1 else 0):
+        for stage, layout in enumerate(layouts):
+            elements = GradientOutbox.elements_needed(shares[stage], replica)
+            memory = shared_floats(shared, "the replicas' gradients", elements)
+            if stage == place.stage:
+                outboxes.append(GradientOutbox(layout, shares[stage], replica, memory))
+    return Replicas(place.replica, shares[place.stage], outboxes, meetings[place.stage])
+
+
+def _parameter_names(layers: Layers) -> list[str]:
+    return [f"{name}.{own}" for name, layer in layers for own, _ in layer.named_parameters()]

@@ -1,0 +1,1 @@
+"""Replicas in processes that share memory."""

@@ -1,0 +1,1 @@
+"""Reduce gradients of replicas: parameter shards, sufficient factors, buckets."""

@@ -1,0 +1,136 @@
+"""One replica a rank: sequential, intraop, and processes that a transport joins.
+
+With peers the replica is wrapped in torch's DistributedDataParallel, whose buckets are reduced
+while the backward pass still runs (Li et al.: PyTorch Distributed, VLDB 2020).
+
+The loss of a rank is the sum over its samples divided by the number of samples of the *global*
+batch, and gradients are summed over ranks: that is the gradient of the global mean, whatever the
+sizes of the shares. (DDP's own mean over ranks would have to be undone, and costs one more pass
+over all gradients.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.strategies.reduction import buckets
+from paceline.training.devices import (
+    InputMover,
+    Stopwatch,
+    device_of,
+    on_cpu,
+    synchronize,
+    unix_s,
+    use_device,
+)
+from paceline.training.loss import moved, sum_of_losses
+from paceline.training.optimizers import make_optimizer
+from paceline.training.strategy import GradientResult, TrainBatch
+from paceline.training.transforms import to_input
+from paceline.transports.compression import create_sum
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch.optim import Optimizer
+
+    from paceline.plan.trial import Trial
+    from paceline.records.rows import WorkerEnvironment
+    from paceline.training.context import RankContext
+    from paceline.training.strategy import Neighbours
+
+
+class ReplicaStrategy:
+    """One model; DistributedDataParallel around it if there are peers."""
+
+    def __init__(self) -> None:
+        self._buckets: buckets.Buckets | None = None
+        self._parallel: nn.Module
+        self._model: nn.Module
+        self._trial: Trial
+        self._optimizer: Optimizer
+        self._device: torch.device
+        self._mover: InputMover
+        self._watch: Stopwatch
+        self._set: dict[str, Any] = {}
+
+    def prepare(
+        self,
+        model: nn.Module,
+        context: RankContext,
+        trial: Trial,
+        peers: Neighbours,  # noqa: ARG002  (DistributedDataParallel finds them itself)
+    ) -> None:
+        self._trial = trial
+        self._device = device_of(trial, context)
+        self._set = use_device(self._device)
+        self._mover, self._watch = InputMover(self._device), Stopwatch(self._device)
+        self._model = self._parallel = model.to(self._device)
+        self._optimizer = make_optimizer(model.parameters(), trial.training)
+        if context.world_size == 1:
+            return
+        self._buckets = buckets.Buckets(self._watch, create_sum(trial))
+        parallel = DistributedDataParallel(
+            model,
+            device_ids=None if self._device.type == "cpu" else [self._device.index],
+            bucket_cap_mb=trial.bucket_mb,
+            forward_sync_buffers=False,
+            gradient_as_bucket_view=True,
+        )
+        parallel.register_comm_hook(self._buckets, buckets.sum_gradients)
+        self._parallel = parallel
+
+    def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
+        return to_input(pixels, self._trial.training.memory_format)
+
+    def gradient(self, batch: TrainBatch) -> GradientResult:
+        watch = self._watch
+        started_s = watch.start()
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        loss = sum_of_losses(self._parallel, moved(batch, self._mover), self._trial.training)
+        loss_sum = float(loss.detach())
+        forwarded = watch.mark()
+        (loss / batch.global_samples).backward()  # type: ignore[no-untyped-call]
+        ended_s = watch.reached_s(watch.mark())
+        forwarded_s = watch.reached_s(forwarded)
+        ready_s = ended_s if self._buckets is None else watch.reached_s(self._buckets.ready)
+        return GradientResult(
+            loss_sum=loss_sum,
+            forward_s=forwarded_s - started_s,
+            backward_s=ready_s - forwarded_s,
+            comm_s=None if self._buckets is None else ended_s - ready_s,
+            comm_ready_unix_s=None if self._buckets is None else unix_s(ready_s),
+        )
+
+    def step(self) -> None:
+        self._optimizer.step()
+        synchronize(self._device)
+
+    def gradients(self) -> dict[str, Tensor]:
+        named = self._model.named_parameters()
+        return on_cpu({name: p.grad for name, p in named if p.grad is not None})
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return on_cpu(self._model.state_dict())
+
+    def workers(self) -> list[WorkerEnvironment]:
+        return []
+
+    def describe(self) -> dict[str, Any]:
+        if self._buckets is None:
+            return self._set
+        return {
+            **self._set,
+            **self._buckets.describe(),
+            "bucket_mb_asked": self._trial.bucket_mb,
+        }
+
+    def close(self, *, failed: bool) -> None:
+        """The process group is the transport's."""
+        if self._buckets is not None:
+            self._buckets.total.close(failed=failed)

@@ -1,0 +1,1 @@
+"""Replicas in threads of one process."""

@@ -1,1 +1,0 @@
-"""The training itself: written once, unaware of who launched it."""

@@ -1,9 +1,0 @@
-"""Less to send: how the gradients of one bucket are summed over ranks, compressed or not."""
-
-from __future__ import annotations
-
-from paceline.train.compression.base import Bucket, GradientSum
-from paceline.train.compression.create import create_sum
-from paceline.train.compression.flat_bucket import FlatBucket, pack
-
-__all__ = ["Bucket", "FlatBucket", "GradientSum", "create_sum", "pack"]

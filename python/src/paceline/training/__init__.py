@@ -1,0 +1,1 @@
+"""Building blocks that strategies, transports and workloads share."""

@@ -1,0 +1,166 @@
+"""The training loop, written once for every launcher, strategy and transport."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from paceline.errors import RankFailed
+from paceline.records.files import JsonlWriter
+from paceline.records.rows import SampleLogRow, StepRow
+from paceline.training.strategy import GradientResult, TrainBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from paceline.data.reading import Batch
+    from paceline.plan.schedule import Schedule
+    from paceline.plan.trial import Training
+    from paceline.records.layout import RankFiles
+    from paceline.training.strategy import Averaged
+
+
+class Stepper(Protocol):
+    """What takes the steps: the part of a LocalStrategy that a loop needs."""
+
+    def to_input(self, pixels: NDArray[np.uint8]) -> Tensor: ...
+
+    def gradient(self, batch: TrainBatch) -> GradientResult: ...
+
+    def step(self) -> Averaged | None: ...
+
+
+class Loop:
+    """Runs the steps of a schedule on one rank, and records each as it ends."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        training: Training,
+        strategy: Stepper,
+        rank: int,
+        *,
+        counts_samples: bool,
+        on_first_gradient: Callable[[], None],
+        on_step_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """counts_samples: whether this rank's samples are its own, not another stage's as well.
+
+        on_first_gradient: called when the first step's gradient is averaged.
+        on_step_end: called when a step's rows are written.
+        """
+        self._schedule = schedule
+        self._training = training
+        self._strategy = strategy
+        self._rank = rank
+        self._counts_samples = counts_samples
+        self._on_first_gradient = on_first_gradient
+        self._on_step_end = on_step_end
+
+    def run(self, batches: Iterable[Batch], files: RankFiles) -> int:
+        """Train on `batches`, one for each step; returns the number of steps.
+
+        Raises RankFailed naming the step if the loss is no number any more.
+        """
+        steps = 0
+        with JsonlWriter(files.steps) as rows, JsonlWriter(files.sample_log) as sample_log:
+            for row, seen in self.steps(batches):
+                rows.write(row)
+                sample_log.write(seen)
+                self._on_step_end()
+                steps += 1
+        return steps
+
+    def steps(
+        self, batches: Iterable[Batch], started_s: float | None = None
+    ) -> Iterator[tuple[StepRow, SampleLogRow]]:
+        """Take the steps one by one, for whoever writes the rows.
+
+        Steps follow one another without a gap: what is done between two of them, writing rows
+        say, belongs to the later one. started_s: when the first began, as perf_counter counts;
+        now if it is not given.
+        """
+        source = iter(batches)
+        unix_offset_s = time.time() - time.perf_counter()
+        started_s = time.perf_counter() if started_s is None else started_s
+        while (batch := next(source, None)) is not None:
+            waited_s = time.perf_counter()
+            row, started_s = self._step(batch, started_s, waited_s, unix_offset_s)
+            yield (
+                row,
+                SampleLogRow(
+                    step=batch.step,
+                    epoch=batch.epoch,
+                    sample_ids=batch.sample_ids.tolist() if self._counts_samples else [],
+                ),
+            )
+
+    def _step(
+        self, batch: Batch, started_s: float, waited_s: float, unix_offset_s: float
+    ) -> tuple[StepRow, float]:
+        global_samples = len(self._schedule.step(batch.step).sample_ids)
+        result = self._strategy.gradient(
+            TrainBatch(
+                step=batch.step,
+                epoch=batch.epoch,
+                images=self._strategy.to_input(batch.images),
+                labels=torch.from_numpy(batch.labels),
+                sample_ids=batch.sample_ids,
+                global_samples=global_samples,
+                is_last=batch.step == self._schedule.steps - 1,
+            )
+        )
+        self._check_loss(batch.step, result)
+        if batch.step == 0:
+            self._on_first_gradient()
+        optimizing_s = time.perf_counter()
+        averaged = self._strategy.step()
+        ended_s = time.perf_counter()
+        step_s = ended_s - started_s
+        data_wait_s = waited_s - started_s
+        comm_s, comm_ready_unix_s = result.comm_s, result.comm_ready_unix_s
+        optimizer_s = ended_s - optimizing_s
+        gradient_s = result.forward_s + result.backward_s
+        gradient_s += (result.bubble_s or 0.0) + (result.comm_s or 0.0)
+        if averaged is not None:
+            optimizer_s -= averaged.comm_s
+            comm_s = (comm_s or 0.0) + averaged.comm_s
+            comm_ready_unix_s = averaged.comm_ready_unix_s
+        row = StepRow(
+            step=batch.step,
+            epoch=batch.epoch,
+            started_unix_s=started_s + unix_offset_s,
+            samples=len(batch.sample_ids) if self._counts_samples else 0,
+            global_samples=global_samples,
+            loss_sum=result.loss_sum,
+            data_wait_s=data_wait_s,
+            forward_s=result.forward_s,
+            backward_s=result.backward_s,
+            comm_s=comm_s,
+            comm_ready_unix_s=comm_ready_unix_s,
+            optimizer_s=optimizer_s,
+            other_s=step_s
+            - data_wait_s
+            - gradient_s
+            - (0.0 if averaged is None else averaged.comm_s)
+            - optimizer_s,
+            step_s=step_s,
+            bubble_s=result.bubble_s,
+        )
+        return row, ended_s
+
+    def _check_loss(self, step: int, result: GradientResult) -> None:
+        if not math.isfinite(result.loss_sum):
+            raise RankFailed(
+                f"rank {self._rank}: the loss of step {step} is {result.loss_sum}, expected a "
+                f"finite number: the training diverged; lower learning_rate "
+                f"({self._training.learning_rate:g}) or use precision fp32",
+                self._rank,
+            )

@@ -1,0 +1,85 @@
+"""The largest of a bucket's gradient elements alone, the others later.
+
+Aji and Heafield: Sparse Communication for Distributed Gradient Descent (EMNLP 2017); Stich,
+Cordonnier, Jaggi: Sparsified SGD with Memory (NeurIPS 2018). Of Lin et al.: Deep Gradient
+Compression (ICLR 2018) it has the sampled threshold, but not the momentum correction: the optimiser
+here steps with the summed gradient, and its momentum is of that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.transports.compression.base import all_gather_bytes, bytes_of
+from paceline.transports.compression.collectives import all_gather
+from paceline.transports.compression.residuals import Residuals
+
+if TYPE_CHECKING:
+    from paceline.transports.compression.base import Bucket
+
+_SAMPLE_STRIDE = 101  # prime: no row length of a layer is a multiple of it
+_LEAST_SAMPLED = 100 * _SAMPLE_STRIDE  # below, a sample says too little to be worth it
+_ROOM = 1.5  # times as many candidates as are wanted, as far as the sample tells
+
+
+class TopK:
+    """Of every bucket the share `density` with the largest magnitudes, at least one.
+
+    Each rank sends the values and where they belong (float32 and int32: 8 bytes an element) to all;
+    what it does not send stays in its residual. All add up the same values in the order of ranks.
+    """
+
+    name = "topk"
+
+    def __init__(self, density: float, group: dist.ProcessGroup | None = None) -> None:
+        self._density = density
+        self._group = group
+        self._ranks = dist.get_world_size(group)
+        self._residuals = Residuals()
+
+    def sum(self, bucket: Bucket) -> float:
+        flat, residual = bucket.buffer(), self._residuals.of(bucket)
+        residual.add_(flat)
+        count = max(1, round(self._density * flat.numel()))
+        places = largest(residual.abs(), count)
+        values = residual[places]
+        residual[places] = 0.0
+        own = torch.cat([values, places.to(torch.int32).view(torch.float32)])
+        gathered = all_gather(own.view(torch.uint8), self._group)
+        flat.zero_()
+        for sent in gathered.view(torch.float32):
+            theirs, at = sent.split(count)
+            flat.index_add_(0, at.view(torch.int32), theirs)
+        return all_gather_bytes(bytes_of(own), self._ranks)
+
+    def describe(self) -> dict[str, Any]:
+        return {"density": self._density, "error_feedback": True}
+
+
+def largest(magnitudes: Tensor, count: int) -> Tensor:
+    """Indices of the `count` largest, shape (count,), int64; of equal ones the first.
+
+    A sample tells about how large the smallest of them is, and only what is no smaller is ranked:
+    exact, and on 6.5 million elements a tenth of the time of ranking all.
+    """
+    if magnitudes.numel() >= _LEAST_SAMPLED:
+        sample = magnitudes[::_SAMPLE_STRIDE]
+        wanted = min(len(sample), int(_ROOM * count / _SAMPLE_STRIDE) + 1)
+        bound = torch.topk(sample, wanted, sorted=False).values.min()
+        candidates = (magnitudes >= bound).nonzero().view(-1)
+        if len(candidates) >= count:
+            return candidates[_largest(magnitudes[candidates], count)]
+    return _largest(magnitudes, count)
+
+
+def _largest(magnitudes: Tensor, count: int) -> Tensor:
+    bound = torch.topk(magnitudes, count, sorted=False).values.min()
+    above = (magnitudes > bound).nonzero().view(-1)
+    ties = (magnitudes == bound).nonzero().view(-1)[: count - len(above)]
+    if len(above) + len(ties) < count:  # where some are not a number, which compares with nothing
+        return torch.topk(magnitudes, count).indices
+    return torch.cat([above, ties])

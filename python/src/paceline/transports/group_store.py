@@ -1,0 +1,42 @@
+"""What ranks tell one another under names, through a store (NodeShare of `paceline.data`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from paceline.transports.store import meet, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch._C._distributed_c10d import Store
+
+
+@dataclass(slots=True)
+class GroupStore:
+    """Ranks 0 to ranks_on_node - 1 that run on one node; names are seen by whoever has `prefix`.
+
+    One object, with a prefix of its own, for each use.
+    """
+
+    store: Store
+    local_rank: int
+    ranks_on_node: int
+    prefix: str = "node"
+    _barriers: Iterator[int] = field(default_factory=count)
+
+    def publish(self, name: str, value: str) -> None:
+        self.store.set(f"{self.prefix}/{name}", value)
+
+    def lookup(self, name: str, timeout_s: float) -> str:
+        """What was published under `name`. Raises TimedOut after `timeout_s`."""
+        key = f"{self.prefix}/{name}"
+        wait_for(self.store, [key], timeout_s, f"rank {self.local_rank} of {self.prefix}: {name!r}")
+        return bytes(self.store.get(key)).decode()
+
+    def barrier(self, timeout_s: float) -> None:
+        """Wait for all ranks of the node. Raises TimedOut, naming those absent."""
+        name = f"{self.prefix}/barrier/{next(self._barriers)}"
+        meet(self.store, name, self.local_rank, range(self.ranks_on_node), timeout_s)

@@ -1,0 +1,244 @@
+"""Finds out who is missing when a collective fails or outlasts its limit.
+
+A transport often knows only that nothing came. Each rank therefore has a second connection to rank
+0's store, with a thread that answers when its name is called, whatever the training does meanwhile:
+so a rank that is alive can be told from one that is gone, frozen or cut off. Beside that, each
+rank that fails leaves a word about what it was at.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from paceline.errors import RankFailed, TimedOut
+from paceline.transports.base import PeerLost
+from paceline.transports.interfaces import has_link
+from paceline.transports.store_sockets import cut, limit_answers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch._C._distributed_c10d import Store, TCPStore
+
+# Of the limit that was reached already, so that all is over within twice the limit: up to one for
+# the store's answer, one for the ranks', and one that rank 0 stays for the others.
+_ANSWER_SHARE = 1 / 5
+# A rank that lives answers within milliseconds; on a machine with many more ranks than cores,
+# within tenths of a second.
+_LONGEST_ANSWER_S = 2.0
+_POLL_S = 0.01
+_FOR_EVER = timedelta(days=365)
+_CLOSE_S = 0.5
+_LONGEST_WORDS = 200
+
+
+@dataclass(slots=True)
+class Attendance:
+    """Who was there when `caller` asked; ranks that are in none of these did not answer."""
+
+    caller: int
+    hosts: Sequence[str]
+    waiting: list[int] = field(default_factory=list)  # for others, as the caller does
+    busy: list[int] = field(default_factory=list)  # they answered, and have not failed so far
+    failed: dict[int, str] = field(default_factory=dict)  # with their words
+    server: str | None = None  # why rank 0's store could not be asked (to the end)
+    dead_link: str | None = None  # this host's interface, if it is down
+
+    @property
+    def silent(self) -> list[int]:
+        """Ranks that did not answer; without the store, only rank 0 was asked."""
+        if self.server is not None:
+            return [0]
+        known = {self.caller, *self.waiting, *self.busy, *self.failed}
+        return [rank for rank in range(len(self.hosts)) if rank not in known]
+
+    @property
+    def culprit(self) -> int | None:
+        """The rank that is the cause, if there is exactly one candidate."""
+        candidates = [*self.failed, *self.silent] or self.busy
+        return candidates[0] if len(candidates) == 1 else None
+
+    def words(self) -> str:
+        """What came of it, as clauses of a sentence."""
+        clauses = []
+        if self.dead_link is not None:
+            here = self.hosts[self.caller]
+            clauses.append(f"interface {self.dead_link} of this host ({here}) is down")
+        if self.server is not None:
+            clauses.append(f"{self._name([0])}, which serves the store, {self.server}")
+        clauses += [f"{self._name([rank])} has failed: {why}" for rank, why in self.failed.items()]
+        silent = self.silent
+        if silent and self.server is None:
+            verb = "does" if len(silent) == 1 else "do"
+            clauses.append(
+                f"{self._name(silent)} {verb} not answer: gone, frozen, or the link is down"
+            )
+        if self.busy:
+            verb = "is" if len(self.busy) == 1 else "are"
+            clauses.append(f"{self._name(self.busy)} {verb} alive, but busy with something else")
+        if self.waiting:
+            verb = "waits" if len(self.waiting) == 1 else "wait"
+            clauses.append(f"{self._name(self.waiting)} {verb} as well")
+        return "; ".join(clauses)
+
+    def _name(self, ranks: list[int]) -> str:
+        named = ", ".join(f"{rank} ({self.hosts[rank]})" for rank in sorted(ranks))
+        return f"rank{'s' if len(ranks) > 1 else ''} {named}"
+
+
+class RollCall:
+    """Of all ranks of a trial; answers from when it is made until it is closed."""
+
+    def __init__(
+        self,
+        store: TCPStore,
+        answering: TCPStore,
+        *,
+        rank: int,
+        hosts: Sequence[str],
+        limit_s: float,
+        interface: str,
+    ) -> None:
+        """answering: a connection for this object alone; hosts: by rank.
+
+        limit_s: of a collective, of which asking takes a part, at most 2 s a question.
+        """
+        self._store = store
+        self._answering = answering
+        self._rank = rank
+        self._hosts = hosts
+        self._interface = interface
+        self._answer_s = min(limit_s * _ANSWER_SHARE, _LONGEST_ANSWER_S)
+        self._found: Attendance | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._answer, name="roll-call", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)  # the thread must not call into a Python that is ending
+
+    def announce(self, why: str) -> None:
+        """Tell the others that this rank fails for a reason of its own; waits for nobody."""
+        self._leave_word(f"failed/{self._rank}", why)
+
+    def call(self, doing: str) -> Attendance:
+        """Ask who is there, because this rank waited in vain while `doing` something.
+
+        Takes the time that the slowest rank takes to answer: at most 2/5 of the limit and 4 s.
+        Raises nothing: a store that does not answer is a finding too.
+        """
+        found = Attendance(self._rank, self._hosts)
+        limit_answers(self._store, self._answer_s)
+        try:
+            self._leave_word(f"waiting/{self._rank}", doing)
+            self._ask(found)
+            self._leave_word(f"told/{self._rank}", "")
+        except dist.DistError as error:
+            timed_out = "timeout" in str(error).lower()
+            found.server = (
+                "does not answer: gone, frozen, or the link is down" if timed_out else "has gone"
+            )
+        if (found.silent or found.server) and not has_link(self._interface):
+            found.dead_link = self._interface
+        self._found = found
+        return found
+
+    def close(self) -> None:
+        """Answer no more. Rank 0, which serves the store, lets those ask who want to first."""
+        if self._closing:
+            return
+        if self._rank == 0 and self._found is not None:
+            self._let_others_ask(self._found.waiting)
+        self._closing = True
+        atexit.unregister(self.close)
+        self._leave_word(f"call/{self._rank}", "")  # wakes the thread
+        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            cut(self._answering)  # the wake-up call was lost
+            self._thread.join(_CLOSE_S)
+
+    def _answer(self) -> None:
+        call, here = _key(f"call/{self._rank}"), _key(f"here/{self._rank}")
+        try:
+            while True:
+                self._answering.wait([call], _FOR_EVER)
+                if self._closing:
+                    return
+                self._answering.delete_key(call)
+                self._answering.add(here, 1)
+        except dist.DistError:
+            return  # the store has gone: there is nobody to answer
+
+    def _ask(self, found: Attendance) -> None:
+        others = [rank for rank in range(len(self._hosts)) if rank != self._rank]
+        before = {rank: self._store.add(_key(f"here/{rank}"), 0) for rank in others}
+        for rank in others:
+            self._store.set(_key(f"call/{rank}"), "")
+        answered: set[int] = set()
+        deadline = time.monotonic() + self._answer_s
+        while True:
+            for rank in [r for r in others if r not in found.waiting and r not in found.failed]:
+                self._look_at(found, rank)
+                if self._store.add(_key(f"here/{rank}"), 0) > before[rank]:
+                    answered.add(rank)
+            told = answered.union(found.waiting, found.failed)
+            found.busy = sorted(answered.difference(found.waiting, found.failed))
+            if len(told) == len(others) or time.monotonic() > deadline:
+                return
+            time.sleep(_POLL_S)
+
+    def _look_at(self, found: Attendance, rank: int) -> None:
+        """Whether it left a word."""
+        if self._store.check([_key(f"failed/{rank}")]):
+            found.failed[rank] = bytes(self._store.get(_key(f"failed/{rank}"))).decode()
+        elif self._store.check([_key(f"waiting/{rank}")]):
+            found.waiting.append(rank)
+
+    def _let_others_ask(self, ranks: list[int]) -> None:
+        deadline = time.monotonic() + self._answer_s
+        try:
+            while not all(self._store.check([_key(f"told/{rank}")]) for rank in ranks):
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(_POLL_S)
+        except dist.DistError:
+            return  # then they cannot ask either
+
+    def _leave_word(self, name: str, text: str) -> None:
+        try:
+            self._store.set(_key(name), text[:_LONGEST_WORDS])
+        except dist.DistError:
+            return  # whoever asks will find out that the store has gone
+
+
+def _key(name: str) -> str:
+    return f"roll call/{name}"
+
+
+def tell_hosts(store: Store, rank: int, host: str) -> None:
+    """To be called before all ranks meet, `read_hosts` after."""
+    store.set(_key(f"host/{rank}"), host)
+
+
+def read_hosts(store: Store, world_size: int) -> list[str]:
+    """By rank."""
+    keys = [_key(f"host/{rank}") for rank in range(world_size)]
+    return [bytes(host).decode() for host in store.multi_get(keys)]
+
+
+def after_roll_call(error: TimedOut | RankFailed, found: Attendance) -> TimedOut | RankFailed:
+    """The same error with what was found; PeerLost where another rank turned out to be the cause.
+
+    A limit that was reached stays one: whether the peer or the limit was at fault, nobody knows.
+    """
+    message = f"{error}. Roll call: {found.words()}"
+    if isinstance(error, TimedOut):
+        return TimedOut(message)
+    if isinstance(error, PeerLost) or found.silent or found.failed:
+        return PeerLost(message, error.rank if found.culprit is None else found.culprit)
+    return RankFailed(message, error.rank)

@@ -1,0 +1,156 @@
+"""Memory and signals that the ranks of one node share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline.data.node import MemoryUse, node_memory
+from paceline.errors import EnvironmentLacks
+from paceline.transports.shared.channel import Channel
+from paceline.transports.shared.meeting import Meeting
+from paceline.transports.shared.semaphores import LINE_BYTES, Semaphores
+from paceline.transports.shared.watch import Process, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from paceline.data.node import NodeShare
+
+_ADVICE = "use a smaller batch, image or model, or fewer workers on the node"
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefixed:
+    """A NodeShare whose names are told apart from those of others made from the same one."""
+
+    share: NodeShare
+    prefix: str
+
+    @property
+    def local_rank(self) -> int:
+        return self.share.local_rank
+
+    @property
+    def ranks_on_node(self) -> int:
+        return self.share.ranks_on_node
+
+    def publish(self, name: str, value: str) -> None:
+        self.share.publish(f"{self.prefix}/{name}", value)
+
+    def lookup(self, name: str, timeout_s: float) -> str:
+        return self.share.lookup(f"{self.prefix}/{name}", timeout_s)
+
+    def barrier(self, timeout_s: float) -> None:
+        self.share.barrier(timeout_s)
+
+
+class SharedNode:
+    """What the ranks of a node share. Making it, memory, meetings and channels is collective:
+    all ranks of the node call the same in the same order.
+
+    Everything lives as long as somebody uses it: the arrays that were given out stay good after
+    close(), and no memory outlives its processes.
+    """
+
+    def __init__(self, node: NodeShare, limit_s: float) -> None:
+        """limit_s: of each wait, here and in all that is made from this.
+
+        Raises EnvironmentLacks if the ranks cannot share memory or there is too little of it,
+        TimedOut if not all come.
+        """
+        self.local_rank = node.local_rank
+        self.ranks_on_node = node.ranks_on_node
+        self._node = node
+        self._limit_s = limit_s
+        self._made = 0
+        self._signals: list[Semaphores] = []
+        states = self.memory("signals", self.ranks_on_node)
+        self._watch = Watch(self.local_rank, self._processes(), states, limit_s)
+
+    def memory(self, name: str, size_bytes: int) -> NDArray[np.uint8]:
+        """Shape (size_bytes,): the same bytes on all ranks, zero at first, aligned to a page.
+
+        Collective. Pages are made at first touch, by the NUMA node of whoever touches them.
+        `name` says to a user what it is for: "the weights". Raises as the constructor.
+        """
+        padded = max(1, -(-size_bytes // LINE_BYTES)) * LINE_BYTES
+        memory = node_memory(
+            self._next(name), padded, self._limit_s, MemoryUse(f"{name} (shared)", _ADVICE)
+        )
+        if self.ranks_on_node > 1 and not memory.shared:
+            raise EnvironmentLacks(
+                f"the {self.ranks_on_node} ranks of this node must share memory for {name}, but "
+                "cannot open one another's through /proc (different containers or users, or /proc "
+                "hidden); start them in one container as one user. Without shared memory there is "
+                'local strategy "processes" with transport "gloo"'
+            )
+        return np.frombuffer(memory.buffer, dtype=np.uint8)[:size_bytes]
+
+    def meeting(self, members: Sequence[int]) -> Meeting:
+        """A barrier among `members` (local ranks); collective over all ranks of the node."""
+        self._check(members)
+        signals = self._semaphores("meetings", Meeting.semaphores_needed(len(members)))
+        return Meeting(members, signals, self._watch)
+
+    def channel(self, sender: int, receiver: int, slots: int, slot_bytes: int) -> Channel:
+        """Slots from local rank `sender` to `receiver`; collective over all ranks of the node."""
+        self._check([sender, receiver])
+        line = -(-slot_bytes // LINE_BYTES) * LINE_BYTES
+        memory = self.memory("what crosses between stages", slots * line)
+        signals = self._semaphores("channels", Channel.semaphores_needed(slots))
+        views = [memory[slot * line :][:slot_bytes] for slot in range(slots)]
+        return Channel(sender, receiver, views, signals, self._watch)
+
+    def fail(self) -> None:
+        """This rank cannot go on: all who wait, now or later, raise PeerLost. Never waits."""
+        self._watch.announce_failure()
+        for semaphores in self._signals:
+            for index in range(len(semaphores)):
+                semaphores.post(index)
+
+    def close(self) -> None:
+        """Take leave; never waits, harmless twice. Who waits for this rank gets PeerLost.
+
+        Memory goes when the last array, meeting and channel that use it do.
+        """
+        self._watch.announce_leave()
+        self._signals.clear()
+
+    def _next(self, name: str) -> _Prefixed:
+        self._made += 1
+        return _Prefixed(self._node, f"{self._made} {name}")
+
+    def _processes(self) -> dict[int, Process]:
+        """Of all ranks of the node, by local rank; collective."""
+        if self.ranks_on_node == 1:
+            return {}
+        share = self._next("processes")
+        own = Process.own()
+        share.publish(str(self.local_rank), f"{own.pid} {own.started}")
+        published = [
+            share.lookup(str(rank), self._limit_s).split() for rank in range(self.ranks_on_node)
+        ]
+        return {rank: Process(int(pid), started) for rank, (pid, started) in enumerate(published)}
+
+    def _semaphores(self, name: str, count: int) -> Semaphores:
+        """Collective; ready for use on all ranks when it returns."""
+        semaphores = Semaphores(
+            self.memory(name, count * LINE_BYTES), initialise=self.local_rank == 0
+        )
+        if self.ranks_on_node > 1:
+            share = self._next(name)
+            if self.local_rank == 0:
+                share.publish("ready", "")
+            share.lookup("ready", self._limit_s)
+        self._signals.append(semaphores)
+        return semaphores
+
+    def _check(self, members: Sequence[int]) -> None:
+        known = range(self.ranks_on_node)
+        if len(set(members)) != len(members) or not all(rank in known for rank in members):
+            raise ValueError(f"{list(members)} are not different local ranks of {known}")

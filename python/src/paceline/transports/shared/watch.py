@@ -1,0 +1,126 @@
+"""Who of the node's ranks is still there: bounded waits that notice the failed, left and killed."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import TimedOut
+from paceline.transports.base import PeerLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from paceline.transports.shared.semaphores import Semaphores
+
+_SLICE_S = 0.2  # how long a killed peer may go unnoticed; looking costs tens of microseconds
+_HERE, _LEFT, _FAILED = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process, told apart from a later one of the same number by when it started."""
+
+    pid: int
+    started: str  # clock ticks since boot, field 22 of /proc/PID/stat
+
+    @classmethod
+    def own(cls) -> Process:
+        return cls(os.getpid(), _state_and_start(os.getpid())[1])
+
+    def alive(self) -> bool:
+        """False also for a zombie: it runs no more, its parent has only not asked yet."""
+        try:
+            state, started = _state_and_start(self.pid)
+        except OSError:
+            return False
+        return started == self.started and state not in {"Z", "X"}
+
+
+def _state_and_start(pid: int) -> tuple[str, str]:
+    """Fields 3 and 22 of /proc/PID/stat (proc_pid_stat(5))."""
+    # the second field is the program's name in brackets, and may hold blanks and brackets
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], fields[19]
+
+
+class Watch:
+    """Waits for other ranks, no longer than the limit and no longer than they live."""
+
+    def __init__(
+        self,
+        local_rank: int,
+        processes: Mapping[int, Process],
+        states: NDArray[np.uint8],
+        limit_s: float,
+    ) -> None:
+        """processes: of the node's ranks, by local rank. states: shared, shape (ranks,)."""
+        self.local_rank = local_rank
+        self._processes = {
+            rank: process for rank, process in processes.items() if rank != local_rank
+        }
+        self._states = states
+        self._limit_s = limit_s
+
+    def announce_failure(self) -> None:
+        self._states[self.local_rank] = _FAILED
+
+    def announce_leave(self) -> None:
+        """This rank's end is from now on no loss, unless it had failed or somebody waits for it."""
+        if self._states[self.local_rank] == _HERE:
+            self._states[self.local_rank] = _LEFT
+
+    def take(
+        self,
+        semaphores: Semaphores,
+        index: int,
+        peer: int,
+        deadline: float,
+        explain: Callable[[], str],
+    ) -> None:
+        """Take one from the semaphore that `peer` posts; deadline as of time.monotonic().
+
+        Raises PeerLost if any rank of the node fails or dies, or `peer` leaves; TimedOut with
+        `explain()` in the message.
+        """
+        while not semaphores.take(index, max(0.0, min(_SLICE_S, deadline - time.monotonic()))):
+            self._look_for_lost(peer)
+            if time.monotonic() >= deadline:
+                raise TimedOut(
+                    f"local rank {self.local_rank} waited {self._limit_s:g} s for {explain()}. "
+                    "Their logs say what they were doing; if they only need longer, raise "
+                    "limits.collective_s of the spec"
+                )
+        self._look_for_failed()
+
+    def deadline(self) -> float:
+        return time.monotonic() + self._limit_s
+
+    def _look_for_failed(self) -> None:
+        # bytes.find: a tenth of the time of numpy's comparison, and this is asked at every signal
+        failed = self._states.tobytes().find(_FAILED)
+        if failed >= 0:
+            raise self._lost(failed, "has failed")
+
+    def _look_for_lost(self, peer: int) -> None:
+        self._look_for_failed()
+        for rank, process in self._processes.items():
+            # asked before the state, so that one who leaves in between is not taken for dead
+            alive = process.alive()
+            state = self._states[rank]
+            if rank == peer and state == _LEFT:
+                raise self._lost(rank, "has left")
+            if not alive and state == _HERE:
+                raise self._lost(rank, f"(process {process.pid}) has died")
+
+    def _lost(self, rank: int, how: str) -> PeerLost:
+        return PeerLost(
+            f"local rank {rank} of this node {how} while local rank {self.local_rank} waited; the "
+            "cause is in its log"
+        )

@@ -1,0 +1,1 @@
+"""All-reduce over Spark's barrier allGather."""

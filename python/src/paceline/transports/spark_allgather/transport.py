@@ -1,0 +1,260 @@
+"""Spark's barrier messages as a torch.distributed backend named `spark-allgather`.
+
+It shows what Spark itself can carry between the tasks of a stage: strings, through the driver, at
+about one call a second. Importing this module registers the backend.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from paceline.errors import UsageError
+from paceline.transports.progress import ProgressThread
+from paceline.transports.recorder import arrive, payload_bytes
+from paceline.transports.spark_allgather.messages import Messages, chunk_bytes, offered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+    from torch._C._distributed_c10d import Store
+
+    from paceline.errors import PacelineError
+    from paceline.plan.trial import Trial
+    from paceline.training.context import RankContext
+    from paceline.transports.work import PendingWork
+
+BACKEND = "spark-allgather"
+_ALGORITHM = "through the driver"
+_CLOSE_LIMIT_S = 10.0
+_ABORT_LIMIT_S = 0.5
+_REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+    dist.ReduceOp.SUM: torch.add,
+    dist.ReduceOp.AVG: torch.add,
+    dist.ReduceOp.PRODUCT: torch.mul,
+    dist.ReduceOp.MIN: torch.minimum,
+    dist.ReduceOp.MAX: torch.maximum,
+}
+
+# Untyped here: torch declares overloads of which a backend implements the one with lists.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class SparkProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see above
+    """All tasks of a barrier stage. Operations are carried out in order, on one thread.
+
+    Every rank gets every rank's bytes and reduces them in the order of ranks, so all have the same
+    bits, in every run.
+    """
+
+    def __init__(self, messages: Messages, rank: int, size: int, limit_s: float, name: str) -> None:
+        """limit_s: of every operation, from when it is its turn."""
+        super().__init__(rank, size)
+        self._messages = messages
+        self._rank = rank
+        self._size = size
+        self._name = name
+        self._progress = ProgressThread("Spark", rank, limit_s, name)
+
+    @property
+    def failure(self) -> PacelineError | None:
+        """The first error of this group; after it every operation fails."""
+        return self._progress.failure
+
+    def getBackendName(self) -> str:  # noqa: N802  (torch's name)
+        return BACKEND
+
+    def setGroupName(self, group_name: str) -> None:  # noqa: N802  (torch's name)
+        self._name = group_name
+
+    def getGroupName(self) -> str:  # noqa: N802  (torch's name)
+        return self._name
+
+    @property
+    def group_name(self) -> str:
+        """The base class has no place for the name of a group that is its own backend."""
+        return self._name
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    def shutdown(self) -> None:
+        # After a failure the thread may be one that Spark holds: the peers are not to wait for it.
+        self._progress.close(_CLOSE_LIMIT_S if self.failure is None else _ABORT_LIMIT_S)
+
+    def abort(self) -> None:
+        """End the threads without the peers; one that Spark holds is left behind."""
+        self._progress.close(_ABORT_LIMIT_S)
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> PendingWork:
+        """Reduce each tensor over all ranks, in place."""
+        asked = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
+        reduce = next((f for op, f in _REDUCTIONS.items() if asked == op), None)
+        if reduce is None:
+            raise UsageError(f"{BACKEND}: expected a sum, average, product, min or max: {asked}")
+
+        def call() -> None:
+            for tensor in tensors:
+                self._reduce(tensor, reduce)
+                if asked == dist.ReduceOp.AVG:
+                    tensor.detach().div_(self._size)
+
+        return self._submit("allreduce", call, tensors)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> PendingWork:
+        return self.allreduce(tensors, opts)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> PendingWork:
+        root: int = opts.rootRank if opts is not None else 0
+
+        def call() -> None:
+            for tensor in tensors:
+                own = tensor.detach().contiguous()
+                sizes = [0] * self._size
+                sizes[root] = payload_bytes(own)
+                source = _bytes_of(own) if self._rank == root else memoryview(b"")
+                self._collect("broadcast", source, sizes, {root: own})
+                if self._rank != root:
+                    tensor.detach().copy_(own)
+
+        return self._submit("broadcast", call, tensors)
+
+    def allgather(
+        self,
+        output_tensors: list[list[Tensor]],
+        input_tensors: list[Tensor],
+        opts: Any = None,  # noqa: ARG002
+    ) -> PendingWork:
+        """Every rank's tensor on every rank; shapes may differ between ranks."""
+
+        def call() -> None:
+            for outputs, own in zip(output_tensors, input_tensors, strict=True):
+                parts = {rank: out.detach().contiguous() for rank, out in enumerate(outputs)}
+                sizes = [payload_bytes(part) for part in parts.values()]
+                self._collect("allgather", _bytes_of(own.detach().contiguous()), sizes, parts)
+                for rank, out in enumerate(outputs):
+                    out.detach().copy_(parts[rank])
+
+        return self._submit("allgather", call, output_tensors)
+
+    def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> PendingWork:
+        """Every rank's tensor one after the other in `output`."""
+        parts = [p.view(own.shape) for p in output.view(-1).chunk(self._size)]
+        return self.allgather([parts], [own], opts)
+
+    _allgather_base = all_gather_single  # the name before torch 2.13
+
+    def barrier(self, opts: Any = None) -> PendingWork:  # noqa: ARG002
+        def call() -> None:
+            self._collect("barrier", memoryview(b""), [0] * self._size, {})
+
+        return self._submit("barrier", call, [])
+
+    def _submit(self, name: str, call: Callable[[], None], tensors: list[Any]) -> PendingWork:
+        operation = arrive(self._name, self._size, name, payload_bytes(tensors))
+        operation.algorithm = _ALGORITHM
+        messages = self._messages
+
+        def counted() -> None:
+            bytes_before, messages_before = messages.sent_bytes, messages.sent_messages
+            call()
+            operation.sent_bytes = messages.sent_bytes - bytes_before
+            operation.sent_messages = messages.sent_messages - messages_before
+
+        return self._progress.submit(name, counted, tensors, operation)
+
+    def _reduce(self, tensor: Tensor, reduce: Callable[[Tensor, Tensor], Tensor]) -> None:
+        own = tensor.detach().contiguous()
+        flat = own.view(-1)
+        size = payload_bytes(own)
+        for start, parts in self._messages.exchange(
+            "allreduce", _bytes_of(own), [size] * self._size
+        ):
+            first, *others = (_elements(part, own.dtype) for part in parts)
+            for other in others:
+                first = reduce(first, other)
+            begin = start // own.element_size()
+            flat[begin : begin + len(first)] = first
+        if own.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(own)
+
+    def _collect(
+        self, name: str, own: memoryview, sizes: list[int], targets: dict[int, Tensor]
+    ) -> None:
+        """Exchange, and put the bytes of the ranks in `targets` into their tensors (contiguous)."""
+        into = {rank: _bytes_of(target) for rank, target in targets.items()}
+        for start, parts in self._messages.exchange(name, own, sizes):
+            for rank, target in into.items():
+                target[start : start + len(parts[rank])] = parts[rank]
+
+
+class SparkAllGatherTransport:
+    """Messages of the barrier tasks, offered by the job (`spark_messages.offer`)."""
+
+    name = BACKEND
+
+    def __init__(self) -> None:
+        self._group: SparkProcessGroup | None = None
+        self._size = 1
+
+    def open(self, context: RankContext, trial: Trial, store: Store) -> None:
+        self._size = context.world_size
+        dist.init_process_group(
+            BACKEND,
+            store=PrefixStore(BACKEND, store),
+            rank=context.rank,
+            world_size=context.world_size,
+            timeout=timedelta(seconds=trial.limits.collective_s),
+        )
+        group = dist.group.WORLD
+        assert isinstance(group, SparkProcessGroup)
+        self._group = group
+
+    def explain(self, error: Exception) -> PacelineError | None:  # noqa: ARG002
+        # What DDP raises is a copy without its type; the group knows the original.
+        return self._group.failure if self._group is not None else None
+
+    def describe(self) -> dict[str, Any]:
+        return {"through": "the driver, as text", "chunk_bytes": chunk_bytes(self._size)}
+
+    def close(self, *, failed: bool) -> None:
+        if failed and self._group is not None:
+            self._group.abort()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _create_group(options: Any, _backend_options: Any) -> SparkProcessGroup:
+    if dist.is_initialized():
+        raise UsageError(f"{BACKEND}: carries for all ranks at once, there are no smaller groups")
+    rank, size = options.group_rank, options.group_size
+    return SparkProcessGroup(
+        Messages(offered(), rank, size),
+        rank,
+        size,
+        limit_s=options.timeout.total_seconds(),
+        name=options.group_id,
+    )
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor, where they lie."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _elements(data: bytes, dtype: torch.dtype) -> Tensor:
+    """Elements of `data`, in memory of their own."""
+    if not data:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=dtype)
+
+
+dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=["cpu"])

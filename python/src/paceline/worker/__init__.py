@@ -1,0 +1,1 @@
+"""One rank of a trial from start to end."""

@@ -1,0 +1,75 @@
+"""How far the clocks of other hosts are from rank 0's."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.transports.store import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch._C._distributed_c10d import Store
+
+    from paceline.training.context import RankContext
+
+_ROUNDS = 8
+
+
+class ClockOffset(NamedTuple):
+    """Add offset_s to this rank's unix times to get rank 0's; true within +-error_s."""
+
+    offset_s: float
+    error_s: float
+
+
+SAME_CLOCK = ClockOffset(0.0, 0.0)
+
+
+def best_offset(rounds: Sequence[tuple[float, float, float]]) -> ClockOffset:
+    """Cristian's estimate from the round with the shortest trip (Cristian: Probabilistic clock
+    synchronization, Distributed Computing 3, 1989).
+
+    rounds: (own time when asked, the other's time, own time when answered), seconds.
+    """
+    asked, theirs, answered = min(rounds, key=lambda r: r[2] - r[0])
+    return ClockOffset(theirs - (asked + answered) / 2, (answered - asked) / 2)
+
+
+def measure_offset(
+    store: Store, context: RankContext, limit_s: float, now: Callable[[], float] = time.time
+) -> ClockOffset:
+    """Collective over all ranks; exactly 0 on rank 0's own host, which has the same clock."""
+    store.set(f"clock/host/{context.rank}", context.host)
+    hosts_keys = [f"clock/host/{rank}" for rank in range(context.world_size)]
+    wait_for(store, hosts_keys, limit_s, f"rank {context.rank}: the other ranks' host names")
+    hosts = [bytes(store.get(key)).decode() for key in hosts_keys]
+    if context.is_first:
+        for rank, host in enumerate(hosts):
+            if host != context.host:
+                _answer(store, rank, limit_s, now)
+        return SAME_CLOCK
+    if context.host == hosts[0]:
+        return SAME_CLOCK
+    return best_offset([_ask(store, context.rank, n, limit_s, now) for n in range(_ROUNDS)])
+
+
+def _ask(
+    store: Store, rank: int, number: int, limit_s: float, now: Callable[[], float]
+) -> tuple[float, float, float]:
+    if number == 0:  # ranks are served in turn: time the trips only once it is ours
+        wait_for(store, [f"clock/turn/{rank}"], limit_s, f"rank {rank}: its turn to ask the time")
+    key = f"clock/answer/{rank}/{number}"
+    asked = now()
+    store.set(f"clock/question/{rank}/{number}", "?")
+    wait_for(store, [key], limit_s, f"rank {rank}: rank 0's clock")
+    answered = now()
+    return asked, float(bytes(store.get(key)).decode()), answered
+
+
+def _answer(store: Store, rank: int, limit_s: float, now: Callable[[], float]) -> None:
+    store.set(f"clock/turn/{rank}", "yours")
+    for number in range(_ROUNDS):
+        wait_for(store, [f"clock/question/{rank}/{number}"], limit_s, f"rank {rank}'s question")
+        store.set(f"clock/answer/{rank}/{number}", repr(now()))

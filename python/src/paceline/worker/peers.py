@@ -1,0 +1,182 @@
+"""Joins the ranks of a trial, keeps what they share, and takes leave without hanging."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import PacelineError, RankFailed, TimedOut
+from paceline.training.resources import RankCores, check_node
+from paceline.transports import PeerLost, Transport, create_transport
+from paceline.transports.group_store import GroupStore
+from paceline.transports.roll_call import (
+    RollCall,
+    after_roll_call,
+    read_hosts,
+    tell_hosts,
+)
+from paceline.transports.store import (
+    ANSWER_SHARE,
+    limited,
+    meet,
+    open_again,
+    open_store,
+    server_lost,
+    wait_for,
+)
+from paceline.transports.store_sockets import limit_answers
+from paceline.worker.clock import SAME_CLOCK, ClockOffset, measure_offset
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+    from paceline.plan.trial import Trial
+    from paceline.training.context import RankContext
+
+
+class Peers:
+    """All ranks of a trial; made by `join_peers`. A single rank has no store and no transport."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        trial: Trial,
+        store: TCPStore | None = None,
+        transport: Transport | None = None,
+        clock: ClockOffset = SAME_CLOCK,
+        roll_call: RollCall | None = None,
+    ) -> None:
+        self.clock = clock
+        self._roll_call = roll_call
+        self._context = context
+        self._limits = trial.limits
+        self._store = store
+        self._transport = transport
+
+    def node(self, purpose: str) -> GroupStore | None:
+        """The ranks of this node, for one purpose; None for a single rank."""
+        return None if self._store is None else _node(self._store, self._context, purpose)
+
+    def world(self, purpose: str) -> GroupStore | None:
+        """All ranks, for one purpose, as if on one node; None for a single rank."""
+        if self._store is None:
+            return None
+        context = self._context
+        return GroupStore(self._store, context.rank, context.world_size, f"world/{purpose}")
+
+    def all_equal(self, name: str, value: str) -> list[int]:
+        """Ranks whose `value` is not rank 0's; collective, [] on the other ranks."""
+        if self._store is None:
+            return []
+        self._store.set(f"equal/{name}/{self._context.rank}", value)
+        if not self._context.is_first:
+            return []
+        keys = [f"equal/{name}/{rank}" for rank in range(self._context.world_size)]
+        wait_for(self._store, keys, self._limits.collective_s, f"rank 0: {name} of all ranks")
+        values = [bytes(self._store.get(key)).decode() for key in keys]
+        return [rank for rank, other in enumerate(values) if other != value]
+
+    def describe(self) -> dict[str, Any]:
+        return {} if self._transport is None else self._transport.describe()
+
+    def explain(self, error: Exception) -> PacelineError | None:
+        """What an error out of a collective means, and which ranks are the cause.
+
+        None if it is not about communication; then the others are told that this rank fails.
+        """
+        meaning = self._meaning(error)
+        if self._roll_call is None:
+            return meaning
+        if not isinstance(meaning, TimedOut | RankFailed):
+            self._roll_call.announce(f"{type(error).__name__}: {error}")
+            return meaning
+        return after_roll_call(meaning, self._roll_call.call(str(meaning)))
+
+    def _meaning(self, error: Exception) -> PacelineError | None:
+        if isinstance(error, TimedOut | PeerLost):
+            return error
+        lost = server_lost(error, f"rank {self._context.rank}: rank 0's store")
+        if lost is not None or self._transport is None:
+            return lost
+        if isinstance(error, PacelineError) and not isinstance(error, RankFailed):
+            return None  # its words are not the transport's
+        return self._transport.explain(error)
+
+    def leave(self, *, failed: bool) -> None:
+        """Close everything. If all went well, rank 0, which serves the store, goes last."""
+        store, self._store = self._store, None
+        transport, self._transport = self._transport, None
+        roll_call, self._roll_call = self._roll_call, None
+        if store is None:
+            if transport is not None:
+                transport.close(failed=True)
+            return
+        ranks = range(self._context.world_size)
+        try:
+            if not failed:
+                meet(store, "trained", self._context.rank, ranks, self._limits.collective_s)
+        except PacelineError:
+            failed = True
+            raise
+        finally:
+            if transport is not None:
+                transport.close(failed=failed)
+            if roll_call is not None:
+                roll_call.close()
+        if not failed:
+            store.set(f"left/{self._context.rank}", "")
+            if self._context.is_first:
+                keys = [f"left/{rank}" for rank in ranks]
+                wait_for(store, keys, self._limits.rendezvous_s, "rank 0: all ranks to leave")
+
+
+def join_peers(context: RankContext, trial: Trial) -> Peers:
+    """Meet the other ranks within `limits.rendezvous_s` and open the transport; collective.
+
+    Raises TimedOut naming the ranks that did not come, EnvironmentLacks if the ranks of a node
+    share cores although they should not, or the transport cannot be had here.
+    """
+    if context.world_size == 1:
+        return Peers(context, trial)
+    limit_s = trial.limits.rendezvous_s
+    store = open_store(context, limit_s)
+    with limited(f"rank {context.rank}: rank 0's store", limit_s):
+        return _join(context, trial, store, limit_s)
+
+
+def _join(context: RankContext, trial: Trial, store: TCPStore, limit_s: float) -> Peers:
+    tell_hosts(store, context.rank, context.host)
+    meet(store, "joined", context.rank, range(context.world_size), limit_s)
+    node = _node(store, context, "cores")
+    check_node(context, trial.placement, _cores(node, limit_s))
+    clock = measure_offset(store, context, limit_s)
+    transport = create_transport(trial)
+    limit_answers(store, trial.limits.collective_s * ANSWER_SHARE)
+    roll_call = RollCall(
+        store,
+        open_again(context, limit_s),
+        rank=context.rank,
+        hosts=read_hosts(store, context.world_size),
+        limit_s=trial.limits.collective_s,
+        interface=trial.interface,
+    )
+    peers = Peers(context, trial, store, transport, clock, roll_call)
+    if transport is not None:
+        try:
+            transport.open(context, trial, store)
+        except BaseException:
+            peers.leave(failed=True)
+            raise
+    return peers
+
+
+def _node(store: TCPStore, context: RankContext, purpose: str) -> GroupStore:
+    prefix = f"node {context.node_index} ({context.host})/{purpose}"
+    return GroupStore(store, context.local_rank, context.ranks_on_node, prefix)
+
+
+def _cores(node: GroupStore, limit_s: float) -> list[RankCores]:
+    """Cores that each of the node's ranks may use, by local rank; collective."""
+    node.publish(str(node.local_rank), RankCores.own().to_json())
+    return [
+        RankCores.from_json(node.lookup(str(rank), limit_s)) for rank in range(node.ranks_on_node)
+    ]

@@ -1,0 +1,210 @@
+"""One rank of a trial from rendezvous to result: what every launcher's job calls.
+
+Call `resources.apply_resources` first, then import this module (it imports torch).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+# The first optimiser imports it in any case, which takes a second or more: as an import it is
+# counted as one, not as part of building the model.
+import torch._dynamo  # noqa: F401
+
+from paceline.data.dataset import open_dataset
+from paceline.data.reading import Feed, SoloNode, open_feed
+from paceline.errors import RankFailed
+from paceline.plan.schedule import schedule_of
+from paceline.records.files import write_json
+from paceline.records.rows import TrainingResult
+from paceline.strategies import LocalStrategy, create_strategy
+from paceline.training.loop import Loop
+from paceline.training.resources import read_back, set_threads
+from paceline.training.spans import Spans
+from paceline.training.tensors import save_tensors, sha256_of, update_l2
+from paceline.training.transforms import put_in_memory_format
+from paceline.transports.recorder import recording
+from paceline.worker.peers import Peers, join_peers
+from paceline.workloads import build_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.plan.schedule import Schedule
+    from paceline.plan.trial import Trial
+    from paceline.records.layout import TrialFiles
+    from paceline.training.context import RankContext
+    from paceline.transports.recorder import Recorder
+
+
+def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
+    """Train as `trial` says, as the rank that `context` says, and leave the records in `files`.
+
+    Collective over all ranks; every wait has the limits of `trial.limits`.
+    Raises what PacelineError has: EnvironmentLacks, DataError, TimedOut, RankFailed (PeerLost where
+    another rank is the cause).
+    """
+    own = files.rank(context.rank)
+    with Spans(own.spans) as spans, recording(own.communication) as recorder:
+        spans.ended("imports", context.process_started_unix_s)
+        set_threads(trial.threads_per_worker)
+        with spans("rendezvous"):
+            peers = join_peers(context, trial)
+        try:
+            _Worker(trial, context, files, spans, peers, recorder).run()
+        except Exception as error:
+            meaning = peers.explain(error)
+            peers.leave(failed=True)
+            if meaning is None or meaning is error:
+                raise
+            raise meaning from error
+        except BaseException:
+            peers.leave(failed=True)
+            raise
+        peers.leave(failed=False)
+
+
+@contextmanager
+def _closing(strategy: LocalStrategy) -> Iterator[None]:
+    """Close it whatever happens; if it is an error, tell the peers that wait for this rank."""
+    try:
+        yield
+    except BaseException:
+        strategy.close(failed=True)
+        raise
+    strategy.close(failed=False)
+
+
+class _Worker:
+    """The stages between joining and leaving."""
+
+    def __init__(
+        self,
+        trial: Trial,
+        context: RankContext,
+        files: TrialFiles,
+        spans: Spans,
+        peers: Peers,
+        recorder: Recorder,
+    ) -> None:
+        self._trial = trial
+        self._context = context
+        self._files = files
+        self._spans = spans
+        self._peers = peers
+        self._recorder = recorder
+
+    def run(self) -> None:
+        with self._spans("data_load"):
+            schedule, classes, feed = self._open_feed()
+        with feed:
+            strategy = create_strategy(self._trial)
+            with _closing(strategy):
+                with self._spans("model_build"):
+                    self._prepare(strategy, classes)
+                with self._spans("train"):
+                    steps = self._train(strategy, schedule, feed)
+                with self._spans("bookkeeping"):
+                    self._finish(strategy, classes, steps)
+
+    def _train(self, strategy: LocalStrategy, schedule: Schedule, feed: Feed) -> int:
+        rank = self._context.rank
+        loop = Loop(
+            schedule,
+            self._trial.training,
+            strategy,
+            rank,
+            counts_samples=self._stage == 0,
+            on_first_gradient=lambda: self._save_gradient(strategy),
+            on_step_end=self._recorder.flush,
+        )
+        steps = loop.run(feed, self._files.rank(rank))
+        if steps != schedule.steps:
+            raise RankFailed(
+                f"rank {rank}: expected {schedule.steps} steps, the data set's reader ended after "
+                f"{steps}",
+                rank,
+            )
+        return steps
+
+    @property
+    def _stage(self) -> int:
+        return self._context.local_rank % self._trial.stages
+
+    def _open_feed(self) -> tuple[Schedule, int, Feed]:
+        training, context = self._trial.training, self._context
+        shares_on_node = context.ranks_on_node // self._trial.stages
+        dataset = open_dataset(training.dataset, trust=training.trust_dataset)
+        schedule = schedule_of(training, dataset.row_group_rows)
+        feed = open_feed(
+            dataset,
+            schedule,
+            mode=training.reading,
+            image_size=training.image_size,
+            rank=context.node_index * shares_on_node + context.local_rank // self._trial.stages,
+            world_size=self._trial.placement.nodes * shares_on_node,
+            pixels=self._stage == 0,
+            share_of_node=self._peers.node("photos") or SoloNode(),
+            decode_threads=self._trial.placement.threads_per_rank,
+            timeout_s=self._trial.limits.trial_s,
+        )
+        return schedule, len(dataset.classes), feed
+
+    def _prepare(self, strategy: LocalStrategy, classes: int) -> None:
+        """Build the model; the environment is read back and written once all is set up."""
+        trial, training = self._trial, self._trial.training
+        model = build_model(training.model, classes, dropout=training.dropout, seed=training.seed)
+        initial = sha256_of(model.state_dict())
+        put_in_memory_format(model, training.memory_format)
+        strategy.prepare(model, self._context, trial, self._peers)
+        del model  # a strategy may keep less of it
+        environment = read_back(
+            self._context,
+            trial,
+            clock_offset_s=self._peers.clock.offset_s,
+            clock_error_s=self._peers.clock.error_s,
+            initial_weights_sha256=initial,
+            workers=strategy.workers(),
+        )
+        write_json(
+            self._files.rank(self._context.rank).environment, dataclasses.asdict(environment)
+        )
+
+    def _save_gradient(self, strategy: LocalStrategy) -> None:
+        if not self._trial.save_tensors:
+            return
+        gradients = strategy.gradients()
+        if self._context.is_first:
+            save_tensors(self._files.gradient, gradients)
+
+    def _finish(self, strategy: LocalStrategy, classes: int, steps: int) -> None:
+        """Check that all ranks end with the same weights; rank 0 writes weights and result."""
+        training = self._trial.training
+        weights = strategy.state_dict()
+        sha256 = sha256_of(weights)
+        differing = self._peers.all_equal("weights_sha256", sha256)
+        if differing:
+            raise RankFailed(
+                f"ranks {differing} ended with other weights than rank 0: their gradients were not "
+                "averaged alike; this is a defect of the transport or strategy, please report it",
+                differing[0],
+            )
+        if not self._context.is_first:
+            return
+        if self._trial.save_tensors:
+            save_tensors(self._files.weights, weights)
+        initial = build_model(training.model, classes, dropout=training.dropout, seed=training.seed)
+        result = TrainingResult(
+            steps=steps,
+            weights_sha256=sha256,
+            update_l2=update_l2(weights, initial.state_dict()),
+            parameters=sum(p.numel() for p in initial.parameters()),
+            communication={
+                "transport": self._trial.transport,
+                **self._peers.describe(),
+                **strategy.describe(),
+            },
+        )
+        write_json(self._files.result, dataclasses.asdict(result))

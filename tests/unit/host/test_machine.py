@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import json
+
+import torch
+from tests.unit.fabricated_system import two_sockets
+
+from paceline.host.machine import gpu_models, machine_facts, torch_cuda
+
+
+def driver_file(root, bus, text):
+    folder = root / "proc/driver/nvidia/gpus" / bus
+    folder.mkdir(parents=True)
+    (folder / "information").write_text(text)
+
+
+def test_gpus_are_named_by_their_driver_in_the_order_of_the_bus(tmp_path):
+    driver_file(tmp_path, "0000:41:00.0", "Model: \t\t NVIDIA L4\nIRQ: 5\n")
+    driver_file(tmp_path, "0000:01:00.0", "Model: \t\t NVIDIA H200\nGPU UUID: GPU-1\n")
+    assert gpu_models(tmp_path) == ["NVIDIA H200", "NVIDIA L4"]
+
+
+def test_gpus_in_a_container_without_the_drivers_files_are_counted(tmp_path):
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    assert gpu_models(tmp_path) == ["NVIDIA GPU", "NVIDIA GPU"]
+
+
+def test_machine_without_a_driver_has_no_gpus(tmp_path):
+    assert gpu_models(tmp_path) == []
+
+
+def test_cuda_of_the_installed_torch_is_told_without_importing_it():
+    assert torch_cuda() == torch.version.cuda
+
+
+def test_facts_say_how_the_cores_lie_and_are_json(tmp_path):
+    facts = machine_facts(two_sockets(tmp_path, cores=2))
+    assert facts["numa_cores"] == {"0": [0, 4, 1, 5], "1": [2, 6, 3, 7]}
+    assert json.loads(json.dumps(facts)) == facts
+    assert 1 <= facts["usable_physical_cores"] <= facts["usable_cores"]

@@ -1,0 +1,83 @@
+"""Trials and rank statuses for the launchers' tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from paceline.plan.trial import Placement, Training, Trial
+from paceline.records.files import write_json
+from paceline.records.layout import TrialFiles
+from paceline.records.rows import RankStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TRAINING = Training(
+    workload="tiny", model="tiny-alexnet", dataset="/data/tiny", trust_dataset=False, seed=1,
+    image_size=64, global_batch=32, epochs=1, max_steps=4, warmup_steps=1, learning_rate=0.01,
+    momentum=0.9, dropout=True, reading="memory", precision="fp32", memory_format="contiguous",
+)  # fmt: skip
+
+
+@pytest.fixture
+def make_launch_trial() -> Callable[..., Trial]:
+    def make(
+        launcher: str = "mpi",
+        *,
+        nodes: int = 1,
+        ranks: int = 2,
+        threads: int = 1,
+        oversubscribe: bool = False,
+        core_budget: int | None = None,
+        dataset: str = "/data/tiny",
+        **changes: Any,
+    ) -> Trial:
+        return Trial(
+            id="the-trial",
+            experiment="test",
+            repeat=0,
+            launcher=launcher,
+            transport="gloo",
+            local_strategy="processes",
+            placement=Placement(
+                nodes=nodes,
+                ranks_per_node=ranks,
+                threads_per_rank=threads,
+                oversubscribe=oversubscribe,
+                core_budget=core_budget,
+            ),
+            training=TRAINING.model_copy(update={"dataset": dataset}),
+            **changes,
+        )
+
+    return make
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> TrialFiles:
+    return TrialFiles(tmp_path / "run" / "trials" / "the-trial")
+
+
+@pytest.fixture
+def tell(files: TrialFiles) -> Callable[..., None]:
+    """Write a rank's status."""
+
+    def write(rank: int, state: str, error: str | None = None, **changes: Any) -> None:
+        status = RankStatus(
+            rank=rank,
+            host="elsewhere",
+            pid=os.getpid(),
+            process_started_unix_s=time.time(),
+            state=state,
+            error=error,
+        )
+        row = dataclasses.replace(status, **changes)
+        write_json(files.rank(rank).status, dataclasses.asdict(row))
+
+    return write

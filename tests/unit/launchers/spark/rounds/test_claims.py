@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from paceline.errors import EnvironmentLacks, RankFailed
+from paceline.launchers.spark.rounds.claims import Claims
+from paceline.plan.trial import Placement
+
+
+def claims(folder, nodes=1, ranks_per_node=2):
+    place = Placement(nodes=nodes, ranks_per_node=ranks_per_node, threads_per_rank=1)
+    return Claims(folder / "claims", place)
+
+
+def test_tasks_that_claim_at_once_get_each_a_rank(tmp_path):
+    ours = claims(tmp_path, ranks_per_node=8)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda partition: ours.take(0, partition, 0, None), range(8)))
+    assert sorted(found) == list(range(8))
+    assert [ours.rank_of(0, partition) for partition in range(8)] == found
+
+
+def test_process_stays_the_rank_that_it_was(tmp_path):
+    ours = claims(tmp_path)
+    assert ours.take(3, partition=0, node=0, own=1) == 1
+    assert ours.take(3, partition=1, node=0, own=0) == 0
+
+
+def test_process_whose_rank_is_taken_becomes_another(tmp_path):
+    ours = claims(tmp_path)
+    assert ours.take(3, partition=1, node=0, own=0) == 0
+    assert ours.take(3, partition=0, node=0, own=0) == 1
+
+
+def test_ranks_of_a_host_are_those_of_its_node(tmp_path):
+    ours = claims(tmp_path, nodes=2)
+    beta, alpha = ours.node_of("beta"), ours.node_of("alpha")
+    assert (beta, alpha, ours.node_of("beta")) == (0, 1, 0)
+    assert ours.take(0, 0, alpha, None) in (2, 3)
+    assert ours.take(0, 1, beta, None) in (0, 1)
+
+
+def test_more_hosts_than_nodes_are_refused_by_name(tmp_path):
+    ours = claims(tmp_path)
+    ours.node_of("alpha")
+    with pytest.raises(EnvironmentLacks, match=r"on 1 node\(s\), Spark placed them on alpha and b"):
+        ours.node_of("beta")
+
+
+def test_more_tasks_than_ranks_on_a_node_are_refused_in_the_first_round_only(tmp_path):
+    ours = claims(tmp_path, nodes=2, ranks_per_node=1)
+    ours.take(0, 0, 0, None)
+    with pytest.raises(EnvironmentLacks, match=r"at most 1 rank\(s\) on a node"):
+        ours.take(0, 1, 0, None)
+    ours.take(1, 0, 0, 0)
+    assert ours.take(1, 1, 0, 0) == 1  # that one's executor may be gone
+
+
+def test_task_that_runs_again_is_refused(tmp_path):
+    ours = claims(tmp_path)
+    ours.take(2, 1, 0, None)
+    with pytest.raises(RankFailed, match="rank 0: Spark runs its task of round 2 a second time"):
+        ours.take(2, 1, 0, None)
+
+
+def test_rounds_that_are_over_leave_nothing(tmp_path):
+    ours = claims(tmp_path)
+    ours.node_of("alpha")
+    ours.take(0, 0, 0, None)
+    ours.forget(0)
+    assert ours.rank_of(0, 0) is None
+    assert [p.name for p in (tmp_path / "claims").iterdir()] == ["node-0"]
+    ours.close()
+    assert not (tmp_path / "claims").exists()
+
+
+def test_ranks_that_are_done_are_known_until_the_round_is_over(tmp_path):
+    ours = claims(tmp_path)
+    ours.take(3, 0, 0, None)
+    assert ours.done(3) == set()
+    ours.finish(3, 1)
+    ours.finish(4, 0)
+    assert ours.done(3) == {1}
+    ours.forget(3)
+    assert (ours.done(3), ours.done(4)) == (set(), {0})

@@ -1,0 +1,73 @@
+"""A round in which some ranks are done and the others do not end."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+
+from paceline.launchers.spark.rounds import stragglers as module
+from paceline.launchers.spark.rounds.claims import Claims
+from paceline.launchers.spark.rounds.driver import RoundFailed, run_rounds
+from paceline.launchers.spark.rounds.stragglers import Stragglers
+from paceline.records.files import write_json
+from paceline.records.rows import RankStatus
+
+
+@pytest.fixture
+def job(make_job, monkeypatch):
+    monkeypatch.setattr(module, "_POLL_S", 0.01)
+    made = make_job(
+        "--transport", "spark-rounds", "--local-strategy", "processes",
+        "--collective-timeout", "0.2", "--rendezvous-timeout", "0.2", launcher="spark",
+    )  # fmt: skip
+    status = RankStatus(rank=1, host="beta", pid=1, process_started_unix_s=0.0, state="running")
+    write_json(made.files.rank(1).status, dataclasses.asdict(status))
+    return made
+
+
+def claims_of(job):
+    return Claims(job.files.claims, job.trial.placement)
+
+
+def test_rank_that_does_not_end_a_round_is_named_with_its_host(job):
+    cancelled = threading.Event()
+
+    def run_round(orders, _state):
+        claims_of(job).finish(orders.number, 0)
+        assert cancelled.wait(10)
+        raise RoundFailed("Job 3 cancelled")
+
+    end = run_rounds(job, run_round, cancelled.set)
+    assert (end.rank, end.exit_code) == (1, 6)
+    assert end.error.startswith("TimedOut: round 0: rank 1 (beta) did not end it within 0.2 s")
+
+
+def test_rank_that_trains_in_the_first_round_is_not_given_time_to_start(job):
+    limits = job.trial.limits.model_copy(update={"rendezvous_s": 60.0})
+    patient = dataclasses.replace(job, trial=job.trial.model_copy(update={"limits": limits}))
+    job.files.rank(1).steps.write_text("{}\n")
+    cancelled = threading.Event()
+    with Stragglers(patient, claims_of(job), cancelled.set).limited(0):
+        claims_of(job).finish(0, 0)
+        assert cancelled.wait(10)
+
+
+def test_round_that_nobody_has_done_is_not_limited(job):
+    ours = Stragglers(job, claims_of(job), lambda: pytest.fail("cancelled"))
+    with ours.limited(3):
+        threading.Event().wait(0.4)
+    assert ours.end is None
+
+
+def test_results_that_do_not_reach_the_driver_end_the_round(job):
+    claims, cancelled = claims_of(job), threading.Event()
+    ours = Stragglers(job, claims, cancelled.set)
+    with ours.limited(3):
+        for rank in (0, 1):
+            claims.finish(3, rank)
+        assert cancelled.wait(10)
+    assert ours.end is not None
+    assert ours.end.exit_code == 6
+    assert "one of rank 0 (not seen yet), rank 1 (beta) froze" in ours.end.error

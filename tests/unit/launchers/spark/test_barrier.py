@@ -1,0 +1,147 @@
+"""Barrier tasks become ranks, and a failed stage is read back, without Spark."""
+
+import dataclasses
+import json
+import threading
+
+import pytest
+
+from paceline.errors import EnvironmentLacks
+from paceline.job.rank import RankEnd
+from paceline.launchers.spark import barrier
+from paceline.launchers.spark.barrier import (
+    BarrierTaskFailed,
+    barrier_context,
+    failed_stage,
+    run_barrier_rank,
+)
+from paceline.records.files import write_json
+from paceline.records.rows import RankStatus
+from paceline.training.context import StoreAddress
+
+ADDRESS = StoreAddress(host="10.0.0.1", port=4444)
+
+
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "node_index"), [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1)]
+)
+def test_ranks_that_spark_scattered_are_numbered_on_their_nodes(rank, local_rank, node_index):
+    context = barrier_context(rank, ["a", "b", "a", "b"], ADDRESS)
+    assert (context.rank, context.world_size, context.ranks_on_node) == (rank, 4, 2)
+    assert (context.local_rank, context.node_index) == (local_rank, node_index)
+    assert context.host == "ab"[node_index]
+    assert context.store == ADDRESS
+
+
+def test_uneven_nodes_are_refused():
+    with pytest.raises(EnvironmentLacks, match="a: 2, b: 1"):
+        barrier_context(0, ["a", "b", "a"], ADDRESS)
+
+
+def test_single_rank_has_no_store():
+    assert barrier_context(0, ["a"], ADDRESS).store is None
+
+
+def test_ranks_on_more_nodes_than_recorded_are_refused(make_job):
+    job = make_job("--interface", "lo", launcher="spark")
+    with pytest.raises(BarrierTaskFailed, match="EnvironmentLacks: ranks are on 2 hosts"):
+        run_barrier_rank(job, 0, lambda mine: [mine, mine.replace('"host": "', '"host": "x')])
+    with pytest.raises(EnvironmentLacks, match=r"on 1 node\(s\), Spark placed them on 2 \(b, a\)"):
+        barrier._check_placement(job, ["b", "a"])
+
+
+class Gather:
+    """allGather among threads, counting its calls."""
+
+    def __init__(self, ranks: int) -> None:
+        self.calls = 0
+        self._messages: list[str] = [""] * ranks
+        self._barrier = threading.Barrier(ranks, timeout=10)
+
+    def of(self, rank: int):
+        def all_gather(message: str) -> list[str]:
+            self.calls += 1
+            self._messages[rank] = message
+            self._barrier.wait()
+            return list(self._messages)
+
+        return all_gather
+
+
+def test_tasks_meet_once_at_rank_0s_socket(make_job, monkeypatch):
+    contexts = {}
+
+    def run(_job, context, watched):
+        contexts[context.rank] = (context, watched)
+        return RankEnd(rank=context.rank, exit_code=0)
+
+    monkeypatch.setattr(barrier, "run_rank", run)
+    job, gather = make_job(launcher="spark"), Gather(2)
+    tasks = [
+        threading.Thread(target=run_barrier_rank, args=(job, rank, gather.of(rank)))
+        for rank in range(2)
+    ]
+    for task in tasks:
+        task.start()
+    for task in tasks:
+        task.join(timeout=20)
+    (first, watched), (second, _) = contexts[0], contexts[1]
+    assert gather.calls == 2  # one a task
+    assert first.store.listen_fd is not None
+    assert second.store.listen_fd is None
+    assert (first.store.host, first.store.port) == (second.store.host, second.store.port)
+    assert len(watched) == 1
+    barrier.close_listener(first.store)
+
+
+def test_failed_task_carries_its_end_to_the_driver(make_job, monkeypatch):
+    end = RankEnd(rank=0, exit_code=4, error='DataError: a "quoted"\nphoto')
+    monkeypatch.setattr(barrier, "run_rank", lambda *_args: end)
+    job = make_job(launcher="spark", ranks=2)
+    gather = lambda message: [message, message]  # noqa: E731
+    with pytest.raises(BarrierTaskFailed) as caught:
+        run_barrier_rank(job, 0, gather)
+    wrapped = (
+        f"Py4JJavaError\n  File x\npaceline.job.barrier.BarrierTaskFailed: {caught.value}\n\tat"
+    )
+    assert failed_stage(job, wrapped) == end
+
+
+def test_rank_that_missed_its_peer_does_not_hide_the_lost_one(make_job):
+    job = make_job(launcher="spark")
+    content = {"exit_code": 5, "error": "PeerLost: x", "secondary": True}
+    message = (
+        f"BarrierTaskFailed: paceline rank 0 ended {json.dumps(content)}\n"
+        "because barrier task ResultTask(0, 1) finished unsuccessfully"
+    )
+    end = failed_stage(job, message)
+    assert (end.rank, end.exit_code) == (1, 5)
+    assert "killed or crashed" in end.error
+
+
+def test_lost_rank_is_the_one_that_wrote_no_end(make_job):
+    job = make_job(launcher="spark")
+    for rank, state in ((0, "failed"), (1, "running")):
+        status = RankStatus(
+            rank=rank, host="h", pid=1, process_started_unix_s=0.0, state=state, secondary=True
+        )
+        write_json(job.files.rank(rank).status, dataclasses.asdict(status))
+    content = {"exit_code": 5, "error": "PeerLost: x", "secondary": True}
+    end = failed_stage(job, f"BarrierTaskFailed: paceline rank 0 ended {json.dumps(content)}\n")
+    assert (end.rank, end.exit_code) == (1, 5)
+    assert "killed or crashed" in end.error
+
+
+def test_what_a_rank_wrote_itself_outweighs_sparks_words(make_job):
+    job = make_job(launcher="spark")
+    status = RankStatus(
+        rank=1, host="h", pid=1, process_started_unix_s=0.0, state="failed", error="DataError: bad"
+    )
+    write_json(job.files.rank(1).status, dataclasses.asdict(status))
+    end = failed_stage(job, "because barrier task ResultTask(0, 0) finished unsuccessfully")
+    assert (end.rank, end.exit_code, end.error) == (1, 4, "DataError: bad")
+
+
+def test_stage_that_fails_for_sparks_own_reasons_says_them(make_job):
+    end = failed_stage(make_job(launcher="spark"), "\n  An error: out of disk\nmore\n")
+    assert (end.exit_code, end.error) == (5, "RankFailed: An error: out of disk")

@@ -1,0 +1,432 @@
+"""An MPI job inside barrier tasks, piece by piece, without Spark and without MPI."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import EnvironmentLacks, TimedOut, UsageError
+from paceline.host.machine import host_name
+from paceline.host.tools import Tool
+from paceline.job.options import Job
+from paceline.job.rank import RankEnd
+from paceline.job.rendezvous import listen_on
+from paceline.launchers.spark.mpi import agent as spark_mpi_agent
+from paceline.launchers.spark.mpi import run as spark_mpi_run
+from paceline.launchers.spark.mpi import task as spark_mpi
+from paceline.launchers.spark.mpi.agent import DaemonStart, read_command
+from paceline.launchers.spark.mpi.processes import (
+    daemon_command,
+    end_process,
+    environment_of_ranks,
+    start_guarded,
+)
+from paceline.launchers.spark.mpi.rank import job_of_tasks, main
+from paceline.launchers.spark.mpi.run import how_it_ended, mpirun_words, run_mpirun
+from paceline.launchers.spark.mpi.task import TaskPlace, run_mpi_task
+from paceline.launchers.spark.mpi.wire import accept, greet, has_ended, receive, send
+from paceline.records.files import write_json
+
+TOKEN = "the-token"
+# As Open MPI 5.0.11 calls its agent, with settings for the shell that ssh would start.
+SHELL = (
+    "PRTE_PREFIX=/far/venv;export PRTE_PREFIX;PMIX_PREFIX=/far/venv;export PMIX_PREFIX;"
+    "LD_LIBRARY_PATH=/far/venv/lib:$LD_LIBRARY_PATH;export LD_LIBRARY_PATH;"
+    "DYLD_LIBRARY_PATH=/far/venv/lib:$DYLD_LIBRARY_PATH;export DYLD_LIBRARY_PATH;"
+    "/far/venv/bin/prted"
+)
+SSH_WORDS = [
+    SHELL, "--leave-session-attached", "--prtemca", "ess", '"env"',
+    "--prtemca", "prte_hnp_uri", '"prterun-a-7@0.0;tcp://10.0.0.1:5000:24"',
+]  # fmt: skip
+
+
+def test_daemon_is_taken_out_of_the_shell_command():
+    start = read_command(SSH_WORDS)
+    assert start.program == "/far/venv/bin/prted"
+    assert start.arguments == (
+        "--leave-session-attached", "--prtemca", "ess", "env",
+        "--prtemca", "prte_hnp_uri", "prterun-a-7@0.0;tcp://10.0.0.1:5000:24",
+    )  # fmt: skip
+    assert start.variables == ("PRTE_PREFIX", "PMIX_PREFIX", "LD_LIBRARY_PATH")
+
+
+def test_daemon_of_an_mpi_in_its_usual_place_sets_nothing():
+    assert read_command(["prted", "--leave-session-attached"]) == DaemonStart(
+        "prted", ("--leave-session-attached",), ()
+    )
+    spread = read_command(["/opt/bin/prted --daemonize"])
+    assert (spread.program, spread.arguments) == ("/opt/bin/prted", ("--daemonize",))
+
+
+def test_command_without_the_daemon_is_refused():
+    with pytest.raises(UsageError, match="expected mpirun to start prted"):
+        read_command(["rm -rf /tmp/prted-files; orted", "--x"])
+
+
+def test_daemon_beside_this_hosts_mpirun_is_taken(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "prted").touch()
+    start = DaemonStart("/far/bin/prted", ("--x",), ("PRTE_PREFIX", "LD_LIBRARY_PATH"))
+    command, environment = daemon_command(
+        start, tmp_path / "bin" / "mpirun", {"LD_LIBRARY_PATH": "/own", "A": "b"}
+    )
+    assert command == [f"{tmp_path}/bin/prted", "--x"]
+    assert environment == {
+        "PRTE_PREFIX": str(tmp_path), "LD_LIBRARY_PATH": f"{tmp_path}/lib:/own", "A": "b",
+    }  # fmt: skip
+    elsewhere, _ = daemon_command(start, tmp_path / "none" / "mpirun", {})
+    assert elsewhere == ["/far/bin/prted", "--x"]
+
+
+def test_environment_forgets_other_jobs_and_finds_python_and_package(make_job, monkeypatch):
+    monkeypatch.setattr("sys.executable", "/container/7/bin/python")
+    monkeypatch.setattr("paceline.__file__", "/spark/files/paceline.zip/paceline/__init__.py")
+    own = {
+        "PATH": "/usr/bin", "PYTHONPATH": "/spark/pyspark.zip", "HOME": "/root",
+        "SLURM_JOB_ID": "9", "PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_MCA_btl_tcp_links": "2", "OMP_NUM_THREADS": "8",
+    }  # fmt: skip
+    made = environment_of_ranks(make_job().trial, [0, 2], [4711], own)
+    assert made["PATH"] == "/container/7/bin:/usr/bin"
+    assert made["PYTHONPATH"] == "/spark/files/paceline.zip:/spark/pyspark.zip"
+    assert json.loads(made["PACELINE_SPARK_TASKS"]) == {"ranks": [0, 2], "executors": [4711]}
+    assert (made["HOME"], made["OMPI_MCA_btl_tcp_links"]) == ("/root", "2")
+    assert made["OMP_NUM_THREADS"] == "1"
+    assert not {"SLURM_JOB_ID", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE"} & set(made)
+
+
+def test_one_node_is_started_as_mpirun_starts_it_alone(make_job, monkeypatch):
+    monkeypatch.setattr("sys.executable", "/venv/bin/python")
+    job = make_job("--transport", "mpi", launcher="spark")
+    words = mpirun_words(Path("/opt/mpirun"), job, ["127.0.0.1"] * 2, Path("/tmp/seq"))
+    assert words == [
+        "/opt/mpirun", "-n", "2", "--bind-to", "none", "--host", "localhost:2",
+        "--mca", "btl", "self,sm", "--pmixmca", "ptl_base_if_include", "lo",
+        "python", "-m", "paceline.launchers.spark.mpi.rank",
+        "--trial", str(job.files.trial), "--by-hand",
+    ]  # fmt: skip
+
+
+def test_each_rank_goes_to_the_host_of_its_task(make_job, monkeypatch):
+    monkeypatch.setattr("sys.executable", "/venv/bin/python")
+    monkeypatch.setattr(spark_mpi_run, "slots_of_this_node", lambda _place: 2)
+    job = make_job("--transport", "mpi", "--interface", "eth0", launcher="spark")
+    place = job.trial.placement.model_copy(update={"nodes": 2})
+    trial = job.trial.model_copy(update={"placement": place, "interface": "eth0"})
+    job = Job(trial=trial, files=job.files, run=None)
+    nodes = ["10.0.0.1", "10.0.0.2", "10.0.0.1", "10.0.0.2"]
+    words = mpirun_words(Path("/opt/mpirun"), job, nodes, Path("/tmp/seq"))
+    assert words == [
+        "/opt/mpirun", "-n", "4", "--bind-to", "none",
+        "--host", "10.0.0.1:2,10.0.0.2:2", "--map-by", "seq:file=/tmp/seq",
+        "--leave-session-attached", "--prtemca", "plm", "ssh",
+        "--prtemca", "plm_ssh_agent", "python -m paceline.launchers.spark.mpi.agent",
+        "--prtemca", "plm_ssh_no_tree_spawn", "1",
+        "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "eth0",
+        "--prtemca", "prte_if_include", "eth0",
+        "python", "-m", "paceline.launchers.spark.mpi.rank", "--trial", str(job.files.trial),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def listener():
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        yield made
+
+
+def test_only_who_knows_the_token_is_heard(listener):
+    with greet(listener.getsockname(), "wrong", {}, 5.0), greet(
+        listener.getsockname(), TOKEN, {"rank": 1}, 5.0
+    ):  # fmt: skip
+        came = accept(listener, TOKEN, 5.0)
+        assert came is not None
+        with came[0]:
+            assert came[1]["rank"] == 1
+    with socket.create_connection(listener.getsockname()) as stranger:
+        stranger.sendall(b'["token"]\n')
+        assert accept(listener, TOKEN, 0.2) is None
+
+
+def test_messages_follow_one_another_and_an_end_is_noticed():
+    here, there = socket.socketpair()
+    with here:
+        send(there, {"a": 1})
+        send(there, {"b": 2})
+        assert receive(here, 1.0) == {"a": 1}
+        assert receive(here, 1.0) == {"b": 2}
+        assert not has_ended(here, 0.01)
+        with pytest.raises(TimedOut):
+            receive(here, 0.01)
+        there.close()
+        assert has_ended(here, 1.0)
+        assert receive(here, 1.0) is None
+
+
+def test_nobody_at_the_address_is_told(listener):
+    address = listener.getsockname()
+    listener.close()
+    with pytest.raises(EnvironmentLacks, match="expected a barrier task of this job to answer"):
+        greet(address, TOKEN, {}, 0.01)
+
+
+def places(addresses, hosts) -> list[TaskPlace]:
+    return [
+        TaskPlace(host=host, address=a.host, port=a.port, executor=40 + n, token=TOKEN)
+        for n, (a, host) in enumerate(zip(addresses, hosts, strict=True))
+    ]
+
+
+@pytest.fixture
+def far_job(make_job, monkeypatch):
+    """A job of two ranks whose run directory is there; mpirun is not."""
+    job = make_job("--transport", "mpi", launcher="spark")
+    job.files.root.mkdir(parents=True)
+    job.files.trial.write_text(job.trial.model_dump_json())
+    mpirun = Tool(path=Path("/none/bin/mpirun"), version="5", why="test")
+    monkeypatch.setattr(spark_mpi, "find_mpirun", lambda _asked: mpirun)
+    return job
+
+
+def in_thread(call) -> tuple[threading.Thread, list]:
+    ends: list = []
+    thread = threading.Thread(target=lambda: ends.append(call()))
+    thread.start()
+    return thread, ends
+
+
+def test_daemon_of_another_host_is_started_by_its_first_task(far_job, monkeypatch, tmp_path, capfd):
+    daemon = tmp_path / "prted"
+    daemon.write_text("#!/bin/sh\necho cannot find it\nexit 3\n")
+    daemon.chmod(0o755)
+    addresses = [listen_on("lo"), listen_on("lo")]
+    tasks = places(addresses, ["a", "b"])
+
+    def mpirun(_job, _words, environment) -> RankEnd:
+        """Calls the agent, as the real one does for host b, and ends with its status."""
+        told = json.loads(environment["PACELINE_SPARK_AGENT"])
+        leaders = {"10.9.9.9": [tasks[1].address, tasks[1].port]}
+        monkeypatch.setenv("PACELINE_SPARK_AGENT", json.dumps({**told, "leaders": leaders}))
+        status = spark_mpi_agent.main(["10.9.9.9", str(daemon), "--x"])
+        return RankEnd(rank=0, exit_code=status, error="as the daemon")
+
+    monkeypatch.setattr(spark_mpi, "run_mpirun", mpirun)
+    other, ends = in_thread(lambda: run_mpi_task(far_job, 1, tasks, addresses[1]))
+    end = run_mpi_task(far_job, 0, tasks, addresses[0])
+    other.join(timeout=20)
+    assert (end.exit_code, end.error) == (3, "as the daemon")
+    assert "prted on 10.9.9.9: cannot find it" in capfd.readouterr().err
+    assert [end.error for end in ends] == [None]  # how it went is task 0's to say
+
+
+def test_tasks_hold_their_slots_until_task_0_ends(far_job, monkeypatch):
+    addresses = [listen_on("lo"), listen_on("lo")]
+    tasks = places(addresses, ["a", "a"])
+    held = []
+
+    def mpirun(_job, _words, _environment):
+        time.sleep(0.2)
+        held.append(other.is_alive())
+
+    monkeypatch.setattr(spark_mpi, "run_mpirun", mpirun)
+    other, ends = in_thread(lambda: run_mpi_task(far_job, 1, tasks, addresses[1]))
+    run_mpi_task(far_job, 0, tasks, addresses[0])
+    other.join(timeout=20)
+    assert held == [True]
+    assert len(ends) == 1
+
+
+def test_task_that_does_not_come_is_named(far_job):
+    address = listen_on("lo")
+    limits = far_job.trial.limits.model_copy(update={"rendezvous_s": 0.1})
+    trial = far_job.trial.model_copy(update={"limits": limits})
+    job = Job(trial=trial, files=far_job.files, run=None)
+    with pytest.raises(EnvironmentLacks, match=r"task\(s\) 1 \(on b\) did not reach task 0"):
+        run_mpi_task(job, 0, places([address, address], ["a", "b"]), address)
+
+
+def test_run_directory_that_a_host_does_not_see_is_told(far_job):
+    far_job.files.trial.unlink()
+    address = listen_on("lo")
+    with pytest.raises(EnvironmentLacks, match=r"host b: expected .*storage that all nodes share"):
+        run_mpi_task(far_job, 1, places([address, address], ["a", "b"]), address)
+
+
+def tell(job, rank, state, error=None, *, secondary=False, host="h") -> None:
+    row = {
+        "rank": rank, "host": host, "pid": 7, "process_started_unix_s": 0.0,
+        "state": state, "error": error, "secondary": secondary,
+    }  # fmt: skip
+    write_json(job.files.rank(rank).status, row)
+
+
+def test_ranks_that_are_done_are_a_good_end(make_job):
+    job = make_job()
+    tell(job, 0, "done")
+    assert how_it_ended(job, 0, [], None).exit_code == 5  # where is rank 1?
+    tell(job, 1, "done")
+    assert how_it_ended(job, 0, [], None).error is None
+
+
+def test_killed_rank_is_named_from_mpiruns_words(make_job):
+    job = make_job()
+    tell(job, 0, "failed", "Terminated: x", secondary=True)
+    tell(job, 1, "running")
+    said = ["prterun noticed that process rank 1 with PID 7 on node h exited on signal 9"]
+    end = how_it_ended(job, 137, said, None)
+    assert (end.rank, end.exit_code) == (1, 5)
+    assert "(host h, pid 7) was killed or crashed" in end.error
+
+
+def test_error_of_a_rank_outweighs_mpiruns_words(make_job):
+    job = make_job()
+    tell(job, 0, "failed", "PeerLost: x", secondary=True)
+    tell(job, 1, "failed", "DataError: photo 3 is damaged")
+    end = how_it_ended(job, 4, ["MPI_ABORT was invoked on rank 0"], None)
+    assert (end.rank, end.exit_code, end.error) == (1, 4, "DataError: photo 3 is damaged")
+
+
+def test_lost_daemon_is_told_with_the_ranks_of_its_host(make_job):
+    job = make_job()
+    tell(job, 0, "running", host="first.cluster")
+    tell(job, 1, "failed", "Terminated: x", secondary=True, host="second.cluster")
+    said = [
+        "PRTE has lost communication with a remote daemon.",
+        "  HNP daemon   : [prterun-first-17229@0,0] on node first",
+        "  Remote daemon: [prterun-first-17229@0,1] on node second",
+    ]
+    end = how_it_ended(job, 0, said, None)
+    assert (end.rank, end.exit_code) == (1, 5)
+    assert "daemon on host second was lost, and its ranks (1) with it" in end.error
+
+
+def test_refusal_before_any_rank_could_write_is_quoted(make_job):
+    said = ["x", "paceline: world size: expected 2 ranks, the launcher made 1", "more"]
+    end = how_it_ended(make_job(), 3, said, None)
+    assert (end.exit_code, end.error) == (
+        3, "ENVIRONMENT: world size: expected 2 ranks, the launcher made 1",
+    )  # fmt: skip
+
+
+def test_mpirun_that_cannot_start_ranks_says_so(make_job):
+    end = how_it_ended(make_job(), 213, ["", "No network interfaces were found"], None)
+    assert end.exit_code == 5
+    assert end.error == "RankFailed: mpirun ended with 213: No network interfaces were found"
+
+
+def test_limit_is_told_with_the_first_rank_that_is_not_done(make_job):
+    job = make_job()
+    tell(job, 0, "done")
+    end = how_it_ended(job, -15, [], "not done within its limit of 9 s")
+    assert (end.rank, end.exit_code) == (1, 6)
+
+
+def limited(job: Job, **limits: float) -> Job:
+    changed = job.trial.limits.model_copy(update=limits)
+    trial = job.trial.model_copy(update={"limits": changed})
+    return Job(trial=trial, files=job.files, run=None)
+
+
+def test_ranks_that_never_start_end_mpirun(make_job):
+    job = limited(make_job(), rendezvous_s=0.2, trial_s=60.0)
+    tell(job, 1, "running")
+    end = run_mpirun(job, ["sleep", "60"], {"PATH": "/usr/bin:/bin"})
+    assert (end.exit_code, end.rank) == (6, 0)
+    assert "rank(s) 0 did not start within 0.2 s" in end.error
+
+
+def test_trial_that_takes_too_long_is_ended(make_job):
+    job = limited(make_job(), trial_s=0.2)
+    end = run_mpirun(job, ["sleep", "60"], {"PATH": "/usr/bin:/bin"})
+    assert (end.exit_code, end.error) == (6, "TimedOut: not done within its limit of 0.2 s")
+
+
+def test_what_mpirun_says_is_passed_on(make_job, capsys):
+    job = make_job()
+    end = run_mpirun(job, ["sh", "-c", "echo no slots; exit 9"], {"PATH": "/usr/bin:/bin"})
+    assert end.error == "RankFailed: mpirun ended with 9: no slots"
+    assert capsys.readouterr().err == "no slots\n"
+
+
+def assert_gone(pid):
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_started_program_ends_with_the_one_that_started_it(tmp_path):
+    program = (
+        "import subprocess, sys\n"
+        "from paceline.launchers.spark.mpi.processes import start_guarded\n"
+        "process = start_guarded(['sleep', '60'], {'PATH': '/usr/bin:/bin'}, subprocess.DEVNULL)\n"
+        "print(process.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        child = int(parent.stdout.readline())
+        # it is the guard until it has become the program, and dies with the parent in both
+        assert Path(f"/proc/{child}").exists()
+        parent.kill()
+    assert_gone(child)
+
+
+def test_program_that_does_not_listen_is_killed_when_nobody_is_left_to_do_it(tmp_path):
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)\\n"
+    program = (
+        "import subprocess, sys\n"
+        "from paceline.launchers.spark.mpi import processes as spark_mpi_processes\n"
+        "spark_mpi_processes._TERMINATION_S = 0.3\n"
+        f"argv = [sys.executable, '-c', '{deaf}time.sleep(60)']\n"
+        "process = spark_mpi_processes.start_guarded(argv, {}, subprocess.PIPE)\n"
+        "process.stdout.readline()\n"
+        "print(process.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        child = int(parent.stdout.readline())
+        parent.kill()
+    assert_gone(child)
+
+
+def test_program_that_does_not_listen_is_killed(monkeypatch):
+    monkeypatch.setattr("paceline.launchers.spark.mpi.processes._TERMINATION_S", 0.5)
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)\n"
+    argv = [sys.executable, "-c", deaf + "time.sleep(60)"]
+    process = start_guarded(argv, {}, subprocess.PIPE)
+    assert process.stdout.readline() == b"1\n"
+    assert end_process(process) == -9
+    process.stdout.close()
+
+
+class FakeWorld:
+    """Rank 1 of 2, both on this host."""
+
+    rank, size, local_rank, ranks_on_node = 1, 2, 1, 2
+
+    def gather(self, _value):
+        return [(host_name(), 0, 2), (host_name(), 1, 2)]
+
+
+def test_rank_that_mpirun_placed_elsewhere_refuses(far_job, monkeypatch):
+    monkeypatch.setenv("PACELINE_SPARK_TASKS", '{"ranks": [0], "executors": []}')
+    monkeypatch.setattr("sys.argv", ["x", "--trial", str(far_job.files.trial)])
+    with pytest.raises(EnvironmentLacks, match=r"where Spark has the tasks \[0\]"):
+        main(FakeWorld())
+
+
+def test_job_by_hand_keeps_its_run_directory(far_job):
+    by_hand = job_of_tasks(far_job.files.trial, by_hand=True)
+    assert by_hand == far_job
+    assert job_of_tasks(far_job.files.trial, by_hand=False).managed

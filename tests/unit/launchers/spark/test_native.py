@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.launchers.spark.native import driver_memory, liveness_settings, native_settings
+from paceline.plan.trial import Placement, Training, Trial
+from paceline.spec.models import Limits, SparkSettings
+
+
+def trial(transport, *, model="alexnet", ranks=2, collective_s=120.0, memory="1g"):
+    return Trial(
+        id="t", experiment="unit", repeat=0, launcher="spark", transport=transport,
+        local_strategy="processes",
+        placement=Placement(nodes=1, ranks_per_node=ranks, threads_per_rank=1),
+        training=Training(
+            workload="tiny", model=model, dataset="none", trust_dataset=False, seed=1,
+            image_size=32, global_batch=8, epochs=1, max_steps=None, warmup_steps=0,
+            learning_rate=0.1, momentum=0.9, dropout=False, reading="memory", precision="fp32",
+            memory_format="contiguous",
+        ),
+        limits=Limits(rendezvous_s=30, collective_s=collective_s),
+        spark=SparkSettings(driver_memory=memory),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi"])
+def test_other_transports_are_left_alone(transport):
+    assert native_settings(trial(transport)) == {}
+    assert driver_memory(trial(transport)) == "1g"
+
+
+def test_sparks_own_limit_on_messages_is_later_than_ours():
+    settings = native_settings(trial("spark-allgather", collective_s=90))
+    assert int(settings["spark.barrier.sync.timeout"]) > 90
+
+
+@pytest.mark.parametrize("collective_s", [1.0, 2.5, 20.0, 120.0, 600.0])
+def test_lost_executor_is_noticed_within_the_limit_of_an_exchange(collective_s):
+    settings = native_settings(trial("spark-rounds", collective_s=collective_s))
+    timeout_s = int(settings["spark.network.timeout"].removesuffix("s"))
+    beat_s = int(settings["spark.executor.heartbeatInterval"].removesuffix("s"))
+    # Spark refuses a beat that is not shorter than the timeout
+    assert beat_s < timeout_s <= max(collective_s + 1, 2)
+
+
+def test_heap_holds_what_all_ranks_send_unless_the_spec_says_otherwise():
+    assert driver_memory(trial("spark-rounds")) == "5g"
+    assert driver_memory(trial("spark-rounds", ranks=4)) == "8g"
+    assert driver_memory(trial("spark-rounds", model="tiny-alexnet")) == "1g"
+    assert driver_memory(trial("spark-rounds", memory="3g")) == "3g"
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi", "spark-allgather"])
+@pytest.mark.parametrize("collective_s", [1.0, 20.0, 120.0])
+def test_ranks_that_miss_a_peer_speak_before_spark_gives_its_executor_up(transport, collective_s):
+    settings = liveness_settings(trial(transport, collective_s=collective_s))
+    timeout_s = int(settings["spark.network.timeout"].removesuffix("s"))
+    beat_s = int(settings["spark.executor.heartbeatInterval"].removesuffix("s"))
+    assert timeout_s == 2 * collective_s
+    # and an executor that misses its driver ends at about the same time
+    assert beat_s * int(settings["spark.executor.heartbeat.maxFailures"]) >= timeout_s

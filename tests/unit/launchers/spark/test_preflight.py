@@ -1,0 +1,46 @@
+"""With MPI inside, Spark's launcher looks for the MPI that its tasks will use, where it can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import EnvironmentLacks
+from paceline.host.tools import Tool
+from paceline.job import checks
+from paceline.launchers.mpi import launcher as mpi
+from paceline.launchers.spark import launcher as spark
+from paceline.launchers.spark.launcher import SparkLauncher
+from paceline.spec import SparkSettings
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch):
+    """Everything is there, but mpi4py is of another MPI than mpirun."""
+    tool = Tool(path=Path("/opt/bin/mpirun"), version="5", why="test")
+    monkeypatch.setattr(mpi, "find_mpirun", lambda _asked: tool)
+    monkeypatch.setattr(mpi, "mpi_mismatch", lambda _tool: "mpi4py loads MPICH")
+    monkeypatch.setattr(spark, "find_java", lambda: tool)
+    monkeypatch.setattr(spark, "find_spark", lambda: tool)
+    monkeypatch.setattr(spark, "check_dataset", lambda _dataset: None)
+    monkeypatch.setattr(checks, "usable_cores", lambda: 8)
+
+
+def over_mpi(make_launch_trial, **changes):
+    return make_launch_trial("spark", **changes).model_copy(update={"transport": "mpi"})
+
+
+def test_wrong_mpi_is_refused_before_spark_starts(make_launch_trial):
+    with pytest.raises(EnvironmentLacks, match="mpi4py loads MPICH"):
+        SparkLauncher().preflight(over_mpi(make_launch_trial))
+    cluster = SparkSettings(master="spark://there:7077")
+    with pytest.raises(EnvironmentLacks, match="mpi4py loads MPICH"):
+        SparkLauncher().preflight(over_mpi(make_launch_trial, spark=cluster))
+
+
+def test_other_transports_and_other_pythons_are_not_asked_for_mpi(make_launch_trial):
+    SparkLauncher().preflight(make_launch_trial("spark"))
+    conf = {"spark.pyspark.python": "./environment/bin/python"}
+    cluster = SparkSettings(master="spark://there:7077", conf=conf)
+    SparkLauncher().preflight(over_mpi(make_launch_trial, spark=cluster))

@@ -1,0 +1,305 @@
+"""What each launcher starts, word for word, and what it refuses to start."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import EnvironmentLacks
+from paceline.host.tools import Tool
+from paceline.job import checks
+from paceline.launchers.base import Command
+from paceline.launchers.mpi import launcher as mpi
+from paceline.launchers.mpi import mca
+from paceline.launchers.mpi.launcher import hostfile_slots
+from paceline.launchers.registry import launcher_for
+from paceline.launchers.spark import launcher as spark
+from paceline.launchers.torchrun import launcher as torchrun
+from paceline.spec import MpiSettings, SparkSettings
+
+THREADS = {
+    "OMP_NUM_THREADS": "3",
+    "MKL_NUM_THREADS": "3",
+    "OPENBLAS_NUM_THREADS": "3",
+    "NUMEXPR_NUM_THREADS": "3",
+    "OMP_DYNAMIC": "FALSE",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch):
+    """Tools in known places, eight cores, not root."""
+    monkeypatch.setattr("sys.executable", "/venv/bin/python")
+    monkeypatch.setattr(mpi, "find_mpirun", lambda asked: tool(asked or "/opt/bin/mpirun"))
+    monkeypatch.setattr(mpi, "mpi_mismatch", lambda _tool: None)
+    monkeypatch.setattr(mpi, "job_script", lambda folder, name: Path("/jobs", folder, name))
+    monkeypatch.setattr(mpi.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(mpi, "usable_cores", lambda: 8)
+    monkeypatch.setattr(checks, "usable_cores", lambda: 8)
+    monkeypatch.setattr(spark, "find_java", lambda: tool("/jdk/bin/java"))
+    monkeypatch.setattr(spark, "find_spark", lambda: tool("/opt/spark"))
+    monkeypatch.setattr(spark, "job_script", lambda folder, name: Path("/jobs", folder, name))
+    monkeypatch.setattr(torchrun, "find_torchrun", lambda: tool("/venv/bin/python"))
+
+
+def tool(path: str) -> Tool:
+    return Tool(path=Path(path), version="1", why="test")
+
+
+def command(trial, files) -> Command:
+    return launcher_for(trial.launcher).command(trial, files)
+
+
+def test_local_is_the_job_module_itself(make_launch_trial, files):
+    made = command(make_launch_trial("local", threads=3), files)
+    assert made.argv == (
+        "/venv/bin/python",
+        "-m",
+        "paceline.launchers.local",
+        "--trial",
+        str(files.trial),
+    )
+    assert made.environment == THREADS
+
+
+def test_thread_pools_are_of_one_replica_where_a_rank_has_several(make_launch_trial, files):
+    trial = make_launch_trial("spark", ranks=1, threads=6, thread_replicas=2)
+    made = command(trial, files)
+    assert {k: made.environment[k] for k in THREADS} == THREADS
+    assert confs(made.argv)["spark.task.cpus"] == "6"
+
+
+def test_torchrun_meets_over_a_file_and_opens_no_port(make_launch_trial, files):
+    made = command(make_launch_trial("torchrun", ranks=4, threads=3), files)
+    assert made.argv == (
+        "/venv/bin/python", "-m", "torch.distributed.run",
+        "--nnodes=1", "--nproc-per-node=4", "--max-restarts=0",
+        "--rdzv-id=the-trial", "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={files.root}/torchrun.rendezvous",
+        "--rdzv-conf=store_type=file", "--local-addr=127.0.0.1",
+        "-m", "paceline.launchers.local", "--trial", str(files.trial),
+    )  # fmt: skip
+    assert made.environment == {**THREADS, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def test_mpirun_on_one_node_keeps_to_shared_memory_and_loopback(make_launch_trial, files):
+    made = command(make_launch_trial("mpi", ranks=2, threads=3), files)
+    assert made.argv == (
+        "/opt/bin/mpirun", "-n", "2", "--bind-to", "none", "--host", "localhost:2",
+        "--mca", "btl", "self,sm", "--pmixmca", "ptl_base_if_include", "lo",
+        "/venv/bin/python", "/jobs/mpi-jobs/train.py", "--trial", str(files.trial),
+    )  # fmt: skip
+    assert made.environment == THREADS
+
+
+def test_mpirun_offers_real_slots_only_when_oversubscribing(make_launch_trial, files):
+    argv = command(make_launch_trial("mpi", ranks=16, oversubscribe=True), files).argv
+    assert argv[5:9] == ("--host", "localhost:8", "--map-by", ":OVERSUBSCRIBE")
+
+
+def test_mpirun_on_several_nodes_uses_hostfile_interface_and_arguments(make_launch_trial, files):
+    settings = MpiSettings(hostfile="/etc/hosts.mpi", arguments=("--mca", "pml", "ob1"))
+    made = command(make_launch_trial("mpi", nodes=2, interface="eth7", mpi=settings), files)
+    text = " ".join(made.argv)
+    assert "-n 4 --bind-to none --hostfile /etc/hosts.mpi --map-by ppr:2:node --mca btl" in text
+    assert "--mca btl_tcp_if_include eth7 --prtemca prte_if_include eth7" in text
+    assert "-x OMP_NUM_THREADS" in text
+    assert "-x PACELINE_SIDECAR_HOST --mca pml ob1 /venv/bin/python" in text
+
+
+def test_mpi_parameters_become_mca_arguments_before_those_of_the_spec(make_launch_trial, files):
+    trial = make_launch_trial(
+        "mpi",
+        mpi=MpiSettings(arguments=("--mca", "pml", "ob1")),
+        mpi_parameters={"smsc": "^cma", "btl_sm_eager_limit": "32768"},
+    )
+    text = " ".join(command(trial, files).argv)
+    assert "lo --mca btl_sm_eager_limit 32768 --mca smsc ^cma --mca pml ob1 /venv" in text
+
+
+def test_parameter_that_mpirun_would_pass_over_in_silence_is_refused(
+    make_launch_trial, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(mca, "known_parameters", lambda _mpirun: frozenset({"btl_tcp_links"}))
+    trial = make_launch_trial("mpi", dataset=str(tmp_path), mpi_parameters={"btl_tpc_links": "2"})
+    with pytest.raises(
+        EnvironmentLacks, match=r"no parameter btl_tpc_links, did you mean btl_tcp_"
+    ):
+        launcher_for("mpi").preflight(trial)
+    known = make_launch_trial("mpi", dataset=str(tmp_path), mpi_parameters={"btl_tcp_links": "2"})
+    launcher_for("mpi").preflight(known)
+
+
+def test_mpirun_is_told_twice_that_root_is_meant(make_launch_trial, files, monkeypatch):
+    monkeypatch.setattr(mpi.os, "geteuid", lambda: 0)
+    environment = command(make_launch_trial("mpi"), files).environment
+    assert environment["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
+    assert environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+
+
+def confs(argv) -> dict[str, str]:
+    given = [argv[i + 1] for i, word in enumerate(argv) if word == "--conf"]
+    return dict(item.split("=", 1) for item in given)
+
+
+def test_spark_has_a_slot_for_every_thread_and_loopback_only(make_launch_trial, files):
+    made = command(make_launch_trial("spark", ranks=2, threads=3), files)
+    assert made.argv[:3] == ("/opt/spark/bin/spark-submit", "--master", "local[6]")
+    assert made.argv[-3:] == ("/jobs/spark-jobs/train.py", "--trial", str(files.trial))
+    conf = confs(made.argv)
+    assert conf["spark.task.cpus"] == "3"
+    assert conf["spark.driver.host"] == conf["spark.driver.bindAddress"] == "127.0.0.1"
+    assert conf["spark.authenticate"] == "true"
+    assert conf["spark.ui.enabled"] == "false"
+    assert conf["spark.dynamicAllocation.enabled"] == "false"
+    assert conf["spark.task.maxFailures"] == "1"
+    assert conf["spark.barrier.sync.timeout"] == "60"
+    assert made.environment == {
+        **THREADS,
+        "JAVA_HOME": "/jdk",
+        "SPARK_HOME": "/opt/spark",
+        "PYSPARK_DRIVER_PYTHON": "/venv/bin/python",
+        "PYSPARK_PYTHON": "/venv/bin/python",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+def test_spark_has_a_slot_for_every_thread_also_where_ranks_share_cores(make_launch_trial, files):
+    trial = make_launch_trial("spark", ranks=4, oversubscribe=True, core_budget=2)
+    assert command(trial, files).argv[2] == "local[4]"
+    settings = SparkSettings(master="spark://head:7077")
+    trial = make_launch_trial("spark", ranks=4, oversubscribe=True, core_budget=2, spark=settings)
+    assert confs(command(trial, files).argv)["spark.cores.max"] == "4"
+
+
+def test_spark_master_passes_through_and_conf_has_the_last_word(make_launch_trial, files):
+    settings = SparkSettings(
+        master="spark://head:7077",
+        conf={"spark.executor.cores": "9", "spark.pyspark.python": "./env/bin/python"},
+    )
+    made = command(make_launch_trial("spark", nodes=2, interface="eth0", spark=settings), files)
+    conf = confs(made.argv)
+    assert made.argv[2] == "spark://head:7077"
+    assert conf["spark.executor.cores"] == "9"
+    assert conf["spark.cores.max"] == "4"
+    assert conf["spark.executorEnv.OMP_NUM_THREADS"] == "1"
+    assert "spark.driver.host" not in conf
+    assert "PYSPARK_PYTHON" not in made.environment
+    assert "SPARK_LOCAL_IP" not in made.environment
+
+
+def test_mpirun_that_was_chosen_here_is_chosen_by_the_executors(
+    make_launch_trial, files, monkeypatch
+):
+    monkeypatch.setenv("PACELINE_MPIRUN", "/opt/mpi/bin/mpirun")
+    settings = SparkSettings(master="spark://head:7077")
+    made = command(make_launch_trial("spark", nodes=2, interface="eth0", spark=settings), files)
+    assert confs(made.argv)["spark.executorEnv.PACELINE_MPIRUN"] == "/opt/mpi/bin/mpirun"
+
+
+def test_shell_line_can_be_pasted():
+    made = Command(argv=("run", "local[2]", "a b"), environment={"X": "it's"})
+    assert made.shell_line() == """X='it'"'"'s' run 'local[2]' 'a b'"""
+
+
+@pytest.mark.parametrize("launcher", ["local", "torchrun", "mpi", "spark"])
+def test_missing_dataset_is_refused(launcher, make_launch_trial, tmp_path):
+    trial = make_launch_trial(launcher, dataset=str(tmp_path / "nothing"))
+    with pytest.raises(EnvironmentLacks, match="nothing: expected a directory"):
+        launcher_for(launcher).preflight(trial)
+
+
+@pytest.mark.parametrize("launcher", ["local", "torchrun", "mpi", "spark"])
+def test_more_threads_than_cores_are_refused_with_both_numbers(
+    launcher, make_launch_trial, tmp_path
+):
+    trial = make_launch_trial(launcher, ranks=3, threads=3, dataset=str(tmp_path))
+    with pytest.raises(EnvironmentLacks, match="want 9 cores on a node, there are 8"):
+        launcher_for(launcher).preflight(trial)
+    shared = make_launch_trial(
+        launcher, ranks=3, threads=3, dataset=str(tmp_path), oversubscribe=True
+    )
+    launcher_for(launcher).preflight(shared)
+
+
+@pytest.mark.parametrize("launcher", ["local", "torchrun", "mpi", "spark"])
+def test_cores_that_were_to_be_shared_must_be_there(launcher, make_launch_trial, tmp_path):
+    def trial(budget):
+        return make_launch_trial(
+            launcher, ranks=16, oversubscribe=True, core_budget=budget, dataset=str(tmp_path)
+        )
+
+    launcher_for(launcher).preflight(trial(8))
+    with pytest.raises(EnvironmentLacks, match="planned to share 9 cores, there are 8"):
+        launcher_for(launcher).preflight(trial(9))
+
+
+def test_mpi_of_another_kind_is_refused(make_launch_trial, monkeypatch):
+    monkeypatch.setattr(mpi, "mpi_mismatch", lambda _tool: "each would think it is alone")
+    with pytest.raises(EnvironmentLacks, match="alone"):
+        launcher_for("mpi").preflight(make_launch_trial("mpi"))
+
+
+def test_dynamic_allocation_is_refused(make_launch_trial, tmp_path):
+    settings = SparkSettings(conf={"spark.dynamicAllocation.enabled": "True"})
+    trial = make_launch_trial("spark", dataset=str(tmp_path), spark=settings)
+    with pytest.raises(EnvironmentLacks, match="dynamicAllocation"):
+        launcher_for("spark").preflight(trial)
+
+
+@pytest.mark.parametrize(
+    ("master", "fits"),
+    [("local[2]", True), ("local[*]", True), ("local[1]", False), ("local", False),
+     ("local[1,4]", False), ("local[2,4]", True)],
+)  # fmt: skip
+def test_local_master_must_have_the_slots(master, fits, make_launch_trial, tmp_path):
+    settings = SparkSettings(master=master)
+    trial = make_launch_trial("spark", ranks=2, dataset=str(tmp_path), spark=settings)
+    if fits:
+        launcher_for("spark").preflight(trial)
+    else:
+        with pytest.raises(EnvironmentLacks, match=r"1 slot\(s\), 2 barrier tasks"):
+            launcher_for("spark").preflight(trial)
+
+
+def test_hostfile_slots_are_read_as_open_mpi_reads_them():
+    text = "# comment\nnode1 slots=4\nnode2 max_slots=3  # more\n\nnode3\nnode1 slots=2\n"
+    assert hostfile_slots(text) == {"node1": 6, "node2": 3, "node3": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [("one slots=4\n", "wants 2 nodes, it lists 1"), ("one slots=2\ntwo\n", "1 of its hosts")],
+)
+def test_hostfile_with_too_little_room_is_refused(text, complaint, make_launch_trial, tmp_path):
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text(text)
+    trial = make_launch_trial(
+        "mpi", nodes=2, interface="eth0", mpi=MpiSettings(hostfile=str(hostfile))
+    )
+    with pytest.raises(EnvironmentLacks, match=complaint):
+        launcher_for("mpi").preflight(trial)
+
+
+def test_missing_hostfile_is_refused(make_launch_trial):
+    trial = make_launch_trial(
+        "mpi", nodes=2, interface="eth0", mpi=MpiSettings(hostfile="/no/such")
+    )
+    with pytest.raises(EnvironmentLacks, match="/no/such"):
+        launcher_for("mpi").preflight(trial)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "log", "rank"),
+    [
+        ("local", "noise\npaceline: rank 3 of 4 failed: DataError: bad\n", 3),
+        ("local", "nothing of the kind", None),
+        ("mpi", "prterun noticed that process rank 1 with PID 27653 on node vm exited on", 1),
+        ("mpi", "MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD", 2),
+        ("mpi", "  Process name: [prterun-vm-1234@1,5]\n  Exit code:    3", 5),
+        ("torchrun", "Root Cause (first observed failure):\n[0]:\n  time : x\n  rank    : 1 (", 1),
+        ("spark", "Stage failed because barrier task ResultTask(0, 1) finished unsuccessfully.", 1),
+    ],
+)  # fmt: skip
+def test_failed_rank_is_read_from_the_launchers_words(launcher, log, rank):
+    assert launcher_for(launcher).failed_rank(log) == rank

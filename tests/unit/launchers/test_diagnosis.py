@@ -1,0 +1,149 @@
+"""Who is blamed for a failed trial, with which code, and what the user is shown."""
+
+import pytest
+
+from paceline.launchers.diagnosis import diagnose, log_tail
+from paceline.launchers.registry import launcher_for
+from paceline.launchers.supervise import Ended
+
+PEER = "PeerLost: connection closed by peer"
+
+
+def ended(exit_status=5, **changes) -> Ended:
+    values = {
+        "exit_status": exit_status,
+        "launched_unix_s": 100.0,
+        "ended_unix_s": 107.5,
+        "timed_out": False,
+    }
+    return Ended(**{**values, **changes})
+
+
+@pytest.fixture
+def outcome_of(make_launch_trial, files):
+    def diagnosed(end, launcher="mpi", log=""):
+        files.root.mkdir(parents=True, exist_ok=True)
+        files.launcher_log.write_text(log)
+        return diagnose(make_launch_trial(launcher), files, end, launcher_for(launcher))
+
+    return diagnosed
+
+
+def test_all_ranks_done_is_ok(outcome_of, tell):
+    tell(0, "done")
+    tell(1, "done")
+    outcome = outcome_of(ended(0))
+    assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("ok", 0, None)
+    assert (outcome.launched_unix_s, outcome.ended_unix_s) == (100.0, 107.5)
+    assert outcome.message is None
+
+
+def test_launcher_that_ends_well_without_all_ranks_is_a_failure(outcome_of, tell):
+    tell(0, "done")
+    outcome = outcome_of(ended(0))
+    assert (outcome.status, outcome.exit_code) == ("failed", 5)
+    assert "1 of 2 ranks finished" in outcome.message
+
+
+def test_rank_killed_without_a_word_is_named(outcome_of, tell, files):
+    tell(0, "failed", PEER, secondary=True)
+    tell(1, "running", pid=4711)
+    files.rank(1).log.write_text("\n".join(f"line {n}" for n in range(50)))
+    outcome = outcome_of(ended(137), log="prterun noticed that process rank 1 with PID 4711 on")
+    assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("failed", 5, 1)
+    assert "rank 1 of 2 (host elsewhere, pid 4711) was killed or crashed" in outcome.message
+    assert "  | line 49" in outcome.message
+    assert "  | line 30" in outcome.message
+    assert "line 29" not in outcome.message
+    assert str(files.rank(1).log) in outcome.message
+
+
+def test_rank_seen_dying_is_named_where_the_log_is_silent(outcome_of, tell):
+    tell(0, "running")
+    tell(1, "running")
+    assert outcome_of(ended(1, dead_ranks=(1,))).failed_rank == 1
+
+
+def test_own_error_outweighs_peers_that_were_killed_for_it(outcome_of, tell):
+    tell(0, "running")
+    tell(1, "failed", "NameError: name 'x' is not defined")
+    outcome = outcome_of(ended(5, dead_ranks=(0,)))
+    assert outcome.failed_rank == 1
+    assert "NameError" in outcome.message
+
+
+def test_rank_that_only_missed_its_peer_is_never_blamed(outcome_of, tell):
+    tell(0, "failed", PEER, secondary=True)
+    tell(1, "failed", "DataError: photo 3 is damaged")
+    outcome = outcome_of(ended(5), log="MPI_ABORT was invoked on rank 0 in communicator")
+    assert (outcome.failed_rank, outcome.exit_code, outcome.status) == (1, 4, "refused")
+    assert "photo 3 is damaged" in outcome.message
+
+
+def test_rank_that_waited_too_long_is_not_the_cause(outcome_of, tell):
+    tell(0, "failed", "TimedOut: waited 30 s for ranks [1]")
+    tell(1, "failed", "EnvironmentLacks: too few cores")
+    outcome = outcome_of(ended(6))
+    assert (outcome.failed_rank, outcome.exit_code, outcome.status) == (1, 3, "refused")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [("UsageError: x", 2), ("UntrustedDataError: x", 4), ("TimedOut: x", 6), ("ValueError: x", 5),
+     ("PacelineError: x", 5), ("ExitCode: x", 5), ("", 5)],
+)  # fmt: skip
+def test_exit_code_is_that_of_the_ranks_error(error, code, outcome_of, tell):
+    tell(0, "failed", error)
+    assert outcome_of(ended(1)).exit_code == code
+
+
+def test_job_that_refused_before_any_rank_keeps_its_code_and_words(outcome_of):
+    outcome = outcome_of(ended(3), log="paceline: world size: expected 2 ranks, got 1\n")
+    assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("refused", 3, None)
+    assert "  | paceline: world size: expected 2 ranks, got 1" in outcome.message
+
+
+def test_time_limit_says_which_ranks_were_not_done(outcome_of, tell):
+    tell(0, "done")
+    tell(1, "running")
+    outcome = outcome_of(ended(143, timed_out=True))
+    assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("timed_out", 6, None)
+    assert "limit of 1800 s" in outcome.message
+    assert "ranks not done: 1" in outcome.message
+
+
+def test_processes_that_stayed_are_told(outcome_of, tell):
+    tell(0, "running")
+    assert "could not be ended: 7 8" in outcome_of(ended(left_behind=(7, 8))).message
+
+
+def test_log_tail_leaves_out_the_frames_of_a_jvm(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("cause\n\tat org.a.B$.c(D.scala:1)\n\t... 32 more\n    at home in it\nlast\n")
+    assert log_tail(log) == ["cause", "    at home in it", "last"]
+    assert log_tail(tmp_path / "none") == []
+
+
+def test_log_tail_leaves_out_the_frames_of_torchs_library(tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_text(
+        "[W1 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=17): Socket Timeout\n"
+        "Exception raised from recvBytes at Utils.hpp:784 (most recent call first):\n"
+        "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7f in libc10.so)\n"
+        "frame #19: <unknown function> + 0x2724a (0x7f in libc.so.6)\n"
+        "paceline: rank 1 of 2 failed: TimedOut: late\n"
+    )
+    assert log_tail(log) == [
+        "[W1 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=17): Socket Timeout",
+        "paceline: rank 1 of 2 failed: TimedOut: late",
+    ]
+
+
+def test_wordless_rank_is_told_in_the_words_of_the_job_script(outcome_of, tell):
+    tell(0, "running")
+    tell(1, "running", pid=4711)
+    log = "paceline: rank 1 of 2 failed: TimedOut: round 3: rank 1 (elsewhere) did not end it"
+    outcome = outcome_of(ended(6, dead_ranks=(0,)), log=log)
+    assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("timed_out", 6, 1)
+    said = "rank 1 of 2 (host elsewhere, pid 4711) wrote no error; the launcher says: TimedOut: rou"
+    assert said in outcome.message

@@ -1,0 +1,190 @@
+"""Small programs under supervision: whatever happens, nothing of theirs is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.host.machine import host_name
+from paceline.host.processes import is_alive, process_started_unix_s
+from paceline.launchers import supervise as module
+from paceline.launchers.base import Command
+from paceline.launchers.supervise import supervise
+
+# A tree with everything that is hard to find: a grandchild in a session of its own whose parent
+# has gone, and one that will not listen.
+TREE = """
+import os, signal, subprocess, sys, time
+pids = open(sys.argv[1], "w")
+stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
+child = subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=True)
+if os.fork() == 0:
+    os.setsid()
+    orphan = os.fork()
+    if orphan:
+        print(orphan, file=pids, flush=True)
+        os._exit(0)
+    time.sleep(300)
+os.wait()
+print(child.pid, file=pids, flush=True)
+print(os.getpid(), file=pids, flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def python(program: str, *arguments: object) -> Command:
+    return Command(argv=(sys.executable, "-c", program, *map(str, arguments)))
+
+
+def pids_in(path: Path) -> list[int]:
+    pids = [int(line) for line in path.read_text().split()]
+    assert len(pids) == 3
+    return pids
+
+
+def wait_for_pids(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists() or len(path.read_text().split()) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_end_status_and_output_are_kept(files):
+    before = time.time()
+    ended = supervise(python("print('out'); raise SystemExit(7)"), files, limit_s=30)
+    assert ended.exit_status == 7
+    assert not ended.timed_out
+    assert before <= ended.launched_unix_s <= ended.ended_unix_s <= time.time()
+    assert files.launcher_log.read_text() == "out\n"
+
+
+def test_environment_is_added_to_ours(files, monkeypatch):
+    monkeypatch.setenv("PACELINE_TEST_OURS", "1")
+    program = "import os; print(os.environ['PACELINE_TEST_OURS'], os.environ['THEIRS'])"
+    command = Command(argv=(sys.executable, "-c", program), environment={"THEIRS": "2"})
+    assert supervise(command, files, limit_s=30).exit_status == 0
+    assert files.launcher_log.read_text() == "1 2\n"
+
+
+def test_program_that_does_not_exist_ends_127_and_says_so(files):
+    ended = supervise(Command(argv=("/no/such/program",)), files, limit_s=30)
+    assert ended.exit_status == 127
+    assert "/no/such/program" in files.launcher_log.read_text()
+
+
+def test_on_started_gets_the_launchers_pid(files):
+    seen = []
+    supervise(python("import os; print(os.getpid())"), files, limit_s=30, on_started=seen.append)
+    assert files.launcher_log.read_text().split() == [str(pid) for pid in seen]
+
+
+def test_stragglers_of_a_launcher_that_ended_are_ended(files, tmp_path):
+    pids = tmp_path / "pids"
+    assert supervise(python(TREE, pids, 0), files, limit_s=30).exit_status == 0
+    assert [pid for pid in pids_in(pids) if is_alive(pid)] == []
+
+
+def test_what_on_started_starts_is_left_alone(files):
+    sidecars = []
+
+    def start(_pid):
+        sidecars.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]))
+
+    try:
+        supervise(python("pass"), files, limit_s=30, on_started=start)
+        assert sidecars[0].poll() is None
+    finally:
+        for sidecar in sidecars:
+            sidecar.kill()
+            sidecar.wait()
+
+
+def test_time_limit_ends_the_whole_tree(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_TERMINATION_S", 0.5)
+    pids = tmp_path / "pids"
+    ended = supervise(python(TREE, pids, 300), files, limit_s=1.5)
+    assert ended.timed_out
+    assert ended.exit_status == -signal.SIGTERM
+    assert ended.left_behind == ()
+    assert [pid for pid in pids_in(pids) if is_alive(pid)] == []
+
+
+def test_interrupt_ends_the_whole_tree(files, tmp_path):
+    pids = tmp_path / "pids"
+
+    def interrupt(_pid):
+        wait_for_pids(pids)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        supervise(python(TREE, pids, 300), files, limit_s=60, on_started=interrupt)
+    assert [pid for pid in pids_in(pids) if is_alive(pid)] == []
+
+
+def test_dead_rank_ends_a_launcher_that_does_not_notice(files, tell, monkeypatch):
+    monkeypatch.setattr(module, "_LAUNCHER_NOTICES_S", 0.2)
+    monkeypatch.setattr(module, "_LOOK_AT_RANKS_S", 0.1)
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    started = process_started_unix_s(gone.pid)
+    gone.wait()
+    tell(0, "running", host=host_name(), process_started_unix_s=process_started_unix_s(os.getpid()))
+    tell(1, "running", host=host_name(), pid=gone.pid, process_started_unix_s=started)
+
+    monkeypatch.setattr(module, "_living_ranks", lambda _files: set())  # rank 0 is this very test
+    ended = supervise(python("import time; time.sleep(300)"), files, limit_s=60)
+    assert not ended.timed_out
+    assert ended.dead_ranks == (1,)
+    assert ended.exit_status == -signal.SIGTERM
+
+
+def test_rank_on_another_host_is_not_looked_for_here(files, tell, monkeypatch):
+    monkeypatch.setattr(module, "_LAUNCHER_NOTICES_S", 0.1)
+    monkeypatch.setattr(module, "_LOOK_AT_RANKS_S", 0.1)
+    tell(0, "running", host="elsewhere", pid=2**22 + 1)
+    ended = supervise(python("import time; time.sleep(0.8)"), files, limit_s=60)
+    assert ended.exit_status == 0
+    assert ended.dead_ranks == ()
+
+
+def test_killed_supervisor_takes_the_launcher_along(files, tmp_path):
+    pid_file = tmp_path / "pid"
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from paceline.launchers.base import Command\n"
+        "from paceline.launchers.supervise import supervise\n"
+        "from paceline.records.layout import TrialFiles\n"
+        "sleep = Command(argv=(sys.executable, '-c', 'import time; time.sleep(300)'))\n"
+        "note = lambda pid: Path(sys.argv[1]).write_text(f'{pid}\\n')\n"
+        "supervise(sleep, TrialFiles(Path(sys.argv[2])), limit_s=300, on_started=note)\n"
+    )
+    supervisor = subprocess.Popen([sys.executable, "-c", program, str(pid_file), str(files.root)])
+    try:
+        deadline = time.monotonic() + 30
+        while not (pid_file.exists() and pid_file.read_text().endswith("\n")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        launcher = int(pid_file.read_text())
+        time.sleep(0.3)  # the guard has run, and become the program
+        assert is_alive(launcher)
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+    deadline = time.monotonic() + 15
+    while is_alive(launcher):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_rank_that_dies_after_another_gave_its_reason_is_not_called_dead(files, tell, monkeypatch):
+    monkeypatch.setattr(module, "_LAUNCHER_NOTICES_S", 0.2)
+    monkeypatch.setattr(module, "_LOOK_AT_RANKS_S", 0.1)
+    tell(0, "failed", "TimedOut: rank 0: a collective did not end")
+    tell(1, "running", host=host_name(), pid=2**22 + 1)
+    ended = supervise(python("import time; time.sleep(300)"), files, limit_s=60)
+    assert ended.dead_ranks == ()
+    assert ended.exit_status == -signal.SIGTERM

@@ -1,0 +1,216 @@
+"""The ranks of a pipeline as threads of this process, on the real shared memory."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from paceline.errors import TimedOut
+from paceline.plan.schedule import share_bounds
+from paceline.plan.trial import PipelineSettings, Placement, Training, Trial
+from paceline.spec.models import Limits
+from paceline.strategies.pipeline.strategy import PipelineStrategy
+from paceline.training.context import RankContext
+from paceline.training.optimizers import make_optimizer
+from paceline.training.precision import autocast
+from paceline.training.strategy import TrainBatch
+from paceline.training.transforms import torch_memory_format
+from paceline.workloads import build_model, set_sample_keys
+
+CLASSES = 3
+LIMIT_S = 20.0
+
+
+@dataclass
+class Board:
+    """What ranks have published."""
+
+    values: dict = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+
+@dataclass
+class BoardShare:
+    board: Board
+    purpose: str
+    local_rank: int
+    ranks_on_node: int
+
+    def publish(self, name, value):
+        with self.board.changed:
+            self.board.values[self.purpose, name] = value
+            self.board.changed.notify_all()
+
+    def lookup(self, name, timeout_s):
+        key = (self.purpose, name)
+        with self.board.changed:
+            if not self.board.changed.wait_for(lambda: key in self.board.values, timeout_s):
+                raise TimedOut(f"nobody published {key}")
+            return self.board.values[key]
+
+    def barrier(self, timeout_s):
+        raise AssertionError("nobody asks for it")
+
+
+@dataclass
+class BoardPeers:
+    board: Board
+    local_rank: int
+    ranks: int
+
+    def node(self, purpose):
+        return BoardShare(self.board, f"node/{purpose}", self.local_rank, self.ranks)
+
+    def world(self, purpose):
+        return BoardShare(self.board, f"world/{purpose}", self.local_rank, self.ranks)
+
+
+def pipeline_trial(stages, micro_batches, replicas=1, pipeline=None, **training):
+    """pipeline: other pipeline settings; training: other values of the training."""
+    values = {
+        "workload": "tiny", "model": "tiny-alexnet", "dataset": "none", "trust_dataset": False,
+        "seed": 3, "image_size": 32, "global_batch": 8, "epochs": 1, "max_steps": None,
+        "warmup_steps": 0, "learning_rate": 0.01, "momentum": 0.9, "dropout": False,
+        "reading": "memory", "precision": "fp32", "memory_format": "contiguous",
+    }  # fmt: skip
+    return Trial(
+        id="t",
+        experiment="unit",
+        repeat=0,
+        launcher="local",
+        transport="shared",
+        local_strategy="pipeline" if replicas == 1 else "hybrid",
+        placement=Placement(
+            nodes=1, ranks_per_node=stages * replicas, threads_per_rank=1, oversubscribe=True
+        ),
+        training=Training(**{**values, **training}),
+        pipeline=PipelineSettings(
+            stages=stages, micro_batches=micro_batches, **{"balance": "size", **(pipeline or {})}
+        ),
+        limits=Limits(collective_s=LIMIT_S, trial_s=LIMIT_S),
+    )
+
+
+def context_of(local_rank, ranks):
+    return RankContext(
+        rank=local_rank, world_size=ranks, local_rank=local_rank, ranks_on_node=ranks,
+        node_index=0, host="alpha", process_started_unix_s=1000.0,
+    )  # fmt: skip
+
+
+def batch_of(trial, step, samples):
+    """The whole global batch of a step."""
+    generator = torch.Generator().manual_seed(100 + step)
+    size = trial.training.image_size
+    images = torch.randn(samples, 3, size, size, generator=generator)
+    return TrainBatch(
+        step=step,
+        epoch=0,
+        images=images.contiguous(memory_format=torch_memory_format(trial.training.memory_format)),
+        labels=torch.randint(CLASSES, (samples,), generator=generator),
+        sample_ids=100 * step + np.arange(samples),
+        global_samples=samples,
+    )
+
+
+def share(trial, local_rank, batch):
+    """What a rank gets: pixels for the first stage only."""
+    replica, stage = divmod(local_rank, trial.stages)
+    low, high = share_bounds(len(batch.sample_ids), replica, trial.replicas)
+    return TrainBatch(
+        step=batch.step,
+        epoch=batch.epoch,
+        images=batch.images[low:high] if stage == 0 else batch.images[low:high, :, :0, :0],
+        labels=batch.labels[low:high],
+        sample_ids=batch.sample_ids[low:high],
+        global_samples=batch.global_samples,
+    )
+
+
+@dataclass
+class Trained:
+    """What training left on a rank."""
+
+    gradients: dict
+    weights: dict
+    results: list
+    description: dict
+
+
+def run_ranks(trial, body):
+    """body(strategy, local_rank) on each rank, prepared; returns their results, or raises."""
+    ranks, board = trial.placement.ranks_per_node, Board()
+    models = [model_of(trial) for _ in range(ranks)]  # torch's generator is the process's
+
+    def rank(local_rank):
+        strategy = PipelineStrategy()
+        try:
+            context, peers = context_of(local_rank, ranks), BoardPeers(board, local_rank, ranks)
+            strategy.prepare(models[local_rank], context, trial, peers)
+            result = body(strategy, local_rank)
+        except BaseException:
+            strategy.close(failed=True)
+            raise
+        strategy.close(failed=False)
+        return result
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return [future.result() for future in [pool.submit(rank, r) for r in range(ranks)]]
+
+
+def train(trial, batch_sizes):
+    """Trains on batches of these sizes; a Trained for each rank."""
+
+    def body(strategy, local_rank):
+        gradients, results = {}, []
+        for step, samples in enumerate(batch_sizes):
+            batch = share(trial, local_rank, batch_of(trial, step, samples))
+            results.append(strategy.gradient(batch))
+            gradients = copied(strategy.gradients())
+            strategy.step()
+        return Trained(gradients, copied(strategy.state_dict()), results, strategy.describe())
+
+    return run_ranks(trial, body)
+
+
+def train_alone(trial, batch_sizes):
+    """The same with nothing but torch: gradients of the last step, weights, sums of losses."""
+    model, training = model_of(trial), trial.training
+    optimizer = make_optimizer(model.parameters(), training)
+    losses = []
+    for step, samples in enumerate(batch_sizes):
+        batch = batch_of(trial, step, samples)
+        optimizer.zero_grad()
+        set_sample_keys(model, training.seed, batch.epoch, batch.sample_ids)
+        with autocast(training):
+            loss = cross_entropy(model(batch.images), batch.labels)
+        loss.backward()
+        losses.append(samples * loss.item())
+        gradients = copied({name: p.grad for name, p in model.named_parameters()})
+        optimizer.step()
+    return gradients, copied(model.state_dict()), losses
+
+
+def model_of(trial):
+    training = trial.training
+    model = build_model(training.model, CLASSES, dropout=training.dropout, seed=training.seed)
+    model.to(memory_format=torch_memory_format(training.memory_format))  # type: ignore[call-overload]  # torch's stub lacks it
+    return model
+
+
+def copied(tensors):
+    return {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+
+
+def distance(found, expected):
+    """Largest over the tensors of |found - expected| / |expected|, as vectors."""
+    assert list(found) == list(expected)
+    return max(
+        float((found[name] - e).norm() / max(float(e.norm()), 1e-30))
+        for name, e in expected.items()
+    )

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.unit.strategies.pipeline.node import pipeline_trial
+
+from paceline.strategies.pipeline.profile import LayerTimes, Profile, profile_layers
+from paceline.strategies.pipeline.split_points import legal_split_points
+from paceline.workloads import build_model
+
+
+def times(layer, forward_s, backward_s, copy_s):
+    return LayerTimes(
+        layer=layer, forward_s=forward_s, backward_s=backward_s, deferred_s=0.5, step_s=0.25,
+        copy_s=copy_s,
+    )  # fmt: skip
+
+
+def test_costs_of_a_step_lie_on_the_layers_that_a_stage_can_begin_with():
+    profile = Profile([0, 2], [times("a", 1, 2, 0.125), times("c", 3, 4, 9)], 4, replicas=2)
+    assert profile.layer_costs_s(3) == [4 * 3 + 0.5 + 0.125, 0, 4 * 7 + 0.5 + 0.125]
+    assert profile.crossing_costs_s(3) == [0, 0, 4 * 0.125]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", ["tiny-alexnet", "tiny-vgg"])
+def test_measuring_times_every_layer_and_changes_nothing(model, precision):
+    training = pipeline_trial(2, 1, model=model, dropout=True, precision=precision).training
+    net = build_model(model, 3, dropout=True, seed=1)
+    before = {name: p.clone() for name, p in net.named_parameters()}
+    profile = profile_layers(net.layers(), training, samples=3, micro_batches=2, replicas=1)
+    assert profile.indexes == [0, *legal_split_points(net.layers())]
+    assert [t.layer for t in profile.times] == [net.layers()[i][0] for i in profile.indexes]
+    assert all(t.forward_s > 0 and t.copy_s > 0 for t in profile.times)
+    linear = [t for t in profile.times if t.deferred_s > 0]
+    assert len(linear) == 3
+    assert all(t.backward_s > 0 and t.step_s > 0 for t in linear)
+    for name, parameter in net.named_parameters():
+        assert torch.equal(parameter, before[name])
+        assert parameter.grad is None

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.strategies.reduction.factors import (
+    FactorBox,
+    LowPrecisionWeights,
+    RowGradients,
+    keep_factors,
+    linear_layers,
+    rows_of,
+)
+from paceline.strategies.reduction.flat import FlatLayout
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3)
+    )
+
+
+def images(samples, seed=1):
+    return torch.randn(samples, 1, 3, 3, generator=torch.Generator().manual_seed(seed))
+
+
+def not_asked(piece):
+    raise AssertionError(piece)
+
+
+def test_linear_layers_leave_factors_instead_of_gradients(model):
+    wanted = model[:2](images(4)).detach()
+    kept = {}
+    keep_factors(model, lambda layer, *factors: kept.update({layer: factors}), None)
+    model(images(4)).sum().backward()
+    assert set(kept) == {"2", "4"}
+    assert torch.equal(kept["2"][0], wanted)
+    assert torch.equal(kept["4"][1], torch.ones(4, 3))
+    assert model[2].weight.grad is None
+    assert model[4].bias.grad is None
+    assert model[0].weight.grad is not None
+
+
+def test_outputs_and_the_other_gradients_stay_what_they_were(model):
+    model(images(4)).square().sum().backward()
+    outputs, gradient = model(images(4)).detach(), model[0].weight.grad.clone()
+    model.zero_grad()
+    keep_factors(model, lambda *_: None, None)
+    found = model(images(4))
+    found.square().sum().backward()
+    assert torch.equal(found, outputs)
+    torch.testing.assert_close(model[0].weight.grad, gradient)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+def test_rows_of_all_workers_are_the_gradient_over_all_replicas(model, workers):
+    parts = [images(3, seed=1), images(2, seed=2)]
+    model(torch.cat(parts)).square().sum().backward()
+    wanted = {name: p.grad.flatten().clone() for name, p in model.named_parameters()}
+    layout, rows = FlatLayout.of(model.named_parameters()), rows_of(model)
+    factors = [{}, {}]
+    for part, own in zip(parts, factors, strict=True):
+        keep_factors(model, lambda layer, *f, own=own: own.update({layer: f}), None)
+        model(part).square().sum().backward()
+    found = {name: torch.full_like(wanted[name], float("nan")) for name in rows}
+    for pieces in layout.shares(workers, rows):
+        by_rows = [piece for piece in pieces if piece.name in rows]
+        gradient_of = RowGradients(layout, pieces, rows).reader(factors, not_asked)
+        for piece in by_rows:
+            found[piece.name][piece.start : piece.stop] = gradient_of(piece)
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, wanted[name])
+
+
+def test_pieces_of_other_parameters_are_asked_for_elsewhere(model):
+    layout, rows = FlatLayout.of(model.named_parameters()), rows_of(model)
+    (pieces,) = layout.shares(1, rows)
+    convolution = next(piece for piece in pieces if piece.name == "0.weight")
+    answer = torch.zeros(8)
+    reader = RowGradients(layout, pieces, rows).reader([], lambda _: answer)
+    assert reader(convolution) is answer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_box_gives_back_what_was_stored_last(model, dtype):
+    memory = torch.zeros(FactorBox.bytes_needed(model, 4, dtype), dtype=torch.uint8)
+    writer, reader = (FactorBox(model, 4, dtype, memory) for _ in range(2))
+    for samples in (4, 1, 3):
+        stored = {
+            name: (
+                torch.randn(samples, layer.in_features).to(dtype),
+                torch.randn(samples, layer.out_features).to(dtype),
+            )
+            for name, layer in linear_layers(model).items()
+        }
+        for name, factors in stored.items():
+            writer.store(name, *factors)
+        found = reader.read()
+        assert set(found) == set(stored)
+        for name, factors in stored.items():
+            assert all(map(torch.equal, found[name], factors))
+
+
+def test_low_precision_weights_follow_what_is_refreshed(model):
+    parameters = dict(model.named_parameters())
+    layout = FlatLayout.of(parameters.items())
+    flat = torch.zeros(layout.elements)
+    layout.bind(parameters, flat, copy=True)
+    low = LowPrecisionWeights(layout, flat, flat.to(torch.bfloat16), rows_of(model))
+    assert torch.equal(low.of("2.weight"), model[2].weight.to(torch.bfloat16))
+    first, second = layout.shares(2, rows_of(model))
+    before = low.of("2.weight").clone()
+    with torch.no_grad():
+        model[2].weight.add_(1.0)
+    low.refresh(first)
+    assert torch.equal(low.of("2.weight")[:3], model[2].weight[:3].to(torch.bfloat16))
+    assert torch.equal(low.of("2.weight")[3:], before[3:])
+    low.refresh(second)
+    assert torch.equal(low.of("2.weight"), model[2].weight.to(torch.bfloat16))
+
+
+def test_passes_in_low_precision_are_those_of_autocast(model):
+    parameters = dict(model.named_parameters())
+    layout = FlatLayout.of(parameters.items())
+    flat = torch.zeros(layout.elements)
+    layout.bind(parameters, flat, copy=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted = model(images(4))
+    low = LowPrecisionWeights(layout, flat, flat.to(torch.bfloat16), rows_of(model))
+    kept = {}
+    keep_factors(model, lambda layer, *factors: kept.update({layer: factors}), low)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = model(images(4))
+    found.float().sum().backward()
+    assert torch.equal(found, wanted)
+    assert {t.dtype for factors in kept.values() for t in factors} == {torch.bfloat16}

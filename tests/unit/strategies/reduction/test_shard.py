@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.strategies.reduction.flat import FlatLayout
+from paceline.strategies.reduction.shard import Shard, piece_of, sum_of_pieces
+
+
+@pytest.fixture
+def training(make_trial):
+    return make_trial(learning_rate=0.1, momentum=0.9).training
+
+
+def parameters():
+    generator = torch.Generator().manual_seed(0)
+    convolution = torch.randn(4, 3, 2, 2, generator=generator)
+    return {
+        "convolution": nn.Parameter(convolution.contiguous(memory_format=torch.channels_last)),
+        "bias": nn.Parameter(torch.randn(4, generator=generator)),
+        "linear": nn.Parameter(torch.randn(5, 7, generator=generator)),
+    }
+
+
+def gradients_of(replica, step):
+    generator = torch.Generator().manual_seed(100 * replica + step + 1)
+    found = {}
+    for name, parameter in parameters().items():
+        gradient = torch.randn(parameter.shape, generator=generator)
+        found[name] = torch.empty_like(parameter.data).copy_(gradient)
+    return found
+
+
+def reader(layout, gradients):
+    return partial(piece_of, layout, gradients)
+
+
+def step_in_shards(training, workers, change=lambda gradients: gradients, rows=None):
+    """Weights after 3 steps of which each of `workers` replicas and workers does its part."""
+    model = parameters()
+    layout = FlatLayout.of(model.items())
+    flat = torch.empty(layout.elements)
+    layout.bind(model, flat, copy=True)
+    shards = [Shard(pieces, flat, training) for pieces in layout.shares(workers, rows)]
+    for step in range(3):
+        replicas = [change(gradients_of(replica, step)) for replica in range(workers)]
+        for worker, shard in enumerate(shards):
+            others = [reader(layout, g) for w, g in enumerate(replicas) if w != worker]
+            shard.reduce(sum_of_pieces(layout, replicas[worker], others))
+        for shard in shards:
+            shard.step()
+    return model
+
+
+def step_by_hand(training, replicas):
+    model = parameters()
+    optimizer = torch.optim.SGD(model.values(), lr=0.1, momentum=0.9)
+    for step in range(3):
+        gradients = [gradients_of(replica, step) for replica in range(replicas)]
+        for name, parameter in model.items():
+            parameter.grad = torch.stack([g[name] for g in gradients]).sum(0)
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("rows", [None, {"linear": 5}])
+@pytest.mark.parametrize("workers", [1, 2, 3, 9])
+def test_shards_together_step_as_one_optimizer(training, workers, rows):
+    found = step_in_shards(training, workers, rows=rows)
+    wanted = step_by_hand(training, workers)
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name])
+
+
+def test_gradients_in_other_strides_are_summed_alike(training):
+    def contiguous(gradients):
+        return {name: gradient.contiguous() for name, gradient in gradients.items()}
+
+    found, wanted = step_in_shards(training, 2, contiguous), step_by_hand(training, 2)
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name])
+
+
+def test_reduced_gradients_are_the_sums_of_the_slice_in_place(training):
+    model = parameters()
+    layout = FlatLayout.of(model.items())
+    shard = Shard(layout.shares(2)[0], torch.zeros(layout.elements), training)
+    own, other = gradients_of(0, 0), gradients_of(1, 0)
+    wanted = (own["convolution"] + other["convolution"]).clone()
+    shard.reduce(sum_of_pieces(layout, own, [reader(layout, other)]))
+    assert [piece.name for piece in shard.pieces] == ["convolution", "bias"]  # of 7 lines, 4
+    torch.testing.assert_close(own["convolution"], wanted)
+    flat = layout.in_storage_order("convolution", wanted)
+    torch.testing.assert_close(shard.gradient_tensors()[0], flat)
+
+
+def test_worker_without_a_slice_does_nothing(training):
+    layout = FlatLayout.of([("bias", nn.Parameter(torch.ones(3)))])
+    flat = torch.ones(layout.elements)
+    shard = Shard(layout.shares(2)[1], flat, training)
+    shard.reduce(sum_of_pieces(layout, {"bias": torch.ones(3)}, []))
+    shard.step()
+    assert shard.gradient_tensors() == []
+    assert (flat == 1).all()
+
+
+def test_gradients_are_let_go_of_after_the_step(training):
+    layout = FlatLayout.of([("bias", nn.Parameter(torch.ones(3)))])
+    shard = Shard(layout.shares(1)[0], torch.ones(layout.elements), training)
+    shard.reduce(sum_of_pieces(layout, {"bias": torch.ones(3)}, []))
+    assert len(shard.gradient_tensors()) == 1
+    shard.step()
+    assert shard.gradient_tensors() == []

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.strategies import create_strategy
+from paceline.strategies.processes.strategy import ProcessesStrategy
+from paceline.strategies.replica import ReplicaStrategy
+from paceline.strategies.threads.strategy import ThreadsStrategy
+
+
+@pytest.mark.parametrize(
+    ("name", "transport", "reduction", "kind"),
+    [
+        ("sequential", "none", None, ReplicaStrategy),
+        ("intraop", "gloo", None, ReplicaStrategy),
+        ("threads", "none", None, ThreadsStrategy),
+        ("threads", "mpi", None, ThreadsStrategy),
+        ("processes", "shared", None, ProcessesStrategy),
+        ("processes", "gloo", None, ReplicaStrategy),
+        ("processes", "gloo", "flat", ReplicaStrategy),
+        ("processes", "mpi", "hierarchical", ProcessesStrategy),
+    ],
+)
+def test_strategy_is_chosen_by_name_transport_and_reduction(
+    make_trial, name, transport, reduction, kind
+):
+    update = {"local_strategy": name, "transport": transport, "reduction": reduction}
+    assert type(create_strategy(make_trial().model_copy(update=update))) is kind
+
+
+@pytest.mark.parametrize("name", ["pipeline", "hybrid"])
+def test_stages_have_a_strategy_of_their_own(make_trial, name):
+    trial = make_trial().model_copy(update={"local_strategy": name, "transport": "shared"})
+    assert type(create_strategy(trial)).__name__ == "PipelineStrategy"

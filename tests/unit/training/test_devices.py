@@ -1,0 +1,116 @@
+"""The CPU, and what needs no GPU to be known of GPUs; with one see test_cuda.py."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from paceline.errors import EnvironmentLacks
+from paceline.training import devices
+from paceline.training.devices import (
+    InputMover,
+    Stopwatch,
+    device_name,
+    device_of,
+    on_cpu,
+    synchronize,
+    unix_s,
+    use_device,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def cuda_trial(make_trial):
+    def make(**changes):
+        return make_trial(**changes).model_copy(update={"device": "cuda"})
+
+    return make
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Makes torch say that it is built with CUDA and finds so many GPUs."""
+
+    def pretend(count):
+        monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return pretend
+
+
+def test_trial_on_the_cpu_asks_for_no_gpu(make_trial, solo):
+    assert device_of(make_trial(), solo) == CPU
+    assert device_name(CPU) == "cpu"
+
+
+def test_each_rank_of_a_node_has_a_gpu_of_its_own(cuda_trial, context_of, gpus):
+    gpus(4)
+    trial = cuda_trial(ranks=3, oversubscribe=False)
+    got = [str(device_of(trial, context_of(rank, 3))) for rank in range(3)]
+    assert got == ["cuda:0", "cuda:1", "cuda:2"]
+
+
+def test_fewer_gpus_than_ranks_names_both_numbers(cuda_trial, context_of, gpus):
+    gpus(2)
+    trial = cuda_trial(ranks=3, oversubscribe=False)
+    with pytest.raises(EnvironmentLacks, match="alpha: 3 ranks need as many GPUs, rank 1 sees 2;"):
+        device_of(trial, context_of(1, 3))
+
+
+def test_oversubscribed_ranks_share_gpus_in_turn(cuda_trial, context_of, gpus):
+    gpus(2)
+    trial = cuda_trial(ranks=3, oversubscribe=True)
+    got = [str(device_of(trial, context_of(rank, 3))) for rank in range(3)]
+    assert got == ["cuda:0", "cuda:1", "cuda:0"]
+
+
+@pytest.mark.parametrize("oversubscribe", [False, True])
+def test_no_gpu_is_told_with_where_to_look(cuda_trial, solo, gpus, oversubscribe):
+    gpus(0)
+    with pytest.raises(EnvironmentLacks, match=r"finds none.*nvidia-smi.*CUDA_VISIBLE_DEVICES"):
+        device_of(cuda_trial(oversubscribe=oversubscribe), solo)
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is built with CUDA")
+def test_torch_without_cuda_is_told_with_what_to_install(cuda_trial, solo):
+    with pytest.raises(EnvironmentLacks, match=r"torch .* built without; install .*CUDA build"):
+        device_of(cuda_trial(), solo)
+
+
+def test_cpu_needs_no_settings_and_no_waiting():
+    before = torch.backends.cudnn.allow_tf32
+    assert use_device(CPU) == {}
+    assert torch.backends.cudnn.allow_tf32 == before
+    synchronize(CPU)
+
+
+def test_batch_for_the_cpu_is_not_copied():
+    batch = torch.ones(2, 3)
+    assert InputMover(CPU).move(batch) is batch
+
+
+def test_tensors_on_the_cpu_are_handed_on_without_their_graph_and_without_a_copy():
+    weight = torch.ones(2, requires_grad=True)
+    got = on_cpu({"weight": weight})["weight"]
+    assert not got.requires_grad
+    assert got.data_ptr() == weight.data_ptr()
+
+
+def test_stopwatch_on_the_cpu_is_the_program_s_clock(monkeypatch):
+    moments = iter([1.0, 2.0, 3.5, 7.0])
+    clock = SimpleNamespace(perf_counter=lambda: next(moments))
+    monkeypatch.setattr(devices, "time", clock)
+    watch = Stopwatch(CPU)
+    assert watch.start() == 2.0
+    first, second = watch.mark(), watch.mark()
+    assert (watch.reached_s(second), watch.reached_s(first)) == (7.0, 3.5)
+
+
+def test_moment_in_seconds_since_the_epoch(monkeypatch):
+    clock = SimpleNamespace(perf_counter=lambda: 50.0, time=lambda: 1_000_000.0)
+    monkeypatch.setattr(devices, "time", clock)
+    assert unix_s(47.5) == 999_997.5

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.transports import create_transport, transport_names
+
+
+def asking(make_trial, transport, ranks=2, device="cpu"):
+    return make_trial(ranks=ranks).model_copy(update={"transport": transport, "device": device})
+
+
+def test_single_rank_needs_no_process_group(make_trial):
+    assert create_transport(asking(make_trial, "none", ranks=1)) is None
+
+
+def test_ranks_that_share_memory_need_no_process_group(make_trial):
+    assert create_transport(asking(make_trial, "shared")) is None
+
+
+@pytest.mark.parametrize(
+    ("transport", "device"),
+    [(name, device) for device in ("cpu", "cuda") for name in transport_names(device)],
+)
+def test_transport_is_the_one_asked_for(make_trial, transport, device):
+    assert create_transport(asking(make_trial, transport, device=device)).name == transport
+
+
+@pytest.mark.parametrize(
+    ("transport", "device", "fitting"),
+    [("none", "cpu", "gloo, mpi"), ("nccl", "cpu", "gloo, mpi"), ("mpi", "cuda", "nccl, gloo")],
+)
+def test_transport_that_cannot_carry_is_answered_with_those_that_can(
+    make_trial, transport, device, fitting
+):
+    with pytest.raises(UsageError, match=f"{transport!r}.*{device}; use one of {fitting}"):
+        create_transport(asking(make_trial, transport, device=device))

@@ -1,0 +1,186 @@
+"""Who is found missing, through a real store on loopback; all ranks are of this process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from paceline.errors import RankFailed, TimedOut
+from paceline.training.context import StoreAddress
+from paceline.transports.base import PeerLost
+from paceline.transports.roll_call import Attendance, RollCall, after_roll_call
+from paceline.transports.store import open_again, open_store
+
+LIMIT_S = 2.0
+HOSTS = ["alpha", "beta", "gamma"]
+
+
+class Relay:
+    """A way to the store that can be cut without closing it, as a link that goes down."""
+
+    def __init__(self, port):
+        self._target = ("127.0.0.1", port)
+        self._open = threading.Event()
+        self._open.set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self):
+        self._open.clear()
+
+    def close(self):
+        self._listener.close()
+
+    def _accept(self):
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._target)
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
+
+    def _pass_on(self, source, target):
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if self._open.is_set():
+                    target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+
+class Ranks:
+    """Those that have joined, with what each of them holds."""
+
+    def __init__(self, context_of, clean_up):
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        address = StoreAddress(host="127.0.0.1", port=self.port, listen_fd=listener.detach())
+        self._context_of, self._clean_up = context_of, clean_up
+        self._server = open_store(context_of(0, 3, store=address), LIMIT_S)
+
+    def join(self, rank, port=None):
+        address = StoreAddress(host="127.0.0.1", port=port or self.port)
+        context = self._context_of(rank, 3, store=address)
+        store = open_again(context, LIMIT_S) if rank else self._server
+        roll_call = RollCall(
+            store,
+            open_again(context, LIMIT_S),
+            rank=rank,
+            hosts=HOSTS,
+            limit_s=LIMIT_S,
+            interface="lo",
+        )
+        self._clean_up.callback(roll_call.close)
+        return roll_call
+
+    def end_server(self):
+        self._server = None
+
+
+@pytest.fixture
+def ranks(context_of):
+    with ExitStack() as clean_up:
+        yield Ranks(context_of, clean_up)
+    assert "roll-call" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_rank_that_lives_but_does_not_come_is_told_from_one_that_is_gone(ranks):
+    caller, _ = ranks.join(0), ranks.join(1)
+    found = caller.call("MPI allreduce")
+    assert (found.busy, found.silent, found.waiting) == ([1], [2], [])
+    assert found.culprit == 2
+    assert found.words() == (
+        "rank 2 (gamma) does not answer: gone, frozen, or the link is down; "
+        "rank 1 (beta) is alive, but busy with something else"
+    )
+
+
+def test_rank_that_failed_on_its_own_is_named_with_its_words(ranks):
+    caller, failing, _ = ranks.join(0), ranks.join(1), ranks.join(2)
+    failing.announce("DataError: photo 7 is broken")
+    failing.close()
+    found = caller.call("MPI allreduce")
+    assert found.failed == {1: "DataError: photo 7 is broken"}
+    assert found.culprit == 1
+    assert "rank 1 (beta) has failed: DataError: photo 7 is broken" in found.words()
+
+
+def test_rank_that_waits_as_well_is_no_suspect(ranks):
+    first, second = ranks.join(0), ranks.join(1)
+    ranks.join(2)
+    assert first.call("MPI allreduce").busy == [1, 2]
+    found = second.call("MPI allreduce")
+    assert (found.waiting, found.busy, found.culprit) == ([0], [2], 2)
+
+
+def test_every_call_asks_anew(ranks):
+    caller, other = ranks.join(0), ranks.join(1)
+    assert caller.call("").silent == [2]
+    other.close()
+    assert caller.call("").silent == [1, 2]
+
+
+def test_asking_does_not_outlast_its_share_of_the_limit(ranks):
+    caller = ranks.join(0)
+    started = time.monotonic()
+    assert caller.call("").silent == [1, 2]
+    assert time.monotonic() - started < LIMIT_S
+
+
+def test_link_to_the_store_that_drops_is_told_in_time_and_names_rank_0(ranks):
+    relay = Relay(ranks.port)
+    try:
+        ranks.join(0)
+        cut_off = ranks.join(1, relay.port)
+        relay.cut()
+        started = time.monotonic()
+        found = cut_off.call("a collective of Gloo")
+        assert time.monotonic() - started < LIMIT_S
+        assert (found.silent, found.culprit) == ([0], 0)
+        assert found.words() == (
+            "rank 0 (alpha), which serves the store, does not answer: gone, frozen, or the link "
+            "is down"
+        )
+    finally:
+        cut_off.close()
+        relay.close()
+
+
+def test_interface_that_is_down_is_named(ranks):
+    caller = ranks.join(1)
+    caller._interface = "eth77"
+    found = caller.call("")
+    assert found.words().startswith("interface eth77 of this host (beta) is down; ")
+
+
+def test_rank_0_stays_until_those_who_wait_have_asked(ranks):
+    first, second = ranks.join(0), ranks.join(1)
+    second._leave_word("waiting/1", "MPI allreduce")
+    assert first.call("").waiting == [1]
+    closing = threading.Thread(target=first.close)
+    closing.start()
+    found = second.call("MPI allreduce")
+    closing.join(LIMIT_S)
+    assert not closing.is_alive()
+    assert (found.server, found.waiting, found.silent) == (None, [0], [2])
+
+
+@pytest.mark.parametrize(
+    ("error", "found", "kind", "rank"),
+    [
+        (TimedOut("late"), Attendance(0, HOSTS, waiting=[2]), TimedOut, None),
+        (PeerLost("closed", 0), Attendance(0, HOSTS, waiting=[2]), PeerLost, 1),
+        (RankFailed("MPI failed", 0), Attendance(0, HOSTS, waiting=[2]), PeerLost, 1),
+        (RankFailed("MPI failed", 0), Attendance(0, HOSTS, busy=[1, 2]), RankFailed, 0),
+        (PeerLost("closed", 0), Attendance(0, HOSTS), PeerLost, 0),
+    ],
+)
+def test_error_keeps_its_kind_unless_a_peer_is_the_cause(error, found, kind, rank):
+    explained = after_roll_call(error, found)
+    assert type(explained) is kind
+    assert getattr(explained, "rank", None) == rank
+    assert str(explained).startswith(f"{error}. Roll call: ")

@@ -1,0 +1,169 @@
+"""A whole trial of one rank, with photos from memory instead of a data set."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
+
+from paceline.data.reading import Batch
+from paceline.errors import RankFailed
+from paceline.records.files import read_json, read_jsonl
+from paceline.records.layout import TrialFiles
+from paceline.training.transforms import to_input
+from paceline.worker import worker
+from paceline.workloads import build_model, set_sample_keys
+
+ROWS = (11, 10)  # 21 samples: steps of 8, 8 and 5
+RNG = np.random.default_rng(5)
+IMAGES = RNG.integers(0, 256, (21, 32, 32, 3), dtype=np.uint8)
+LABELS = RNG.integers(0, 3, 21)
+
+
+class FakeFeed(contextlib.AbstractContextManager):
+    """Batches out of IMAGES, `steps` of them."""
+
+    def __init__(self, schedule, steps=None):
+        self.schedule = schedule
+        self.steps = schedule.steps if steps is None else steps
+
+    def __iter__(self):
+        for number in range(self.steps):
+            step = self.schedule.step(number)
+            ids = step.sample_ids
+            yield Batch(number, step.epoch, ids, IMAGES[ids], LABELS[ids])
+
+    def __exit__(self, *_):
+        return None
+
+
+@pytest.fixture
+def photos(monkeypatch):
+    """Replaces the data set; returns the schedules that the worker made."""
+    schedules = []
+
+    def open_feed(dataset, schedule, **_):
+        schedules.append(schedule)
+        return FakeFeed(schedule)
+
+    dataset = SimpleNamespace(row_group_rows=ROWS, classes=("a", "b", "c"))
+    monkeypatch.setattr(worker, "open_dataset", lambda *_, **__: dataset)
+    monkeypatch.setattr(worker, "open_feed", open_feed)
+    # pytest's process has threads of its own; test_resources.py looks at a fresh one.
+    monkeypatch.setattr(worker, "set_threads", lambda _: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(torch, "get_num_interop_threads", lambda: 1)
+    return schedules
+
+
+def by_hand(trial, schedule):
+    """The same training, written out with torch alone."""
+    training = trial.training
+    model = build_model("tiny-alexnet", 3, dropout=training.dropout, seed=training.seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    gradients, losses = [], []
+    for number in range(schedule.steps):
+        step = schedule.step(number)
+        set_sample_keys(model, training.seed, step.epoch, step.sample_ids)
+        optimizer.zero_grad()
+        labels = torch.from_numpy(LABELS[step.sample_ids])
+        images = to_input(IMAGES[step.sample_ids], "contiguous")
+        loss = cross_entropy(model(images), labels)
+        loss.backward()
+        gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
+        losses.append(loss.item())
+        optimizer.step()
+    return gradients, losses, model.state_dict()
+
+
+def test_trial_trains_as_by_hand_and_leaves_its_records(photos, make_trial, solo, tmp_path):
+    trial = make_trial(epochs=2)
+    files = TrialFiles(tmp_path)
+    worker.train(trial, solo, files)
+    gradients, losses, weights = by_hand(trial, photos[0])
+
+    for name, gradient in load_file(files.gradient).items():
+        torch.testing.assert_close(gradient, gradients[0][name])
+    for name, tensor in load_file(files.weights).items():
+        torch.testing.assert_close(tensor, weights[name])
+    rows = list(read_jsonl(files.rank(0).steps))
+    assert [(r["step"], r["epoch"], r["samples"]) for r in rows] == [
+        (0, 0, 8), (1, 0, 8), (2, 0, 5), (3, 1, 8), (4, 1, 8), (5, 1, 5),
+    ]  # fmt: skip
+    means = [row["loss_sum"] / row["samples"] for row in rows]
+    assert means == pytest.approx(losses, rel=1e-4)
+    result = read_json(files.result)
+    assert result["steps"] == 6
+    assert result["parameters"] == sum(t.numel() for t in weights.values())
+    assert set(result["update_l2"]) == set(weights)
+    assert all(norm > 0 for norm in result["update_l2"].values())
+
+
+def test_phases_add_up_and_steps_follow_without_a_gap(photos, make_trial, solo, tmp_path):
+    worker.train(make_trial(), solo, TrialFiles(tmp_path))
+    rows = list(read_jsonl(TrialFiles(tmp_path).rank(0).steps))
+    phases = ("data_wait_s", "forward_s", "backward_s", "optimizer_s", "other_s")
+    for row in rows:
+        assert row["comm_s"] is None
+        assert sum(row[p] for p in phases) == pytest.approx(row["step_s"])
+        assert all(row[p] >= 0 for p in phases)
+    for row, following in pairwise(rows):
+        end = row["started_unix_s"] + row["step_s"]
+        assert following["started_unix_s"] == pytest.approx(end, abs=1e-5)
+
+
+def test_sample_log_holds_every_sample_once_an_epoch(photos, make_trial, solo, tmp_path):
+    worker.train(make_trial(epochs=2), solo, TrialFiles(tmp_path))
+    rows = list(read_jsonl(TrialFiles(tmp_path).rank(0).sample_log))
+    for epoch in (0, 1):
+        ids = [i for row in rows if row["epoch"] == epoch for i in row["sample_ids"]]
+        assert sorted(ids) == list(range(21))
+
+
+def test_spans_follow_one_another_from_process_start(photos, make_trial, solo, tmp_path):
+    worker.train(make_trial(), solo, TrialFiles(tmp_path))
+    rows = list(read_jsonl(TrialFiles(tmp_path).rank(0).spans))
+    assert [r["name"] for r in rows] == [
+        "imports", "rendezvous", "data_load", "model_build", "train", "bookkeeping",
+    ]  # fmt: skip
+    assert rows[0]["started_unix_s"] == 1000.0
+    for row, following in pairwise(rows):
+        assert row["ended_unix_s"] <= following["started_unix_s"]
+
+
+def test_tensors_are_left_out_if_not_asked_for(photos, make_trial, solo, tmp_path):
+    trial = make_trial().model_copy(update={"save_tensors": False})
+    worker.train(trial, solo, TrialFiles(tmp_path))
+    assert not (tmp_path / "tensors").exists()
+    assert read_json(TrialFiles(tmp_path).result)["weights_sha256"]
+
+
+def test_diverged_loss_names_the_step(photos, make_trial, solo, tmp_path):
+    with pytest.raises(
+        RankFailed, match=r"rank 0: the loss of step [1-9]\d* is (nan|inf)"
+    ) as caught:
+        worker.train(make_trial(epochs=9, learning_rate=1e20), solo, TrialFiles(tmp_path))
+    assert caught.value.rank == 0
+
+
+def test_reader_that_ends_early_is_a_failure(photos, make_trial, solo, tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "open_feed", lambda _, schedule, **__: FakeFeed(schedule, 2))
+    with pytest.raises(RankFailed, match=r"expected 3 steps.*after 2"):
+        worker.train(make_trial(), solo, TrialFiles(tmp_path))
+    assert not TrialFiles(tmp_path).result.exists()
+
+
+def test_memory_format_changes_no_sample_and_hardly_a_weight(photos, make_trial, solo, tmp_path):
+    for name in ("contiguous", "channels_last"):
+        worker.train(make_trial(memory_format=name), solo, TrialFiles(tmp_path / name))
+    one, two = (
+        load_file(TrialFiles(tmp_path / n).weights) for n in ("contiguous", "channels_last")
+    )
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, two[name], rtol=1e-4, atol=1e-6)
