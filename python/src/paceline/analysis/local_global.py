@@ -1,10 +1,10 @@
 """Does the choice inside the node decide the global speed? The same strategies, alone and launched.
 
 A strategy is what a node does: its kind, replicas, stages, threads, micro-batches, schedule and
-split points, whoever launches it. Its speedup alone is that under launcher `local`; beside it
-stand those under each other launcher and number of nodes. Where
-a strategy ran in several ways there (with several transports, say), its fastest counts. Speedups of one precision and memory format are set
-against one another; what is not shown to be the same training is left out.
+split points, whoever launches it. Its speedup alone is measured under launcher `local`. It stands
+beside the speedups under each other launcher and number of nodes. Where a strategy ran in several
+configurations there (several transports, say), its fastest counts. Speedups are compared within
+one precision and memory format; trials that are not equivalent are left out.
 """
 
 from __future__ import annotations
