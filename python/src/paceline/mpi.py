@@ -2,7 +2,7 @@
 
 Importing it initialises MPI, registers the backend, and sets the variables that torchrun sets, so
 that torch finds its peers without being told. From then on an error that a rank does not catch ends
-all ranks. docs/mpi-backend.md says what the backend can do.
+all ranks. docs/reference/mpi-backend.md says what the backend can do.
 """
 
 from __future__ import annotations

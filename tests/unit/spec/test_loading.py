@@ -44,9 +44,9 @@ def test_shipped_experiments_are_those_documented():
 
 
 def test_the_example_in_the_documentation_is_valid():
-    page = Path(__file__).parents[3] / "docs" / "spec.md"
+    page = Path(__file__).parents[3] / "docs" / "reference" / "spec.md"
     (example,) = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
-    assert parse_spec(example, "docs/spec.md").name == "mine"
+    assert parse_spec(example, "docs/reference/spec.md").name == "mine"
 
 
 def test_spec_file_is_read(tmp_path):

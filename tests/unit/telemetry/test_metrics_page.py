@@ -1,4 +1,4 @@
-"""docs/metrics.md names every metric, and says of it what the catalogue says."""
+"""docs/reference/metrics.md names every metric, and says of it what the catalogue says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from paceline.telemetry.catalogue import CATALOGUE
 from paceline.telemetry.metrics_tables import tables
 
-PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 _BEGIN = "<!-- tables: python -m paceline.telemetry.metrics_tables -->\n"
 _END = "<!-- end of tables -->"
 

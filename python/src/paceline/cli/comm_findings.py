@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from paceline.tune.findings import Finding
 
 _WIDTH = 80
-_LOSSY = "sends less than the gradients: no longer the same training (docs/compression.md)"
+_LOSSY = (
+    "sends less than the gradients: no longer the same training (docs/explanation/compression.md)"
+)
 
 
 def print_comm_findings(found: CommFindings) -> None:

@@ -49,7 +49,7 @@ def render_slurm(
 
 def _why_not(trial: Trial) -> str | None:
     if trial.launcher == "spark":
-        return "Slurm has no Spark cluster; submit it to one (docs/clusters.md)"
+        return "Slurm has no Spark cluster; submit it to one (docs/how-to/clusters.md)"
     if trial.placement.oversubscribe:
         return "its ranks share cores on purpose, and Slurm gives each its own"
     return why_not(trial)

@@ -1,4 +1,4 @@
-"""The words a spec may use; their meaning is in docs/words.md."""
+"""The words a spec may use; their meaning is in docs/reference/glossary.md."""
 
 from typing import Literal, get_args
 

@@ -1,4 +1,4 @@
-"""The catalogue as Markdown, for docs/metrics.md: `python -m paceline.telemetry.metrics_tables`."""
+"""The catalogue as Markdown, for docs/reference/metrics.md: `python -m paceline.telemetry.metrics_tables`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches by short trials, measured and recorded as any other; see docs/tuning.md.
+"""Searches by short trials, measured and recorded as any other; see docs/how-to/tune.md.
 
 `local`: each local strategy's fastest counts, schedule and cut on this node. `comm`: the fastest
 way of communicating for each trial with peers. What they share is here: candidates are trials
