@@ -1,4 +1,4 @@
-"""The catalogue as Markdown, for docs/reference/metrics.md: `python -m paceline.telemetry.metrics_tables`."""
+"""Print the catalogue as Markdown tables for docs/reference/metrics.md."""
 
 from __future__ import annotations
 
