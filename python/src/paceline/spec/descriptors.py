@@ -1,0 +1,208 @@
+"""Base classes of the descriptors: everything that others need to know about an extension.
+
+A descriptor is a plain class in the extension's own folder. It imports nothing heavy; the
+implementation that it names ("module:attribute") is imported only in the process that needs it.
+`extensions` finds descriptors through entry points.
+
+Two models belong to a descriptor. `Keys` are the keys that the extension adds to a [[trials]] entry
+of the spec: what the user wrote, None where the user wrote nothing. `Options` are the values of a
+planned trial, with every default filled in; trial.json holds them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.spec.models import Experiment, TrialRequest
+    from paceline.spec.placement import NodeCounts, Placement
+
+LAST = 1000  # position of an extension that does not say where it stands in lists
+
+
+class KeyModel(BaseModel):
+    """Keys of a spec: unknown keys are faults, and no value is converted silently."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class OptionModel(BaseModel):
+    """Options of a planned trial."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the trial computes what the baseline computes, apart from summation order."""
+        return True
+
+    @property
+    def round_steps(self) -> int:
+        """Steps from one exchange between ranks to the next; a rate covers whole rounds."""
+        return 1
+
+    def name_parts(self) -> Iterator[str]:
+        """Suffixes of the configuration's name that tell these options from the defaults."""
+        yield from ()
+
+    def labels(self) -> Iterator[str]:
+        """Words for tables and figures, one for each option that differs from its default."""
+        yield from ()
+
+    def details(self) -> Iterator[str]:
+        """Words that a table adds only where two configurations would have the same label."""
+        yield from ()
+
+
+class Descriptor:
+    """What all extensions state."""
+
+    name: ClassVar[str]  # in specs, files and tables; equal to the name of the entry point
+    summary: ClassVar[str]  # one line for lists and help
+    implementation: ClassVar[str] = ""  # "module:attribute"
+    position: ClassVar[int] = LAST  # in lists and tables, ascending
+    Keys: ClassVar[type[KeyModel]] = KeyModel
+    Options: ClassVar[type[OptionModel]] = OptionModel
+
+
+class StrategyDescriptor(Descriptor):
+    """A local strategy: how one node uses its cores or devices."""
+
+    has_peers_on_node: ClassVar[bool] = False  # several ranks on one node
+    is_pipelined: ClassVar[bool] = False  # one copy of the model is split among ranks
+    is_replicated: ClassVar[bool] = False  # several copies of the model on one node
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    count_key: ClassVar[str | None] = None  # the key that "auto" takes from the node's cores
+    paper_rows: ClassVar[dict[str, str]] = {}  # device -> row of the first paper, on one node
+    distributed_in_paper: ClassVar[bool] = False  # the launchers' rows of the paper use it
+
+    def counts(self, request: TrialRequest, cores: int) -> NodeCounts:
+        """Return the counts on a node with `cores` cores: the meaning of "auto".
+
+        Called only for a request without faults. More cores must not give smaller counts.
+        """
+        raise NotImplementedError
+
+    def count_faults(self, request: TrialRequest) -> Iterator[str]:
+        """Yield contradictions among the counts of one [[trials]] entry."""
+        yield from ()
+
+    def faults(self, request: TrialRequest, experiment: Experiment) -> Iterator[str]:
+        """Yield other combinations that cannot work, each with the key, the reason and the fix."""
+        yield from ()
+
+    def options(
+        self, request: TrialRequest, counts: NodeCounts, replica_batch: int, transport: str
+    ) -> OptionModel:
+        """Return the planned options.
+
+        replica_batch: samples of a full batch that one replica gets. transport: name, resolved.
+        Raises UsageError if the batch is too small.
+        """
+        return self.Options()
+
+    def reduces_in_buckets(self, request: TrialRequest) -> bool:
+        """Return whether the transport averages gradients bucket by bucket during backward."""
+        return request.nodes > 1
+
+    def implementation_for(self, transport: str, options: Any) -> str:
+        """Return the implementation ("module:attribute") for a planned trial."""
+        return self.implementation
+
+    def layout(self, placement: Placement, options: Any) -> str:
+        """Return the counts for a table's column: replicas x threads of each, as in `2x1`."""
+        workers = placement.replicas_per_node * placement.stages
+        return f"{workers}\N{MULTIPLICATION SIGN}{placement.threads_per_worker}"
+
+    def layout_keys(self, placement: Placement, options: Any) -> dict[str, Any]:
+        """Return the spec keys that give exactly this layout."""
+        return {"threads_per_rank": placement.threads_per_rank}
+
+    def search_space(self, cores: int, batch: int) -> Iterator[dict[str, Any]]:
+        """Yield the layouts, as spec keys, that `tune local` tries beside the default.
+
+        batch: samples of a step on this node.
+        """
+        yield from ()
+
+
+class TransportDescriptor(Descriptor):
+    """A transport: what carries gradients between ranks."""
+
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)  # whose memory it carries
+    needs: ClassVar[str | None] = None  # a capability that the launcher must provide
+    spans_nodes: ClassVar[bool] = True
+    # torch.distributed calls it once per bucket: gradients can be compressed and counted.
+    sends_gradients: ClassVar[bool] = False
+    has_all_to_all: ClassVar[bool] = True
+    averages_weights: ClassVar[bool] = False  # always local SGD, never gradients
+
+    def auto_priority(self, request: TrialRequest) -> int | None:
+        """Return the priority where the spec names no transport; None if it must be named.
+
+        The usable transport with the highest priority is the default.
+        """
+        return None
+
+    def faults(self, request: TrialRequest, experiment: Experiment) -> Iterator[str]:
+        """Yield combinations that cannot work, beyond devices, nodes and `needs`."""
+        yield from ()
+
+    def options(self, request: TrialRequest) -> OptionModel:
+        """Return the planned options."""
+        return self.Options()
+
+
+class CompressionDescriptor(Descriptor):
+    """A method of gradient compression.
+
+    The implementation is called with (settings, seed, process group, all_to_all) and returns a
+    Compressor; settings are the numbers that `settings` returns.
+    """
+
+    def settings(self, request: TrialRequest) -> dict[str, int | float]:
+        """Return the method's numbers, with defaults filled in."""
+        return {}
+
+
+class LauncherDescriptor(Descriptor):
+    """A launcher: what starts the ranks.
+
+    The implementation is the command side, a paceline.launchers.base.Launcher. `Settings` is the
+    spec table with the launcher's name, for all of its trials.
+    """
+
+    provides: ClassVar[frozenset[str]] = frozenset()  # capabilities that transports may need
+    spans_nodes: ClassVar[bool] = False
+    default_transport: ClassVar[str | None] = None  # between nodes, on the CPU
+    paper_rows: ClassVar[dict[str, str]] = {}  # device -> row of the first paper
+    Settings: ClassVar[type[KeyModel] | None] = None
+    render_slurm: ClassVar[str | None] = None  # "module:function", None: cannot be rendered
+    render_kubernetes: ClassVar[str | None] = None
+
+    def faults(self, request: TrialRequest, experiment: Experiment) -> Iterator[str]:
+        """Yield combinations that cannot work, beyond `spans_nodes`."""
+        yield from ()
+
+    def options(self, request: TrialRequest, experiment: Experiment) -> OptionModel:
+        """Return the planned options."""
+        return self.Options()
+
+
+class WorkloadDescriptor(Descriptor):
+    """A workload: model, data set and the training values where the spec gives none."""
+
+    model: ClassVar[str]  # name of the model, for messages and files
+    samples: ClassVar[int]  # in the data set that is synthesised
+    image_size: ClassVar[int]  # pixels, square
+    global_batch: ClassVar[int]  # samples
+    learning_rate: ClassVar[float] = 0.001
+    momentum: ClassVar[float] = 0.9
+
+    def split_places(self) -> tuple[int, ...]:
+        """Return the layers at which a pipeline stage may begin, ascending."""
+        raise NotImplementedError

@@ -1,0 +1,150 @@
+"""Find extensions through entry points; our own and third-party ones are found the same way.
+
+A descriptor is loaded when it is first asked for, and an implementation when `load_object` is
+called, so looking at names costs nothing. Extensions that cannot be loaded are reported as
+warnings with their reason; the others keep working.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import warnings
+from functools import cache, cached_property
+from importlib.metadata import EntryPoint, distributions
+from typing import Any, Generic, TypeVar
+
+from paceline.errors import PacelineWarning, UsageError
+from paceline.spec.descriptors import (
+    CompressionDescriptor,
+    Descriptor,
+    LauncherDescriptor,
+    StrategyDescriptor,
+    TransportDescriptor,
+    WorkloadDescriptor,
+)
+
+D = TypeVar("D", bound=Descriptor)
+
+
+class ExtensionGroup(Generic[D]):
+    """The descriptors of one entry-point group.
+
+    word: what a message calls one of them. Look-ups are cached for the life of the process.
+    """
+
+    def __init__(self, group: str, base: type[D], word: str) -> None:
+        self.group = group
+        self._base = base
+        self._word = word
+
+    def get(self, name: str) -> D:
+        """Return the descriptor of that name.
+
+        Raises UsageError for an unknown name, with the known ones.
+        """
+        if name not in self._by_name:
+            raise UsageError(self.unknown(name))
+        return self._by_name[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def all(self) -> tuple[D, ...]:
+        """Return every descriptor, in the order of lists and tables."""
+        return tuple(self._by_name.values())
+
+    def names(self) -> tuple[str, ...]:
+        """Return every name, in the order of lists and tables."""
+        return tuple(self._by_name)
+
+    def unknown(self, name: object) -> str:
+        """Return the message for a name that no installed package provides."""
+        near = difflib.get_close_matches(str(name), self.names(), n=1)
+        hint = f' Did you mean "{near[0]}"?' if near else ""
+        return f'{self._word}: expected one of {quoted(self.names())}, got "{name}".{hint}'
+
+    @cached_property
+    def _by_name(self) -> dict[str, D]:
+        loaded = [found for point in self._entry_points() if (found := self._load(point))]
+        return {d.name: d for d in sorted(loaded, key=lambda d: (d.position, d.name))}
+
+    def _entry_points(self) -> list[EntryPoint]:
+        """Return the group's entry points. Raises UsageError if two packages claim one name."""
+        found: dict[str, tuple[EntryPoint, str]] = {}
+        for point, package in _all_entry_points().get(self.group, ()):
+            if point.name in found and found[point.name][0].value != point.value:
+                raise UsageError(
+                    f'{self._word} "{point.name}": packages {found[point.name][1]} and {package} '
+                    "both provide it; uninstall one of them"
+                )
+            found[point.name] = (point, package)
+        if not found:
+            raise UsageError(
+                f"no {self._word} is installed: the package metadata has no entry points "
+                f"{self.group}; install Paceline again (pip install), or use the wheel as archive"
+            )
+        return [point for point, _ in found.values()]
+
+    def _load(self, point: EntryPoint) -> D | None:
+        """Return the descriptor; warn and return None if it cannot be used."""
+        try:
+            descriptor = point.load()()
+        except Exception as error:  # noqa: BLE001  (third-party code may raise anything)
+            reason = f"{type(error).__name__}: {error}"
+        else:
+            if not isinstance(descriptor, self._base):
+                reason = f"expected a subclass of {self._base.__name__}"
+            elif descriptor.name != point.name:
+                reason = f'its name is "{descriptor.name}", expected "{point.name}"'
+            else:
+                return descriptor
+        self._warn(point, reason)
+        return None
+
+    def _warn(self, point: EntryPoint, reason: str) -> None:
+        warnings.warn(
+            f'{self._word} "{point.name}" ({point.value}) cannot be used: {reason}',
+            PacelineWarning,
+            stacklevel=2,
+        )
+
+
+@cache
+def _all_entry_points() -> dict[str, list[tuple[EntryPoint, str]]]:
+    """Return the entry points of our groups, each with the name of its package.
+
+    Like importlib.metadata.entry_points(), the first installation of a package hides later ones
+    on the path.
+    """
+    found: dict[str, list[tuple[EntryPoint, str]]] = {}
+    seen: set[str] = set()
+    for package in distributions():
+        if "[paceline." not in (package.read_text("entry_points.txt") or ""):
+            continue
+        name = package.metadata["Name"]
+        if name in seen:
+            continue
+        seen.add(name)
+        for point in package.entry_points:
+            found.setdefault(point.group, []).append((point, name))
+    return found
+
+
+STRATEGIES = ExtensionGroup("paceline.strategies", StrategyDescriptor, "local_strategy")
+TRANSPORTS = ExtensionGroup("paceline.transports", TransportDescriptor, "transport")
+COMPRESSIONS = ExtensionGroup("paceline.compressions", CompressionDescriptor, "compression")
+LAUNCHERS = ExtensionGroup("paceline.launchers", LauncherDescriptor, "launcher")
+WORKLOADS = ExtensionGroup("paceline.workloads", WorkloadDescriptor, "workload")
+
+
+def load_object(path: str) -> Any:
+    """Import and return "module:attribute"."""
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def quoted(names: tuple[str, ...], word: str = "or") -> str:
+    """Return names as in `"a", "b" or "c"`."""
+    *first, last = (f'"{name}"' for name in names)
+    return f"{', '.join(first)} {word} {last}" if first else last

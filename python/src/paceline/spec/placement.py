@@ -1,0 +1,62 @@
+"""The numbers of a trial: nodes, ranks, threads, replicas and stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCounts:
+    """What one node runs."""
+
+    ranks: int
+    threads_per_rank: int
+    replicas: int = 1  # copies of the model on the node
+    stages: int = 1  # ranks that hold one copy together
+
+    @property
+    def threads(self) -> int:
+        return self.ranks * self.threads_per_rank
+
+
+class Placement(BaseModel):
+    """The size of a trial: nodes x ranks per node x threads per rank, and the model's copies."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    nodes: int = Field(ge=1)
+    ranks_per_node: int = Field(ge=1)
+    threads_per_rank: int = Field(ge=1)
+    replicas_per_node: int = Field(default=1, ge=1)  # copies of the model on a node
+    stages: int = Field(default=1, ge=1)  # ranks that hold one copy together
+    oversubscribe: bool = False
+    # Cores that the ranks of a node share, where they are fewer than ranks x threads.
+    allocated_cores: int | None = Field(default=None, ge=1)
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def replicas(self) -> int:
+        return self.nodes * self.replicas_per_node
+
+    @property
+    def replicas_per_rank(self) -> int:
+        """Copies of the model in each rank, one thread or more each."""
+        return max(1, self.replicas_per_node * self.stages // self.ranks_per_node)
+
+    @property
+    def threads_per_worker(self) -> int:
+        """Threads within an operation: of a rank, or of each replica in it."""
+        return self.threads_per_rank // self.replicas_per_rank
+
+    @property
+    def cores_per_node(self) -> int:
+        return self.allocated_cores or self.ranks_per_node * self.threads_per_rank
+
+    @property
+    def cores(self) -> int:
+        return self.nodes * self.cores_per_node
