@@ -1,21 +1,89 @@
-"""What holds for all tests, and what they share: to make a data set takes long."""
+"""Fixtures and hooks for all tests: shared data sets, order, groups, required capabilities."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
+from tests import capabilities
 from tests.environment import QUICK_JVM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Generator, Iterator
+
+# Every run tries the same examples, and a busy machine is not an error. To search for new
+# examples: pytest --hypothesis-profile=search.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("search", deadline=None)
+hypothesis.settings.load_profile("repeatable")
+
+# The folders with long tests come first, so that short ones fill the gaps at the end.
+_ORDER = ("cluster", "functional", "contract", "unit")
+_SLOW = ("cluster", "functional", "contract")
+
+
+def pytest_configure() -> None:
+    """Let tests and the programs they start find ip, tc and prometheus."""
+    os.environ["PATH"] = capabilities.path_with_system_folders(os.environ.get("PATH", os.defpath))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the items, and group those that share a module's fixtures or the machine's state.
+
+    `--dist loadgroup` runs all items of a group in one worker, one after the other.
+    """
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None and (group := _group(item)):
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: _ORDER.index(_folder(item)))
+
+
+def _group(item: pytest.Item) -> str | None:
+    if "lab" in _needed(item):
+        return "lab"  # a new lab removes what a killed one left, so labs exclude each other
+    return item.path.stem if _folder(item) in _SLOW else None
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
+def _needed(item: pytest.Item) -> set[str]:
+    return {name for marker in item.iter_markers("needs") for name in marker.args}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose capability is missing."""
+    for name in sorted(_needed(item)):
+        reason = capabilities.why_not(name)
+        if reason is not None:
+            pytest.skip(f"{name}: {reason}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn the skip of a test into a failure if its capability is required."""
+    report = yield
+    missed = sorted(_needed(item) & capabilities.required())
+    if report.skipped and missed and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{capabilities.REQUIRE} requires {', '.join(missed)}, but the test was skipped: "
+            f"{report.longrepr}"
+        )
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)
 def runtime_of_our_own(tmp_path_factory):
-    """Tests kill sidecars and count them: those of other runs on this machine are left alone."""
+    """Use an own runtime folder: tests kill and count sidecars, those of other runs stay."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
         yield os.environ["PACELINE_RUNTIME_DIR"]
@@ -23,7 +91,7 @@ def runtime_of_our_own(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_jvm() -> Iterator[None]:
-    """Of every Spark that tests start, but where they choose its variables themselves."""
+    """Start every Spark of the tests with the options of QUICK_JVM."""
     with pytest.MonkeyPatch.context() as patch:
         for variable, flags in QUICK_JVM.items():
             patch.setenv(variable, f"{os.environ.get(variable, '')} {flags}".lstrip())
@@ -32,13 +100,22 @@ def _quick_jvm() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A PACELINE_CACHE of these tests: each data set in it is made once."""
-    return tmp_path_factory.mktemp("cache")
+    """Return a PACELINE_CACHE for all workers of this test session.
+
+    `ensure_dataset` locks it, so each data set in it is made once.
+    """
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # of the session; each worker has a folder in it
+    cache = base / "shared-cache"
+    cache.mkdir(exist_ok=True)
+    return cache
 
 
 @pytest.fixture(scope="session")
 def tiny_dataset(shared_cache: Path) -> Path:
-    """48 photos through Spark; what `images = 48` and `seed = 3` in a spec name, too. Read only."""
+    """Return a data set of 48 images, made by Spark; a spec with `images = 48` and `seed = 3`
+    names the same one. Read only."""
     from paceline.data.catalogue import ensure_dataset
 
     return ensure_dataset("tiny", images=48, seed=3, cache_dir=shared_cache)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.cluster.lab.labs import lab_or_skip
+from tests.cluster.lab.labs import checked_lab
 
 from paceline.lab import LabSettings
 
@@ -21,12 +21,12 @@ TWO_HOSTS = LabSettings(hosts=2, slots=2)
 @pytest.fixture
 def fresh_lab() -> Iterator[Lab]:
     """For a test that split points links or kills what runs there."""
-    with lab_or_skip(TWO_HOSTS) as lab:
+    with checked_lab(TWO_HOSTS) as lab:
         yield lab
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     """For tests that leave it as they found it."""
-    with lab_or_skip(TWO_HOSTS) as made:
+    with checked_lab(TWO_HOSTS) as made:
         yield made

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.cluster.lab.labs import lab_or_skip
+from tests.cluster.lab.labs import checked_lab
 from tests.cluster.trainings import PROGRAMS, Shares, Training, options, training
 
 from paceline.host.processes import command_line_of, wait_until
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.needs("lab"),
     pytest.mark.timeout(400),  # the first test carries the cluster
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
@@ -51,7 +52,7 @@ Start = Callable[[str], AbstractContextManager[Training]]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     settings = LabSettings(hosts=2, slots=2, spark=True)
-    with lab_or_skip(settings, tmp_path_factory.mktemp("logs")) as lab:
+    with checked_lab(settings, tmp_path_factory.mktemp("logs")) as lab:
         yield lab
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from paceline.lab import Lab
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
 
 LIMIT_S = 3.0
 

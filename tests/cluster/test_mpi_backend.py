@@ -12,7 +12,7 @@ import pytest
 
 from paceline.lab import INTERFACE
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
 
 PROGRAM = Path(__file__).parents[1] / "contract/programs/mpi_operations.py"
 LIMIT_S = 120

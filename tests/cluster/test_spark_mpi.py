@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.cluster.lab.labs import lab_or_skip
+from tests.cluster.lab.labs import checked_lab
 from tests.cluster.test_two_nodes import PATIENT, environment_of
 
 from paceline.data.catalogue import ensure_dataset
@@ -130,8 +130,9 @@ def test_spark_and_mpirun_train_the_same_over_mpi(dataset: Path, tmp_path: Path)
     assert rows["spark"]["weights_sha256"] == rows["mpi"]["weights_sha256"]
 
 
+@pytest.mark.needs("lab")
 def test_hosts_of_a_cluster_are_one_mpi_job(dataset: Path, tmp_path: Path) -> None:
-    with lab_or_skip(LabSettings(hosts=2, slots=2, spark=True), tmp_path / "logs") as lab:
+    with checked_lab(LabSettings(hosts=2, slots=2, spark=True), tmp_path / "logs") as lab:
         spec = SPEC.format(
             steps=6, data=dataset, interface=INTERFACE,
             trials=ENTRY.format(launcher="spark", nodes=2),

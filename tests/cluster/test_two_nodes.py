@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.cluster.lab.labs import lab_or_skip
+from tests.cluster.lab.labs import checked_lab
 from tests.environment import is_kept
 
 from paceline.lab import INTERFACE, LabSettings
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from paceline.lab import Host, Lab
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab"), pytest.mark.timeout(400)]
 
 LIMIT_S = 300.0
 SPEC = """
@@ -124,7 +124,7 @@ def test_strategies_on_two_nodes_under_spark(tiny_dataset: Path, tmp_path: Path)
     spec = SPEC.format(
         data=tiny_dataset, interface=INTERFACE, trials=entries("spark", "gloo", chosen)
     )
-    with lab_or_skip(LabSettings(hosts=2, slots=2, spark=True), tmp_path / "logs") as lab:
+    with checked_lab(LabSettings(hosts=2, slots=2, spark=True), tmp_path / "logs") as lab:
         spark = f'[spark]\nmaster = "{lab.spark_master}"\n' + PATIENT
         rows = rows_of_run(lab.hosts[0], spec + spark, tmp_path)
     assert len(rows) == len(chosen)

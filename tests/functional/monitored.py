@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 
 READY_LIMIT_S = 90.0
 END_LIMIT_S = 30.0
-LACKING = [name for name in ("prometheus", "promtool") if shutil.which(name) is None]
-needs_prometheus = pytest.mark.skipif(bool(LACKING), reason=f"not on PATH: {', '.join(LACKING)}")
+needs_prometheus = pytest.mark.needs("prometheus")
 
 
 class Monitor:

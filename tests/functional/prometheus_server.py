@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 import time
@@ -19,9 +18,7 @@ from tests.functional.prometheus_api import Prometheus
 LIMIT_S = 30.0
 SCRAPE_INTERVAL = "200ms"
 
-needs_prometheus = pytest.mark.skipif(
-    shutil.which("prometheus") is None, reason="prometheus is not installed"
-)
+needs_prometheus = pytest.mark.needs("prometheus")
 
 
 def free_port() -> int:

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.functional
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 60.0
+TWO_AT_A_TIME = "-n|2|--dist|loadgroup|--no-loadscope-reorder"
 COMMANDS = [
     "sh",
     "cat",
@@ -387,9 +388,9 @@ def test_test_without_a_path_runs_the_whole_suite(checkout: Checkout) -> None:
     config = checkout.root / "python" / "pyproject.toml"
     (checkout.fakes / "slow").mkdir()  # exists, but is -m's value and no path
     done = checkout.run("test", "-q", "-m", "slow")
-    assert (
-        done.stdout
-        == f"pytest|-c|{config}|--rootdir|{checkout.root}|-q|-m|slow|{checkout.root}/tests|\n"
+    assert done.stdout == (
+        f"pytest|-c|{config}|--rootdir|{checkout.root}|{TWO_AT_A_TIME}|-q|-m|slow|"
+        f"{checkout.root}/tests|\n"
     )
 
 
@@ -397,9 +398,19 @@ def test_test_with_a_path_runs_only_that(checkout: Checkout) -> None:
     config = checkout.root / "python" / "pyproject.toml"
     (checkout.root / "tests" / "test_a.py").touch()
     done = checkout.run("test", "tests/test_a.py::test_b[1]", cwd=checkout.root)
-    assert (
-        done.stdout == f"pytest|-c|{config}|--rootdir|{checkout.root}|tests/test_a.py::test_b[1]|\n"
+    assert done.stdout == (
+        f"pytest|-c|{config}|--rootdir|{checkout.root}|{TWO_AT_A_TIME}|tests/test_a.py::test_b[1]|\n"
     )
+
+
+@pytest.mark.parametrize(
+    "words", [["-n", "4"], ["-n0"], ["--numprocesses=3"], ["--pdb"], ["-s"], ["--collect-only"]]
+)
+def test_own_number_of_processes_replaces_the_default(checkout: Checkout, words: list[str]) -> None:
+    config = checkout.root / "python" / "pyproject.toml"
+    done = checkout.run("test", *words)
+    expected = ["pytest", "-c", config, "--rootdir", checkout.root, *words]
+    assert done.stdout == "|".join(map(str, [*expected, checkout.root / "tests"])) + "|\n"
 
 
 def test_check_runs_every_step_and_fails_if_one_does(checkout: Checkout) -> None:

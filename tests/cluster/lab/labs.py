@@ -1,13 +1,11 @@
-"""Labs for tests: skipped with a reason where there can be none, and gone afterwards."""
+"""Labs for tests, with the check that nothing is left of them afterwards."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import pytest
-
-from paceline.lab import Lab, LabSettings, removal, why_not
+from paceline.lab import Lab, LabSettings, removal
 from paceline.lab.registry import Registry
 
 if TYPE_CHECKING:
@@ -18,20 +16,16 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def lab_or_skip(settings: LabSettings, logs: Path | None = None) -> Iterator[Lab]:
-    """A lab of its own; afterwards nothing is left of it."""
-    skip_where_impossible()
+def checked_lab(settings: LabSettings, logs: Path | None = None) -> Iterator[Lab]:
+    """Make a lab, and check at the end that it left nothing.
+
+    Tests that use it carry `@pytest.mark.needs("lab")`.
+    """
     with Lab(settings, logs=logs) as lab:
         yield lab
     assert traces_of(lab.record) == []
 
 
-def skip_where_impossible() -> None:
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
-
-
 def traces_of(record: LabRecord) -> list[str]:
-    """Whatever there is of a lab on this machine."""
+    """List everything that exists of a lab on this machine."""
     return removal.traces_of(record, Registry())

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.cluster.lab.labs import skip_where_impossible, traces_of
+from tests.cluster.lab.labs import traces_of
 
 from paceline.lab.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
 
 LIMIT_S = 150
 MPIRUN = Path(sys.executable).with_name("mpirun")
@@ -34,7 +34,6 @@ def lab(*words: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    skip_where_impossible()
     made = f"test-{secrets.token_hex(3)}"
     yield made
     lab("down", "--name", made)
@@ -94,7 +93,6 @@ def test_up_with_a_command_ends_as_the_command_does(name: str) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_without_a_stack_trace(words: list[str], complaint: str) -> None:
-    skip_where_impossible()
     done = lab(*words)
     assert done.returncode == 2
     assert complaint in done.stderr
@@ -102,7 +100,6 @@ def test_what_cannot_be_is_refused_without_a_stack_trace(words: list[str], compl
 
 
 def test_more_cores_than_there_are_is_what_the_environment_lacks() -> None:
-    skip_where_impossible()
     done = lab("up", "--hosts", 2, "--cores", 4096)
     assert done.returncode == 3
     assert "needs 8192" in done.stderr

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.cluster.lab.labs import skip_where_impossible, traces_of
+from tests.cluster.lab.labs import traces_of
 
 from paceline.host.processes import wait_until
 from paceline.lab import Lab, LabSettings
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from paceline.lab.record import LabRecord
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
 
 LIMIT_S = 120
 # Two processes, the second one in the background, that do not end by themselves.
@@ -38,7 +38,6 @@ def paceline(*words: str) -> list[str]:
 @contextmanager
 def up(name: str, log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """`lab up` that runs ENDLESS in a lab of one host; removed at the end in any case."""
-    skip_where_impossible()
     command = paceline("up", "--name", name, "--hosts", "1", "--exec", ENDLESS, *words)
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)

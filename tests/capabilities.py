@@ -1,0 +1,88 @@
+"""Tools and rights that tests need beyond what pip installs, and the switch that makes them
+mandatory.
+
+A test declares them: `@pytest.mark.needs("lab")`. It is skipped on a machine without them.
+`PACELINE_TEST_REQUIRE` lists capabilities that must not be skipped: `PACELINE_TEST_REQUIRE=lab`
+fails every test that needs a lab and was skipped. `auto` stands for all capabilities that
+`detected()` finds on this machine. `detected()` shares no code with the product and the fixtures:
+a fault in either of them must not turn tests into skips that nobody sees.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+
+from paceline.lab import why_not as why_no_lab
+
+REQUIRE = "PACELINE_TEST_REQUIRE"
+# Where Debian installs ip and tc; the PATH of a plain user does not contain it.
+SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+_LIMIT_S = 20.0
+
+
+def path_with_system_folders(path: str) -> str:
+    """Append the folders of system tools that `path` lacks."""
+    present = path.split(os.pathsep)
+    return os.pathsep.join([*present, *(f for f in SYSTEM_FOLDERS if f not in present)])
+
+
+def _why_no_prometheus() -> str | None:
+    missing = [name for name in ("prometheus", "promtool") if shutil.which(name) is None]
+    return f"not on PATH: {', '.join(missing)}" if missing else None
+
+
+# The reason why the tests cannot use a capability, None if they can.
+WHY_NOT: dict[str, Callable[[], str | None]] = {
+    "lab": why_no_lab,
+    "prometheus": _why_no_prometheus,
+}
+
+
+@functools.cache
+def why_not(capability: str) -> str | None:
+    """Return the reason why a capability is missing here, None if it is present."""
+    return WHY_NOT[capability]()
+
+
+@functools.cache
+def detected() -> frozenset[str]:
+    """Detect the capabilities of this machine without the product's own checks."""
+    folders = path_with_system_folders(os.environ.get("PATH", os.defpath))
+
+    def installed(*programs: str) -> bool:
+        return all(shutil.which(program, path=folders) for program in programs)
+
+    found = set()
+    if os.geteuid() == 0 and installed("ip", "tc", "unshare") and _can_make_a_namespace():
+        found.add("lab")
+    if installed("prometheus", "promtool"):
+        found.add("prometheus")
+    return frozenset(found)
+
+
+def _can_make_a_namespace() -> bool:
+    ended = subprocess.run(
+        ["unshare", "--net", "--mount", "true"],
+        capture_output=True,
+        timeout=_LIMIT_S,
+        check=False,
+    )
+    return ended.returncode == 0
+
+
+@functools.cache
+def required() -> frozenset[str]:
+    """Return the capabilities whose tests must not be skipped."""
+    names = set(os.environ.get(REQUIRE, "").replace(",", " ").split())
+    listed = names - {"auto"}
+    unknown = listed - WHY_NOT.keys()
+    if unknown:
+        raise ValueError(
+            f"{REQUIRE}: expected auto or names of {', '.join(WHY_NOT)}, "
+            f"got {', '.join(sorted(unknown))}"
+        )
+    return frozenset(listed | (detected() if "auto" in names else set()))

@@ -1,0 +1,60 @@
+"""`PACELINE_TEST_REQUIRE` turns skips that hide a fault into failures."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.capabilities import REQUIRE, detected
+
+pytestmark = pytest.mark.functional
+
+ROOT = Path(__file__).resolve().parents[2]
+A_LAB_TEST = "tests/cluster/lab/test_lab.py::test_lab_that_is_left_stays_until_it_is_closed"
+# The product refuses to make a lab inside of a lab: stands for a fault in its check.
+NO_LAB = {"PACELINE_LAB": "pretended"}
+
+
+def run_pytest(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", REQUIRE))}
+    command = [sys.executable, "-m", "pytest", "-c", ROOT / "python" / "pyproject.toml"]
+    command += ["--rootdir", ROOT, "-p", "no:cacheprovider", "-q", *words]
+    return subprocess.run(
+        command, env={**kept, **variables}, cwd=ROOT,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_missing_capability_skips_a_test_with_the_reason() -> None:
+    ended = run_pytest(A_LAB_TEST, **NO_LAB)
+    assert ended.returncode == 0, ended.stdout
+    assert "1 skipped" in ended.stdout
+    assert "lab: this is a host of lab pretended" in ended.stdout
+
+
+def test_skip_of_a_required_test_is_a_failure() -> None:
+    ended = run_pytest(A_LAB_TEST, **NO_LAB, **{REQUIRE: "lab"})
+    assert ended.returncode == 1, ended.stdout
+    assert f"{REQUIRE} requires lab, but the test was skipped" in ended.stdout
+
+
+@pytest.mark.needs("lab")
+def test_auto_requires_what_this_machine_has_whatever_the_product_says() -> None:
+    assert "lab" in detected(), "the product can make a lab, so the tests must detect it"
+    ended = run_pytest(A_LAB_TEST, **NO_LAB, **{REQUIRE: "auto"})
+    assert ended.returncode == 1, ended.stdout
+    assert f"{REQUIRE} requires lab, but the test was skipped" in ended.stdout
+
+
+@pytest.mark.needs("prometheus")
+def test_prometheus_is_detected_where_tests_use_it() -> None:
+    assert "prometheus" in detected()
+
+
+def test_unknown_capability_is_an_error() -> None:
+    ended = run_pytest(A_LAB_TEST, **{REQUIRE: "grafana"})
+    assert ended.returncode != 0
+    assert "expected auto or names of lab, prometheus, got grafana" in ended.stdout + ended.stderr
