@@ -267,6 +267,6 @@ def test_whole_worker_trains_and_leaves_nothing_behind(transport, run_ranks, tmp
     communication = json.loads(files.result.read_text())["communication"]
     assert communication["transport"] == transport
     parameters = json.loads(files.result.read_text())["parameters"]
-    sent = "slice_bytes" if transport == "shared" else "bucket_bytes"
+    sent = "shard_bytes" if transport == "shared" else "bucket_bytes"
     assert sum(communication[sent]) == 4 * parameters
     assert [(tmp_path / f"threads.{r}").read_text() for r in range(2)] == ["", ""]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from paceline.strategies.reduction import buckets
-from paceline.strategies.reduction.shard import Shard
+from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 
 
 def break_the_averaging() -> None:
@@ -31,11 +31,11 @@ def _take_the_mean_of_buckets() -> None:
 
 def _halve_what_is_summed() -> None:
     """What a worker sums for all replicas is half of what it should be."""
-    healthy = Shard.reduce
+    healthy = OptimizerShard.reduce
 
-    def reduce_half(self: Shard, gradient_of: Any) -> None:
+    def reduce_half(self: OptimizerShard, gradient_of: Any) -> None:
         healthy(self, gradient_of)
         for gradient in self.gradient_tensors():
             gradient.mul_(0.5)
 
-    Shard.reduce = reduce_half
+    OptimizerShard.reduce = reduce_half

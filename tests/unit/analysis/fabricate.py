@@ -455,7 +455,7 @@ def _communication(way: Way) -> dict[str, object]:
         "schedule": way.schedule,
         "balance": None if way.split_points else way.balance,
         "split_points": split_points,
-        "cut_before": [f"features.{cut}" for cut in split_points],
+        "first_layers": [f"features.{cut}" for cut in split_points],
         "layers": 2 * way.stages + 2,
         "bytes_forward": [1_500_000 * cut for cut in split_points],
         "bytes_backward": [1_500_000 * cut for cut in split_points],

@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.transports import recorded, recorder
-from paceline.transports.recorder import arrive, is_recording, payload_bytes, recording
+from paceline.transports import recorder
+from paceline.transports.gloo import process_group
+from paceline.transports.recorder import begin_operation, is_recording, payload_bytes, recording
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +23,7 @@ def rows(file: Path) -> list[dict[str, object]]:
 
 def test_without_a_recorder_nothing_happens(tmp_path: Path) -> None:
     assert not is_recording()
-    arrive("0", 2, "allreduce", 8).end()
+    begin_operation("0", 2, "allreduce", 8).end()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -30,8 +31,11 @@ def test_operations_are_numbered_by_group_and_written_on_flush(tmp_path: Path) -
     file = tmp_path / "communication.jsonl"
     with recording(file) as used:
         assert is_recording()
-        first, other = arrive("0", 2, "allreduce", 8), arrive("1", 2, "allreduce", 8)
-        second = arrive("0", 2, "broadcast", 4)
+        first, other = (
+            begin_operation("0", 2, "allreduce", 8),
+            begin_operation("1", 2, "allreduce", 8),
+        )
+        second = begin_operation("0", 2, "broadcast", 4)
         second.start()
         second.end()
         assert rows(file) == []
@@ -49,14 +53,14 @@ def test_operations_are_numbered_by_group_and_written_on_flush(tmp_path: Path) -
 def test_operation_that_never_ends_is_not_recorded(tmp_path: Path) -> None:
     file = tmp_path / "communication.jsonl"
     with recording(file):
-        arrive("0", 2, "allreduce", 8)
+        begin_operation("0", 2, "allreduce", 8)
     assert rows(file) == []
 
 
 def test_arrival_may_be_given(tmp_path: Path) -> None:
     file = tmp_path / "communication.jsonl"
     with recording(file):
-        arrive("threads", 1, recorder.SHARED_REDUCE, 8, arrived_unix_s=12.5).end()
+        begin_operation("threads", 1, recorder.SHARED_REDUCE, 8, arrived_unix_s=12.5).end()
     (row,) = rows(file)
     assert row["arrived_unix_s"] == 12.5
 
@@ -69,7 +73,7 @@ def test_payload_is_of_all_tensors() -> None:
 @pytest.fixture
 def group(tmp_path: Path):
     dist.init_process_group(
-        recorded.BACKEND, store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+        process_group.BACKEND, store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
     )
     yield dist.group.WORLD
     dist.destroy_process_group()
@@ -111,4 +115,4 @@ def test_every_operation_of_torchs_groups_goes_to_the_inner_group() -> None:
         "UNDEFINED", "XCCL",
     }  # fmt: skip
     theirs = {name for name in dir(dist.ProcessGroup) if not name.startswith("__")}
-    assert theirs - carries_nothing <= set(vars(recorded.RecordedProcessGroup))
+    assert theirs - carries_nothing <= set(vars(process_group.RecordedProcessGroup))

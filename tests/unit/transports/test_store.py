@@ -10,7 +10,7 @@ from paceline.training.context import StoreAddress
 from paceline.transports import create_transport
 from paceline.transports.base import PeerLost
 from paceline.transports.gloo.transport import GlooTransport
-from paceline.transports.store import meet, open_store
+from paceline.transports.store import open_store, store_barrier
 
 
 def served():
@@ -40,11 +40,11 @@ def test_rank_without_an_address_is_told_how_to_start(context_of):
         open_store(context_of(1, 2), 1.0)
 
 
-def test_meeting_names_the_ranks_that_did_not_come():
+def test_barrier_names_the_ranks_that_did_not_come():
     store = dist.HashStore()
     store.set("start/2", "here")
     with pytest.raises(TimedOut, match=r"ranks \[1\] at 'start'"):
-        meet(store, "start", 0, range(3), 0.1)
+        store_barrier(store, "start", 0, range(3), 0.1)
 
 
 def test_single_rank_has_no_transport(make_trial):

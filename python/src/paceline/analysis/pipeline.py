@@ -172,7 +172,7 @@ def _median_stage(stage: int, found: Sequence[StageTimes]) -> StageTimes:
 
 def _split_points(said: Mapping[str, Any]) -> tuple[SplitPoint, ...]:
     """What the strategy left in `result.json`; layers without a name go by their number."""
-    layers = said.get("cut_before") or said.get("split_points") or ()
+    layers = said.get("first_layers") or said.get("split_points") or ()
     forward = _each(said.get("bytes_forward"), len(layers))
     backward = _each(said.get("bytes_backward"), len(layers))
     return tuple(

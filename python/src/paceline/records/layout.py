@@ -115,7 +115,7 @@ class TrialFiles:
 
     @property
     def gradient(self) -> Path:
-        """Averaged gradient of step 0 (the first), safetensors."""
+        """WeightAveraging gradient of step 0 (the first), safetensors."""
         return self.root / "tensors" / "gradient_step1.safetensors"
 
     @property

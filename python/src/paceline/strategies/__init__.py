@@ -6,12 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
-from paceline.training.strategy import Averaged, GradientResult, LocalStrategy, TrainBatch
+from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch, WeightAveraging
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
 
-__all__ = ["Averaged", "GradientResult", "LocalStrategy", "TrainBatch", "create_strategy"]
+__all__ = ["GradientResult", "LocalStrategy", "TrainBatch", "WeightAveraging", "create_strategy"]
 
 # Module and class, imported when asked for: each run needs one of them.
 _REPLICA = ("replica", "ReplicaStrategy")

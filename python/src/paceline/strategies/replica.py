@@ -27,7 +27,7 @@ from paceline.training.devices import (
     unix_s,
     use_device,
 )
-from paceline.training.loss import moved, sum_of_losses
+from paceline.training.loss import sum_of_losses, to_device
 from paceline.training.optimizers import make_optimizer
 from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.training.transforms import to_input
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.rows import WorkerEnvironment
     from paceline.training.context import RankContext
-    from paceline.training.strategy import Neighbours
+    from paceline.training.strategy import RankGroups
 
 
 class ReplicaStrategy:
@@ -63,7 +63,7 @@ class ReplicaStrategy:
         model: nn.Module,
         context: RankContext,
         trial: Trial,
-        peers: Neighbours,  # noqa: ARG002  (DistributedDataParallel finds them itself)
+        peers: RankGroups,  # noqa: ARG002  (DistributedDataParallel finds them itself)
     ) -> None:
         self._trial = trial
         self._device = device_of(trial, context)
@@ -92,7 +92,7 @@ class ReplicaStrategy:
         started_s = watch.start()
         for parameter in self._model.parameters():
             parameter.grad = None
-        loss = sum_of_losses(self._parallel, moved(batch, self._mover), self._trial.training)
+        loss = sum_of_losses(self._parallel, to_device(batch, self._mover), self._trial.training)
         loss_sum = float(loss.detach())
         forwarded = watch.mark()
         (loss / batch.global_samples).backward()  # type: ignore[no-untyped-call]
@@ -127,7 +127,7 @@ class ReplicaStrategy:
         return {
             **self._set,
             **self._buckets.describe(),
-            "bucket_mb_asked": self._trial.bucket_mb,
+            "requested_bucket_mb": self._trial.bucket_mb,
         }
 
     def close(self, *, failed: bool) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.plan.schedule import Schedule
     from paceline.plan.trial import Training
     from paceline.records.layout import RankFiles
-    from paceline.training.strategy import Averaged
+    from paceline.training.strategy import WeightAveraging
 
 
 class Stepper(Protocol):
@@ -34,7 +34,7 @@ class Stepper(Protocol):
 
     def gradient(self, batch: TrainBatch) -> GradientResult: ...
 
-    def step(self) -> Averaged | None: ...
+    def step(self) -> WeightAveraging | None: ...
 
 
 class Loop:

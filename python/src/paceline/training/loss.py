@@ -34,13 +34,13 @@ def share_of(batch: TrainBatch, replica: int, replicas: int) -> TrainBatch:
     )
 
 
-def moved(batch: TrainBatch, mover: InputMover) -> TrainBatch:
+def to_device(batch: TrainBatch, mover: InputMover) -> TrainBatch:
     """The same with its tensors on the mover's device."""
     return replace(batch, images=mover.move(batch.images), labels=mover.move(batch.labels))
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class PassTimes:
     """A replica's passes on a CPU: moments of perf_counter, and when the gradients were ready."""
 
     loss_sum: float
@@ -49,7 +49,7 @@ class Passed:
     ready_unix_s: float
 
 
-def run_passes(replica: nn.Module, batch: TrainBatch, training: Training) -> Passed:
+def run_passes(replica: nn.Module, batch: TrainBatch, training: Training) -> PassTimes:
     """Forward and backward of a replica's part of a batch; sets its gradients anew, which are those
     of the part's share in the global mean."""
     for parameter in replica.parameters():
@@ -58,7 +58,7 @@ def run_passes(replica: nn.Module, batch: TrainBatch, training: Training) -> Pas
     loss_sum = float(loss.detach())
     forwarded_s = time.perf_counter()
     (loss / batch.global_samples).backward()  # type: ignore[no-untyped-call]
-    return Passed(loss_sum, forwarded_s, time.perf_counter(), time.time())
+    return PassTimes(loss_sum, forwarded_s, time.perf_counter(), time.time())
 
 
 def sum_of_losses(model: nn.Module, batch: TrainBatch, training: Training) -> Tensor:

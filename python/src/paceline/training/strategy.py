@@ -47,14 +47,14 @@ class GradientResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Averaged:
+class WeightAveraging:
     """What it cost to average weights, after the optimiser's own step."""
 
     comm_s: float
     comm_ready_unix_s: float  # when this rank's weights were ready
 
 
-class Neighbours(Protocol):
+class RankGroups(Protocol):
     """Who else there is, as a strategy sees it."""
 
     def node(self, purpose: str) -> NodeShare | None:
@@ -68,7 +68,7 @@ class LocalStrategy(Protocol):
     """How one rank uses what it was given."""
 
     def prepare(
-        self, model: nn.Module, context: RankContext, trial: Trial, peers: Neighbours
+        self, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
     ) -> None:
         """Take the model (in its memory format); collective. The process group, if any, is open."""
 
@@ -78,7 +78,7 @@ class LocalStrategy(Protocol):
     def gradient(self, batch: TrainBatch) -> GradientResult:
         """Compute and average; collective over all ranks, also for an empty share."""
 
-    def step(self) -> Averaged | None:
+    def step(self) -> WeightAveraging | None:
         """Step the optimiser; collective.
 
         Of a strategy that then averages weights: what that cost, if it did.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
-from paceline.transports.store import meet, wait_for
+from paceline.transports.store import store_barrier, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,4 +39,4 @@ class GroupStore:
     def barrier(self, timeout_s: float) -> None:
         """Wait for all ranks of the node. Raises TimedOut, naming those absent."""
         name = f"{self.prefix}/barrier/{next(self._barriers)}"
-        meet(self.store, name, self.local_rank, range(self.ranks_on_node), timeout_s)
+        store_barrier(self.store, name, self.local_rank, range(self.ranks_on_node), timeout_s)

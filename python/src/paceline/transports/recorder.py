@@ -119,7 +119,7 @@ def is_recording() -> bool:
     return _in_use is not None
 
 
-def arrive(
+def begin_operation(
     group: str, ranks: int, name: str, payload_bytes: int, arrived_unix_s: float | None = None
 ) -> Operation:
     """This rank comes to an operation, now unless another time is given.

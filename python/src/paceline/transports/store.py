@@ -95,7 +95,7 @@ def wait_for(store: Store, keys: Sequence[str], limit_s: float, what: str) -> No
             store.wait(list(keys), timedelta(seconds=limit_s))
 
 
-def meet(store: Store, name: str, rank: int, ranks: Sequence[int], limit_s: float) -> None:
+def store_barrier(store: Store, name: str, rank: int, ranks: Sequence[int], limit_s: float) -> None:
     """A barrier of `ranks` under a name used once. Raises TimedOut naming who did not come."""
     store.set(f"{name}/{rank}", "here")
     keys = [f"{name}/{peer}" for peer in ranks]

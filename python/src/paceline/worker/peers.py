@@ -8,19 +8,19 @@ from paceline.errors import PacelineError, RankFailed, TimedOut
 from paceline.training.resources import RankCores, check_node
 from paceline.transports import PeerLost, Transport, create_transport
 from paceline.transports.group_store import GroupStore
-from paceline.transports.roll_call import (
-    RollCall,
-    after_roll_call,
+from paceline.transports.liveness import (
+    LivenessProbe,
+    publish_hosts,
     read_hosts,
-    tell_hosts,
+    with_probe_result,
 )
 from paceline.transports.store import (
     ANSWER_SHARE,
     limited,
-    meet,
     open_again,
     open_store,
     server_lost,
+    store_barrier,
     wait_for,
 )
 from paceline.transports.store_sockets import limit_answers
@@ -43,10 +43,10 @@ class Peers:
         store: TCPStore | None = None,
         transport: Transport | None = None,
         clock: ClockOffset = SAME_CLOCK,
-        roll_call: RollCall | None = None,
+        liveness: LivenessProbe | None = None,
     ) -> None:
         self.clock = clock
-        self._roll_call = roll_call
+        self._liveness = liveness
         self._context = context
         self._limits = trial.limits
         self._store = store
@@ -84,12 +84,12 @@ class Peers:
         None if it is not about communication; then the others are told that this rank fails.
         """
         meaning = self._meaning(error)
-        if self._roll_call is None:
+        if self._liveness is None:
             return meaning
         if not isinstance(meaning, TimedOut | RankFailed):
-            self._roll_call.announce(f"{type(error).__name__}: {error}")
+            self._liveness.announce(f"{type(error).__name__}: {error}")
             return meaning
-        return after_roll_call(meaning, self._roll_call.call(str(meaning)))
+        return with_probe_result(meaning, self._liveness.call(str(meaning)))
 
     def _meaning(self, error: Exception) -> PacelineError | None:
         if isinstance(error, TimedOut | PeerLost):
@@ -105,7 +105,7 @@ class Peers:
         """Close everything. If all went well, rank 0, which serves the store, goes last."""
         store, self._store = self._store, None
         transport, self._transport = self._transport, None
-        roll_call, self._roll_call = self._roll_call, None
+        liveness, self._liveness = self._liveness, None
         if store is None:
             if transport is not None:
                 transport.close(failed=True)
@@ -113,15 +113,17 @@ class Peers:
         ranks = range(self._context.world_size)
         try:
             if not failed:
-                meet(store, "trained", self._context.rank, ranks, self._limits.collective_s)
+                store_barrier(
+                    store, "trained", self._context.rank, ranks, self._limits.collective_s
+                )
         except PacelineError:
             failed = True
             raise
         finally:
             if transport is not None:
                 transport.close(failed=failed)
-            if roll_call is not None:
-                roll_call.close()
+            if liveness is not None:
+                liveness.close()
         if not failed:
             store.set(f"left/{self._context.rank}", "")
             if self._context.is_first:
@@ -144,14 +146,14 @@ def join_peers(context: RankContext, trial: Trial) -> Peers:
 
 
 def _join(context: RankContext, trial: Trial, store: TCPStore, limit_s: float) -> Peers:
-    tell_hosts(store, context.rank, context.host)
-    meet(store, "joined", context.rank, range(context.world_size), limit_s)
+    publish_hosts(store, context.rank, context.host)
+    store_barrier(store, "joined", context.rank, range(context.world_size), limit_s)
     node = _node(store, context, "cores")
     check_node(context, trial.placement, _cores(node, limit_s))
     clock = measure_offset(store, context, limit_s)
     transport = create_transport(trial)
     limit_answers(store, trial.limits.collective_s * ANSWER_SHARE)
-    roll_call = RollCall(
+    liveness = LivenessProbe(
         store,
         open_again(context, limit_s),
         rank=context.rank,
@@ -159,7 +161,7 @@ def _join(context: RankContext, trial: Trial, store: TCPStore, limit_s: float) -
         limit_s=trial.limits.collective_s,
         interface=trial.interface,
     )
-    peers = Peers(context, trial, store, transport, clock, roll_call)
+    peers = Peers(context, trial, store, transport, clock, liveness)
     if transport is not None:
         try:
             transport.open(context, trial, store)

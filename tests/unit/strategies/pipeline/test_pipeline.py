@@ -117,7 +117,7 @@ def test_description_says_where_it_was_cut_and_what_crosses():
     for rank in train(trial, [9]):
         found = rank.description
         assert found["split_points"] == [3, 12]
-        assert found["cut_before"] == ["features.3", "classifier.1"]
+        assert found["first_layers"] == ["features.3", "classifier.1"]
         assert found["layers"][0] == ["features.0", "features.1", "features.2"]
         # 5 samples of 16 channels of 8x8, and of 128 numbers, in 2 bytes each
         assert found["bytes_forward"] == [5 * 16 * 8 * 8 * 2, 5 * 128 * 2]

@@ -84,7 +84,7 @@ def test_training_is_the_sequential_one(make_processes_trial, run_ranks, judge, 
     assert weights < TOLERANCE
     names = [name for name in first if name.startswith("weights/")]
     assert all(torch.equal(other[name], first[name]) for other in others for name in names)
-    slices = described[0]["slice_bytes"]
+    slices = described[0]["shard_bytes"]
     assert len(slices) == ranks
     assert sum(slices) == 4 * sum(first[name].numel() for name in names)
 

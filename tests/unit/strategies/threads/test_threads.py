@@ -1,4 +1,4 @@
-"""Replicas in threads.
+"""StageReplicas in threads.
 
 Tolerances: float32 sums differ in their order only, see tests/contract/test_strategies.py. In bf16
 a sum that is rounded the other way is 2**-8 = 0.4 % off. Measured here: gradients 0.3 %, weights
@@ -20,7 +20,7 @@ from paceline.workloads import SampleDropout
 
 TOLERANCE = 1e-4
 BF16 = {"gradients": 0.02, "weights": 0.15}
-# Shares of 2 or 3 replicas: even, uneven, and one that has none.
+# BatchSizes of 2 or 3 replicas: even, uneven, and one that has none.
 SIZES = [12, 7, 1]
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from paceline.plan.trial import CompressionSettings
+from paceline.transports.compression.codec_compressor import CodecCompressor
 from paceline.transports.compression.codecs import Blockwise, Half
 from paceline.transports.compression.create import create_compressor
-from paceline.transports.compression.exchange import Exchange
 from paceline.transports.compression.powersgd import START_STEP, PowerSgd
 from paceline.transports.compression.terngrad import TernGrad, pack, unpack
 from paceline.transports.compression.topk import TopK, largest
@@ -28,7 +28,7 @@ def flat(gradients):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: TopK(0.1), lambda: Exchange(Blockwise(16)), lambda: PowerSgd(2, seed=1)]
+    "make", [lambda: TopK(0.1), lambda: CodecCompressor(Blockwise(16)), lambda: PowerSgd(2, seed=1)]
 )
 def test_error_feedback_sends_in_time_what_was_left_out(make, make_bucket, gradients):
     """The sums of n steps miss no more than what is still kept, however many steps there were."""
@@ -46,7 +46,7 @@ def test_error_feedback_sends_in_time_what_was_left_out(make, make_bucket, gradi
 
 @pytest.mark.parametrize("codec", [Half("bf16"), Half("fp16"), Blockwise(16)])
 def test_exchange_loses_what_its_codec_does(codec, make_bucket, gradients):
-    found = summed(Exchange(codec), make_bucket, gradients)
+    found = summed(CodecCompressor(codec), make_bucket, gradients)
     true = flat(gradients)
     padded = torch.nn.functional.pad(true, (0, -len(true) % codec.block)).unsqueeze(0)
     assert torch.equal(found, codec.decode(codec.encode(padded))[0, : len(true)])

@@ -9,7 +9,7 @@ import torch
 
 from paceline.transports.compression import FlatBucket, pack
 from paceline.transports.compression.base import Meter, all_gather_bytes, all_reduce_bytes
-from paceline.transports.compression.lane import Compressed
+from paceline.transports.compression.compressed import CompressedSum
 from paceline.transports.compression.plain import InFlight
 
 CPU = torch.device("cpu")
@@ -123,7 +123,7 @@ class Doubling:
 
 def test_compression_goes_on_beside_whoever_started_it_in_order():
     doubling = Doubling()
-    sums = Compressed(doubling, ranks=2, rank=0, limit_s=LIMIT_S)
+    sums = CompressedSum(doubling, ranks=2, rank=0, limit_s=LIMIT_S)
     buckets = pack([(2,), (3,)], 0, CPU)
     for bucket in buckets:
         bucket.fill([torch.ones(len(bucket.buffer()))])
@@ -145,7 +145,7 @@ def test_compression_goes_on_beside_whoever_started_it_in_order():
 def test_failure_of_a_compressor_names_the_rank_and_what_it_did():
     doubling = Doubling()
     doubling.may.set()
-    sums = Compressed(doubling, ranks=2, rank=5, limit_s=LIMIT_S)
+    sums = CompressedSum(doubling, ranks=2, rank=5, limit_s=LIMIT_S)
     with pytest.raises(RuntimeError, match=r"rank 5: compressed doubling failed: peer closed"):
         sums.start(FlatBucket(7, [(1,)], CPU)).wait()
     with pytest.raises(RuntimeError, match="peer closed"):

@@ -18,7 +18,7 @@ import numpy as np
 
 from paceline.data import node as data_node
 from paceline.errors import PacelineError, TimedOut
-from paceline.transports.shared import SharedNode, watch
+from paceline.transports.shared import SharedNode, peer_monitor
 
 LIMIT_S = 30.0
 SHORT_S = 1.0
@@ -62,41 +62,41 @@ def counts_rounds(share):
     """How far the others are when one leaves round r of the barrier: r, or already r + 1."""
     node = SharedNode(share, LIMIT_S)
     counts = node.memory("counts", 8 * node.ranks_on_node).view(np.int64)
-    meeting = node.meeting(range(node.ranks_on_node))
+    barrier = node.barrier(range(node.ranks_on_node))
     wrong = 0
     for number in range(1, 1001):
         counts[node.local_rank] = number
-        meeting.meet()
+        barrier.wait()
         wrong += int(((counts != number) & (counts != number + 1)).sum())
     return {"wrong": wrong, "seen": counts.min().item()}
 
 
 @case
 def exchanges_data(share):
-    """Sums of what each other rank wrote before the meeting."""
+    """Sums of what each other rank wrote before the barrier."""
     node = SharedNode(share, LIMIT_S)
     rows = node.memory("rows", node.ranks_on_node * 400_000).view(np.int32)
     rows = rows.reshape(node.ranks_on_node, -1)
-    meeting = node.meeting(range(node.ranks_on_node))
+    barrier = node.barrier(range(node.ranks_on_node))
     sums = []
     for number in range(30):
         rows[node.local_rank] = 10 * number + node.local_rank
-        meeting.meet()
+        barrier.wait()
         sums.append(rows.sum(axis=1, dtype=np.int64).tolist())
-        meeting.meet()
+        barrier.wait()
     return sums
 
 
 @case
 def meets_in_groups(share):
-    """Two meetings of two members each do not wait for one another."""
+    """Two barriers of two members each do not wait for one another."""
     node = SharedNode(share, LIMIT_S)
-    low, high = node.meeting([0, 1]), node.meeting([3, 2])
+    low, high = node.barrier([0, 1]), node.barrier([3, 2])
     mine, other = (low, high) if node.local_rank < 2 else (high, low)
     for _ in range(1 + node.local_rank // 2 * 50):
-        mine.meet()
+        mine.wait()
     try:
-        other.meet()
+        other.wait()
     except ValueError as error:
         return str(error)
 
@@ -105,11 +105,11 @@ def meets_in_groups(share):
 def loses_a_peer(share):
     """Rank 1 kills itself while the others wait to meet it."""
     node = SharedNode(share, LIMIT_S)
-    everyone = node.meeting(range(node.ranks_on_node))
-    everyone.meet()
+    everyone = node.barrier(range(node.ranks_on_node))
+    everyone.wait()
     if node.local_rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    everyone.meet()
+    everyone.wait()
 
 
 @case
@@ -117,7 +117,7 @@ def loses_a_third(share):
     """Rank 2 kills itself while rank 0 waits for rank 1, which does something else."""
     node = SharedNode(share, LIMIT_S)
     channel = node.channel(1, 0, 1, 8)
-    node.meeting(range(3)).meet()
+    node.barrier(range(3)).wait()
     if node.local_rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     if node.local_rank == 0:
@@ -131,13 +131,13 @@ def loses_a_third(share):
 @case
 def fails(share):
     """Rank 1 says that it failed; the others do not look for themselves, they must be woken."""
-    watch.Watch._look_for_lost = lambda self, peer: None
+    peer_monitor.PeerMonitor._look_for_lost = lambda self, peer: None
     node = SharedNode(share, LIMIT_S)
-    everyone = node.meeting(range(node.ranks_on_node))
+    everyone = node.barrier(range(node.ranks_on_node))
     down, up = node.channel(1, 2, 1, 8), node.channel(2, 1, 1, 8)
-    everyone.meet()
+    everyone.wait()
     if node.local_rank == 0:
-        everyone.meet()
+        everyone.wait()
     if node.local_rank == 2:
         up.begin()
         share.publish("waiting", "")
@@ -147,18 +147,18 @@ def fails(share):
     node.close()
     for rank in (0, 2):
         share.lookup(f"ended {rank}", LIMIT_S)
-    everyone.meet()
+    everyone.wait()
 
 
 @case
 def misses_a_member(share):
-    """Rank 1 stays away from the second meeting."""
+    """Rank 1 stays away from the second barrier."""
     node = SharedNode(share, LIMIT_S)
-    everyone = node.meeting([0, 1, 2])
-    everyone.meet()
-    node._watch._limit_s = SHORT_S
+    everyone = node.barrier([0, 1, 2])
+    everyone.wait()
+    node._peers._limit_s = SHORT_S
     if node.local_rank != 1:
-        everyone.meet()
+        everyone.wait()
     for rank in (0, 2):
         share.lookup(f"ended {rank}", LIMIT_S)
 
@@ -167,16 +167,18 @@ def misses_a_member(share):
 def leaves_early(share):
     """Rank 1 closes and ends; 0 and 2 still meet, then 0 waits for 1."""
     node = SharedNode(share, LIMIT_S)
-    everyone, two = node.meeting([0, 1, 2]), node.meeting([0, 2])
-    everyone.meet()
+    everyone, two = node.barrier([0, 1, 2]), node.barrier([0, 2])
+    everyone.wait()
     if node.local_rank == 1:
         node.close()
         return "left"
     if node.local_rank == 2:
-        time.sleep(3 * watch._SLICE_S)  # longer than rank 0 waits without looking who is there
-    two.meet()
+        time.sleep(
+            3 * peer_monitor._SLICE_S
+        )  # longer than rank 0 waits without looking who is there
+    two.wait()
     if node.local_rank == 0:
-        everyone.meet()
+        everyone.wait()
     return "met"
 
 
@@ -264,10 +266,10 @@ def waits_to_be_killed(share):
     node = SharedNode(share, LIMIT_S)
     kept = node.memory("much", 2**20)
     kept[:] = 1
-    meeting = node.meeting([0, 1])
+    barrier = node.barrier([0, 1])
     share.publish(f"inodes {node.local_rank}", json.dumps(shared_inodes(os.getpid())))
     if node.local_rank == 0:
-        meeting.meet()
+        barrier.wait()
     share.lookup("never", LIMIT_S)
 
 

@@ -14,10 +14,10 @@ from paceline.transports.shared import SharedNode
 
 def test_one_rank_alone_meets_at_once():
     node = SharedNode(SoloNode(), 0.0)
-    meeting = node.meeting([0])
+    barrier = node.barrier([0])
     for _ in range(3):
-        meeting.meet()
-    assert (node.local_rank, node.ranks_on_node, meeting.members) == (0, 1, (0,))
+        barrier.wait()
+    assert (node.local_rank, node.ranks_on_node, barrier.members) == (0, 1, (0,))
 
 
 @pytest.mark.parametrize("size", [0, 1, 64, 4096, 10_001])
@@ -40,7 +40,7 @@ def test_closing_twice_is_harmless_and_arrays_stay_good():
 
 def test_failing_after_closing_is_harmless():
     node = SharedNode(SoloNode(), 1.0)
-    node.meeting([0])
+    node.barrier([0])
     node.close()
     node.fail()
     node.close()
@@ -49,7 +49,7 @@ def test_failing_after_closing_is_harmless():
 @pytest.mark.parametrize("members", [[0, 0], [0, 1], [-1]])
 def test_members_that_are_not_ranks_of_the_node_are_refused(members):
     with pytest.raises(ValueError, match="local ranks"):
-        SharedNode(SoloNode(), 1.0).meeting(members)
+        SharedNode(SoloNode(), 1.0).barrier(members)
 
 
 def test_a_channel_to_oneself_is_refused():
@@ -81,7 +81,7 @@ def test_nothing_is_left_when_all_ranks_are_killed(start_ranks, tmp_path):
     share = FileShare(tmp_path, 2, 2)
     used = [set(json.loads(share.lookup(f"inodes {rank}", 30))) for rank in (0, 1)]
     assert used[0] == used[1]
-    assert len(used[0]) == 3  # signals, much, meetings
+    assert len(used[0]) == 3  # signals, much, barriers
     assert used[0] <= in_use()
     for process in processes:
         process.kill()

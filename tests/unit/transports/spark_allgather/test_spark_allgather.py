@@ -26,13 +26,13 @@ class Stage:
 
     def __init__(self, tasks: int) -> None:
         self.texts: list[list[str]] = [[] for _ in range(tasks)]
-        self._meeting = threading.Barrier(tasks, timeout=LIMIT_S)
+        self._barrier = threading.Barrier(tasks, timeout=LIMIT_S)
 
     def of(self, rank: int):
         def all_gather(text: str) -> list[str]:
             self.texts[rank].append(text)
             call = len(self.texts[rank]) - 1
-            self._meeting.wait()
+            self._barrier.wait()
             return [texts[call] for texts in self.texts]
 
         return all_gather

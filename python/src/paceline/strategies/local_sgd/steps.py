@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from paceline.strategies.reduction.flat import FlatLayout
+from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.training.devices import CPU, InputMover, Stopwatch, on_cpu, synchronize, use_device
-from paceline.training.loss import moved, sum_of_losses
+from paceline.training.loss import sum_of_losses, to_device
 from paceline.training.optimizers import make_optimizer
 from paceline.training.precision import autocast
 from paceline.training.strategy import GradientResult
@@ -44,7 +44,7 @@ class LocalReplica:
     """
 
     def __init__(self, model: nn.Module, trial: Trial, device: torch.device = CPU) -> None:
-        """model: in its memory format; it is moved to `device`."""
+        """model: in its memory format; it is to_device to `device`."""
         self.settings: dict[str, Any] = use_device(device)
         self.model = model.to(device)
         self.weights: Tensor
@@ -73,7 +73,7 @@ class LocalReplica:
         if not self._has_gradient:
             return _times(0.0, 0.0, 0.0)
         with autocast(self._training, self._device.type):
-            loss = sum_of_losses(self.model, moved(batch, self._mover), self._training)
+            loss = sum_of_losses(self.model, to_device(batch, self._mover), self._training)
         loss_sum = float(loss.detach())
         forwarded = watch.mark()
         (loss / (mean_over or len(batch.sample_ids))).backward()  # type: ignore[no-untyped-call]

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.strategies.local_sgd.steps import LocalReplica
-from paceline.strategies.reduction.counterparts import sum_over
+from paceline.strategies.reduction.replicate_group import all_reduce_tensors
 from paceline.training.devices import device_of, synchronize
-from paceline.training.strategy import Averaged, GradientResult, TrainBatch
+from paceline.training.strategy import GradientResult, TrainBatch, WeightAveraging
 from paceline.transports.compression.base import all_reduce_bytes, bytes_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import AveragingSettings, Trial
     from paceline.records.rows import WorkerEnvironment
     from paceline.training.context import RankContext
-    from paceline.training.strategy import Neighbours
+    from paceline.training.strategy import RankGroups
 
 
 class LocalSgdStrategy:
@@ -56,7 +56,7 @@ class LocalSgdStrategy:
         model: nn.Module,
         context: RankContext,
         trial: Trial,
-        peers: Neighbours,  # noqa: ARG002  (torch's default group has all ranks)
+        peers: RankGroups,  # noqa: ARG002  (torch's default group has all ranks)
     ) -> None:
         assert trial.averaging is not None, "create_strategy chooses this one by it"
         self._settings = trial.averaging
@@ -85,7 +85,7 @@ class LocalSgdStrategy:
             comm_ready_unix_s=ready_unix_s,
         )
 
-    def step(self) -> Averaged | None:
+    def step(self) -> WeightAveraging | None:
         """Also averages, if it is time."""
         self._replica.step()
         if self._ranks == 1 or not self._is_due:
@@ -95,7 +95,7 @@ class LocalSgdStrategy:
         self._all_reduce([weights])
         weights /= self._ranks
         synchronize(self._device)
-        return Averaged(
+        return WeightAveraging(
             comm_s=time.perf_counter() - started_s,
             comm_ready_unix_s=ready_unix_s,
         )
@@ -145,6 +145,6 @@ class LocalSgdStrategy:
 
     def _all_reduce(self, tensors: list[Tensor]) -> None:
         """Sum them in place over all ranks."""
-        sum_over(tensors)
+        all_reduce_tensors(tensors)
         self._sent_bytes += sum(all_reduce_bytes(bytes_of(t), self._ranks) for t in tensors)
         synchronize(self._device)

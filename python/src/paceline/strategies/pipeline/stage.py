@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.training.strategy import TrainBatch
 
-Doing = Literal["forward", "backward", "bubble"]
+Activity = Literal["forward", "backward", "bubble"]
 
 
-class Laps:
+class StageTimer:
     """Where the time goes, without gaps: each lap ends where the next begins."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.seconds: dict[Doing, float] = {"forward": 0.0, "backward": 0.0, "bubble": 0.0}
+        self.seconds: dict[Activity, float] = {"forward": 0.0, "backward": 0.0, "bubble": 0.0}
         self._last_s = time.perf_counter()
 
-    def ended(self, doing: Doing) -> None:
+    def ended(self, doing: Activity) -> None:
         """All since the last call was this."""
         synchronize(self._device)
         now_s = time.perf_counter()
@@ -95,7 +95,7 @@ class Stage:
         The loss is the sum over the replica's samples, divided by `batch.global_samples`. `batch`:
         the replica's share; its images are looked at by the first stage only.
         """
-        laps = Laps(self._device)
+        timer = StageTimer(self._device)
         self._loss_sum = 0.0
         for parameter in self._direct:
             parameter.grad = None
@@ -106,31 +106,31 @@ class Stage:
         with torch.autocast(self._device.type, enabled=False):
             for action in self._actions:
                 if isinstance(action, Forward):
-                    self._forward(action.micro_batch, batch, laps)
+                    self._forward(action.micro_batch, batch, timer)
                 else:
-                    self._backward(action.micro_batch, batch, laps)
-        self._finish(laps)
+                    self._backward(action.micro_batch, batch, timer)
+        self._finish(timer)
         return StageResult(
             loss_sum=self._loss_sum,
-            forward_s=laps.seconds["forward"],
-            backward_s=laps.seconds["backward"],
-            bubble_s=laps.seconds["bubble"],
+            forward_s=timer.seconds["forward"],
+            backward_s=timer.seconds["backward"],
+            bubble_s=timer.seconds["bubble"],
         )
 
-    def _forward(self, index: int, batch: TrainBatch, laps: Laps) -> None:
+    def _forward(self, index: int, batch: TrainBatch, timer: StageTimer) -> None:
         low, high = share_bounds(len(batch.sample_ids), index, self._micro_batches)
         if self._before is not None:
-            laps.ended("forward")
+            timer.ended("forward")
             self._before.activations.wait(index)
-            laps.ended("bubble")
+            timer.ended("bubble")
         output = self._compute(index, batch, low, high) if high > low else None
         if self._after is not None:
             if index == 0:
-                laps.ended("forward")
+                timer.ended("forward")
                 self._after.activations.begin()
-                laps.ended("bubble")
+                timer.ended("bubble")
             self._after.activations.send(index, None if output is None else output.detach())
-        laps.ended("forward")
+        timer.ended("forward")
 
     def _compute(self, index: int, batch: TrainBatch, low: int, high: int) -> Tensor:
         """The forward pass of samples low to high of the share."""
@@ -152,12 +152,12 @@ class Stage:
         self._passes[index] = _Pass(received, output)
         return output
 
-    def _backward(self, index: int, batch: TrainBatch, laps: Laps) -> None:
+    def _backward(self, index: int, batch: TrainBatch, timer: StageTimer) -> None:
         gradient = None
         if self._after is not None:
-            laps.ended("backward")
+            timer.ended("backward")
             self._after.gradients.wait(index)
-            laps.ended("bubble")
+            timer.ended("bubble")
             low, high = share_bounds(len(batch.sample_ids), index, self._micro_batches)
             gradient = self._after.gradients.received(index, high - low)
         done = self._passes.pop(index, None)
@@ -165,14 +165,14 @@ class Stage:
             torch.autograd.backward(done.result, gradient)
         if self._before is not None:
             if index == 0:
-                laps.ended("backward")
+                timer.ended("backward")
                 self._before.gradients.begin()
-                laps.ended("bubble")
+                timer.ended("bubble")
             received = None if done is None else done.received
             self._before.gradients.send(index, None if received is None else received.grad)
-        laps.ended("backward")
+        timer.ended("backward")
 
-    def _finish(self, laps: Laps) -> None:
+    def _finish(self, timer: StageTimer) -> None:
         """Weight gradients over all micro-batches. Till then received tensors may be in use."""
         for layer in self._deferred:
             layer.flush()
@@ -183,4 +183,4 @@ class Stage:
             self._before.activations.release()
         if self._after is not None:
             self._after.gradients.release()
-        laps.ended("backward")
+        timer.ended("backward")

@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from paceline.strategies.reduction.shard import Shard, sum_of_pieces
+from paceline.strategies.reduction.optimizer_shard import OptimizerShard, sum_of_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from paceline.plan.trial import Training
-    from paceline.strategies.reduction.flat import FlatLayout, Piece
-    from paceline.strategies.reduction.outbox import GradientOutbox
-    from paceline.transports.shared import Meeting
+    from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
+    from paceline.strategies.reduction.shared_gradients import SharedGradients
+    from paceline.transports.shared import Barrier
 
 
 @dataclass(frozen=True, slots=True)
-class Replicas:
+class StageReplicas:
     """The workers of a node that have the same stage, as one of them sees them."""
 
     own: int  # this worker's replica
-    shares: Sequence[Sequence[Piece]]  # what each owns of the stage's parameters
-    outboxes: Sequence[GradientOutbox]  # of all replicas; [] if there is but one
-    meeting: Meeting
+    shares: Sequence[Sequence[ParameterShard]]  # what each owns of the stage's parameters
+    shared_gradients: Sequence[SharedGradients]  # of all replicas; [] if there is but one
+    barrier: Barrier
 
-    def meet(self) -> None:
+    def synchronise(self) -> None:
         if len(self.shares) > 1:
-            self.meeting.meet()
+            self.barrier.wait()
 
 
 class StageWeights:
@@ -46,7 +46,7 @@ class StageWeights:
         layout: FlatLayout,
         parameters: Mapping[str, nn.Parameter],
         shared: Tensor,
-        replicas: Replicas,
+        replicas: StageReplicas,
         training: Training,
         device: torch.device | None,
     ) -> None:
@@ -61,22 +61,22 @@ class StageWeights:
         self._apart = device is not None
         self._weights = torch.empty(layout.elements, device=device) if self._apart else shared
         layout.bind(parameters, self._weights, copy=self._apart or replicas.own == 0)
-        self._shard = Shard(replicas.shares[replicas.own], self._weights, training)
+        self._shard = OptimizerShard(replicas.shares[replicas.own], self._weights, training)
 
     def reduce(self) -> None:
         """Sum this worker's slice of the gradients over the replicas of the node."""
         own = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
-        if self._replicas.outboxes:
-            outbox = self._replicas.outboxes[self._replicas.own]
+        if self._replicas.shared_gradients:
+            gradients_of_replica = self._replicas.shared_gradients[self._replicas.own]
             for name, gradient in own.items():
-                outbox.put(name, gradient)
-        self._replicas.meet()
+                gradients_of_replica.put(name, gradient)
+        self._replicas.synchronise()
         others = [
-            self._reader(outbox)
-            for replica, outbox in enumerate(self._replicas.outboxes)
+            self._reader(gradients_of_replica)
+            for replica, gradients_of_replica in enumerate(self._replicas.shared_gradients)
             if replica != self._replicas.own
         ]
-        self._shard.reduce(sum_of_pieces(self._layout, own, others))
+        self._shard.reduce(sum_of_shards(self._layout, own, others))
 
     def reduced(self) -> list[Tensor]:
         """The slice's gradients, flat, to be changed in place; from `reduce` to `step`."""
@@ -92,26 +92,26 @@ class StageWeights:
         if len(self._replicas.shares) == 1:
             return
         self.publish()
-        self._replicas.meet()
-        for replica, pieces in enumerate(self._replicas.shares):
+        self._replicas.synchronise()
+        for replica, parts in enumerate(self._replicas.shares):
             if self._apart and replica != self._replicas.own:
-                _copy(pieces, self._shared, self._weights)
+                _copy(parts, self._shared, self._weights)
 
     def publish(self) -> None:
         """Put this worker's slice of the weights into the shared memory, if it is not there."""
         if self._apart:
-            _copy(self._shard.pieces, self._weights, self._shared)
+            _copy(self._shard.parts, self._weights, self._shared)
 
     def put_gradients(self, flat: Tensor) -> None:
         """Put the slice's gradients into an array of the stage's layout."""
         self._shard.put_gradients(flat)
 
-    def _reader(self, outbox: GradientOutbox) -> Callable[[Piece], Tensor]:
-        return lambda piece: outbox.read(piece).to(self._weights.device)
+    def _reader(self, gradients_of_replica: SharedGradients) -> Callable[[ParameterShard], Tensor]:
+        return lambda part: gradients_of_replica.read(part).to(self._weights.device)
 
 
-def _copy(pieces: Sequence[Piece], source: Tensor, target: Tensor) -> None:
+def _copy(parts: Sequence[ParameterShard], source: Tensor, target: Tensor) -> None:
     """The same elements from one flat array to another."""
-    for piece in pieces:
-        place = slice(piece.offset, piece.offset + piece.stop - piece.start)
+    for part in parts:
+        place = slice(part.offset, part.offset + part.stop - part.start)
         target[place].copy_(source[place])

@@ -23,21 +23,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paceline.strategies.pipeline.division import Division, Shares, divide, settings_of
 from paceline.strategies.pipeline.links import Link, SplitPoint, pin
+from paceline.strategies.pipeline.partition import (
+    BatchSizes,
+    Partition,
+    partition_model,
+    settings_of,
+)
 from paceline.strategies.pipeline.schedules import actions
 from paceline.strategies.pipeline.split_points import stage_bounds
 from paceline.strategies.pipeline.stage import Stage
-from paceline.strategies.pipeline.stage_weights import Replicas, StageWeights
-from paceline.strategies.reduction.counterparts import CounterpartSum, join_counterparts
-from paceline.strategies.reduction.flat import FlatLayout, shared_floats
-from paceline.strategies.reduction.outbox import GradientOutbox
+from paceline.strategies.pipeline.stage_weights import StageReplicas, StageWeights
+from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
+from paceline.strategies.reduction.replicate_group import ReplicateGroup, join_replicate_group
+from paceline.strategies.reduction.shared_gradients import SharedGradients
 from paceline.training.devices import CPU, device_of, use_device
 from paceline.training.model import Model
 from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.training.transforms import to_input
-from paceline.transports.recorder import SHARED_REDUCE, arrive
-from paceline.transports.shared import Meeting, SharedNode
+from paceline.transports.recorder import SHARED_REDUCE, begin_operation
+from paceline.transports.shared import Barrier, SharedNode
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +53,7 @@ if TYPE_CHECKING:
     from paceline.spec.values import MemoryFormat
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.training.context import RankContext
-    from paceline.training.strategy import Neighbours
+    from paceline.training.strategy import RankGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +92,12 @@ class PipelineStrategy:
         self._bounds = (0, 0)  # of them, in the layout
         self._siblings = ""  # the node's workers with this stage, as the records name them
         self._replicas = 1  # on the node
-        self._everyone: Meeting  # all workers of the node
-        self._counterparts: CounterpartSum | None = None  # this worker's slice on other nodes
+        self._everyone: Barrier  # all workers of the node
+        self._replicate_group: ReplicateGroup | None = None  # this worker's slice on other nodes
         self._alone = True  # no other replica anywhere
 
     def prepare(
-        self, model: nn.Module, context: RankContext, trial: Trial, peers: Neighbours
+        self, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
     ) -> None:
         """Cut the model, keep this rank's stage of it, and share memory with the node's ranks.
 
@@ -106,16 +111,16 @@ class PipelineStrategy:
         self._replicas = place.replicas
         device = device_of(trial, context)
         chosen = use_device(device)
-        division = divide(layers, trial, peers.world("split_points"), device)
+        division = partition_model(layers, trial, peers.world("split_points"), device)
         self._description = {**division.describe(layers, trial), **chosen}
         self._alone = trial.replicas == 1
         if trial.placement.nodes > 1:
-            group = join_counterparts(context, peers, trial.limits.collective_s)
-            self._counterparts = CounterpartSum(trial, group)
+            group = join_replicate_group(context, peers, trial.limits.collective_s)
+            self._replicate_group = ReplicateGroup(trial, group)
         node = peers.node("pipeline")
         assert node is not None, "stages are ranks, and there are at least two"
         shared = self._shared = SharedNode(node, trial.limits.collective_s)
-        self._everyone = shared.meeting(range(context.ranks_on_node))
+        self._everyone = shared.barrier(range(context.ranks_on_node))
         split_points = _open_split_points(shared, place, division, trial, device)
         settings = settings_of(trial)
         low, high = stage_bounds(division.split_points, len(layers))[place.stage]
@@ -163,7 +168,7 @@ class PipelineStrategy:
             training,
             None if device == CPU else device,
         )
-        self._everyone.meet()  # the weights are there
+        self._everyone.wait()  # the weights are there
 
     def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
         return to_input(pixels, self._memory_format)
@@ -173,12 +178,12 @@ class PipelineStrategy:
         passed = self._stage.run(batch)
         ready_s, ready_unix_s = time.perf_counter(), time.time()
         low, high = self._bounds
-        operation = arrive(self._siblings, self._replicas, SHARED_REDUCE, 4 * (high - low))
+        operation = begin_operation(self._siblings, self._replicas, SHARED_REDUCE, 4 * (high - low))
         self._weights.reduce()
         if self._replicas > 1:
             operation.end()
-        if self._counterparts is not None:
-            self._counterparts.sum(self._weights.reduced(), self._weights.reduced_shapes())
+        if self._replicate_group is not None:
+            self._replicate_group.sum(self._weights.reduced(), self._weights.reduced_shapes())
         return GradientResult(
             loss_sum=passed.loss_sum,
             forward_s=passed.forward_s,
@@ -195,13 +200,13 @@ class PipelineStrategy:
         """In memory that the node's ranks share, complete on all of them."""
         whole = shared_floats(self._running(), "the gradients", self._layout.elements)
         self._weights.put_gradients(whole[slice(*self._bounds)])
-        self._everyone.meet()
+        self._everyone.wait()
         return {name: self._layout.view(whole, name) for name in self._layout.names}
 
     def state_dict(self) -> dict[str, Tensor]:
         """In the memory that the node's ranks share; the models have no buffers."""
         self._weights.publish()
-        self._everyone.meet()
+        self._everyone.wait()
         weights, layout = self._shared_weights, self._layout
         return {name: layout.view(weights, name) for name in layout.names}
 
@@ -209,12 +214,12 @@ class PipelineStrategy:
         return []
 
     def describe(self) -> dict[str, Any]:
-        nodes = {} if self._counterparts is None else self._counterparts.describe()
+        nodes = {} if self._replicate_group is None else self._replicate_group.describe()
         return {**self._description, **nodes}
 
     def close(self, *, failed: bool) -> None:
-        if self._counterparts is not None:
-            self._counterparts.close(failed=failed)
+        if self._replicate_group is not None:
+            self._replicate_group.close(failed=failed)
         if self._shared is not None:
             if failed:
                 self._shared.fail()
@@ -226,10 +231,10 @@ class PipelineStrategy:
 
 
 def _open_split_points(
-    shared: SharedNode, place: _Place, division: Division, trial: Trial, device: torch.device
+    shared: SharedNode, place: _Place, division: Partition, trial: Trial, device: torch.device
 ) -> dict[int, SplitPoint]:
     """Open this worker's links, by the stage before each; collective over the node."""
-    samples, slots = Shares.of(trial).micro_batch, settings_of(trial).micro_batches
+    samples, slots = BatchSizes.of(trial).micro_batch, settings_of(trial).micro_batches
     opened = {}
     for replica in range(place.replicas):
         for stage, activation in enumerate(division.crossing):
@@ -247,18 +252,20 @@ def _open_split_points(
     return opened
 
 
-def _open_replicas(shared: SharedNode, place: _Place, layouts: list[FlatLayout]) -> Replicas:
+def _open_replicas(shared: SharedNode, place: _Place, layouts: list[FlatLayout]) -> StageReplicas:
     """Those of this worker's stage; collective over the node, which opens all."""
-    meetings = [shared.meeting(place.siblings(stage)) for stage in range(place.stages)]
-    shares = [layout.shares(place.replicas) for layout in layouts]
-    outboxes = []
+    barriers = [shared.barrier(place.siblings(stage)) for stage in range(place.stages)]
+    shares = [layout.shards(place.replicas) for layout in layouts]
+    shared_gradients = []
     for replica in range(place.replicas if place.replicas > 1 else 0):
         for stage, layout in enumerate(layouts):
-            elements = GradientOutbox.elements_needed(shares[stage], replica)
+            elements = SharedGradients.elements_needed(shares[stage], replica)
             memory = shared_floats(shared, "the replicas' gradients", elements)
             if stage == place.stage:
-                outboxes.append(GradientOutbox(layout, shares[stage], replica, memory))
-    return Replicas(place.replica, shares[place.stage], outboxes, meetings[place.stage])
+                shared_gradients.append(SharedGradients(layout, shares[stage], replica, memory))
+    return StageReplicas(
+        place.replica, shares[place.stage], shared_gradients, barriers[place.stage]
+    )
 
 
 def _parameter_names(layers: Layers) -> list[str]:

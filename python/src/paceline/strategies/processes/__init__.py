@@ -1,1 +1,1 @@
-"""Replicas in processes that share memory."""
+"""StageReplicas in processes that share memory."""

@@ -23,22 +23,22 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.node import SoloNode
-from paceline.strategies.reduction.counterparts import CounterpartSum, join_counterparts
-from paceline.strategies.reduction.factors import (
-    FactorBox,
+from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
+from paceline.strategies.reduction.optimizer_shard import OptimizerShard, sum_of_shards
+from paceline.strategies.reduction.replicate_group import ReplicateGroup, join_replicate_group
+from paceline.strategies.reduction.shared_gradients import SharedGradients
+from paceline.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,
     RowGradients,
-    keep_factors,
+    SharedFactors,
+    capture_sufficient_factors,
     rows_of,
 )
-from paceline.strategies.reduction.flat import FlatLayout, shared_floats
-from paceline.strategies.reduction.outbox import GradientOutbox
-from paceline.strategies.reduction.shard import Shard, sum_of_pieces
 from paceline.training.loss import run_passes
 from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.training.transforms import to_input
-from paceline.transports.recorder import SHARED_REDUCE, arrive
-from paceline.transports.shared import Meeting, SharedNode
+from paceline.transports.recorder import SHARED_REDUCE, begin_operation
+from paceline.transports.shared import Barrier, SharedNode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Trial
     from paceline.records.rows import WorkerEnvironment
-    from paceline.strategies.reduction.flat import Piece
+    from paceline.strategies.reduction.flat_layout import ParameterShard
     from paceline.training.context import RankContext
-    from paceline.training.strategy import Neighbours
+    from paceline.training.strategy import RankGroups
 
 
 class ProcessesStrategy:
@@ -63,18 +63,18 @@ class ProcessesStrategy:
         self._model: nn.Module
         self._trial: Trial
         self._layout: FlatLayout
-        self._meeting: Meeting
+        self._barrier: Barrier
         self._rows: dict[str, int]  # of the parameters that are dealt out by rows
-        self._shares: list[list[Piece]]  # by local rank, as what follows
-        self._outboxes: list[GradientOutbox]
-        self._factor_boxes: list[FactorBox]
+        self._shards_by_rank: list[list[ParameterShard]]  # by local rank, as what follows
+        self._shared_gradients: list[SharedGradients]
+        self._shared_factors: list[SharedFactors]
         self._low_precision: LowPrecisionWeights | None = None
-        self._shard: Shard
+        self._shard: OptimizerShard
         self._row_gradients: RowGradients
-        self._counterparts: CounterpartSum | None = None
+        self._replicate_group: ReplicateGroup | None = None
 
     def prepare(
-        self, model: nn.Module, context: RankContext, trial: Trial, peers: Neighbours
+        self, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
     ) -> None:
         """Move the weights into shared memory; all ranks come with the same.
 
@@ -87,35 +87,37 @@ class ProcessesStrategy:
         limit_s = trial.limits.collective_s
         self._shared = shared = SharedNode(peers.node("gradients") or SoloNode(), limit_s)
         self._layout = FlatLayout.of(model.named_parameters())
-        self._meeting = shared.meeting(range(self._ranks))
+        self._barrier = shared.barrier(range(self._ranks))
         weights = shared_floats(shared, "the weights", self._layout.elements)
         parameters = dict(model.named_parameters())
         self._layout.bind(parameters, weights, copy=self._rank == 0)
         self._rows = rows_of(model)
-        self._shares = self._layout.shares(self._ranks, self._rows)
-        own = self._shares[self._rank]
-        self._shard = Shard(own, weights, trial.training)
+        self._shards_by_rank = self._layout.shards(self._ranks, self._rows)
+        own = self._shards_by_rank[self._rank]
+        self._shard = OptimizerShard(own, weights, trial.training)
         self._row_gradients = RowGradients(self._layout, own, self._rows)
-        self._open_outboxes(shared, parameters)
-        self._open_boxes(shared, weights)
+        self._open_shared_gradients(shared, parameters)
+        self._open_shared_factors(shared, weights)
         if trial.placement.nodes > 1:
-            group = join_counterparts(context, peers, limit_s)
-            self._counterparts = CounterpartSum(trial, group)
-        self._meeting.meet()  # the weights are there
+            group = join_replicate_group(context, peers, limit_s)
+            self._replicate_group = ReplicateGroup(trial, group)
+        self._barrier.wait()  # the weights are there
         self._refresh()
-        self._meeting.meet()
+        self._barrier.wait()
 
-    def _open_outboxes(self, shared: SharedNode, parameters: Mapping[str, nn.Parameter]) -> None:
+    def _open_shared_gradients(
+        self, shared: SharedNode, parameters: Mapping[str, nn.Parameter]
+    ) -> None:
         """Of every rank, for the gradients that are summed."""
-        summed = [[p for p in pieces if p.name not in self._rows] for pieces in self._shares]
-        self._outboxes = []
+        summed = [[p for p in parts if p.name not in self._rows] for parts in self._shards_by_rank]
+        self._shared_gradients = []
         for rank in range(self._ranks):
-            elements = GradientOutbox.elements_needed(summed, rank)
+            elements = SharedGradients.elements_needed(summed, rank)
             memory = shared_floats(shared, "gradients", elements)
-            self._outboxes.append(GradientOutbox(self._layout, summed, rank, memory))
-        self._outboxes[self._rank].fill_in_backward(parameters)
+            self._shared_gradients.append(SharedGradients(self._layout, summed, rank, memory))
+        self._shared_gradients[self._rank].fill_in_backward(parameters)
 
-    def _open_boxes(self, shared: SharedNode, weights: Tensor) -> None:
+    def _open_shared_factors(self, shared: SharedNode, weights: Tensor) -> None:
         """Of every rank, for the factors of those that are computed by rows."""
         trial, model = self._trial, self._model
         bf16 = trial.training.precision == "bf16"
@@ -126,12 +128,14 @@ class ProcessesStrategy:
                 self._layout, weights, torch.from_numpy(copied).view(dtype), self._rows
             )
         samples = -(-trial.training.global_batch // trial.replicas)
-        size = FactorBox.bytes_needed(model, samples, dtype)
-        self._factor_boxes = [
-            FactorBox(model, samples, dtype, torch.from_numpy(shared.memory("factors", size)))
+        size = SharedFactors.bytes_needed(model, samples, dtype)
+        self._shared_factors = [
+            SharedFactors(model, samples, dtype, torch.from_numpy(shared.memory("factors", size)))
             for _ in range(self._ranks)
         ]
-        keep_factors(model, self._factor_boxes[self._rank].store, self._low_precision)
+        capture_sufficient_factors(
+            model, self._shared_factors[self._rank].store, self._low_precision
+        )
 
     def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
         return to_input(pixels, self._trial.training.memory_format)
@@ -139,15 +143,17 @@ class ProcessesStrategy:
     def gradient(self, batch: TrainBatch) -> GradientResult:
         started_s = time.perf_counter()
         passed = run_passes(self._model, batch, self._trial.training)
-        operation = arrive(self._node, self._ranks, SHARED_REDUCE, 4 * self._layout.elements)
-        self._meeting.meet()
+        operation = begin_operation(
+            self._node, self._ranks, SHARED_REDUCE, 4 * self._layout.elements
+        )
+        self._barrier.wait()
         self._reduce()
         if self._ranks > 1:
             operation.end()
-        if self._counterparts is not None:
+        if self._replicate_group is not None:
             shapes = self._shard.shapes(self._layout)
-            self._counterparts.sum(self._shard.gradient_tensors(), shapes)
-        alone = self._ranks == 1 and self._counterparts is None
+            self._replicate_group.sum(self._shard.gradient_tensors(), shapes)
+        alone = self._ranks == 1 and self._replicate_group is None
         ended_s = time.perf_counter()
         return GradientResult(
             loss_sum=passed.loss_sum,
@@ -161,7 +167,7 @@ class ProcessesStrategy:
         """Ends when the slowest rank of the node has stepped."""
         self._shard.step()
         self._refresh()
-        self._meeting.meet()
+        self._barrier.wait()
 
     def gradients(self) -> dict[str, Tensor]:
         """In memory that the node's ranks share, complete on all of them."""
@@ -169,7 +175,7 @@ class ProcessesStrategy:
         assert shared is not None, "prepare comes first"
         whole = shared_floats(shared, "the gradients", self._layout.elements)
         self._shard.put_gradients(whole)
-        self._meeting.meet()
+        self._barrier.wait()
         return {name: self._layout.view(whole, name) for name in self._layout.names}
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -180,13 +186,13 @@ class ProcessesStrategy:
         return []
 
     def describe(self) -> dict[str, Any]:
-        slices = [4 * sum(p.stop - p.start for p in pieces) for pieces in self._shares]
-        nodes = {} if self._counterparts is None else self._counterparts.describe()
-        return {"slice_bytes": slices, "by_factors": sorted(self._rows), **nodes}
+        slices = [4 * sum(p.stop - p.start for p in parts) for parts in self._shards_by_rank]
+        nodes = {} if self._replicate_group is None else self._replicate_group.describe()
+        return {"shard_bytes": slices, "by_sufficient_factors": sorted(self._rows), **nodes}
 
     def close(self, *, failed: bool) -> None:
-        if self._counterparts is not None:
-            self._counterparts.close(failed=failed)
+        if self._replicate_group is not None:
+            self._replicate_group.close(failed=failed)
         shared, self._shared = self._shared, None
         if shared is None:
             return
@@ -197,12 +203,12 @@ class ProcessesStrategy:
     def _reduce(self) -> None:
         """Sum this rank's slice over the node's processes, once all have met."""
         own = {n: p.grad for n, p in self._model.named_parameters() if p.grad is not None}
-        others = [box.read for rank, box in enumerate(self._outboxes) if rank != self._rank]
-        summed = sum_of_pieces(self._layout, own, others)
-        factors = [box.read() for box in self._factor_boxes]
+        others = [box.read for rank, box in enumerate(self._shared_gradients) if rank != self._rank]
+        summed = sum_of_shards(self._layout, own, others)
+        factors = [box.read() for box in self._shared_factors]
         self._shard.reduce(self._row_gradients.reader(factors, summed))
 
     def _refresh(self) -> None:
         """Bring the weights in lower precision, as far as they are this rank's, up to date."""
         if self._low_precision is not None:
-            self._low_precision.refresh(self._shard.pieces)
+            self._low_precision.refresh(self._shard.parts)

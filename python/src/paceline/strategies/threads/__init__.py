@@ -1,1 +1,1 @@
-"""Replicas in threads of one process."""
+"""StageReplicas in threads of one process."""

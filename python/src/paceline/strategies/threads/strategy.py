@@ -27,22 +27,22 @@ import torch
 from torch import Tensor, nn
 
 from paceline.plan.schedule import share_bounds
-from paceline.strategies.reduction.counterparts import CounterpartSum
-from paceline.strategies.reduction.factors import (
-    Factors,
+from paceline.strategies.reduction.flat_layout import FlatLayout
+from paceline.strategies.reduction.optimizer_shard import OptimizerShard, shard_of, sum_of_shards
+from paceline.strategies.reduction.replicate_group import ReplicateGroup
+from paceline.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,
     RowGradients,
-    keep_factors,
+    SufficientFactors,
+    capture_sufficient_factors,
     rows_of,
 )
-from paceline.strategies.reduction.flat import FlatLayout
-from paceline.strategies.reduction.shard import Shard, piece_of, sum_of_pieces
-from paceline.strategies.threads.crew import Crew
+from paceline.strategies.threads.worker_pool import WorkerPool
 from paceline.training.cores import worker_cores
-from paceline.training.loss import Passed, run_passes, share_of
+from paceline.training.loss import PassTimes, run_passes, share_of
 from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.training.transforms import empty_input, to_input
-from paceline.transports.recorder import SHARED_REDUCE, arrive
+from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,32 +51,32 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.rows import WorkerEnvironment
     from paceline.training.context import RankContext
-    from paceline.training.strategy import Neighbours
+    from paceline.training.strategy import RankGroups
 
 
 class ThreadsStrategy:
     """k replicas in k threads."""
 
     def __init__(self) -> None:
-        self._crew: Crew | None = None
+        self._pool: WorkerPool | None = None
         self._trial: Trial
         self._group: str  # as the records name it
         self._layout: FlatLayout
         self._replicas: list[nn.Module]
         self._parameters: list[dict[str, nn.Parameter]]
-        self._shards: list[Shard]
+        self._shards: list[OptimizerShard]
         self._rows: dict[str, int]
         self._row_gradients: list[RowGradients]  # by worker, as what follows
-        self._factors: list[Factors]
+        self._factors: list[SufficientFactors]
         self._low_precision: LowPrecisionWeights | None = None
-        self._nodes: CounterpartSum | None = None  # None on a single node
+        self._replicate_group: ReplicateGroup | None = None  # None on a single node
 
     def prepare(
         self,
         model: nn.Module,
         context: RankContext,
         trial: Trial,
-        peers: Neighbours,  # noqa: ARG002  (torch's default group has one rank a node)
+        peers: RankGroups,  # noqa: ARG002  (torch's default group has one rank a node)
     ) -> None:
         """Start the threads and give them the model.
 
@@ -86,22 +86,22 @@ class ThreadsStrategy:
         self._trial = trial
         self._group = f"threads of rank {context.rank}"
         if context.world_size > 1:
-            self._nodes = CounterpartSum(trial)
+            self._replicate_group = ReplicateGroup(trial)
         # The main thread's own operations are few, and a pool of its own would be in the way.
         torch.set_num_threads(threads)
         affinity, oversubscribe = list(os.sched_getaffinity(0)), trial.placement.oversubscribe
         cores = [worker_cores(affinity, w, replicas, oversubscribe) for w in range(replicas)]
         limits = trial.limits
-        self._crew = Crew(cores, threads, context.rank, limits.collective_s, limits.trial_s)
+        self._pool = WorkerPool(cores, threads, context.rank, limits.collective_s, limits.trial_s)
         self._layout = FlatLayout.of(model.named_parameters())
         weights = torch.empty(self._layout.elements)
         self._layout.bind(dict(model.named_parameters()), weights, copy=True)
         self._replicas = [model, *(_twin(model) for _ in range(1, replicas))]
         self._parameters = [dict(replica.named_parameters()) for replica in self._replicas]
         self._rows = rows_of(model)
-        shares = self._layout.shares(replicas, self._rows)
-        self._shards = [Shard(pieces, weights, trial.training) for pieces in shares]
-        self._row_gradients = [RowGradients(self._layout, pieces, self._rows) for pieces in shares]
+        shares = self._layout.shards(replicas, self._rows)
+        self._shards = [OptimizerShard(parts, weights, trial.training) for parts in shares]
+        self._row_gradients = [RowGradients(self._layout, parts, self._rows) for parts in shares]
         if trial.training.precision == "bf16":
             copy_of_weights = weights.to(torch.bfloat16)
             self._low_precision = LowPrecisionWeights(
@@ -109,8 +109,8 @@ class ThreadsStrategy:
             )
         self._factors = [{} for _ in range(replicas)]
         for replica, factors in zip(self._replicas, self._factors, strict=True):
-            keep_factors(replica, partial(_store, factors), self._low_precision)
-            _stop_between_layers(replica, self._crew)
+            capture_sufficient_factors(replica, partial(_store, factors), self._low_precision)
+            _stop_between_layers(replica, self._pool)
 
     def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
         """Each thread prepares the photos of its own replica."""
@@ -127,19 +127,19 @@ class ThreadsStrategy:
     def gradient(self, batch: TrainBatch) -> GradientResult:
         """forward_s and backward_s are the slowest replica's, comm_s runs from its last gradient
         to all averaged; None for one replica on one node."""
-        crew = self._running()
+        pool = self._running()
         started_s = time.perf_counter()
-        passed = crew.run(lambda worker: self._pass_and_reduce(crew, worker, batch))
+        passed = pool.run(lambda worker: self._pass_and_reduce(pool, worker, batch))
         slowest = max(passed, key=lambda p: p.ready_s)
         if len(passed) > 1:
             size_bytes, ready_unix_s = 4 * self._layout.elements, slowest.ready_unix_s
-            arrive(self._group, 1, SHARED_REDUCE, size_bytes, ready_unix_s).end()
-        if self._nodes is not None:
+            begin_operation(self._group, 1, SHARED_REDUCE, size_bytes, ready_unix_s).end()
+        if self._replicate_group is not None:
             # All nodes have the same shards: the same tensors in the same order.
             shapes = [shape for shard in self._shards for shape in shard.shapes(self._layout)]
-            self._nodes.sum(self._reduced(), shapes)
+            self._replicate_group.sum(self._reduced(), shapes)
         ended_s = time.perf_counter()
-        alone = len(passed) == 1 and self._nodes is None
+        alone = len(passed) == 1 and self._replicate_group is None
         return GradientResult(
             loss_sum=sum(p.loss_sum for p in passed),
             forward_s=slowest.forwarded_s - started_s,
@@ -165,28 +165,28 @@ class ThreadsStrategy:
         return self._running().workers
 
     def describe(self) -> dict[str, Any]:
-        return {} if self._nodes is None else self._nodes.describe()
+        return {} if self._replicate_group is None else self._replicate_group.describe()
 
     def close(self, *, failed: bool) -> None:
-        if self._nodes is not None:
-            self._nodes.close(failed=failed)
-        if self._crew is not None:
-            self._crew.close()
+        if self._replicate_group is not None:
+            self._replicate_group.close(failed=failed)
+        if self._pool is not None:
+            self._pool.close()
 
-    def _running(self) -> Crew:
-        assert self._crew is not None, "prepare comes first"
-        return self._crew
+    def _running(self) -> WorkerPool:
+        assert self._pool is not None, "prepare comes first"
+        return self._pool
 
-    def _pass_and_reduce(self, crew: Crew, worker: int, batch: TrainBatch) -> Passed:
+    def _pass_and_reduce(self, pool: WorkerPool, worker: int, batch: TrainBatch) -> PassTimes:
         """In a thread: its replica's gradient, and its slice of the sum."""
         share = share_of(batch, worker, len(self._replicas))
         passed = run_passes(self._replicas[worker], share, self._trial.training)
-        crew.meet(worker)
+        pool.barrier(worker)
         others = [p for other, p in enumerate(self._parameters) if other != worker]
-        summed = sum_of_pieces(
+        summed = sum_of_shards(
             self._layout,
             _gradients(self._parameters[worker]),
-            [partial(piece_of, self._layout, _gradients(parameters)) for parameters in others],
+            [partial(shard_of, self._layout, _gradients(parameters)) for parameters in others],
         )
         reader = self._row_gradients[worker].reader(self._factors, summed)
         self._shards[worker].reduce(reader)
@@ -196,13 +196,15 @@ class ThreadsStrategy:
         shard = self._shards[worker]
         shard.step()
         if self._low_precision is not None:
-            self._low_precision.refresh(shard.pieces)
+            self._low_precision.refresh(shard.parts)
 
     def _reduced(self) -> list[Tensor]:
         return [tensor for shard in self._shards for tensor in shard.gradient_tensors()]
 
 
-def _store(factors: Factors, layer: str, inputs: Tensor, outputs_gradients: Tensor) -> None:
+def _store(
+    factors: SufficientFactors, layer: str, inputs: Tensor, outputs_gradients: Tensor
+) -> None:
     factors[layer] = (inputs, outputs_gradients)
 
 
@@ -212,12 +214,12 @@ def _twin(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def _stop_between_layers(replica: nn.Module, crew: Crew) -> None:
-    """Let passes of a crew that is being closed end at the next layer, instead of at their end."""
+def _stop_between_layers(replica: nn.Module, pool: WorkerPool) -> None:
+    """Let passes of a pool that is being closed end at the next layer, instead of at their end."""
     for module in replica.modules():
-        module.register_forward_pre_hook(crew.check_going)
+        module.register_forward_pre_hook(pool.raise_if_stopped)
     for parameter in replica.parameters():
-        parameter.register_post_accumulate_grad_hook(crew.check_going)  # type: ignore[no-untyped-call]
+        parameter.register_post_accumulate_grad_hook(pool.raise_if_stopped)  # type: ignore[no-untyped-call]
 
 
 def _gradients(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:

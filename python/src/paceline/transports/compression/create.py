@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from paceline.transports.compression.codec_compressor import CodecCompressor
 from paceline.transports.compression.codecs import Blockwise, Half
-from paceline.transports.compression.exchange import Exchange
-from paceline.transports.compression.lane import Compressed
+from paceline.transports.compression.compressed import CompressedSum
 from paceline.transports.compression.plain import InFlight, PlainSum
 from paceline.transports.compression.powersgd import PowerSgd
 from paceline.transports.compression.terngrad import TernGrad
@@ -31,7 +31,7 @@ def create_sum(trial: Trial, group: dist.ProcessGroup | None = None) -> Gradient
             group,
             all_to_all=trial.transport != "spark-allgather",
         )
-        found = Compressed(
+        found = CompressedSum(
             compressor,
             ranks=dist.get_world_size(group),
             rank=dist.get_rank(),
@@ -52,9 +52,9 @@ def create_compressor(
     """seed: of what is drawn at random. all_to_all: whether the group has one."""
     match settings.method:
         case "bf16" | "fp16":
-            return Exchange(Half(settings.method), group, all_to_all=all_to_all)
+            return CodecCompressor(Half(settings.method), group, all_to_all=all_to_all)
         case "int8":
-            return Exchange(Blockwise(), group, all_to_all=all_to_all)
+            return CodecCompressor(Blockwise(), group, all_to_all=all_to_all)
         case "powersgd":
             assert settings.rank is not None, "planning sets it"
             return PowerSgd(settings.rank, seed, group)

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from paceline.transports.base import PeerLost
+from paceline.transports.gloo.process_group import BACKEND
 from paceline.transports.interfaces import check_interface, time_out_of
-from paceline.transports.recorded import BACKEND
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

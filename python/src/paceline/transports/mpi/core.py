@@ -26,7 +26,7 @@ from paceline.transports.mpi.names import Names
 from paceline.transports.mpi.profiled import begin_in_profile
 from paceline.transports.mpi.reductions import Carried, Reductions
 from paceline.transports.progress import ProgressThread
-from paceline.transports.recorder import arrive, payload_bytes
+from paceline.transports.recorder import begin_operation, payload_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,7 +152,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         results: list[Any],
         inputs: list[Tensor],
         *,
-        meet: bool = True,
+        synchronise: bool = True,
     ) -> PendingWork:
         """Queue `call`; with `meet`, it begins when every rank has come to it.
 
@@ -163,15 +163,15 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         """
         check_dense(inputs)
         given_or_got = max(payload_bytes(inputs), payload_bytes(results))
-        operation = arrive(self._name, self._size, name, given_or_got)
+        operation = begin_operation(self._name, self._size, name, given_or_got)
         handed_over = devices_done(inputs)
         shown = begin_in_profile(BACKEND, name)
 
         def carry_out() -> None:
             try:
                 handed_over()
-                if meet:
-                    self._reductions.meet(name)
+                if synchronise:
+                    self._reductions.synchronise(name)
                 carried = call()
                 devices_done(inputs)()
             finally:
@@ -200,7 +200,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         """
         check_dense([tensor])
         # Not every rank takes part, so messages are counted apart from the group's collectives.
-        operation = arrive(f"{self._name}/{peers}", 2, name, payload_bytes(tensor))
+        operation = begin_operation(f"{self._name}/{peers}", 2, name, payload_bytes(tensor))
         devices_done([tensor])()
         operation.start()
         buffer, request, deliver = begin(tensor)

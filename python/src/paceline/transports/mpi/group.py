@@ -50,7 +50,7 @@ class MpiProcessGroup(GroupCore):
             return carried_in_all(carried)
 
         # The reductions meet on their own.
-        return self._submit("allreduce", call, tensors, tensors, meet=False)
+        return self._submit("allreduce", call, tensors, tensors, synchronise=False)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> PendingWork:
         return self.allreduce(tensors, opts)
@@ -67,7 +67,7 @@ class MpiProcessGroup(GroupCore):
             kept = tensor if self._rank == opts.rootRank else tensor.detach().clone()
             return self._reduce_over_all(kept, reduction)
 
-        return self._submit("reduce", call, tensors, tensors, meet=False)
+        return self._submit("reduce", call, tensors, tensors, synchronise=False)
 
     def reduce_scatter(
         self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any

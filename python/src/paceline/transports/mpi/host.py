@@ -37,17 +37,19 @@ class Host:
             store, local_rank, size, prefix=f"host of rank {names.world_ranks[members[0]]}"
         )
         self._node = SharedNode(share, limit_s)
-        self._meeting = self._node.meeting(range(size))
+        self._barrier = self._node.barrier(range(size))
         memory = self._node.memory("all-reduce", segment_bytes(size))
-        self.segments = SharedSegments(memory, local_rank, size, lambda: self.meet("allreduce"))
+        self.segments = SharedSegments(
+            memory, local_rank, size, lambda: self.synchronise("allreduce")
+        )
 
-    def meet(self, name: str) -> None:
+    def synchronise(self, name: str) -> None:
         """Return when all members have come to operation `name`, asleep until then.
 
         Raises TimedOut, or PeerLost if a member died.
         """
         try:
-            self._meeting.meet()
+            self._barrier.wait()
         except TimedOut as error:
             raise TimedOut(self._explained(name, error)) from error
         except PeerLost as error:

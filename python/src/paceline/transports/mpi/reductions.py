@@ -92,10 +92,10 @@ class Reductions:
             algorithm=algorithm, sent_bytes=traffic.bytes, sent_messages=traffic.messages
         )
 
-    def meet(self, name: str) -> None:
+    def synchronise(self, name: str) -> None:
         """Return when every rank has come to operation `name`; see MpiProcessGroup._submit."""
         if self._host is not None and len(set(self._hosts)) == 1:
-            self._host.meet(name)
+            self._host.synchronise(name)
         elif not poll(self._comm.Ibarrier(), self._limit_s):
             raise timed_out(f"MPI {name}", self._names.world_ranks[self._rank], self._limit_s)
 
@@ -166,7 +166,7 @@ class Reductions:
         if algorithm == "alone":
             return Traffic()
         if algorithm == "native":
-            self.meet("allreduce")
+            self.synchronise("allreduce")
             for piece in pieces(buffer):
                 self._comm.Allreduce(MPI.IN_PLACE, piece, operation)
             return None

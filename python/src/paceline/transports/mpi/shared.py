@@ -58,7 +58,7 @@ class SharedSegments:
     """
 
     def __init__(
-        self, memory: NDArray[np.uint8], rank: int, size: int, meet: Callable[[], None]
+        self, memory: NDArray[np.uint8], rank: int, size: int, synchronise: Callable[[], None]
     ) -> None:
         """memory: shape (segment_bytes(size),), the same bytes on all ranks.
 
@@ -66,7 +66,7 @@ class SharedSegments:
         see after it.
         """
         self._rank, self._size = rank, size
-        self._meet = meet
+        self._synchronise = synchronise
         self._areas = memory[: segment_bytes(size)].reshape(SLOTS, size, _area_bytes(size))
         self._turn = 0
 
@@ -86,7 +86,7 @@ class SharedSegments:
             if turn >= 2:
                 message.copy_out(turn - 2, slots[2])
             if turn <= count:
-                self._meet()
+                self._synchronise()
         self._turn = (first + count) % SLOTS
 
     def reduce_scatter(self, buffer: NDArray[Any], ufunc: np.ufunc, owners: int) -> None:
@@ -98,7 +98,7 @@ class SharedSegments:
             if turn >= 1:
                 slot = (self._turn + turn - 1) % SLOTS
                 message.reduce(turn - 1, slot, ufunc, published=False)
-            self._meet()
+            self._synchronise()
         self._turn = (self._turn + message.pieces) % SLOTS
 
     def all_gather(self, buffer: NDArray[Any], owners: int) -> None:
@@ -109,13 +109,13 @@ class SharedSegments:
                 message.publish(turn, (self._turn + turn) % SLOTS)
             if turn >= 1:
                 message.copy_out(turn - 1, (self._turn + turn - 1) % SLOTS)
-            self._meet()
+            self._synchronise()
         self._turn = (self._turn + message.pieces) % SLOTS
 
     def _reduce_short(self, buffer: NDArray[Any], ufunc: np.ufunc) -> None:
         areas = [area[: buffer.nbytes].view(buffer.dtype) for area in self._areas[self._turn]]
         areas[self._rank][:] = buffer
-        self._meet()
+        self._synchronise()
         buffer[:] = areas[0]
         for area in areas[1:]:
             ufunc(buffer, area, out=buffer)

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from paceline.transports.shared.peer_monitor import PeerMonitor
     from paceline.transports.shared.semaphores import Semaphores
-    from paceline.transports.shared.watch import Watch
 
 
 class Channel:
@@ -26,13 +26,13 @@ class Channel:
         receiver: int,
         slots: list[NDArray[np.uint8]],
         semaphores: Semaphores,
-        watch: Watch,
+        peer_monitor: PeerMonitor,
     ) -> None:
         """slots: shared, each of shape (slot_bytes,)."""
         self._sender, self._receiver = sender, receiver
         self._slots = slots
         self._semaphores = semaphores
-        self._watch = watch
+        self._peers = peer_monitor
         self._begun = False
         self._seen: set[int] = set()
 
@@ -78,8 +78,8 @@ class Channel:
         self._semaphores.post(len(self._slots))
 
     def _take(self, semaphore: int, peer: int, purpose: str) -> None:
-        deadline = self._watch.deadline()
-        self._watch.take(
+        deadline = self._peers.deadline()
+        self._peers.take(
             self._semaphores, semaphore, peer, deadline, lambda: f"local rank {peer} {purpose}"
         )
 
@@ -89,5 +89,5 @@ class Channel:
         return index
 
     def _require(self, *ranks: int) -> None:
-        if self._watch.local_rank not in ranks:
-            raise ValueError(f"local rank {self._watch.local_rank} has not this end of the channel")
+        if self._peers.local_rank not in ranks:
+            raise ValueError(f"local rank {self._peers.local_rank} has not this end of the channel")

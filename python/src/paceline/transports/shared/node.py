@@ -9,10 +9,10 @@ import numpy as np
 
 from paceline.data.node import MemoryUse, node_memory
 from paceline.errors import EnvironmentLacks
+from paceline.transports.shared.barrier import Barrier
 from paceline.transports.shared.channel import Channel
-from paceline.transports.shared.meeting import Meeting
+from paceline.transports.shared.peer_monitor import PeerMonitor, Process
 from paceline.transports.shared.semaphores import LINE_BYTES, Semaphores
-from paceline.transports.shared.watch import Process, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ class _Prefixed:
 
 
 class SharedNode:
-    """What the ranks of a node share. Making it, memory, meetings and channels is collective:
+    """What the ranks of a node share. Making it, memory, barriers and channels is collective:
     all ranks of the node call the same in the same order.
 
     Everything lives as long as somebody uses it: the arrays that were given out stay good after
@@ -70,7 +70,7 @@ class SharedNode:
         self._made = 0
         self._signals: list[Semaphores] = []
         states = self.memory("signals", self.ranks_on_node)
-        self._watch = Watch(self.local_rank, self._processes(), states, limit_s)
+        self._peers = PeerMonitor(self.local_rank, self._processes(), states, limit_s)
 
     def memory(self, name: str, size_bytes: int) -> NDArray[np.uint8]:
         """Shape (size_bytes,): the same bytes on all ranks, zero at first, aligned to a page.
@@ -91,11 +91,11 @@ class SharedNode:
             )
         return np.frombuffer(memory.buffer, dtype=np.uint8)[:size_bytes]
 
-    def meeting(self, members: Sequence[int]) -> Meeting:
+    def barrier(self, members: Sequence[int]) -> Barrier:
         """A barrier among `members` (local ranks); collective over all ranks of the node."""
         self._check(members)
-        signals = self._semaphores("meetings", Meeting.semaphores_needed(len(members)))
-        return Meeting(members, signals, self._watch)
+        signals = self._semaphores("barriers", Barrier.semaphores_needed(len(members)))
+        return Barrier(members, signals, self._peers)
 
     def channel(self, sender: int, receiver: int, slots: int, slot_bytes: int) -> Channel:
         """Slots from local rank `sender` to `receiver`; collective over all ranks of the node."""
@@ -104,11 +104,11 @@ class SharedNode:
         memory = self.memory("what crosses between stages", slots * line)
         signals = self._semaphores("channels", Channel.semaphores_needed(slots))
         views = [memory[slot * line :][:slot_bytes] for slot in range(slots)]
-        return Channel(sender, receiver, views, signals, self._watch)
+        return Channel(sender, receiver, views, signals, self._peers)
 
     def fail(self) -> None:
         """This rank cannot go on: all who wait, now or later, raise PeerLost. Never waits."""
-        self._watch.announce_failure()
+        self._peers.announce_failure()
         for semaphores in self._signals:
             for index in range(len(semaphores)):
                 semaphores.post(index)
@@ -116,9 +116,9 @@ class SharedNode:
     def close(self) -> None:
         """Take leave; never waits, harmless twice. Who waits for this rank gets PeerLost.
 
-        Memory goes when the last array, meeting and channel that use it do.
+        Memory goes when the last array, barrier and channel that use it do.
         """
-        self._watch.announce_leave()
+        self._peers.announce_leave()
         self._signals.clear()
 
     def _next(self, name: str) -> _Prefixed:

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from paceline.errors import UsageError
 from paceline.transports.progress import ProgressThread
-from paceline.transports.recorder import arrive, payload_bytes
+from paceline.transports.recorder import begin_operation, payload_bytes
 from paceline.transports.spark_allgather.messages import Messages, chunk_bytes, offered
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class SparkProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any,
         return self._submit("barrier", call, [])
 
     def _submit(self, name: str, call: Callable[[], None], tensors: list[Any]) -> PendingWork:
-        operation = arrive(self._name, self._size, name, payload_bytes(tensors))
+        operation = begin_operation(self._name, self._size, name, payload_bytes(tensors))
         operation.algorithm = _ALGORITHM
         messages = self._messages
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.transports.shared.peer_monitor import PeerMonitor
     from paceline.transports.shared.semaphores import Semaphores
-    from paceline.transports.shared.watch import Watch
 
 
-class Meeting:
-    """Made by SharedNode.meeting. What a member wrote before it met, the others see after it.
+class Barrier:
+    """Made by SharedNode.barrier. What a member wrote before it met, the others see after it.
 
     Every member has a semaphore for every other: it posts all of its own, then takes one from each
     that is for it. A member that is a round ahead only adds to the count. Two processes on two
@@ -21,10 +21,12 @@ class Meeting:
     busy or the processes more than the cores.
     """
 
-    def __init__(self, members: Sequence[int], semaphores: Semaphores, watch: Watch) -> None:
+    def __init__(
+        self, members: Sequence[int], semaphores: Semaphores, peer_monitor: PeerMonitor
+    ) -> None:
         self._members = tuple(members)
         self._semaphores = semaphores
-        self._watch = watch
+        self._peers = peer_monitor
 
     @staticmethod
     def semaphores_needed(members: int) -> int:
@@ -35,19 +37,19 @@ class Meeting:
         """Local ranks."""
         return self._members
 
-    def meet(self) -> None:
+    def wait(self) -> None:
         """Wait until all members are here.
 
         Raises TimedOut naming the local ranks that did not come, PeerLost if one failed or died.
         """
         own = self._position()
         others = [position for position in range(len(self._members)) if position != own]
-        deadline = self._watch.deadline()
+        deadline = self._peers.deadline()
         for position in others:
             self._semaphores.post(self._index(own, position))
         missing = list(others)
         while missing:
-            self._watch.take(
+            self._peers.take(
                 self._semaphores,
                 self._index(missing[0], own),
                 self._members[missing[0]],
@@ -57,9 +59,9 @@ class Meeting:
             del missing[0]
 
     def _position(self) -> int:
-        if self._watch.local_rank not in self._members:
-            raise ValueError(f"local rank {self._watch.local_rank} is not of {self._members}")
-        return self._members.index(self._watch.local_rank)
+        if self._peers.local_rank not in self._members:
+            raise ValueError(f"local rank {self._peers.local_rank} is not of {self._members}")
+        return self._members.index(self._peers.local_rank)
 
     def _index(self, poster: int, taker: int) -> int:
         return poster * len(self._members) + taker

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import EnvironmentLacks
-from paceline.strategies.reduction.counterparts import group_by_local_rank
+from paceline.strategies.reduction.replicate_group import group_by_local_rank
 
 
 def test_ranks_in_any_order_are_grouped_by_local_rank():

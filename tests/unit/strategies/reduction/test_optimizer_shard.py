@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.strategies.reduction.flat import FlatLayout
-from paceline.strategies.reduction.shard import Shard, piece_of, sum_of_pieces
+from paceline.strategies.reduction.flat_layout import FlatLayout
+from paceline.strategies.reduction.optimizer_shard import OptimizerShard, shard_of, sum_of_shards
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def gradients_of(replica, step):
 
 
 def reader(layout, gradients):
-    return partial(piece_of, layout, gradients)
+    return partial(shard_of, layout, gradients)
 
 
 def step_in_shards(training, workers, change=lambda gradients: gradients, rows=None):
@@ -44,12 +44,12 @@ def step_in_shards(training, workers, change=lambda gradients: gradients, rows=N
     layout = FlatLayout.of(model.items())
     flat = torch.empty(layout.elements)
     layout.bind(model, flat, copy=True)
-    shards = [Shard(pieces, flat, training) for pieces in layout.shares(workers, rows)]
+    shards = [OptimizerShard(pieces, flat, training) for pieces in layout.shards(workers, rows)]
     for step in range(3):
         replicas = [change(gradients_of(replica, step)) for replica in range(workers)]
         for worker, shard in enumerate(shards):
             others = [reader(layout, g) for w, g in enumerate(replicas) if w != worker]
-            shard.reduce(sum_of_pieces(layout, replicas[worker], others))
+            shard.reduce(sum_of_shards(layout, replicas[worker], others))
         for shard in shards:
             shard.step()
     return model
@@ -87,11 +87,11 @@ def test_gradients_in_other_strides_are_summed_alike(training):
 def test_reduced_gradients_are_the_sums_of_the_slice_in_place(training):
     model = parameters()
     layout = FlatLayout.of(model.items())
-    shard = Shard(layout.shares(2)[0], torch.zeros(layout.elements), training)
+    shard = OptimizerShard(layout.shards(2)[0], torch.zeros(layout.elements), training)
     own, other = gradients_of(0, 0), gradients_of(1, 0)
     wanted = (own["convolution"] + other["convolution"]).clone()
-    shard.reduce(sum_of_pieces(layout, own, [reader(layout, other)]))
-    assert [piece.name for piece in shard.pieces] == ["convolution", "bias"]  # of 7 lines, 4
+    shard.reduce(sum_of_shards(layout, own, [reader(layout, other)]))
+    assert [piece.name for piece in shard.parts] == ["convolution", "bias"]  # of 7 lines, 4
     torch.testing.assert_close(own["convolution"], wanted)
     flat = layout.in_storage_order("convolution", wanted)
     torch.testing.assert_close(shard.gradient_tensors()[0], flat)
@@ -100,8 +100,8 @@ def test_reduced_gradients_are_the_sums_of_the_slice_in_place(training):
 def test_worker_without_a_slice_does_nothing(training):
     layout = FlatLayout.of([("bias", nn.Parameter(torch.ones(3)))])
     flat = torch.ones(layout.elements)
-    shard = Shard(layout.shares(2)[1], flat, training)
-    shard.reduce(sum_of_pieces(layout, {"bias": torch.ones(3)}, []))
+    shard = OptimizerShard(layout.shards(2)[1], flat, training)
+    shard.reduce(sum_of_shards(layout, {"bias": torch.ones(3)}, []))
     shard.step()
     assert shard.gradient_tensors() == []
     assert (flat == 1).all()
@@ -109,8 +109,8 @@ def test_worker_without_a_slice_does_nothing(training):
 
 def test_gradients_are_let_go_of_after_the_step(training):
     layout = FlatLayout.of([("bias", nn.Parameter(torch.ones(3)))])
-    shard = Shard(layout.shares(1)[0], torch.ones(layout.elements), training)
-    shard.reduce(sum_of_pieces(layout, {"bias": torch.ones(3)}, []))
+    shard = OptimizerShard(layout.shards(1)[0], torch.ones(layout.elements), training)
+    shard.reduce(sum_of_shards(layout, {"bias": torch.ones(3)}, []))
     assert len(shard.gradient_tensors()) == 1
     shard.step()
     assert shard.gradient_tensors() == []

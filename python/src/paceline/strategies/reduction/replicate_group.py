@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
-    from paceline.training.strategy import Neighbours
+    from paceline.training.strategy import RankGroups
     from paceline.transports.compression import GradientSum
 
 
-def join_counterparts(
-    context: RankContext, peers: Neighbours, limit_s: float
+def join_replicate_group(
+    context: RankContext, peers: RankGroups, limit_s: float
 ) -> dist.ProcessGroup | None:
     """The group of this rank's counterparts; None on a single node.
 
@@ -59,7 +59,7 @@ def group_by_local_rank(places: Mapping[int, tuple[int, int]]) -> list[list[int]
     return [[by_place[node, local] for node in nodes] for local in local_ranks]
 
 
-class CounterpartSum:
+class ReplicateGroup:
     """Sums this rank's slice of the gradients over its counterparts, as the trial says.
 
     Without compression each tensor is one all-reduce. With it, they are copied into buckets of at
@@ -84,7 +84,7 @@ class CounterpartSum:
         """
         self._sizes_bytes = [g.numel() * g.element_size() for g in gradients]
         if self._total is None:
-            sum_over(gradients, self._group)
+            all_reduce_tensors(gradients, self._group)
             return
         if self._buckets is None:
             self._buckets = pack(shapes, self._bucket_bytes, gradients[0].device)
@@ -113,7 +113,7 @@ class CounterpartSum:
             self._total.close(failed=failed)
 
 
-def sum_over(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
+def all_reduce_tensors(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
     """Sum each tensor, in place, over a group's ranks, which all come with the same; without a
     group, over all ranks."""
     works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
@@ -122,7 +122,7 @@ def sum_over(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) 
         work.wait()
 
 
-def _places(context: RankContext, peers: Neighbours, limit_s: float) -> dict[int, tuple[int, int]]:
+def _places(context: RankContext, peers: RankGroups, limit_s: float) -> dict[int, tuple[int, int]]:
     world = peers.world("counterparts")
     if world is None:
         return {context.rank: (context.node_index, context.local_rank)}

@@ -29,7 +29,7 @@ _END_S = 5.0
 
 
 class Stopped(Exception):  # noqa: N818  (no error: the thread is to end)
-    """Raised in a thread of a crew that is being closed, to leave what it is at."""
+    """Raised in a thread of a pool that is being closed, to leave what it is at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class _Result:
     error: BaseException | None
 
 
-class Crew:
+class WorkerPool:
     """`len(cores)` daemon threads named `paceline-replica-<i>`, which do the same task at once."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Crew:
         self._wait_s = wait_s
         self._task_s = task_s
         self._barrier = threading.Barrier(len(cores))
-        self._here = [0] * len(cores)  # meetings that each thread has come to
+        self._here = [0] * len(cores)  # barriers that each thread has come to
         self._stopped = threading.Event()
         self._tasks: list[SimpleQueue[Callable[[int], Any] | None]] = [SimpleQueue() for _ in cores]
         self._results: SimpleQueue[_Result] = SimpleQueue()
@@ -82,17 +82,17 @@ class Crew:
         """Do task(worker) in every thread at once; the results in the workers' order.
 
         If one raises, RankFailed with its name is raised here at once, whatever the others are at,
-        and the crew is good for nothing but to be closed. Raises TimedOut if a thread waited too
+        and the pool is good for nothing but to be closed. Raises TimedOut if a thread waited too
         long for the others.
         """
         for tasks in self._tasks:
             tasks.put(task)
         return self._collect(self._task_s)
 
-    def meet(self, worker: int) -> None:
+    def barrier(self, worker: int) -> None:
         """In a task: wait until all threads have come here.
 
-        Raises TimedOut naming the absent after `wait_s`, Stopped if the crew is being closed.
+        Raises TimedOut naming the absent after `wait_s`, Stopped if the pool is being closed.
         """
         self._here[worker] += 1
         try:
@@ -108,8 +108,8 @@ class Crew:
                 "limits.collective_s if a step takes that long"
             ) from None
 
-    def check_going(self, *_: object) -> None:
-        """In a task: raise Stopped if the crew is being closed. Fits as a hook of a module."""
+    def raise_if_stopped(self, *_: object) -> None:
+        """In a task: raise Stopped if the pool is being closed. Fits as a hook of a module."""
         if self._stopped.is_set():
             raise Stopped
 
@@ -152,7 +152,7 @@ class Crew:
 
     def _work(self, worker: int, cores: Sequence[int], threads: int) -> None:
         """Life of a thread."""
-        self._results.put(_attempt(worker, lambda _: settle(worker, cores, threads)))
+        self._results.put(_attempt(worker, lambda _: bind_thread(worker, cores, threads)))
         while (task := self._tasks[worker].get()) is not None:
             if self._stopped.is_set():
                 return
@@ -162,7 +162,7 @@ class Crew:
             del task, result  # a thread that waits for work holds nothing of the last
 
 
-def settle(worker: int, cores: Sequence[int], threads: int) -> WorkerEnvironment:
+def bind_thread(worker: int, cores: Sequence[int], threads: int) -> WorkerEnvironment:
     """Give the calling thread its cores and intra-op threads, and read back what it has.
 
     Both belong to the thread on Linux: sched_setaffinity(2) with 0 means the caller, and OpenMP

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from paceline.transports.shared.watch import Process
+from paceline.transports.shared.peer_monitor import Process
 
 
 def test_this_process_is_alive():

@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class BatchSizes:
     """The most samples that a step gives to a replica, and to each of its micro-batches."""
 
     replica: int
     micro_batch: int
 
     @classmethod
-    def of(cls, trial: Trial) -> Shares:
+    def of(cls, trial: Trial) -> BatchSizes:
         replica = share_bounds(trial.training.global_batch, 0, trial.replicas)[1]
         return cls(replica, share_bounds(replica, 0, settings_of(trial).micro_batches)[1])
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
+class Partition:
     """Where the model is cut, and what crosses each cut."""
 
     split_points: list[int]
@@ -52,7 +52,7 @@ class Division:
 
     def describe(self, layers: Layers, trial: Trial) -> dict[str, Any]:
         """What a reader of the results should know; bytes are those of a step of one replica."""
-        settings, samples = settings_of(trial), Shares.of(trial).replica
+        settings, samples = settings_of(trial), BatchSizes.of(trial).replica
         names = [name for name, _ in layers]
         crossing_bytes = [samples * activation.bytes_per_sample for activation in self.crossing]
         return {
@@ -61,7 +61,7 @@ class Division:
             "schedule": settings.schedule,
             "balance": settings.balance if settings.split_points is None else None,
             "split_points": self.split_points,
-            "cut_before": [names[cut] for cut in self.split_points],
+            "first_layers": [names[cut] for cut in self.split_points],
             "layers": [
                 names[low:high] for low, high in stage_bounds(self.split_points, len(layers))
             ],
@@ -78,9 +78,9 @@ def settings_of(trial: Trial) -> PipelineSettings:
     return trial.pipeline
 
 
-def divide(
+def partition_model(
     layers: Layers, trial: Trial, world: NodeShare | None, device: torch.device = CPU
-) -> Division:
+) -> Partition:
     """Cut `layers` as `trial` says. With balance "time" collective over all ranks: rank 0 measures
     while the others wait, at most `limits.trial_s`.
 
@@ -94,11 +94,11 @@ def divide(
     else:
         require_stages(layers, settings.stages)
         if settings.balance == "size":
-            costs = layer_bytes(layers, activations, Shares.of(trial).micro_batch)
+            costs = layer_bytes(layers, activations, BatchSizes.of(trial).micro_batch)
             split_points = balanced_split_points(costs, settings.stages, legal_split_points(layers))
         else:
             split_points, profile = _by_time(layers, trial, world, device)
-    return Division(split_points, [activations[cut - 1] for cut in split_points], profile)
+    return Partition(split_points, [activations[cut - 1] for cut in split_points], profile)
 
 
 def _by_time(
@@ -111,7 +111,7 @@ def _by_time(
     profile = profile_layers(
         layers,
         trial.training,
-        samples=Shares.of(trial).micro_batch,
+        samples=BatchSizes.of(trial).micro_batch,
         micro_batches=settings.micro_batches,
         replicas=trial.replicas_per_node,
         device=device,

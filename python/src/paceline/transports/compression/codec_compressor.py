@@ -49,7 +49,7 @@ class Codec(Protocol):
         """Its settings."""
 
 
-class Exchange:
+class CodecCompressor:
     """A compressor of a codec."""
 
     def __init__(

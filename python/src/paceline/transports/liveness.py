@@ -40,7 +40,7 @@ _LONGEST_WORDS = 200
 
 
 @dataclass(slots=True)
-class Attendance:
+class ProbeResult:
     """Who was there when `caller` asked; ranks that are in none of these did not answer."""
 
     caller: int
@@ -93,7 +93,7 @@ class Attendance:
         return f"rank{'s' if len(ranks) > 1 else ''} {named}"
 
 
-class RollCall:
+class LivenessProbe:
     """Of all ranks of a trial; answers from when it is made until it is closed."""
 
     def __init__(
@@ -116,7 +116,7 @@ class RollCall:
         self._hosts = hosts
         self._interface = interface
         self._answer_s = min(limit_s * _ANSWER_SHARE, _LONGEST_ANSWER_S)
-        self._found: Attendance | None = None
+        self._found: ProbeResult | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._answer, name="roll-call", daemon=True)
         self._thread.start()
@@ -126,13 +126,13 @@ class RollCall:
         """Tell the others that this rank fails for a reason of its own; waits for nobody."""
         self._leave_word(f"failed/{self._rank}", why)
 
-    def call(self, doing: str) -> Attendance:
+    def call(self, doing: str) -> ProbeResult:
         """Ask who is there, because this rank waited in vain while `doing` something.
 
         Takes the time that the slowest rank takes to answer: at most 2/5 of the limit and 4 s.
         Raises nothing: a store that does not answer is a finding too.
         """
-        found = Attendance(self._rank, self._hosts)
+        found = ProbeResult(self._rank, self._hosts)
         limit_answers(self._store, self._answer_s)
         try:
             self._leave_word(f"waiting/{self._rank}", doing)
@@ -174,7 +174,7 @@ class RollCall:
         except dist.DistError:
             return  # the store has gone: there is nobody to answer
 
-    def _ask(self, found: Attendance) -> None:
+    def _ask(self, found: ProbeResult) -> None:
         others = [rank for rank in range(len(self._hosts)) if rank != self._rank]
         before = {rank: self._store.add(_key(f"here/{rank}"), 0) for rank in others}
         for rank in others:
@@ -192,7 +192,7 @@ class RollCall:
                 return
             time.sleep(_POLL_S)
 
-    def _look_at(self, found: Attendance, rank: int) -> None:
+    def _look_at(self, found: ProbeResult, rank: int) -> None:
         """Whether it left a word."""
         if self._store.check([_key(f"failed/{rank}")]):
             found.failed[rank] = bytes(self._store.get(_key(f"failed/{rank}"))).decode()
@@ -220,7 +220,7 @@ def _key(name: str) -> str:
     return f"roll call/{name}"
 
 
-def tell_hosts(store: Store, rank: int, host: str) -> None:
+def publish_hosts(store: Store, rank: int, host: str) -> None:
     """To be called before all ranks meet, `read_hosts` after."""
     store.set(_key(f"host/{rank}"), host)
 
@@ -231,7 +231,7 @@ def read_hosts(store: Store, world_size: int) -> list[str]:
     return [bytes(host).decode() for host in store.multi_get(keys)]
 
 
-def after_roll_call(error: TimedOut | RankFailed, found: Attendance) -> TimedOut | RankFailed:
+def with_probe_result(error: TimedOut | RankFailed, found: ProbeResult) -> TimedOut | RankFailed:
     """The same error with what was found; PeerLost where another rank turned out to be the cause.
 
     A limit that was reached stays one: whether the peer or the limit was at fault, nobody knows.

@@ -50,7 +50,7 @@ def _state_and_start(pid: int) -> tuple[str, str]:
     return fields[0], fields[19]
 
 
-class Watch:
+class PeerMonitor:
     """Waits for other ranks, no longer than the limit and no longer than they live."""
 
     def __init__(

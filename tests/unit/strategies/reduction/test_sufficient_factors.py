@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.strategies.reduction.factors import (
-    FactorBox,
+from paceline.strategies.reduction.flat_layout import FlatLayout
+from paceline.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,
     RowGradients,
-    keep_factors,
+    SharedFactors,
+    capture_sufficient_factors,
     linear_layers,
     rows_of,
 )
-from paceline.strategies.reduction.flat import FlatLayout
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def not_asked(piece):
 def test_linear_layers_leave_factors_instead_of_gradients(model):
     wanted = model[:2](images(4)).detach()
     kept = {}
-    keep_factors(model, lambda layer, *factors: kept.update({layer: factors}), None)
+    capture_sufficient_factors(model, lambda layer, *factors: kept.update({layer: factors}), None)
     model(images(4)).sum().backward()
     assert set(kept) == {"2", "4"}
     assert torch.equal(kept["2"][0], wanted)
@@ -48,7 +48,7 @@ def test_outputs_and_the_other_gradients_stay_what_they_were(model):
     model(images(4)).square().sum().backward()
     outputs, gradient = model(images(4)).detach(), model[0].weight.grad.clone()
     model.zero_grad()
-    keep_factors(model, lambda *_: None, None)
+    capture_sufficient_factors(model, lambda *_: None, None)
     found = model(images(4))
     found.square().sum().backward()
     assert torch.equal(found, outputs)
@@ -63,10 +63,10 @@ def test_rows_of_all_workers_are_the_gradient_over_all_replicas(model, workers):
     layout, rows = FlatLayout.of(model.named_parameters()), rows_of(model)
     factors = [{}, {}]
     for part, own in zip(parts, factors, strict=True):
-        keep_factors(model, lambda layer, *f, own=own: own.update({layer: f}), None)
+        capture_sufficient_factors(model, lambda layer, *f, own=own: own.update({layer: f}), None)
         model(part).square().sum().backward()
     found = {name: torch.full_like(wanted[name], float("nan")) for name in rows}
-    for pieces in layout.shares(workers, rows):
+    for pieces in layout.shards(workers, rows):
         by_rows = [piece for piece in pieces if piece.name in rows]
         gradient_of = RowGradients(layout, pieces, rows).reader(factors, not_asked)
         for piece in by_rows:
@@ -77,7 +77,7 @@ def test_rows_of_all_workers_are_the_gradient_over_all_replicas(model, workers):
 
 def test_pieces_of_other_parameters_are_asked_for_elsewhere(model):
     layout, rows = FlatLayout.of(model.named_parameters()), rows_of(model)
-    (pieces,) = layout.shares(1, rows)
+    (pieces,) = layout.shards(1, rows)
     convolution = next(piece for piece in pieces if piece.name == "0.weight")
     answer = torch.zeros(8)
     reader = RowGradients(layout, pieces, rows).reader([], lambda _: answer)
@@ -86,8 +86,8 @@ def test_pieces_of_other_parameters_are_asked_for_elsewhere(model):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_box_gives_back_what_was_stored_last(model, dtype):
-    memory = torch.zeros(FactorBox.bytes_needed(model, 4, dtype), dtype=torch.uint8)
-    writer, reader = (FactorBox(model, 4, dtype, memory) for _ in range(2))
+    memory = torch.zeros(SharedFactors.bytes_needed(model, 4, dtype), dtype=torch.uint8)
+    writer, reader = (SharedFactors(model, 4, dtype, memory) for _ in range(2))
     for samples in (4, 1, 3):
         stored = {
             name: (
@@ -111,7 +111,7 @@ def test_low_precision_weights_follow_what_is_refreshed(model):
     layout.bind(parameters, flat, copy=True)
     low = LowPrecisionWeights(layout, flat, flat.to(torch.bfloat16), rows_of(model))
     assert torch.equal(low.of("2.weight"), model[2].weight.to(torch.bfloat16))
-    first, second = layout.shares(2, rows_of(model))
+    first, second = layout.shards(2, rows_of(model))
     before = low.of("2.weight").clone()
     with torch.no_grad():
         model[2].weight.add_(1.0)
@@ -131,7 +131,7 @@ def test_passes_in_low_precision_are_those_of_autocast(model):
         wanted = model(images(4))
     low = LowPrecisionWeights(layout, flat, flat.to(torch.bfloat16), rows_of(model))
     kept = {}
-    keep_factors(model, lambda layer, *factors: kept.update({layer: factors}), low)
+    capture_sufficient_factors(model, lambda layer, *factors: kept.update({layer: factors}), low)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = model(images(4))
     found.float().sum().backward()

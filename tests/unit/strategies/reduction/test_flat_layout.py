@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.strategies.reduction.flat import FlatLayout, Piece
+from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
 
 FLAT = torch.arange(112.0)  # of the layout below, each element its own place
 
@@ -21,7 +21,7 @@ def parameters():
 def test_each_parameter_begins_at_a_cache_line():
     layout = FlatLayout.of(parameters().items())
     # 48 elements are 3 lines, 4 elements 1 line, 35 elements 3 lines.
-    assert [p.offset for p in layout.shares(1)[0]] == [0, 48, 64]
+    assert [p.offset for p in layout.shards(1)[0]] == [0, 48, 64]
     assert layout.elements == 48 + 16 + 48
     assert layout.names == ("convolution", "bias", "linear")
 
@@ -49,7 +49,7 @@ def test_binding_without_copy_takes_what_is_there():
 def test_workers_own_every_element_once(workers, rows):
     layout = FlatLayout.of(parameters().items())
     owned = {name: [] for name in layout.names}
-    for pieces in layout.shares(workers, rows):
+    for pieces in layout.shards(workers, rows):
         for piece in pieces:
             assert piece.offset - piece.start == layout.view(FLAT, piece.name).flatten()[0]
             owned[piece.name] += range(piece.start, piece.stop)
@@ -58,25 +58,25 @@ def test_workers_own_every_element_once(workers, rows):
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7, 9])
 def test_shares_are_whole_lines_and_equal_but_for_one(workers):
-    shares = FlatLayout.of(parameters().items()).shares(workers)
+    shares = FlatLayout.of(parameters().items()).shards(workers)
     lines = [sum(-(-(p.stop - p.start) // 16) for p in pieces) for pieces in shares]
     assert max(lines) - min(lines) <= 1
     assert all(piece.offset % 16 == 0 for pieces in shares for piece in pieces)
 
 
 def test_a_slice_may_begin_and_end_within_parameters():
-    first, second = FlatLayout.of(parameters().items()).shares(2)
-    assert first == [Piece("convolution", 0, 48, 0), Piece("bias", 0, 4, 48)]
-    assert second == [Piece("linear", 0, 35, 64)]
-    assert FlatLayout.of(parameters().items()).shares(3)[1] == [
-        Piece("bias", 0, 4, 48), Piece("linear", 0, 16, 64),
+    first, second = FlatLayout.of(parameters().items()).shards(2)
+    assert first == [ParameterShard("convolution", 0, 48, 0), ParameterShard("bias", 0, 4, 48)]
+    assert second == [ParameterShard("linear", 0, 35, 64)]
+    assert FlatLayout.of(parameters().items()).shards(3)[1] == [
+        ParameterShard("bias", 0, 4, 48), ParameterShard("linear", 0, 16, 64),
     ]  # fmt: skip
 
 
 def test_rows_are_dealt_out_whole():
-    first, second = FlatLayout.of(parameters().items()).shares(2, {"linear": 5})
-    assert [p for p in first if p.name == "linear"] == [Piece("linear", 0, 21, 64)]
-    assert [p for p in second if p.name == "linear"] == [Piece("linear", 21, 35, 85)]
+    first, second = FlatLayout.of(parameters().items()).shards(2, {"linear": 5})
+    assert [p for p in first if p.name == "linear"] == [ParameterShard("linear", 0, 21, 64)]
+    assert [p for p in second if p.name == "linear"] == [ParameterShard("linear", 21, 35, 85)]
 
 
 def test_part_of_a_layout_keeps_the_places():
@@ -84,14 +84,17 @@ def test_part_of_a_layout_keeps_the_places():
     part = whole.only(["bias", "linear"])
     assert part.elements == whole.elements
     assert (part.begin, part.end) == (48, 112)
-    assert part.shares(2)[0] == [Piece("bias", 0, 4, 48), Piece("linear", 0, 16, 64)]
+    assert part.shards(2)[0] == [
+        ParameterShard("bias", 0, 4, 48),
+        ParameterShard("linear", 0, 16, 64),
+    ]
     flat = torch.arange(112.0)
     assert torch.equal(part.view(flat, "linear"), whole.view(flat, "linear"))
 
 
 def test_empty_part_has_nothing_to_share_out():
     part = FlatLayout.of(parameters().items()).only([])
-    assert part.shares(2) == [[], []]
+    assert part.shards(2) == [[], []]
 
 
 def test_view_of_part_of_a_larger_array_counts_from_its_start():

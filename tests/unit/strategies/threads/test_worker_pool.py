@@ -10,89 +10,89 @@ import pytest
 import torch
 
 from paceline.errors import EnvironmentLacks, RankFailed, TimedOut
-from paceline.strategies.threads.crew import Crew, Stopped
+from paceline.strategies.threads.worker_pool import Stopped, WorkerPool
 
 ALL = sorted(os.sched_getaffinity(0))
 SOON_S = 5.0
 
 
 @pytest.fixture
-def make_crew():
-    """Starts crews of threads on all cores; they are ended with the test."""
-    crews = []
+def make_pool():
+    """Starts pools of threads on all cores; they are ended with the test."""
+    pools = []
 
     def make(workers=2, *, threads=1, wait_s=30.0, task_s=30.0, cores=ALL):
-        crews.append(Crew([cores] * workers, threads, 4, wait_s, task_s))
-        return crews[-1]
+        pools.append(WorkerPool([cores] * workers, threads, 4, wait_s, task_s))
+        return pools[-1]
 
     yield make
-    for crew in crews:
-        crew.close()
+    for pool in pools:
+        pool.close()
 
 
 def alive():
     return [t.name for t in threading.enumerate() if t.name.startswith("paceline-replica")]
 
 
-def test_results_come_in_the_order_of_the_workers(make_crew):
-    crew = make_crew(3)
-    assert crew.run(lambda worker: worker**2) == [0, 1, 4]
-    assert crew.run(lambda worker: threading.current_thread().name) == [
+def test_results_come_in_the_order_of_the_workers(make_pool):
+    pool = make_pool(3)
+    assert pool.run(lambda worker: worker**2) == [0, 1, 4]
+    assert pool.run(lambda worker: threading.current_thread().name) == [
         "paceline-replica-0", "paceline-replica-1", "paceline-replica-2",
     ]  # fmt: skip
 
 
-def test_no_thread_passes_a_meeting_before_all_are_there(make_crew):
-    crew = make_crew(3)
+def test_no_thread_passes_a_meeting_before_all_are_there(make_pool):
+    pool = make_pool(3)
     here = [0, 0, 0]
 
     def task(worker):
         seen = []
         for turn in range(1, 20):
             here[worker] = turn
-            crew.meet(worker)
+            pool.barrier(worker)
             seen.append(min(here) >= turn)
         return all(seen)
 
-    assert crew.run(task) == [True, True, True]
+    assert pool.run(task) == [True, True, True]
 
 
-def test_each_thread_has_its_threads_and_cores_and_says_so(make_crew):
+def test_each_thread_has_its_threads_and_cores_and_says_so(make_pool):
     main_threads, main_cores = torch.get_num_threads(), os.sched_getaffinity(0)
-    crew = make_crew(2, threads=2, cores=ALL[:1])
-    ids = crew.run(lambda _: threading.get_native_id())
-    assert [w.worker for w in crew.workers] == [0, 1]
-    assert [w.thread_id for w in crew.workers] == ids
-    assert [w.affinity for w in crew.workers] == [ALL[:1]] * 2
-    assert [w.intraop_threads for w in crew.workers] == [2, 2]
-    assert crew.run(lambda _: torch.get_num_threads()) == [2, 2]
+    pool = make_pool(2, threads=2, cores=ALL[:1])
+    ids = pool.run(lambda _: threading.get_native_id())
+    assert [w.worker for w in pool.workers] == [0, 1]
+    assert [w.thread_id for w in pool.workers] == ids
+    assert [w.affinity for w in pool.workers] == [ALL[:1]] * 2
+    assert [w.intraop_threads for w in pool.workers] == [2, 2]
+    assert pool.run(lambda _: torch.get_num_threads()) == [2, 2]
     assert torch.get_num_threads() == main_threads
     assert os.sched_getaffinity(0) == main_cores
 
 
 def test_cores_that_are_not_there_are_told():
     with pytest.raises(EnvironmentLacks, match=r"replica 0: expected to run on cores \[1000000\]"):
-        Crew([[1_000_000]], 1, 0, 5.0, 5.0)
+        WorkerPool([[1_000_000]], 1, 0, 5.0, 5.0)
     assert alive() == []
 
 
-def test_error_of_a_thread_is_raised_while_another_waits_to_meet_it(make_crew, capsys):
-    crew = make_crew(3)
+def test_error_of_a_thread_is_raised_while_another_waits_to_meet_it(make_pool, capsys):
+    pool = make_pool(3)
 
     def task(worker):
         if worker == 1:
             raise ValueError("no such thing")
-        crew.meet(worker)
+        pool.barrier(worker)
 
     started_s = time.monotonic()
     with pytest.raises(RankFailed, match="rank 4: replica 1 of 3 failed: ValueError: no such"):
-        crew.run(task)
+        pool.run(task)
     assert time.monotonic() - started_s < SOON_S
     assert "in task" in capsys.readouterr().err  # the trace, for the rank's log
 
 
-def test_error_of_a_thread_does_not_wait_for_what_another_is_at(make_crew):
-    crew = make_crew(2)
+def test_error_of_a_thread_does_not_wait_for_what_another_is_at(make_pool):
+    pool = make_pool(2)
     busy = threading.Event()
 
     def task(worker):
@@ -102,54 +102,54 @@ def test_error_of_a_thread_does_not_wait_for_what_another_is_at(make_crew):
 
     started_s = time.monotonic()
     with pytest.raises(RankFailed, match="replica 1"):
-        crew.run(task)
+        pool.run(task)
     assert time.monotonic() - started_s < SOON_S
     busy.set()
 
 
-def test_late_thread_is_named(make_crew):
-    crew = make_crew(3, wait_s=0.2)
+def test_late_thread_is_named(make_pool):
+    pool = make_pool(3, wait_s=0.2)
     late = threading.Event()
 
     def task(worker):
         if worker == 2:
             late.wait(30)
-        crew.meet(worker)
+        pool.barrier(worker)
 
     with pytest.raises(TimedOut, match=r"waited more than 0\.2 s for replica 2;"):
-        crew.run(task)
+        pool.run(task)
     late.set()
 
 
-def test_task_without_end_is_told(make_crew):
-    crew = make_crew(2, task_s=0.2)
+def test_task_without_end_is_told(make_pool):
+    pool = make_pool(2, task_s=0.2)
     busy = threading.Event()
     with pytest.raises(TimedOut, match=r"did not finish within 0\.2 s"):
-        crew.run(lambda _: busy.wait(30))
+        pool.run(lambda _: busy.wait(30))
     busy.set()
 
 
-def test_closing_ends_threads_that_look(make_crew):
-    crew = make_crew(2)
+def test_closing_ends_threads_that_look(make_pool):
+    pool = make_pool(2)
 
     def task(worker):
         while worker == 0:
-            crew.check_going()
+            pool.raise_if_stopped()
         raise ValueError
 
     with pytest.raises(RankFailed):
-        crew.run(task)
-    crew.close()
-    crew.close()
+        pool.run(task)
+    pool.close()
+    pool.close()
     assert alive() == []
 
 
-def test_check_raises_in_a_crew_that_is_closed(make_crew):
-    crew = make_crew(1)
-    crew.check_going("any", "hook's", "arguments")
-    crew.close()
+def test_check_raises_in_a_crew_that_is_closed(make_pool):
+    pool = make_pool(1)
+    pool.raise_if_stopped("any", "hook's", "arguments")
+    pool.close()
     with pytest.raises(Stopped):
-        crew.check_going()
+        pool.raise_if_stopped()
 
 
 ALLOCATING = """
@@ -159,15 +159,15 @@ set_thread_variables(1)
 if sys.argv[2] == "keep" and not keep_freed_memory():
     raise SystemExit("not glibc")
 import torch
-from paceline.strategies.threads.crew import Crew
-crew = Crew([os.sched_getaffinity(0)] * 2, 1, 0, 30.0, 30.0)
-crew.run(lambda worker: bool(torch.ones(5_000_000).any()))
+from paceline.strategies.threads.worker_pool import WorkerPool
+pool = WorkerPool([os.sched_getaffinity(0)] * 2, 1, 0, 30.0, 30.0)
+pool.run(lambda worker: bool(torch.ones(5_000_000).any()))
 libc = ctypes.CDLL(None)
 libc.fopen.restype = ctypes.c_void_p
 file = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
 libc.malloc_info(0, file)
 libc.fclose(file)
-crew.close()
+pool.close()
 """
 
 

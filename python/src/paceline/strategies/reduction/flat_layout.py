@@ -25,7 +25,7 @@ ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ParameterShard:
     """Consecutive elements of one parameter, in its storage order."""
 
     name: str
@@ -102,24 +102,26 @@ class FlatLayout:
         """Elements of a parameter."""
         return self._places[name].elements
 
-    def shape_of(self, piece: Piece) -> tuple[int, ...]:
-        """(rows, elements of each) of a piece that is whole rows of a matrix, or of what can be
+    def shape_of(self, part: ParameterShard) -> tuple[int, ...]:
+        """(rows, elements of each) of a part that is whole rows of a matrix, or of what can be
         seen as one; else (elements,)."""
-        place, elements = self._places[piece.name], piece.stop - piece.start
+        place, elements = self._places[part.name], part.stop - part.start
         row = place.elements // place.shape[0] if place.shape else 1
-        if row == 1 or place.strides[0] != row or piece.start % row or elements % row:
+        if row == 1 or place.strides[0] != row or part.start % row or elements % row:
             return (elements,)
         return elements // row, row
 
-    def shares(self, workers: int, rows: Mapping[str, int] | None = None) -> list[list[Piece]]:
+    def shards(
+        self, workers: int, rows: Mapping[str, int] | None = None
+    ) -> list[list[ParameterShard]]:
         """What each worker owns, in the order of the parameters: as equal parts as they go.
 
         rows: parameters that are dealt out by whole rows, with their numbers of rows; all others
         are taken as one row of cache lines, and dealt out by those.
         """
-        return [self._share(worker, workers, rows or {}) for worker in range(workers)]
+        return [self._parts_of(worker, workers, rows or {}) for worker in range(workers)]
 
-    def _share(self, worker: int, workers: int, rows: Mapping[str, int]) -> list[Piece]:
+    def _parts_of(self, worker: int, workers: int, rows: Mapping[str, int]) -> list[ParameterShard]:
         lines = sum(_lines(place) for name, place in self._places.items() if name not in rows)
         low, high = (ALIGNMENT * bound for bound in share_bounds(lines, worker, workers))
         found = []
@@ -132,7 +134,7 @@ class FlatLayout:
                 start, stop = max(low - passed, 0), min(high - passed, place.elements)
                 passed += ALIGNMENT * _lines(place)
             if start < stop:
-                found.append(Piece(name, start, stop, place.offset + start))
+                found.append(ParameterShard(name, start, stop, place.offset + start))
         return found
 
     def in_storage_order(self, name: str, tensor: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ _CLOSE_LIMIT_S = 10.0
 _ABORT_LIMIT_S = 0.5
 
 
-class Compressed:
+class CompressedSum:
     """Sums buckets with a compressor.
 
     rank: in the world, for messages. limit_s: of a collective; the transport keeps it, and after

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo
 
-from paceline.transports.recorder import arrive, is_recording, payload_bytes
+from paceline.transports.recorder import begin_operation, is_recording, payload_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +103,7 @@ def _recorded(method: str, name: str, payload: int | None) -> Callable[..., Work
             work: Work = inner(*arguments, **options)
             return work
         carried = 0 if payload is None else payload_bytes(arguments[payload])
-        operation = arrive(self._name, self._inner.size(), name, carried)
+        operation = begin_operation(self._name, self._inner.size(), name, carried)
         return self._record(operation, inner(*arguments, **options))
 
     return call

@@ -12,7 +12,7 @@ import pytest
 from paceline.errors import RankFailed, TimedOut
 from paceline.training.context import StoreAddress
 from paceline.transports.base import PeerLost
-from paceline.transports.roll_call import Attendance, RollCall, after_roll_call
+from paceline.transports.liveness import LivenessProbe, ProbeResult, with_probe_result
 from paceline.transports.store import open_again, open_store
 
 LIMIT_S = 2.0
@@ -66,7 +66,7 @@ class Ranks:
         address = StoreAddress(host="127.0.0.1", port=port or self.port)
         context = self._context_of(rank, 3, store=address)
         store = open_again(context, LIMIT_S) if rank else self._server
-        roll_call = RollCall(
+        liveness = LivenessProbe(
             store,
             open_again(context, LIMIT_S),
             rank=rank,
@@ -74,8 +74,8 @@ class Ranks:
             limit_s=LIMIT_S,
             interface="lo",
         )
-        self._clean_up.callback(roll_call.close)
-        return roll_call
+        self._clean_up.callback(liveness.close)
+        return liveness
 
     def end_server(self):
         self._server = None
@@ -172,15 +172,15 @@ def test_rank_0_stays_until_those_who_wait_have_asked(ranks):
 @pytest.mark.parametrize(
     ("error", "found", "kind", "rank"),
     [
-        (TimedOut("late"), Attendance(0, HOSTS, waiting=[2]), TimedOut, None),
-        (PeerLost("closed", 0), Attendance(0, HOSTS, waiting=[2]), PeerLost, 1),
-        (RankFailed("MPI failed", 0), Attendance(0, HOSTS, waiting=[2]), PeerLost, 1),
-        (RankFailed("MPI failed", 0), Attendance(0, HOSTS, busy=[1, 2]), RankFailed, 0),
-        (PeerLost("closed", 0), Attendance(0, HOSTS), PeerLost, 0),
+        (TimedOut("late"), ProbeResult(0, HOSTS, waiting=[2]), TimedOut, None),
+        (PeerLost("closed", 0), ProbeResult(0, HOSTS, waiting=[2]), PeerLost, 1),
+        (RankFailed("MPI failed", 0), ProbeResult(0, HOSTS, waiting=[2]), PeerLost, 1),
+        (RankFailed("MPI failed", 0), ProbeResult(0, HOSTS, busy=[1, 2]), RankFailed, 0),
+        (PeerLost("closed", 0), ProbeResult(0, HOSTS), PeerLost, 0),
     ],
 )
 def test_error_keeps_its_kind_unless_a_peer_is_the_cause(error, found, kind, rank):
-    explained = after_roll_call(error, found)
+    explained = with_probe_result(error, found)
     assert type(explained) is kind
     assert getattr(explained, "rank", None) == rank
     assert str(explained).startswith(f"{error}. Roll call: ")

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.strategies.reduction.flat import FlatLayout
-from paceline.strategies.reduction.outbox import GradientOutbox
+from paceline.strategies.reduction.flat_layout import FlatLayout
+from paceline.strategies.reduction.shared_gradients import SharedGradients
 
 
 @pytest.fixture
@@ -15,9 +15,9 @@ def model():
 
 
 def outbox_of(layout, worker, workers):
-    shares = layout.shares(workers)
-    elements = GradientOutbox.elements_needed(shares, worker)
-    return GradientOutbox(layout, shares, worker, torch.full((elements,), float("nan")))
+    shares = layout.shards(workers)
+    elements = SharedGradients.elements_needed(shares, worker)
+    return SharedGradients(layout, shares, worker, torch.full((elements,), float("nan")))
 
 
 @pytest.mark.parametrize(("worker", "workers"), [(0, 2), (1, 2), (1, 3)])
@@ -31,7 +31,7 @@ def test_backward_puts_what_others_own(model, worker, workers):
     box.fill_in_backward(parameters)
     model(torch.ones(2, 6)).sum().backward()
     for other in set(range(workers)) - {worker}:
-        for piece in layout.shares(workers)[other]:
+        for piece in layout.shards(workers)[other]:
             flat = layout.in_storage_order(piece.name, wanted[piece.name])
             assert torch.equal(box.read(piece), flat[piece.start : piece.stop])
 
@@ -49,10 +49,10 @@ def test_gradients_of_which_the_worker_owns_nothing_are_dropped(model):
 
 def test_memory_is_as_large_as_what_others_own(model):
     layout = FlatLayout.of(model.named_parameters())
-    shares = layout.shares(3)
-    needed = [GradientOutbox.elements_needed(shares, worker) for worker in range(3)]
+    shares = layout.shards(3)
+    needed = [SharedGradients.elements_needed(shares, worker) for worker in range(3)]
     assert sum(needed) == 2 * sum(parameter.numel() for parameter in model.parameters())
-    assert GradientOutbox.elements_needed(layout.shares(1), 0) == 0
+    assert SharedGradients.elements_needed(layout.shards(1), 0) == 0
 
 
 def test_boxes_of_part_of_a_model_count_from_its_start(model):
@@ -62,6 +62,6 @@ def test_boxes_of_part_of_a_model_count_from_its_start(model):
     gradients = {name: torch.randn_like(parameters[name]) for name in layout.names}
     for name in layout.names:
         box.put(name, gradients[name])
-    piece = layout.shares(2)[1][0]
+    piece = layout.shards(2)[1][0]
     flat = gradients[piece.name].flatten()
     assert torch.equal(box.read(piece), flat[piece.start : piece.stop])

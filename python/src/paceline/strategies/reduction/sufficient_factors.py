@@ -25,12 +25,12 @@ from paceline.training.linear import bias_gradient, joined, linear_that_keeps, w
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
 
-    from paceline.strategies.reduction.flat import FlatLayout, Piece
+    from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
 
 _LINE_BYTES = 64
 # By name of the layer, what a replica's passes left: inputs and gradients of the outputs, shapes
 # (samples, inputs) and (samples, outputs).
-Factors = dict[str, tuple[Tensor, Tensor]]
+SufficientFactors = dict[str, tuple[Tensor, Tensor]]
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
@@ -63,20 +63,20 @@ class LowPrecisionWeights:
     def of(self, name: str) -> Tensor:
         return self._layout.view(self._copy, name)
 
-    def refresh(self, pieces: Sequence[Piece]) -> None:
+    def refresh(self, parts: Sequence[ParameterShard]) -> None:
         """Take over what was stepped, as far as it is copied at all; before the workers meet."""
-        for piece in (p for p in pieces if p.name in self._names):
-            part = slice(piece.offset, piece.offset + piece.stop - piece.start)
-            self._copy[part].copy_(self._weights[part])
+        for part in (p for p in parts if p.name in self._names):
+            place = slice(part.offset, part.offset + part.stop - part.start)
+            self._copy[place].copy_(self._weights[place])
 
 
-class FactorBox:
-    """Factors of one replica, in memory that other processes read."""
+class SharedFactors:
+    """SufficientFactors of one replica, in memory that other processes read."""
 
     def __init__(self, model: nn.Module, samples: int, dtype: torch.dtype, memory: Tensor) -> None:
         """samples: most that one pass may have. memory: bytes, shape (bytes_needed(…),)."""
         self._counts: dict[str, Tensor] = {}
-        self._places: Factors = {}
+        self._places: SufficientFactors = {}
         position = 0
 
         def take(elements: int, of: torch.dtype) -> Tensor:
@@ -108,7 +108,7 @@ class FactorBox:
         for place, factor in zip(self._places[layer], (inputs, outputs_gradients), strict=True):
             place[:count].copy_(factor)
 
-    def read(self) -> Factors:
+    def read(self) -> SufficientFactors:
         """Views of what `store` left last."""
         found = {}
         for layer, (inputs, outputs_gradients) in self._places.items():
@@ -122,7 +122,7 @@ def _lines_of_bytes(size: int) -> int:
     return -(-size // _LINE_BYTES) * _LINE_BYTES
 
 
-def keep_factors(
+def capture_sufficient_factors(
     model: nn.Module,
     store: Callable[[str, Tensor, Tensor], None],
     low_precision: LowPrecisionWeights | None,
@@ -154,33 +154,33 @@ class RowGradients:
     """The gradients of one worker's rows of the linear layers, in memory of their own."""
 
     def __init__(
-        self, layout: FlatLayout, pieces: Sequence[Piece], rows: Mapping[str, int]
+        self, layout: FlatLayout, parts: Sequence[ParameterShard], rows: Mapping[str, int]
     ) -> None:
-        """pieces: what the worker owns; of the parameters in `rows`, whole rows."""
+        """parts: what the worker owns; of the parameters in `rows`, whole rows."""
         self._layout = layout
-        self._memory = {p.name: torch.empty(p.stop - p.start) for p in pieces if p.name in rows}
+        self._memory = {p.name: torch.empty(p.stop - p.start) for p in parts if p.name in rows}
         self._rows = rows
 
     def reader(
-        self, factors: Sequence[Factors], otherwise: Callable[[Piece], Tensor]
-    ) -> Callable[[Piece], Tensor]:
-        """What gives a piece's gradient over all replicas' samples, shape (stop - start,), float32.
+        self, factors: Sequence[SufficientFactors], otherwise: Callable[[ParameterShard], Tensor]
+    ) -> Callable[[ParameterShard], Tensor]:
+        """What gives a part's gradient over all replicas' samples, shape (stop - start,), float32.
 
-        factors: of every replica, in one order for all workers. otherwise: for pieces of other
+        factors: of every replica, in one order for all workers. otherwise: for parts of other
         parameters.
         """
 
-        def gradient_of(piece: Piece) -> Tensor:
-            return self._gradient(piece, factors) if piece.name in self._rows else otherwise(piece)
+        def gradient_of(part: ParameterShard) -> Tensor:
+            return self._gradient(part, factors) if part.name in self._rows else otherwise(part)
 
         return gradient_of
 
-    def _gradient(self, piece: Piece, factors: Sequence[Factors]) -> Tensor:
-        layer, _, own = piece.name.rpartition(".")
-        per_row = self._layout.size(piece.name) // self._rows[piece.name]
-        rows = slice(piece.start // per_row, piece.stop // per_row)
+    def _gradient(self, part: ParameterShard, factors: Sequence[SufficientFactors]) -> Tensor:
+        layer, _, own = part.name.rpartition(".")
+        per_row = self._layout.size(part.name) // self._rows[part.name]
+        rows = slice(part.start // per_row, part.stop // per_row)
         outputs_gradients = joined([of_replica[layer][1][:, rows] for of_replica in factors])
-        gradient = self._memory[piece.name]
+        gradient = self._memory[part.name]
         if own == "weight":
             inputs = joined([of_replica[layer][0] for of_replica in factors])
             weight_gradient(inputs, outputs_gradients, gradient.view(-1, per_row))
