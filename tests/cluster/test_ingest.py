@@ -27,7 +27,7 @@ from paceline.data.ingest_session import java_home, local_session
 from paceline.data.ingest_target import HadoopTarget
 from paceline.data.ingest_tasks import rows_of as write_rows
 from paceline.data.reading import open_feed
-from paceline.data.synth import photo_bytes, synthesise
+from paceline.data.synth import image_bytes, synthesise
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.plan.schedule import Schedule
 
@@ -77,10 +77,10 @@ def nasty(tmp_path: Path) -> Path:
     rotated[0x0112] = 6
     grey = Image.fromarray(np.tile(np.arange(80, dtype=np.uint8), (50, 1)))
     good = {
-        "fire/quote \" and ' and %20.jpg": photo_bytes("tiny", 0, 0),
-        "fire/ü ñ 火.JPEG": photo_bytes("tiny", 0, 3),
-        "fire/no suffix": photo_bytes("tiny", 0, 6),
-        "no fire/comma, #hash?.jpg": photo_bytes("tiny", 0, 2),
+        "fire/quote \" and ' and %20.jpg": image_bytes("tiny", 0, 0),
+        "fire/ü ñ 火.JPEG": image_bytes("tiny", 0, 3),
+        "fire/no suffix": image_bytes("tiny", 0, 6),
+        "no fire/comma, #hash?.jpg": image_bytes("tiny", 0, 2),
         "no fire/grey.jpg": encoded(grey),
         "no fire/cmyk.jpg": encoded(grey.convert("CMYK")),
         "no fire/sub/rotated.jpg": encoded(grey.convert("RGB"), exif=rotated),
@@ -91,7 +91,7 @@ def nasty(tmp_path: Path) -> Path:
     for name, data in good.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
-    (root / os.fsdecode(b"fire/latin \xe9.jpg")).write_bytes(photo_bytes("tiny", 0, 7))
+    (root / os.fsdecode(b"fire/latin \xe9.jpg")).write_bytes(image_bytes("tiny", 0, 7))
     for junk in ("fire/Thumbs.db", "fire/._x.jpg", "no fire/.DS_Store", ".hidden/a.jpg"):
         (root / junk).parent.mkdir(exist_ok=True)
         (root / junk).write_bytes(b"junk")
@@ -99,7 +99,7 @@ def nasty(tmp_path: Path) -> Path:
 
 
 def spoil(root: Path) -> None:
-    whole = photo_bytes("tiny", 0, 9)
+    whole = image_bytes("tiny", 0, 9)
     (root / "fire/cut.jpg").write_bytes(whole[: len(whole) // 2])
     (root / "fire/empty.jpg").write_bytes(b"")
     (root / "no fire/notes.txt").write_text("not a photo")
@@ -222,7 +222,7 @@ def test_bad_photos_are_skipped_and_listed_when_asked(
 def test_a_class_of_bad_photos_only_is_refused_even_when_skipping(
     spark: Any, tmp_path: Path
 ) -> None:
-    for name, data in {"a/1.jpg": photo_bytes("tiny", 0, 0), "b/1.jpg": b"no"}.items():
+    for name, data in {"a/1.jpg": image_bytes("tiny", 0, 0), "b/1.jpg": b"no"}.items():
         (tmp_path / "in" / name).parent.mkdir(parents=True)
         (tmp_path / "in" / name).write_bytes(data)
     with pytest.raises(DataError, match="no good photo is left in class 'b'"):

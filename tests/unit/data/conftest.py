@@ -39,7 +39,7 @@ def write_metadata(folder: Path, schema: pa.Schema, schema_pickle: bytes, files:
 
 def make_dataset(folder: Path, rows: Sequence[int], seed: int = 0) -> MadeDataset:
     folder.mkdir(parents=True)
-    photos = [synth.photo_bytes("tiny", seed, index) for index in range(sum(rows))]
+    photos = [synth.image_bytes("tiny", seed, index) for index in range(sum(rows))]
     labels = [synth.CLASSES.index(synth.class_of(index)) for index in range(sum(rows))]
     groups, first = [], 0
     for number, count in enumerate(rows):

@@ -13,7 +13,7 @@ from paceline.data.folders import Photo, PhotoFolder
 from paceline.data.images import ImageInfo
 from paceline.data.ingest import ingest, plan_row_groups, row_group_count
 from paceline.data.ingest_tasks import Look, look_at_photos, rows_of
-from paceline.data.synth import photo_bytes
+from paceline.data.synth import image_bytes
 from paceline.errors import DataError, UsageError
 
 
@@ -79,13 +79,13 @@ def test_an_existing_target_is_refused_before_spark_starts(tmp_path: Path) -> No
 
 def test_a_photo_changed_between_the_passes_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "c0").mkdir()
-    (tmp_path / "c0/0.jpg").write_bytes(photo_bytes("tiny", 0, 0))
+    (tmp_path / "c0/0.jpg").write_bytes(image_bytes("tiny", 0, 0))
     folder, _ = folder_of(1)
     (look,) = look_at_photos(str(tmp_path), [(0, "c0/0.jpg")])
     (group,) = plan_row_groups(folder, [look], 0, None)
     ((sample_id, label, data, _, source),) = rows_of(str(tmp_path), group)
-    assert (sample_id, label, bytes(data), source) == (0, 0, photo_bytes("tiny", 0, 0), "c0/0.jpg")
-    (tmp_path / "c0/0.jpg").write_bytes(photo_bytes("tiny", 0, 1))
+    assert (sample_id, label, bytes(data), source) == (0, 0, image_bytes("tiny", 0, 0), "c0/0.jpg")
+    (tmp_path / "c0/0.jpg").write_bytes(image_bytes("tiny", 0, 1))
     with pytest.raises(DataError, match=r"c0/0\.jpg: the photo was changed"):
         list(rows_of(str(tmp_path), group))
 
