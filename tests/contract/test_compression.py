@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from paceline.plan.schedule import Schedule
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
-from paceline.workloads import build_model
+from paceline.workloads.build import build_model
 
 pytestmark = pytest.mark.contract
 

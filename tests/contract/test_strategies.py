@@ -27,8 +27,9 @@ from torch.nn.functional import cross_entropy
 from paceline.plan.schedule import Schedule
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
+from paceline.training.dropout import set_sample_keys
 from paceline.training.transforms import put_in_memory_format
-from paceline.workloads import build_model, set_sample_keys
+from paceline.workloads.build import build_model
 
 pytestmark = pytest.mark.contract
 

@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 
 from paceline.plan.trial import CompressionSettings
-from paceline.transports.compression import FlatBucket, create_sum, pack
+from paceline.transports.compression.create import create_sum
+from paceline.transports.compression.flat_bucket import FlatBucket, pack
 from paceline.worker.peers import join_peers
 
 METHODS: dict[str, dict[str, Any]] = {

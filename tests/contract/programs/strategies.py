@@ -24,7 +24,7 @@ from paceline.plan.schedule import Schedule, share_bounds
 from paceline.strategies import TrainBatch, create_strategy
 from paceline.training.transforms import put_in_memory_format, torch_memory_format
 from paceline.worker.peers import join_peers
-from paceline.workloads import build_model
+from paceline.workloads.build import build_model
 
 STEPS = 20
 CASES: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ from paceline.data.images import decode, inspect
 from paceline.data.scenes import CLASSES
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.training.transforms import to_input
-from paceline.workloads import build_model
+from paceline.workloads.build import build_model
 
 TRAINING, TEST = 450, 150
 CHANCE = 9 / 25  # share of the most frequent class

@@ -8,7 +8,7 @@ from paceline.errors import UsageError
 from paceline.spec.split_places import SPLIT_PLACES, check_stages
 from paceline.spec.workloads import ModelName
 from paceline.strategies.pipeline.split_points import legal_split_points
-from paceline.workloads import build_model
+from paceline.workloads.build import build_model
 
 
 @pytest.mark.parametrize("model", get_args(ModelName))

@@ -9,8 +9,9 @@ from torch.nn.functional import cross_entropy
 
 from paceline.plan.trial import Trial
 from paceline.strategies import TrainBatch
+from paceline.training.dropout import set_sample_keys
 from paceline.training.transforms import put_in_memory_format, torch_memory_format
-from paceline.workloads import build_model, set_sample_keys
+from paceline.workloads.build import build_model
 
 SEED, CLASSES, SAMPLES = 3, 3, 40
 

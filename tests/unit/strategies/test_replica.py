@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from paceline.strategies import TrainBatch, create_strategy
-from paceline.workloads import build_model
+from paceline.workloads.build import build_model
 
 
 class Nobody:

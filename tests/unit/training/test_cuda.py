@@ -10,7 +10,7 @@ from paceline.analysis.tolerances import tolerance
 from paceline.strategies import TrainBatch, create_strategy
 from paceline.training.devices import InputMover, Stopwatch, device_of, use_device
 from paceline.training.tensors import sha256_of
-from paceline.workloads import build_model
+from paceline.workloads.build import build_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from paceline.plan.schedule import sample_key
-from paceline.workloads import SampleDropout, build_model, set_sample_keys
+from paceline.training.dropout import SampleDropout, set_sample_keys
+from paceline.workloads.build import build_model
 
 SEED = 7
 

@@ -73,7 +73,10 @@ def test_payload_is_of_all_tensors() -> None:
 @pytest.fixture
 def group(tmp_path: Path):
     dist.init_process_group(
-        process_group.BACKEND, store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+        process_group.BACKEND,
+        store=dist.FileStore(str(tmp_path / "store"), 1),
+        rank=0,
+        world_size=1,
     )
     yield dist.group.WORLD
     dist.destroy_process_group()

@@ -16,9 +16,10 @@ from paceline.data.reading import Batch
 from paceline.errors import RankFailed
 from paceline.records.files import read_json, read_jsonl
 from paceline.records.layout import TrialFiles
+from paceline.training.dropout import set_sample_keys
 from paceline.training.transforms import to_input
 from paceline.worker import worker
-from paceline.workloads import build_model, set_sample_keys
+from paceline.workloads.build import build_model
 
 ROWS = (11, 10)  # 21 samples: steps of 8, 8 and 5
 RNG = np.random.default_rng(5)

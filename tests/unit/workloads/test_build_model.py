@@ -7,7 +7,7 @@ import torch
 
 from paceline.errors import UsageError
 from paceline.training.tensors import sha256_of
-from paceline.workloads import build_model
+from paceline.workloads.build import build_model
 
 ALEXNET = {
     "features.0.weight": (64, 3, 11, 11), "features.0.bias": (64,),

@@ -31,7 +31,7 @@ from paceline.training.loss import sum_of_losses, to_device
 from paceline.training.optimizers import make_optimizer
 from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.training.transforms import to_input
-from paceline.transports.compression import create_sum
+from paceline.transports.compression.create import create_sum
 
 if TYPE_CHECKING:
     import numpy as np

@@ -27,7 +27,7 @@ from paceline.training.tensors import save_tensors, sha256_of, update_l2
 from paceline.training.transforms import put_in_memory_format
 from paceline.transports.recorder import recording
 from paceline.worker.peers import Peers, join_peers
-from paceline.workloads import build_model
+from paceline.workloads.build import build_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

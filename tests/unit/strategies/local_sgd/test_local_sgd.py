@@ -7,7 +7,7 @@ import torch
 
 from paceline.plan.trial import AveragingSettings
 from paceline.strategies import TrainBatch, create_strategy
-from paceline.workloads import build_model
+from paceline.workloads.build import build_model
 
 
 def test_rank_without_peers_trains_as_a_sequential_one(make_trial, solo):

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from paceline.strategies import TrainBatch
 from paceline.strategies.local_sgd.steps import LocalReplica
 from paceline.training.transforms import put_in_memory_format
-from paceline.workloads import build_model
+from paceline.workloads.build import build_model
 
 RNG = np.random.default_rng(8)
 IMAGES = torch.from_numpy(RNG.standard_normal((6, 3, 32, 32), dtype=np.float32))

@@ -16,11 +16,12 @@ from paceline.plan.trial import PipelineSettings, Placement, Training, Trial
 from paceline.spec.models import Limits
 from paceline.strategies.pipeline.strategy import PipelineStrategy
 from paceline.training.context import RankContext
+from paceline.training.dropout import set_sample_keys
 from paceline.training.optimizers import make_optimizer
 from paceline.training.precision import autocast
 from paceline.training.strategy import TrainBatch
 from paceline.training.transforms import torch_memory_format
-from paceline.workloads import build_model, set_sample_keys
+from paceline.workloads.build import build_model
 
 CLASSES = 3
 LIMIT_S = 20.0

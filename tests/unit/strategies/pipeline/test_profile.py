@@ -6,7 +6,7 @@ from tests.unit.strategies.pipeline.node import pipeline_trial
 
 from paceline.strategies.pipeline.profile import LayerTimes, Profile, profile_layers
 from paceline.strategies.pipeline.split_points import legal_split_points
-from paceline.workloads import build_model
+from paceline.workloads.build import build_model
 
 
 def times(layer, forward_s, backward_s, copy_s):

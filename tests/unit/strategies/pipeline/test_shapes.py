@@ -5,8 +5,9 @@ import torch
 from tests.unit.strategies.pipeline.node import pipeline_trial
 
 from paceline.strategies.pipeline.shapes import Activation, layer_bytes, trace
+from paceline.training.dropout import set_sample_keys
 from paceline.training.precision import autocast
-from paceline.workloads import build_model, set_sample_keys
+from paceline.workloads.build import build_model
 
 
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])

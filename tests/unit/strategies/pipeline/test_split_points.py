@@ -14,7 +14,7 @@ from paceline.strategies.pipeline.split_points import (
     require_stages,
     stage_bounds,
 )
-from paceline.workloads import build_model
+from paceline.workloads.build import build_model
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from paceline.plan.trial import Trial
 from paceline.strategies import TrainBatch, create_strategy
 from paceline.training.context import RankContext
 from paceline.training.transforms import put_in_memory_format, torch_memory_format
-from paceline.workloads import build_model
+from paceline.workloads.build import build_model
 
 
 class Node:

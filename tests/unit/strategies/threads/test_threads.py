@@ -16,7 +16,7 @@ import torch
 
 from paceline.errors import RankFailed
 from paceline.strategies.threads.strategy import ThreadsStrategy
-from paceline.workloads import SampleDropout
+from paceline.training.dropout import SampleDropout
 
 TOLERANCE = 1e-4
 BF16 = {"gradients": 0.02, "weights": 0.15}

@@ -18,7 +18,8 @@ import numpy as np
 
 from paceline.data import node as data_node
 from paceline.errors import PacelineError, TimedOut
-from paceline.transports.shared import SharedNode, peer_monitor
+from paceline.transports.shared import peer_monitor
+from paceline.transports.shared.node import SharedNode
 
 LIMIT_S = 30.0
 SHORT_S = 1.0

@@ -9,7 +9,7 @@ from tests.unit.transports.shared.rank_program import FileShare, shared_inodes
 
 from paceline.data.node import SoloNode
 from paceline.errors import EnvironmentLacks
-from paceline.transports.shared import SharedNode
+from paceline.transports.shared.node import SharedNode
 
 
 def test_one_rank_alone_meets_at_once():

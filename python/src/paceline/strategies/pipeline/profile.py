@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from paceline.strategies.pipeline.deferred import DeferredLinear, deferred
 from paceline.strategies.pipeline.split_points import legal_split_points, stage_bounds
 from paceline.training.devices import CPU, synchronize
+from paceline.training.dropout import set_sample_keys
 from paceline.training.optimizers import make_optimizer
 from paceline.training.precision import autocast
 from paceline.training.transforms import torch_memory_format
-from paceline.workloads import set_sample_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable

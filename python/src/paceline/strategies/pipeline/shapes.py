@@ -11,8 +11,8 @@ import torch
 # which tensors on torch's meta device do not.
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from paceline.training.dropout import SampleDropout
 from paceline.training.precision import autocast
-from paceline.workloads import SampleDropout
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,8 +14,8 @@ from paceline.plan.schedule import share_bounds
 from paceline.strategies.pipeline.deferred import DeferredLinear, deferred
 from paceline.strategies.pipeline.schedules import Action, Forward
 from paceline.training.devices import CPU, InputMover, synchronize
+from paceline.training.dropout import set_sample_keys
 from paceline.training.precision import autocast
-from paceline.workloads import set_sample_keys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

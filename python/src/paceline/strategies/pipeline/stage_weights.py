@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Training
     from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
     from paceline.strategies.reduction.shared_gradients import SharedGradients
-    from paceline.transports.shared import Barrier
+    from paceline.transports.shared.barrier import Barrier
 
 
 @dataclass(frozen=True, slots=True)

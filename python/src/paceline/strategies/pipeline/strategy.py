@@ -42,7 +42,8 @@ from paceline.training.model import Model
 from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.training.transforms import to_input
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
-from paceline.transports.shared import Barrier, SharedNode
+from paceline.transports.shared.barrier import Barrier
+from paceline.transports.shared.node import SharedNode
 
 if TYPE_CHECKING:
     import numpy as np

@@ -38,7 +38,8 @@ from paceline.training.loss import run_passes
 from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.training.transforms import to_input
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
-from paceline.transports.shared import Barrier, SharedNode
+from paceline.transports.shared.barrier import Barrier
+from paceline.transports.shared.node import SharedNode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

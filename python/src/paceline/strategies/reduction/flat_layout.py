@@ -17,7 +17,7 @@ from paceline.plan.schedule import share_bounds
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from paceline.transports.shared import SharedNode
+    from paceline.transports.shared.node import SharedNode
 
 # Float32 elements in a cache line of 64 bytes: no two workers ever write the same line, and every
 # parameter begins as aligned as one that torch allocates.

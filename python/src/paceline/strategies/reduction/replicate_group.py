@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from paceline.errors import EnvironmentLacks
-from paceline.transports.compression import FlatBucket, create_sum, pack
 from paceline.transports.compression.base import all_reduce_bytes
+from paceline.transports.compression.create import create_sum
+from paceline.transports.compression.flat_bucket import FlatBucket, pack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
     from paceline.training.strategy import RankGroups
-    from paceline.transports.compression import GradientSum
+    from paceline.transports.compression.base import GradientSum
 
 
 def join_replicate_group(

@@ -8,7 +8,7 @@ from paceline.errors import TimedOut
 from paceline.transports.base import PeerLost
 from paceline.transports.group_store import GroupStore
 from paceline.transports.mpi.shared import SharedSegments, segment_bytes
-from paceline.transports.shared import SharedNode
+from paceline.transports.shared.node import SharedNode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,9 +5,3 @@ Waits sleep in the kernel, have a limit, and notice within half a second that a 
 left or been killed. The memory has no name in any file system, so it goes when its last user goes,
 however that ends.
 """
-
-from paceline.transports.shared.barrier import Barrier
-from paceline.transports.shared.channel import Channel
-from paceline.transports.shared.node import SharedNode
-
-__all__ = ["Barrier", "Channel", "SharedNode"]

@@ -22,7 +22,7 @@ from paceline.plan.trial import AveragingSettings
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.training.transforms import to_input
-from paceline.workloads import build_model
+from paceline.workloads.build import build_model
 
 ROWS = (11, 10)  # 21 samples: steps of 8, 8 and 5
 RNG = np.random.default_rng(5)
