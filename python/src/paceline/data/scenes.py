@@ -62,7 +62,8 @@ def _noise(
 
 
 def _choose(rng: np.random.Generator, colours: list[tuple[int, int, int]]) -> Canvas:
-    return np.float32(colours[int(rng.integers(len(colours)))]) + np.float32(rng.normal(0, 12, 3))
+    colour = np.array(colours[int(rng.integers(len(colours)))])
+    return np.float32(colour + rng.normal(0, 12, 3))
 
 
 def _step(values: Field, edge: float) -> Field:
