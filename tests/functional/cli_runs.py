@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
+
+from paceline.cli import main
 
 LIMIT_S = 240
 
@@ -69,6 +76,24 @@ class Cli:
             stdin=subprocess.DEVNULL,
             check=False,
         )
+
+    def main(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run a command in this process, which saves the imports; an error that would show a
+        stack trace is raised. For commands that start no trial."""
+        argv = list(map(str, arguments))
+        with (
+            mock.patch.dict(os.environ, self.environment, clear=True),
+            contextlib.chdir(self.cwd),
+            contextlib.redirect_stdout(io.StringIO()) as out,
+            contextlib.redirect_stderr(io.StringIO()) as err,
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("default")
+            try:
+                code = main(argv)
+            except SystemExit as ended:
+                code = ended.code if isinstance(ended.code, int) else 1
+        return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
 
     def start(self, *arguments: str | Path, log: Path) -> subprocess.Popen[bytes]:
         """The same in the background; the caller ends it."""

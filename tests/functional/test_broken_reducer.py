@@ -50,9 +50,9 @@ def test_sum_instead_of_mean_is_not_equivalent(paceline, small_run, tmp_path):
     )
     assert broken.returncode == 0, broken.stderr
 
-    comparison = json.loads(paceline("compare", out, "--json").stdout)
+    comparison = json.loads(paceline.main("compare", out, "--json").stdout)
     equivalent = {row["launcher"]: row["equivalent"] for row in comparison["rows"]}
     assert equivalent == {"local": True, "mpi": False}
     # a trial that trained something else is not ranked
     assert comparison["best"]["tiny"]["configuration"].startswith("tiny.local.none.sequential")
-    assert "✗" in paceline("compare", out).stdout
+    assert "✗" in paceline.main("compare", out).stdout

@@ -46,7 +46,7 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(paceline):
 def test_plan_shows_each_command_and_makes_nothing(paceline, tmp_path, cache):
     spec = tmp_path / "small.toml"
     spec.write_text(SMALL.replace("images = 48", "images = 17") + trial("mpi", "mpi"))
-    result = paceline("plan", spec)
+    result = paceline.main("plan", spec)
     assert result.returncode == 0, result.stderr
     comments = [line for line in result.stdout.splitlines() if line.startswith("#")]
     assert len(comments) == 2
@@ -58,7 +58,7 @@ def test_plan_shows_each_command_and_makes_nothing(paceline, tmp_path, cache):
 def test_plan_as_json_holds_whole_trials(paceline, tmp_path):
     spec = tmp_path / "small.toml"
     spec.write_text(SMALL + trial("spark", "gloo"))
-    document = json.loads(paceline("plan", spec, "--json").stdout)
+    document = json.loads(paceline.main("plan", spec, "--json").stdout)
     assert document["schema"] == 1
     assert {t["launcher"] for t in document["trials"]} == {"local", "spark"}
     assert all(t["command"] and t["training"]["seed"] == 3 for t in document["trials"])
@@ -66,7 +66,9 @@ def test_plan_as_json_holds_whole_trials(paceline, tmp_path):
 
 def test_photos_to_data_set_and_back(paceline, tmp_path):
     photos, dataset = tmp_path / "photos", tmp_path / "data set"
-    assert paceline("data", "synth", photos, "--preset", "tiny", "--images", "12").returncode == 0
+    assert (
+        paceline.main("data", "synth", photos, "--preset", "tiny", "--images", "12").returncode == 0
+    )
     (photos / "fire" / "broken.jpg").write_bytes(b"\xff\xd8 not a photo")
 
     refused = paceline("data", "ingest", photos, dataset)
@@ -78,10 +80,10 @@ def test_photos_to_data_set_and_back(paceline, tmp_path):
     result = paceline("data", "ingest", photos, dataset, "--on-bad-image", "skip")
     assert result.returncode == 0, result.stderr
     assert "broken.jpg" in result.stderr
-    facts = json.loads(paceline("data", "inspect", dataset, "--json").stdout)
+    facts = json.loads(paceline.main("data", "inspect", dataset, "--json").stdout)
     assert facts["samples"] == 12
     assert sum(facts["classes"].values()) == 12
-    assert "fire" in paceline("data", "inspect", dataset).stdout
+    assert "fire" in paceline.main("data", "inspect", dataset).stdout
 
 
 def test_sidecar_by_hand_writes_a_trace_until_its_process_ends(paceline, tmp_path):

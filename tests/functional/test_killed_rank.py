@@ -89,7 +89,7 @@ def test_killed_rank_is_named_and_resume_completes(paceline, tmp_path, launcher,
     result = paceline("run", short, "--out", out, "--resume")
     assert result.returncode == 0, result.stderr
     assert {p: p.read_bytes() for p in finished} == finished
-    rows = json.loads(paceline("compare", out, "--json").stdout)["rows"]
+    rows = json.loads(paceline.main("compare", out, "--json").stdout)["rows"]
     assert [row["equivalent"] for row in rows] == [True, True]
     (killed,) = (out / "attempts").iterdir()
     assert killed.name.startswith(f"tiny.{launcher}.")
@@ -142,6 +142,6 @@ def test_killed_sidecar_does_not_touch_the_training(paceline, tmp_path):
         if process.poll() is None:
             process.terminate()
             process.wait(timeout=30)
-    (row,) = json.loads(paceline("compare", out, "--json").stdout)["rows"]
+    (row,) = json.loads(paceline.main("compare", out, "--json").stdout)["rows"]
     assert row["equivalent"] is True
     assert row["samples_per_s"]["median"] > 0

@@ -55,7 +55,7 @@ def slowed_run(request, tiny_dataset, tmp_path_factory):
 
 def test_slowed_rank_is_named_and_the_sums_agree(slowed_run, paceline):
     transport, out = slowed_run
-    result = paceline("profile", out, "--json")
+    result = paceline.main("profile", out, "--json")
     assert result.returncode == 0, result.stderr
     (trial,) = json.loads(result.stdout)["trials"]
     assert trial["transport"] == transport
@@ -78,7 +78,7 @@ def test_slowed_rank_is_named_and_the_sums_agree(slowed_run, paceline):
 
 def test_terminal_says_so(slowed_run, paceline):
     _, out = slowed_run
-    text = paceline("profile", out).stdout
+    text = paceline.main("profile", out).stdout
     assert "Straggler: rank 1" in text.replace("\n", " ")
     assert max(map(len, text.splitlines())) <= 80
 
@@ -86,7 +86,7 @@ def test_terminal_says_so(slowed_run, paceline):
 def test_trace_has_both_ranks(slowed_run, paceline, tmp_path):
     transport, out = slowed_run
     trace = tmp_path / "trace.json"
-    result = paceline("profile", out, "--trace", trace)
+    result = paceline.main("profile", out, "--trace", trace)
     assert result.returncode == 0, result.stderr
     events = json.loads(trace.read_text())["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]

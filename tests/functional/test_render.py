@@ -64,7 +64,7 @@ def _run(
 
 
 def _compared(paceline: Cli, run_dir: Path) -> dict[str, Any]:
-    compared = paceline("compare", run_dir, "--json")
+    compared = paceline.main("compare", run_dir, "--json")
     assert compared.returncode == 0, compared.stderr
     document: dict[str, Any] = json.loads(compared.stdout)
     return document
@@ -75,7 +75,7 @@ def test_sbatch_files_train_what_the_spec_says(
     paceline: Cli, spec: Path, data_dir: Path, tmp_path: Path
 ) -> None:
     places = ("--data-dir", data_dir, "--run-dir", tmp_path / "run")
-    rendered = paceline("render", "slurm", spec, "--out", tmp_path / "jobs", *places)
+    rendered = paceline.main("render", "slurm", spec, "--out", tmp_path / "jobs", *places)
     assert rendered.returncode == 0, rendered.stderr
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -102,7 +102,7 @@ def test_the_commands_of_kubernetes_objects_train_what_the_spec_says(
     paceline: Cli, spec: Path, data_dir: Path, tmp_path: Path
 ) -> None:
     places = ("--data-dir", data_dir, "--run-dir", tmp_path / "run")
-    rendered = paceline("render", "kubernetes", spec, "--out", tmp_path / "jobs", *places)
+    rendered = paceline.main("render", "kubernetes", spec, "--out", tmp_path / "jobs", *places)
     assert rendered.returncode == 0, rendered.stderr
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("localhost slots=2\n", "utf-8")
@@ -138,8 +138,8 @@ def test_what_cannot_be_rendered_is_told(paceline: Cli, tmp_path: Path) -> None:
     spec = tmp_path / "small.toml"
     never_made = SMALL.replace("images = 48", "images = 9")
     spec.write_text(never_made + trial("spark", "gloo"), "utf-8")
-    rendered = paceline("render", "slurm", spec, "--out", tmp_path / "jobs")
+    rendered = paceline.main("render", "slurm", spec, "--out", tmp_path / "jobs")
     assert rendered.returncode == 0, rendered.stderr
     assert "left out tiny.spark.gloo" in rendered.stderr
-    assert "is not there yet" in rendered.stderr
+    assert "does not exist yet" in rendered.stderr
     assert len(rendered.stdout.splitlines()) == 1

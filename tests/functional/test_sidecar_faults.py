@@ -105,7 +105,7 @@ def test_killed_sampler_leaves_a_gap_and_a_training_like_any_other(paceline, tmp
     assert [row["cpu_seconds"] for row in rows_of(out, "ranks.jsonl")][-1] > 0.5 * used_s[-1]
     (state,) = out.glob("trials/*/hosts/*/sidecar.json")
     assert json.loads(state.read_text())["restarts"] == 1
-    (row,) = json.loads(paceline("compare", out, "--json").stdout)["rows"]
+    (row,) = json.loads(paceline.main("compare", out, "--json").stdout)["rows"]
     assert row["equivalent"] is True
     assert sampler_of(tmp_path) is None
     assert left_in(tmp_path) == []

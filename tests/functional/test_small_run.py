@@ -34,7 +34,7 @@ def finished(tmp_path_factory, cache):
 @pytest.fixture(scope="module")
 def comparison(finished):
     cli, _, run_dir, _ = finished
-    return json.loads(cli("compare", run_dir, "--json").stdout)
+    return json.loads(cli.main("compare", run_dir, "--json").stdout)
 
 
 def test_table_fits_80_columns_and_names_the_report(finished):

@@ -71,7 +71,7 @@ def test_every_strategy_is_in_the_table_within_80_columns(searched):
 
 def test_trials_of_the_search_are_recorded_and_compared(searched):
     cli, _, found, _ = searched
-    rows = json.loads(cli("compare", found, "--json").stdout)["rows"]
+    rows = json.loads(cli.main("compare", found, "--json").stdout)["rows"]
     strategies = {row["local_strategy"] for row in rows}
     assert strategies == {"sequential", "intraop", "processes"}
     assert all(row["equivalent"] for row in rows)
@@ -85,7 +85,7 @@ def test_tuned_spec_says_the_best_strategy_and_can_be_planned(searched):
     (mpi,) = [t for t in tuned["trials"] if t["launcher"] == "mpi"]
     best = json.loads((found / "tuning.json").read_text())["best"]["tiny"]
     assert mpi["local_strategy"] in best
-    planned = json.loads(cli("plan", found / "tuned.toml", "--json").stdout)
+    planned = json.loads(cli.main("plan", found / "tuned.toml", "--json").stdout)
     assert {t["launcher"] for t in planned["trials"]} == {"local", "mpi"}
 
 
@@ -111,11 +111,11 @@ def test_unfinished_trial_alone_is_measured_again(searched):
 
 def test_plan_shows_what_would_be_searched_and_runs_nothing(searched, tmp_path):
     cli, spec, _, _ = searched
-    shown = cli("plan", spec)
+    shown = cli.main("plan", spec)
     assert shown.returncode == 0, shown.stderr
     assert "tiny processes:" in shown.stdout
     assert "winners that are not known yet" in shown.stdout
-    told = json.loads(cli("plan", spec, "--json").stdout)
+    told = json.loads(cli.main("plan", spec, "--json").stdout)
     assert [s["local_strategy"] for s in told["search"]] == ["sequential", "intraop", "processes"]
     assert told["trials"] is None
 
@@ -215,7 +215,7 @@ def test_messages_of_the_search_are_counted_by_size(communicated):
 def test_spec_with_the_best_communication_can_be_planned(communicated):
     cli, _, found, _ = communicated
     searched, _ = json.loads((found / "tuning.json").read_text())["trials"]
-    planned = json.loads(cli("plan", found / "tuned.toml", "--json").stdout)["trials"]
+    planned = json.loads(cli.main("plan", found / "tuned.toml", "--json").stdout)["trials"]
     (mpi,) = {t["id"].rpartition(".r")[0] for t in planned if t["launcher"] == "mpi"}
     assert mpi == searched["chosen"]
 

@@ -36,14 +36,14 @@ def test_a_run_is_followed_from_before_its_beginning_to_its_end(
 
 
 def test_a_finished_run_is_shown_once_in_80_columns(paceline: Cli, small_run: Path) -> None:
-    shown = paceline("watch", small_run, "--once")
+    shown = paceline.main("watch", small_run, "--once")
     assert shown.returncode == 0, shown.stderr
     assert "1 of 1 done" in shown.stdout
     assert max(map(len, shown.stdout.splitlines())) <= 80
 
 
 def test_what_is_no_run_is_refused_with_a_word(paceline: Cli, tmp_path: Path) -> None:
-    refused = paceline("watch", tmp_path / "nothing", "--once")
+    refused = paceline.main("watch", tmp_path / "nothing", "--once")
     assert refused.returncode == 4
     assert "expected a run directory" in refused.stderr
     assert "Traceback" not in refused.stderr

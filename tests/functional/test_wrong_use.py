@@ -18,11 +18,11 @@ def test_no_command_is_wrong_usage(paceline):
 
 
 def test_unknown_command_is_wrong_usage(paceline):
-    assert "tain" in complaint(paceline("tain"), 2)
+    assert "tain" in complaint(paceline.main("tain"), 2)
 
 
 def test_unknown_experiment_lists_the_shipped(paceline):
-    message = complaint(paceline("run", "quickstrat"), 2)
+    message = complaint(paceline.main("run", "quickstrat"), 2)
     assert "quickstart" in message
     assert "lerat2022-distributed" in message
 
@@ -30,7 +30,7 @@ def test_unknown_experiment_lists_the_shipped(paceline):
 def test_all_faults_of_a_spec_at_once(paceline, tmp_path):
     spec = tmp_path / "bad.toml"
     spec.write_text(SMALL.replace("seed", "sead") + trial("mpi", "mpi").replace("2", "0"))
-    message = complaint(paceline("run", spec), 2)
+    message = complaint(paceline.main("run", spec), 2)
     assert "sead" in message
     assert "ranks_per_node" in message
 
@@ -38,20 +38,20 @@ def test_all_faults_of_a_spec_at_once(paceline, tmp_path):
 def test_batch_that_cannot_be_divided(paceline, tmp_path):
     spec = tmp_path / "odd.toml"
     spec.write_text(SMALL.replace("global_batch = 16", "global_batch = 15") + trial("mpi", "mpi"))
-    assert "cannot be divided among 2 replicas" in complaint(paceline("plan", spec), 2)
+    assert "cannot be divided among 2 replicas" in complaint(paceline.main("plan", spec), 2)
 
 
 def test_missing_data_set_says_how_to_make_one(paceline, tmp_path):
     spec = tmp_path / "missing.toml"
     spec.write_text(SMALL.replace("images = 48", 'data = "nowhere"'))
-    assert "paceline data ingest" in complaint(paceline("run", spec), 3)
+    assert "paceline data ingest" in complaint(paceline.main("run", spec), 3)
 
 
 def test_missing_mpirun_is_found_before_anything_runs(paceline, tmp_path):
     spec = tmp_path / "mpi.toml"
     spec.write_text(SMALL + trial("mpi", "mpi") + '[mpi]\nmpirun = "/no/mpirun"\n')
     out = tmp_path / "run"
-    assert "/no/mpirun" in complaint(paceline("run", spec, "--out", out), 3)
+    assert "/no/mpirun" in complaint(paceline.main("run", spec, "--out", out), 3)
     assert not (out / "trials").exists()
 
 
@@ -61,12 +61,12 @@ def test_more_ranks_than_cores_names_both_numbers(paceline, tmp_path):
         SMALL.replace("global_batch = 16", "global_batch = 4096")
         + trial("mpi", "mpi").replace("= 2", "= 4096").replace("oversubscribe = true", "")
     )
-    assert "4096" in complaint(paceline("run", spec), 3)
+    assert "4096" in complaint(paceline.main("run", spec), 3)
 
 
 @pytest.mark.parametrize("command", ["compare", "report"])
 def test_directory_that_is_no_run(paceline, tmp_path, command):
-    assert "expected a run directory" in complaint(paceline(command, tmp_path), 4)
+    assert "expected a run directory" in complaint(paceline.main(command, tmp_path), 4)
 
 
 def test_run_directory_in_use_is_not_overwritten(paceline, tmp_path):
@@ -74,14 +74,14 @@ def test_run_directory_in_use_is_not_overwritten(paceline, tmp_path):
     spec.write_text(SMALL)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("precious")
-    assert "--out" in complaint(paceline("run", spec, "--out", tmp_path / "run"), 2)
+    assert "--out" in complaint(paceline.main("run", spec, "--out", tmp_path / "run"), 2)
     assert (tmp_path / "run" / "mine.txt").read_text() == "precious"
 
 
 def test_resume_of_nothing(paceline, tmp_path):
     spec = tmp_path / "small.toml"
     spec.write_text(SMALL)
-    assert "--resume" in complaint(paceline("run", spec, "--out", "nowhere", "--resume"), 2)
+    assert "--resume" in complaint(paceline.main("run", spec, "--out", "nowhere", "--resume"), 2)
 
 
 def test_class_folder_without_an_image_is_named(paceline, tmp_path):
@@ -93,6 +93,6 @@ def test_class_folder_without_an_image_is_named(paceline, tmp_path):
 
 
 def test_help_is_no_mistake(paceline):
-    result = paceline("--help")
+    result = paceline.main("--help")
     assert result.returncode == 0
     assert "exit codes" in result.stdout

@@ -1,23 +1,23 @@
-"""The exception tree and the exit codes; knows nothing else of the package.
+"""The exception tree and the exit codes. This module imports nothing else of the package.
 
-PacelineError
-├── UsageError          2  wrong command line, wrong spec
-├── EnvironmentLacks    3  the machine or cluster lacks something the trial needs
-├── DataError           4  a photo, data set or manifest is bad or missing
-│   └── UntrustedDataError   opening it would run what a stranger wrote
-├── RankFailed          5  a rank ended otherwise than asked
-├── TimedOut            6  a wait with a limit reached it
+PacelineError           1  an internal error
+├── UsageError          2  wrong command line or wrong spec
+├── EnvironmentLacks    3  the machine or the cluster lacks something that the trial needs
+├── DataError           4  an image, a data set or a record is bad or missing
+│   └── UntrustedDataError   opening the data set would run code that it contains
+├── RankFailed          5  a rank failed or was killed
+├── TimedOut            6  a wait reached its limit
 └── NotComparable       7  the trials are not the same training
 
-A message says what was expected, what came, how to mend it, and where to look. `cli` prints it
-without a stack trace and exits with `exit_code`.
+A message says what is wrong, what was expected, what to do, and where to look. `cli` prints the
+message without a stack trace and exits with `exit_code`.
 """
 
 from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes of every Paceline command, part of the command line contract."""
+    """Exit codes of all Paceline commands. They are part of the command line contract."""
 
     OK = 0
     INTERNAL = 1
@@ -30,13 +30,33 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
     TERMINATED = 143
 
+    @property
+    def meaning(self) -> str:
+        """A few words for `paceline --help`."""
+        return _MEANINGS[self]
+
+
+# A process that ends because of a signal exits with 128 plus the number of the signal.
+_MEANINGS = {
+    ExitCode.OK: "done",
+    ExitCode.INTERNAL: "internal error",
+    ExitCode.USAGE: "wrong usage or spec",
+    ExitCode.ENVIRONMENT: "environment lacks something",
+    ExitCode.DATA: "bad data",
+    ExitCode.RANK_FAILED: "a rank failed",
+    ExitCode.TIMED_OUT: "timed out",
+    ExitCode.NOT_COMPARABLE: "not comparable",
+    ExitCode.INTERRUPTED: "interrupted (SIGINT)",
+    ExitCode.TERMINATED: "terminated (SIGTERM)",
+}
+
 
 class PacelineWarning(UserWarning):
-    """Something the user should know that does not stop the work."""
+    """A warning for the user that does not stop the work."""
 
 
 class PacelineError(Exception):
-    """Base of all errors a user can meet; the message is written for the user."""
+    """Base class of all errors that a user can meet. The message is written for the user."""
 
     exit_code: ExitCode = ExitCode.INTERNAL
 
@@ -48,19 +68,19 @@ class UsageError(PacelineError):
 
 
 class EnvironmentLacks(PacelineError):  # noqa: N818  (reads as the sentence the user sees)
-    """The machine, cluster or installation lacks something that the trial needs."""
+    """The machine, the cluster or the installation lacks something that the trial needs."""
 
     exit_code = ExitCode.ENVIRONMENT
 
 
 class DataError(PacelineError):
-    """A photo, a data set or a manifest is missing, damaged or not what it says."""
+    """An image, a data set or a record is missing, damaged, or not in the expected format."""
 
     exit_code = ExitCode.DATA
 
 
 class UntrustedDataError(DataError):
-    """Opening this data set would run code that nobody vouched for."""
+    """Opening the data set would run code that it contains, and the user did not allow that."""
 
 
 class RankFailed(PacelineError):  # noqa: N818
@@ -80,6 +100,6 @@ class TimedOut(PacelineError):  # noqa: N818
 
 
 class NotComparable(PacelineError):  # noqa: N818
-    """Trials that were to be compared are not the same training."""
+    """The trials cannot be compared, because they are not the same training."""
 
     exit_code = ExitCode.NOT_COMPARABLE

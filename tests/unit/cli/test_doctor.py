@@ -65,7 +65,7 @@ def test_memory_that_another_process_wrote_elsewhere_is_not_shared(monkeypatch):
     monkeypatch.setattr(doctor, "_ATTACH", "")
     finding = doctor._shared_memory()
     assert not finding.ok
-    assert "nothing came" in finding.why
+    assert "did not arrive" in finding.why
 
 
 def test_package_that_does_not_load_is_found_out_although_it_is_there(tmp_path, monkeypatch):

@@ -78,6 +78,14 @@ def test_strategy_without_any_measurement_says_why(shown):
     assert "long log" not in text
 
 
+def test_many_candidates_that_were_left_out_are_one_line_with_their_number(shown):
+    left_out = [LeftOut(what=f"stages {n}", reason=f"needs {n} cores") for n in range(3, 20)]
+    left_out.append(LeftOut(what="40 others", reason="max_candidates = 8", count=40))
+    text = shown(finding(left_out=tuple(left_out)))
+    assert text.count("left out") == 1
+    assert "57 candidates left out, for example stages 3: needs 3 cores" in text.replace("\n", " ")
+
+
 def test_settings_of_a_pipeline_tell_stages_micro_batches_schedule_and_cut():
     trial = make_trial_value(SEQUENTIAL).model_copy(
         update={"local_strategy": "pipeline", "pipeline": PIPELINE}

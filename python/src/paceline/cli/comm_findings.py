@@ -5,13 +5,15 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Literal
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from paceline.cli.console import plain_console
 from paceline.cli.findings import TIE, ratio_text, remarks_on, speed_text
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from paceline.plan.trial import Trial
     from paceline.tune.comm import CommFindings
     from paceline.tune.comm.messages import BinTimes
@@ -25,7 +27,7 @@ _LOSSY = (
 
 def print_comm_findings(found: CommFindings) -> None:
     """Default against best of every trial that was searched, then what was left alone."""
-    console = Console()
+    console = plain_console()
     findings = found.findings.found
     searched = [finding for finding in findings if finding.candidates]
     for finding in searched:
@@ -37,7 +39,7 @@ def print_comm_findings(found: CommFindings) -> None:
         lines += remarks_on(finding, f"{finding.subject.workload} {finding.subject.name}")
     for line in lines:
         wrapped = textwrap.fill(line, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-        console.print(wrapped, markup=False, highlight=False)
+        console.print(wrapped)
 
 
 def communication_text(trial: Trial) -> str:
@@ -73,7 +75,7 @@ def _print_speeds(console: Console, finding: Finding) -> None:
         table.add_row(*map(Text, ("best", text, speed, ratio)))
     console.print(table)
     for line in _verdict(finding):
-        console.print(line, markup=False, highlight=False)
+        console.print(line)
 
 
 def _title(finding: Finding) -> str:

@@ -1,4 +1,4 @@
-"""What each command does; every command imports only what it needs, so that `--help` is quick."""
+"""The commands. Each imports only what it needs, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
+from paceline.cli.console import plain_console
 from paceline.errors import DataError, ExitCode
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
@@ -167,7 +167,7 @@ def data_synth(arguments: argparse.Namespace) -> int:
     from paceline.cli.progress import data_progress
     from paceline.data.synth import synthesise
 
-    with data_progress("photos") as progress:
+    with data_progress("images") as progress:
         synthesise(arguments.out_dir, arguments.preset, arguments.images, arguments.seed, progress)
     print(arguments.out_dir)
     return ExitCode.OK
@@ -177,7 +177,7 @@ def data_ingest(arguments: argparse.Namespace) -> int:
     from paceline.cli.progress import data_progress
     from paceline.data.ingest import ingest
 
-    with data_progress("photos") as progress:
+    with data_progress("images") as progress:
         manifest = ingest(
             arguments.photos_dir,
             arguments.out_dataset,
@@ -214,7 +214,7 @@ def doctor(arguments: argparse.Namespace) -> int:
             table.add_column(column, overflow="fold")
         for finding in findings:
             table.add_row("ok" if finding.ok else "--", finding.what, finding.found, finding.why)
-        Console().print(table)
+        plain_console().print(table)
     return ExitCode.OK if all(f.ok for f in findings) else ExitCode.ENVIRONMENT
 
 
@@ -249,7 +249,7 @@ def _print_table(files: RunFiles) -> None:
 
     comparison = compare_run(files)
     write_json(files.comparison, comparison.to_json())
-    console = Console()
+    console = plain_console()
     console.print(comparison_view(comparison, console.width))
 
 

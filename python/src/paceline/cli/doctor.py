@@ -1,4 +1,4 @@
-"""`paceline doctor`: what is in use here and why, and how to get what is missing."""
+"""`paceline doctor`: examine what this machine has, and say how to get what is missing."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from paceline.host.tools import (
 )
 
 # Tensors of two trials of the largest workload (VGG16: weights and gradient, 537 MB each) and its
-# photos.
+# images.
 _WANTED_DISK_BYTES = 4_000_000_000
-# What a rank does to see the memory of another (paceline.data.node).
+# The way in which a rank maps the memory of another rank (paceline.data.node).
 _ATTACH = """
 import mmap, sys
 with open(sys.argv[1], "r+b") as file, mmap.mmap(file.fileno(), 4) as memory:
@@ -40,7 +40,7 @@ _ATTACH_LIMIT_S = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing looked at; `why` says where it was found, or how to get it."""
+    """The result of one examination; `why` says where it was found, or how to get it."""
 
     what: str
     ok: bool
@@ -52,7 +52,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Look at everything that a trial may need; changes nothing."""
+    """Examine everything that a trial may need. This changes nothing."""
     facts = machine_facts()
     return [
         _machine(facts),
@@ -87,15 +87,15 @@ def _numa(numa_cores: Mapping[str, Sequence[int]]) -> Finding:
         what="NUMA nodes",
         ok=True,
         found=f"{len(sizes)} of {', '.join(map(str, sizes))} cores" if sizes else "unknown",
-        why="a rank's cores are on one, where they fit"
+        why="the cores of a rank are on one node if they fit"
         if sizes
-        else "the kernel does not say; cores are dealt out in the order of their numbers",
+        else "the kernel does not report them; cores are allocated in the order of their numbers",
     )
 
 
 def _gpus(models: Sequence[str], cuda: str | None) -> Finding:
     if not models:
-        return Finding(what="GPUs", ok=True, found="none", why='so device = "cpu" only')
+        return Finding(what="GPUs", ok=True, found="none", why='only device = "cpu" works')
     return Finding(
         what="GPUs",
         ok=cuda is not None,
@@ -108,7 +108,7 @@ def _gpus(models: Sequence[str], cuda: str | None) -> Finding:
 
 
 def _shared_memory() -> Finding:
-    """Whether one process sees memory of another, which the strategies within a node want."""
+    """Check that one process can map the memory of another; local strategies need it."""
     fault = None
     descriptor = -1
     try:
@@ -119,7 +119,7 @@ def _shared_memory() -> Finding:
             capture_output=True, text=True, timeout=_ATTACH_LIMIT_S, check=True,
         )  # fmt: skip
         if os.pread(descriptor, 4, 0) != b"seen":
-            fault = "another process wrote to it, and nothing came"
+            fault = "what another process wrote did not arrive"
     except subprocess.CalledProcessError as error:
         fault = error.stderr.strip().rpartition("\n")[2]
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -131,7 +131,7 @@ def _shared_memory() -> Finding:
         what="shared memory",
         ok=fault is None,
         found="works" if fault is None else "fails",
-        why="processes of a node average gradients and hand on activations in it"
+        why="processes of a node exchange gradients and activations through it"
         if fault is None
         else f"{fault}; processes must run as one user, see each other in /proc and have "
         "memfd_create; without it pipelines cannot run, and processes need transport gloo or mpi",
@@ -158,7 +158,7 @@ def _python() -> Finding:
     if not there:
         why = "run ./pacelinew setup to install torch, petastorm and pyarrow"
     elif fault is not None:
-        why = f"torch {versions['torch']} does not load: {fault}; install it anew"
+        why = f"torch {versions['torch']} cannot be imported: {fault}; reinstall it"
     else:
         why = ", ".join(f"{name} {versions[name]}" for name in needed)
     return Finding(
@@ -170,7 +170,7 @@ def _python() -> Finding:
 
 
 def _import_fault(module: str) -> str | None:
-    """Why `module` cannot be imported: that its files lie there does not mean that it loads."""
+    """Import `module` in a new process and return its error: installed files may fail to load."""
     try:
         ended = subprocess.run(
             [sys.executable, "-c", f"import {module}"],
@@ -198,7 +198,7 @@ def _mpi4py() -> Finding:
         what="mpi4py",
         ok=mismatch is None,
         found=package_versions().get("mpi4py", "missing"),
-        why=mismatch or "loads the MPI that mpirun belongs to",
+        why=mismatch or "loads the same MPI library as mpirun",
     )
 
 
@@ -210,6 +210,6 @@ def _disk() -> Finding:
         what="disk",
         ok=free >= _WANTED_DISK_BYTES,
         found=f"{free / 1e9:.0f} GB free",
-        why=f"data sets are kept in {cache}; about {_WANTED_DISK_BYTES / 1e9:.0f} GB are wanted "
+        why=f"data sets are kept in {cache}; about {_WANTED_DISK_BYTES / 1e9:.0f} GB are needed "
         f"there and in {Path.cwd()}; set PACELINE_CACHE to use another disk",
     )

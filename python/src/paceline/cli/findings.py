@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from paceline.cli.console import plain_console
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.analysis.statistics import Interval
     from paceline.plan.trial import Trial
     from paceline.tune.findings import Finding, Findings
     from paceline.tune.session import SearchPlan
+    from paceline.tune.spaces import LeftOut
 
 LEGEND = "k replicas, s stages, t threads each, m micro-batches; cut before these layers"
 TIE = "tie, slower: the best may be no faster (95 % interval), so the default is kept"
@@ -22,7 +26,7 @@ _COLUMNS = ("strategy", "", "settings", "images/s", "best/default")
 
 def print_findings(findings: Findings) -> None:
     """A table a workload on standard output: the default and the best of each strategy."""
-    console = Console()
+    console = plain_console()
     for number, workload in enumerate(findings.workloads):
         if number:
             console.print()
@@ -35,9 +39,9 @@ def print_findings(findings: Findings) -> None:
             for row in _rows(found, fastest=found is best):
                 table.add_row(*map(Text, row))
         console.print(table)
-        console.print(LEGEND, markup=False, highlight=False)
+        console.print(LEGEND)
         for line in _remarks(ours):
-            console.print(line, markup=False, highlight=False)
+            console.print(line)
 
 
 def print_search_plan(plan: SearchPlan) -> None:
@@ -132,11 +136,23 @@ def ratio_text(found: Finding) -> str:
 
 def remarks_on(found: Finding, name: str) -> list[str]:
     """A line for all that a reader should know of it, each beginning with `name`."""
-    lines = [f"{name}: left out: {out.what}: {out.reason}" for out in found.left_out]
+    lines = [f"{name}: {line}" for line in _left_out(found.left_out)]
     lines += [f"{name}: failed: {_first_line(f)}" for f in found.failures.values()]
     if found.cut_short:
         lines.append(f"{name}: the time was spent; --resume goes on")
     return lines
+
+
+def _left_out(left_out: Sequence[LeftOut]) -> list[str]:
+    """Name what was left out; of several entries, give the count and the first one."""
+    if not left_out:
+        return []
+    first = left_out[0]
+    if len(left_out) == 1:
+        return [f"left out: {first.what}: {first.reason}"]
+    count = sum(each.count for each in left_out)
+    example = f"{first.what}: {first.reason}"
+    return [f"{count} candidates left out, for example {example} (`paceline plan` lists all)"]
 
 
 def _first_line(text: str) -> str:

@@ -1,28 +1,23 @@
-"""`paceline lab …`: a cluster on this machine, for trying things out and for tests."""
+"""`paceline lab …`: a cluster of simulated hosts on this machine, for trials and tests."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
-import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli.signals import SIGNAL_BASE
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
-
     from paceline.lab.record import LabRecord
     from paceline.lab.session import Lab
 
 _DEFAULT_NAME = "lab"
-_SIGNAL_BASE = 128  # of a shell's exit status for a command that a signal ended
 
 
 def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,11 +26,11 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     actions = lab.add_subparsers(title="actions", metavar="ACTION", required=True)
     _add_up(actions)
     down = actions.add_parser(
-        "down", help="remove a lab with everything in it, and what killed ones have left"
+        "down", help="remove a lab with everything in it, and the remains of killed labs"
     )
     _add_name(down)
     down.set_defaults(command=_down)
-    listed = actions.add_parser("list", help="the labs of this machine")
+    listed = actions.add_parser("list", help="list the labs of this machine")
     listed.add_argument("--json", action="store_true")
     listed.set_defaults(command=_list)
     run = actions.add_parser("exec", help="run a command on a host")
@@ -46,7 +41,8 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_host(cut)
     cut.add_argument(
         "--at", choices=("cable", "switch"), default="cable",
-        help="the host's own end, or the other, which it cannot see (default: cable)",
+        help="the host's end of the link, or the switch's, which the host cannot see "
+        "(default: cable)",
     )  # fmt: skip
     cut.set_defaults(command=_cut)
     mend = actions.add_parser("mend", help="bring a host's link up again")
@@ -64,20 +60,26 @@ def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     up.add_argument("--hosts", type=int, default=2, metavar="N", help="default: 2")
     up.add_argument(
-        "--cores", type=int, metavar="N", help="of each host, its own; default: all share all"
+        "--cores",
+        type=int,
+        metavar="N",
+        help="exclusive cores of each host; default: all hosts share all cores",
     )
     up.add_argument(
-        "--slots", type=int, metavar="N", help="ranks a host offers; default: as many as cores"
+        "--slots",
+        type=int,
+        metavar="N",
+        help="ranks that a host offers; default: the number of its cores",
     )
     up.add_argument(
         "--bandwidth", metavar="RATE", help='of each link: "1gbit", "100mbit"; default: unlimited'
     )
-    up.add_argument("--no-spark", action="store_true", help="without Spark's master and workers")
-    up.add_argument("--logs", type=Path, metavar="DIR", help="keep Spark's logs there")
+    up.add_argument("--no-spark", action="store_true", help="do not start Spark")
+    up.add_argument("--logs", type=Path, metavar="DIR", help="keep the logs of Spark in DIR")
     up.add_argument(
         "--exec", metavar="COMMAND", dest="shell_line",
-        help="run a shell's command line on the first host, then remove the lab; "
-        "exits as the command does",
+        help="run a shell command on the first host, then remove the lab; "
+        "the exit code is the command's",
     )  # fmt: skip
     _add_name(up)
     up.set_defaults(command=_up)
@@ -85,13 +87,13 @@ def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--name", default=_DEFAULT_NAME, help=f"of the lab (default: {_DEFAULT_NAME})"
+        "--name", default=_DEFAULT_NAME, help=f"name of the lab (default: {_DEFAULT_NAME})"
     )
 
 
 def _add_host(parser: argparse.ArgumentParser) -> None:
     _add_name(parser)
-    parser.add_argument("host", metavar="HOST", help="its number, from 0, or its name")
+    parser.add_argument("host", metavar="HOST", help="number of the host, from 0, or its name")
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -105,28 +107,27 @@ def _up(arguments: argparse.Namespace) -> int:
         spark=not arguments.no_spark,
     )
     lab = Lab(settings, name=arguments.name, logs=arguments.logs)
-    with _signals_raise():
-        try:
-            for name in lab.make():
-                _say(f"removed what was left of lab {name}, whose maker was killed")
-            if arguments.shell_line is None:
-                lab.leave()
-            else:
-                _say(_described(lab.record))
-                return _run_on_first(lab, arguments.shell_line)
-        except BaseException:
+    try:
+        for name in lab.make():
+            _say_abandoned(name)
+        if arguments.shell_line is None:
+            lab.leave()
+        else:
+            _say(_described(lab.record))
+            return _run_on_first(lab, arguments.shell_line)
+    except BaseException:
+        lab.close()
+        raise
+    finally:
+        if arguments.shell_line is not None:
             lab.close()
-            raise
-        finally:
-            if arguments.shell_line is not None:
-                lab.close()
     print(_described(lab.record))
     return ExitCode.OK
 
 
 def _run_on_first(lab: Lab, shell_line: str) -> int:
     status = subprocess.call(lab.hosts[0].command("sh", "-c", shell_line))
-    return status if status >= 0 else _SIGNAL_BASE - status
+    return status if status >= 0 else SIGNAL_BASE - status
 
 
 def _down(arguments: argparse.Namespace) -> int:
@@ -139,7 +140,7 @@ def _down(arguments: argparse.Namespace) -> int:
     with registry.locked():
         abandoned = remove_abandoned(registry)
     for name in abandoned:
-        _say(f"removed what was left of lab {name}, whose maker was killed")
+        _say_abandoned(name)
     if there_was:
         _say(f"lab {arguments.name} is removed")
     else:
@@ -171,7 +172,7 @@ def _exec(arguments: argparse.Namespace) -> int:
     record = _existing(arguments.name)
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
     status = subprocess.call(record.host(arguments.host).command(*words))
-    return status if status >= 0 else _SIGNAL_BASE - status
+    return status if status >= 0 else SIGNAL_BASE - status
 
 
 def _cut(arguments: argparse.Namespace) -> int:
@@ -251,21 +252,8 @@ def _json(name: str, record: LabRecord | None, state: str) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Who is asked to end, or loses the terminal, removes the lab first."""
-    heard = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    before = [(number, signal.signal(number, _raise_exit)) for number in heard]  # not under nohup
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
-
-
-def _raise_exit(number: int, frame: FrameType | None) -> None:
-    del frame
-    raise SystemExit(_SIGNAL_BASE + number)
+def _say_abandoned(name: str) -> None:
+    _say(f"removed the remains of lab {name}, whose process was killed")
 
 
 def _say(text: str) -> None:

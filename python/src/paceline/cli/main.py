@@ -1,16 +1,18 @@
-"""The argument parser, and the one place where errors become exit codes."""
+"""The argument parser, and the only place that turns errors into exit codes."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+import textwrap
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from paceline import __version__
 from paceline.cli import commands, lab, monitor, render, watch
+from paceline.cli.signals import EndedBySignal, signals_raise
 from paceline.errors import ExitCode, PacelineError, PacelineWarning
 from paceline.spec import WORKLOADS
 from paceline.telemetry import sidecar
@@ -18,32 +20,54 @@ from paceline.telemetry import sidecar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_EPILOG = """\
-exit codes: 0 done, 2 wrong usage or spec, 3 environment lacks something, 4 bad data,
-5 a rank failed, 6 timed out, 7 not comparable, 130 interrupted
+# Set to 1, it makes Python show the stack trace of an error of the operating system.
+_TRACEBACK_VARIABLE = "PACELINE_TRACEBACK"
 
-start with: paceline run quickstart
-"""
+
+def _epilog() -> str:
+    codes = ", ".join(f"{code:d} {code.meaning}" for code in ExitCode)
+    return f"{textwrap.fill(f'exit codes: {codes}', 80)}\n\nstart with: paceline run quickstart\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; no stack trace for a user's mistake."""
+    """Run one command and return its exit code. A user's mistake shows no stack trace."""
     warnings.showwarning = _show_warning
     arguments = _parser().parse_args(argv)
     try:
-        code: int = arguments.command(arguments) or ExitCode.OK
+        with signals_raise():
+            code: int = arguments.command(arguments) or ExitCode.OK
+        sys.stdout.flush()  # here a closed pipe is handled, at the exit of Python it is not
     except PacelineError as error:
         _say(f"paceline: {error}")
         return error.exit_code
     except KeyboardInterrupt:
         _say("paceline: interrupted")
         return ExitCode.INTERRUPTED
+    except EndedBySignal as error:
+        _say(f"paceline: ended by {error.name}")
+        raise
     except BrokenPipeError:
-        # The reader of our output has gone (`paceline compare … | head`): nothing more to say,
-        # and the interpreter must not try to flush again at exit.
+        # The reader of our output has ended (`paceline compare … | head`). The interpreter must
+        # not flush to the closed pipe again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
+    except OSError as error:
+        if os.environ.get(_TRACEBACK_VARIABLE) == "1":
+            raise
+        _say(f"paceline: {_os_error_message(error)}")
+        return ExitCode.ENVIRONMENT
     return code
+
+
+def _os_error_message(error: OSError) -> str:
+    """Say which file the operating system refused, and why."""
+    places = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    reason = error.strerror or str(error) or type(error).__name__
+    return (
+        f"{': '.join([*places, reason])}. Expected the operating system to allow this; check the "
+        f"permissions, the free space and the limits (ulimit -a). {_TRACEBACK_VARIABLE}=1 shows "
+        "where it happened."
+    )
 
 
 def _say(text: str) -> None:
@@ -58,7 +82,7 @@ def _show_warning(
     file: TextIO | None = None,  # noqa: ARG001
     line: str | None = None,  # noqa: ARG001
 ) -> None:
-    # Other people's warnings mean nothing to our user; python -W error still shows them.
+    # Warnings of libraries do not help the user; python -W error still shows them.
     if issubclass(category, PacelineWarning):
         _say(f"paceline: warning: {message}")
 
@@ -66,9 +90,9 @@ def _show_warning(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="paceline",
-        description="Which way of distributing this training is fastest here, by how much, and "
-        "why?",
-        epilog=_EPILOG,
+        description="Find the fastest configuration for distributing a training on these "
+        "machines: by how much, and why.",
+        epilog=_epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
@@ -91,9 +115,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_run(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run = verbs.add_parser("run", help="run an experiment, print the table, write the report")
-    run.add_argument("spec", metavar="SPEC", help="a TOML file, or a shipped experiment's name")
+    run.add_argument(
+        "spec", metavar="SPEC", help="a TOML file, or the name of a shipped experiment"
+    )
     run.add_argument("--out", type=Path, metavar="RUN_DIR", help="default: runs/NAME-DATE-TIME")
-    run.add_argument("--resume", action="store_true", help="complete the run in RUN_DIR")
+    run.add_argument(
+        "--resume", action="store_true", help="run only what RUN_DIR has no outcome of"
+    )
     run.set_defaults(command=commands.run)
 
 
@@ -108,24 +136,26 @@ def _add_tune(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     tune = verbs.add_parser("tune", help="find the fastest settings by short trials")
     actions = tune.add_subparsers(title="actions", metavar="ACTION", required=True)
     local = actions.add_parser(
-        "local", help="of each local strategy on this node; writes a spec with the winners"
+        "local", help="tune each local strategy on this node; write a spec with the winners"
     )
     _add_search(local, "NAME-tune")
     local.set_defaults(command=commands.tune_local)
     comm = actions.add_parser(
         "comm",
-        help="how the gradients of each trial with peers travel; writes a spec with the winners",
+        help="tune the gradient communication of each trial; write a spec with the winners",
     )
     _add_search(comm, "NAME-tune-comm")
     comm.set_defaults(command=commands.tune_comm)
 
 
 def _add_search(search: argparse.ArgumentParser, name: str) -> None:
-    search.add_argument("spec", metavar="SPEC", help="a TOML file, or a shipped experiment's name")
-    search.add_argument("--out", type=Path, metavar="DIR", help=f"default: runs/{name}-DATE-TIME")
-    search.add_argument("--resume", action="store_true", help="go on with the search in DIR")
     search.add_argument(
-        "--budget", type=_seconds, metavar="SECONDS", help="start no short trial later than that"
+        "spec", metavar="SPEC", help="a TOML file, or the name of a shipped experiment"
+    )
+    search.add_argument("--out", type=Path, metavar="DIR", help=f"default: runs/{name}-DATE-TIME")
+    search.add_argument("--resume", action="store_true", help="continue the search in DIR")
+    search.add_argument(
+        "--budget", type=_seconds, metavar="SECONDS", help="start no short trial after this time"
     )
 
 
@@ -144,18 +174,18 @@ def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _add_profile(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    profile = verbs.add_parser("profile", help="show where a run's communication time goes")
+    profile = verbs.add_parser("profile", help="show the communication time of a run by cause")
     profile.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    profile.add_argument("--trial", metavar="ID", help="this trial alone, in detail")
+    profile.add_argument("--trial", metavar="ID", help="show only this trial, in detail")
     profile.add_argument("--json", action="store_true")
     profile.add_argument(
-        "--trace", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev as well"
+        "--trace", type=Path, metavar="FILE", help="also write a trace for ui.perfetto.dev"
     )
     profile.set_defaults(command=commands.profile)
 
 
 def _add_report(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    report = verbs.add_parser("report", help="write a run's report, one HTML file")
+    report = verbs.add_parser("report", help="write the report of a run, one HTML file")
     report.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     report.add_argument("-o", "--output", type=Path, metavar="FILE.html")
     report.set_defaults(command=commands.report)
@@ -165,33 +195,33 @@ def _add_data(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     data = verbs.add_parser("data", help="make, ingest and inspect data sets")
     actions = data.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    synth = actions.add_parser("synth", help="make photos in class folders")
+    synth = actions.add_parser("synth", help="make images in class folders")
     synth.add_argument("out_dir", type=Path, metavar="OUT_DIR")
     synth.add_argument("--preset", choices=sorted(WORKLOADS), required=True)
-    synth.add_argument("--images", type=int, metavar="N", help="default: the preset's")
+    synth.add_argument("--images", type=int, metavar="N", help="default: the number of the preset")
     synth.add_argument("--seed", type=int, default=1, metavar="S")
     synth.set_defaults(command=commands.data_synth)
 
-    ingest = actions.add_parser("ingest", help="class folders of photos -> Petastorm data set")
+    ingest = actions.add_parser("ingest", help="class folders of images -> Petastorm data set")
     ingest.add_argument("photos_dir", type=Path, metavar="PHOTOS_DIR")
     ingest.add_argument("out_dataset", type=Path, metavar="OUT_DATASET")
     ingest.add_argument("--on-bad-image", choices=("fail", "skip"), default="fail")
     ingest.add_argument("--seed", type=int, default=1, metavar="S", help="order of the samples")
     ingest.set_defaults(command=commands.data_ingest)
 
-    inspect = actions.add_parser("inspect", help="what a data set holds, checksums verified")
+    inspect = actions.add_parser("inspect", help="show the contents of a data set")
     inspect.add_argument("dataset", type=Path, metavar="DATASET")
     inspect.add_argument("--json", action="store_true")
     inspect.set_defaults(command=commands.data_inspect)
 
 
 def _add_doctor(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    doctor = verbs.add_parser("doctor", help="what this machine has, and what is missing")
+    doctor = verbs.add_parser("doctor", help="show what this machine has, and what is missing")
     doctor.add_argument("--json", action="store_true")
     doctor.set_defaults(command=commands.doctor)
 
 
 def _add_sidecar(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = verbs.add_parser("sidecar", help="sample this host and some processes")
+    parser = verbs.add_parser("sidecar", help="sample the resources of this host and of processes")
     sidecar.add_arguments(parser)
     parser.set_defaults(command=commands.run_sidecar)

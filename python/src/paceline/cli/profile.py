@@ -6,10 +6,9 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from paceline.analysis.communication import SCHEMA, trial_communication
 from paceline.analysis.reading import load_run, load_trial
+from paceline.cli.console import plain_console
 from paceline.errors import DataError, UsageError
 from paceline.report.profile import overview, profile_view
 from paceline.report.trace import write_trace
@@ -46,7 +45,7 @@ def _show(profiles: list[TrialCommunication], as_json: bool) -> None:
         json.dump(document, sys.stdout, indent=1)
         print()
         return
-    console = Console()
+    console = plain_console()
     if len(profiles) == 1:
         console.print(profile_view(profiles[0]))
         return

@@ -1,4 +1,4 @@
-"""Progress on standard error: a live bar on a terminal, one line a trial elsewhere."""
+"""Progress on standard error: a live bar on a terminal, otherwise one line per trial."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
@@ -17,6 +16,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.text import Text
+
+from paceline.cli.console import plain_console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ _POLL_S = 0.5
 
 
 class _CountColumn(ProgressColumn):
-    """`12/24 steps`, or nothing while the total is not known."""
+    """Show `12/24 steps`, or nothing while the total is unknown."""
 
     def render(self, task: Task) -> Text:
         if task.total is None:
@@ -40,12 +41,12 @@ class _CountColumn(ProgressColumn):
 
 
 class ConsoleProgress:
-    """Shows the runner's progress; the step counter is read from rank 0's own records."""
+    """Show the runner's progress. The step counter is read from the records of rank 0."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        self._console = plain_console(stderr=True)
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             _CountColumn(),
             TimeElapsedColumn(),
@@ -73,11 +74,11 @@ class ConsoleProgress:
         self._label = text
         self._start(text, total=None, unit="")
         if not self._console.is_terminal:
-            self._console.print(text, highlight=False)
+            self._console.print(text)
 
     def data(self, done: int, total: int) -> None:
         if self._task is not None:
-            self._bar.update(self._task, completed=done, total=total, unit="photos")
+            self._bar.update(self._task, completed=done, total=total, unit="images")
 
     def trial_started(self, trial: Trial, files: TrialFiles, number: int, of: int) -> None:
         self._label = f"[{number}/{of}] {trial.id}"
@@ -91,9 +92,7 @@ class ConsoleProgress:
         seconds = outcome.ended_unix_s - outcome.launched_unix_s
         self._console.print(
             f"{self._label}  {outcome.status}  {seconds:.1f} s",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,  # a trial a line, for whoever searches the log
+            soft_wrap=True,  # one line per trial, so that a log can be searched
         )
 
     def _steps(self, done: int) -> None:
@@ -103,8 +102,7 @@ class ConsoleProgress:
     def _start(self, description: str, total: int | None, unit: str) -> None:
         if self._task is not None:
             self._bar.remove_task(self._task)
-        # rich reads [..] as markup
-        self._task = self._bar.add_task(description.replace("[", r"\["), total=total, unit=unit)
+        self._task = self._bar.add_task(description, total=total, unit=unit)
 
     def _stop_watcher(self) -> None:
         if self._watcher is not None:
@@ -113,7 +111,7 @@ class ConsoleProgress:
 
 
 class _StepWatcher(threading.Thread):
-    """Counts the rows of a growing file twice a second."""
+    """Count the rows of a growing file twice a second."""
 
     def __init__(self, path: Path, report: Callable[[int], None]) -> None:
         super().__init__(daemon=True, name="step-watcher")
@@ -129,7 +127,7 @@ class _StepWatcher(threading.Thread):
                     file.seek(offset)
                     new = file.read()
             except FileNotFoundError:
-                continue  # the rank has not got that far
+                continue  # the rank has not written a step yet
             rows += new.count(b"\n")
             offset += len(new)
             self._report(rows)
@@ -141,12 +139,12 @@ class _StepWatcher(threading.Thread):
 
 @contextmanager
 def data_progress(unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for work on photos; yields `report(done, total)`."""
+    """Show a bar for work on images; yield `report(done, total)`."""
     bar = Progress(
         BarColumn(bar_width=30),
         _CountColumn(),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=plain_console(stderr=True),
         transient=True,
     )
     with bar:

@@ -1,4 +1,4 @@
-"""`paceline render`: a spec's trials as files for Slurm or Kubernetes, to be handed in by hand."""
+"""`paceline render`: write the trials of a spec as files for Slurm or Kubernetes."""
 
 from __future__ import annotations
 
@@ -19,39 +19,51 @@ if TYPE_CHECKING:
 
 def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
-    render = verbs.add_parser("render", help="write a spec's trials as jobs of a scheduler")
+    render = verbs.add_parser("render", help="write the trials of a spec as jobs of a scheduler")
     kinds = render.add_subparsers(title="schedulers", metavar="SCHEDULER", required=True)
-    slurm = kinds.add_parser("slurm", help="sbatch files; nothing is submitted")
+    slurm = kinds.add_parser("slurm", help="write sbatch files; submit nothing")
     _add_common(slurm, "NAME-slurm")
-    slurm.add_argument("--python", metavar="PATH", help="on the nodes (default: this one)")
+    slurm.add_argument("--python", metavar="PATH", help="Python on the nodes (default: this one)")
     slurm.set_defaults(command=_slurm)
     kubernetes = kinds.add_parser(
-        "kubernetes", help="SparkApplication, MPIJob and Job; nothing is applied"
+        "kubernetes", help="write SparkApplication, MPIJob and Job objects; apply nothing"
     )
     _add_common(kubernetes, "NAME-kubernetes")
     kubernetes.add_argument(
         "--claim", default="paceline", metavar="NAME", help="PersistentVolumeClaim of /shared"
     )
     kubernetes.add_argument(
-        "--registry", default="", metavar="PREFIX", help="of the images, with its slash"
+        "--registry",
+        default="",
+        metavar="PREFIX",
+        help="registry of the container images, ending in a slash",
     )
     kubernetes.add_argument("--namespace", metavar="NAME")
     kubernetes.add_argument("--service-account", default="spark", metavar="NAME")
     kubernetes.add_argument(
-        "--memory-gib", type=_positive, default=4.0, metavar="GIB", help="a rank (default: 4)"
+        "--memory-gib",
+        type=_positive,
+        default=4.0,
+        metavar="GIB",
+        help="memory of a rank (default: 4)",
     )
     kubernetes.set_defaults(command=_kubernetes)
 
 
 def _add_common(parser: argparse.ArgumentParser, out: str) -> None:
-    parser.add_argument("spec", metavar="SPEC", help="a TOML file, or a shipped experiment's name")
+    parser.add_argument(
+        "spec", metavar="SPEC", help="a TOML file, or the name of a shipped experiment"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: {out}")
     parser.add_argument(
-        "--data-dir", metavar="DIR", help="on the nodes; a data set in it for each workload"
+        "--data-dir", metavar="DIR", help="folder on the nodes with a data set for each workload"
     )
-    parser.add_argument("--run-dir", metavar="RUN_DIR", help="on the nodes")
+    parser.add_argument("--run-dir", metavar="RUN_DIR", help="run directory on the nodes")
     parser.add_argument(
-        "--cores", type=_cores, metavar="N", help="of a node, for `auto` (default: of this one)"
+        "--cores",
+        type=_cores,
+        metavar="N",
+        help="cores of a node, for `auto` (default: those of this machine)",
     )
 
 
@@ -84,8 +96,8 @@ def _slurm(arguments: argparse.Namespace) -> int:
     for dataset in sorted({settings.places.dataset(trial) for trial in trials}):
         if not Path(dataset).exists():
             print(
-                f"paceline: note: {dataset} is not there yet; `paceline data synth` and `paceline "
-                "data ingest` make it, on storage that all nodes share (--data-dir)",
+                f"paceline: note: {dataset} does not exist yet; make it with `paceline data "
+                "synth` and `paceline data ingest` on storage that all nodes share (--data-dir)",
                 file=sys.stderr,
             )
     out = arguments.out or Path(f"{experiment.name}-slurm")
@@ -122,8 +134,8 @@ def _planned(arguments: argparse.Namespace) -> tuple[Experiment, list[Trial]]:
     searched = [t for t in experiment.trials if t.local_strategy == "best"]
     if searched:
         raise UsageError(
-            f'{arguments.spec}: local_strategy "best" is found by a search; run `paceline tune '
-            "local SPEC` on a node first, and render the tuned.toml that it writes"
+            f'{arguments.spec}: local_strategy "best" needs a search; run `paceline tune local '
+            "SPEC` on a node first, and render the tuned.toml that it writes"
         )
     datasets = {str(w.name): str(expected_dataset(experiment, w)) for w in experiment.workloads}
     return experiment, plan_trials(experiment, datasets, arguments.cores or usable_cores())
@@ -135,7 +147,7 @@ def _write(out: Path, rendered: Sequence[Rendered], left_out: Sequence[LeftOut])
     for each in left_out:
         print(f"paceline: left out {each.configuration}: {each.reason}", file=sys.stderr)
     if not rendered:
-        raise UsageError("expected a trial that can be rendered, there is none")
+        raise UsageError("expected at least one trial that can be rendered, the spec has none")
     for file in rendered:
         write_text(out / file.name, file.text)
         print(out / file.name)

@@ -1,4 +1,4 @@
-"""`paceline watch`: a run as it goes, for people without a browser."""
+"""`paceline watch`: show a running run in the terminal."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _LEAST_INTERVAL_S, _MOST_INTERVAL_S = 0.2, 60.0
 
 def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
-    watch = verbs.add_parser("watch", help="show a run as it goes, in this terminal")
+    watch = verbs.add_parser("watch", help="show a running run in this terminal")
     watch.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    watch.add_argument("--once", action="store_true", help="as it is now, and no more")
+    watch.add_argument("--once", action="store_true", help="print once and exit")
     watch.add_argument(
         "--interval", type=_seconds, default=1.0, metavar="SECONDS", help="default: 1"
     )
@@ -31,18 +31,17 @@ def _seconds(text: str) -> float:
 
 
 def _watch(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
+    from paceline.cli.console import plain_console
     from paceline.monitor.watch import watch
     from paceline.records.layout import RunFiles
 
     try:
         watch(
             RunFiles(arguments.run_dir),
-            Console(),
+            plain_console(),
             once=arguments.once,
             interval_s=arguments.interval,
         )
     except KeyboardInterrupt:
-        return ExitCode.OK  # the usual way to stop looking
+        return ExitCode.OK  # the usual way to stop watching
     return ExitCode.OK

@@ -27,10 +27,11 @@ _PLACE = re.compile(r"(?s).*?(?:trials\[\d+\](?:, workload [\w-]+)?|workload [\w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """What is not searched."""
+    """Candidates that are not searched, and why."""
 
     what: str
     reason: str
+    count: int = 1
 
     def to_json(self) -> dict[str, str]:
         return {"what": self.what, "reason": self.reason}
@@ -100,6 +101,7 @@ def space_of(
             LeftOut(
                 what=f"{len(accepted) - len(chosen)} others",
                 reason=f"max_candidates = {settings.max_candidates}; drawn from the seed",
+                count=len(accepted) - len(chosen),
             )
         )
     return Space(

@@ -1,0 +1,122 @@
+"""Errors become messages and exit codes in `main`; signals end a command in order."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline.cli import commands, main
+from paceline.cli.console import plain_console
+from paceline.cli.doctor import Finding
+from paceline.cli.signals import signals_raise
+from paceline.errors import DataError, ExitCode
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], int]:
+    """Run `paceline doctor` with another body."""
+
+    def run(body: Callable[[], object]) -> int:
+        def doctor(_: Namespace) -> object:
+            return body()
+
+        monkeypatch.setattr(commands, "doctor", doctor)
+        return main(["doctor"])
+
+    return run
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    def body() -> object:
+        raise error
+
+    return body
+
+
+def test_error_of_the_file_system_is_a_message_with_the_file(command, capsys) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/runs/x/manifest.json")
+    assert command(raising(full)) == ExitCode.ENVIRONMENT
+    said = capsys.readouterr().err
+    assert said.startswith("paceline: /runs/x/manifest.json: No space left on device. Expected")
+    assert "free space" in said
+    assert "Traceback" not in said
+
+
+def test_error_of_the_file_system_can_show_its_stack_trace(command, monkeypatch) -> None:
+    monkeypatch.setenv("PACELINE_TRACEBACK", "1")
+    with pytest.raises(PermissionError):
+        command(raising(PermissionError(errno.EACCES, "Permission denied", "/x")))
+
+
+def test_user_error_has_its_own_exit_code(command, capsys) -> None:
+    assert command(raising(DataError("x: expected y"))) == ExitCode.DATA
+    assert capsys.readouterr().err == "paceline: x: expected y\n"
+
+
+def test_fault_of_paceline_itself_is_not_hidden(command) -> None:
+    with pytest.raises(ZeroDivisionError):
+        command(raising(ZeroDivisionError()))
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, ExitCode.TERMINATED), (signal.SIGHUP, 129)]
+)
+def test_signal_runs_the_clean_up_and_exits_with_128_plus_its_number(
+    command, capsys, number, status
+) -> None:
+    cleaned = []
+
+    def body() -> None:
+        try:
+            os.kill(os.getpid(), number)
+            signal.sigtimedwait([], 5)  # the handler runs before this returns
+        finally:
+            cleaned.append(True)
+
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as ended:
+        command(body)
+    assert ended.value.code == status
+    assert cleaned == [True]
+    assert capsys.readouterr().err == f"paceline: ended by {number.name}\n"
+    assert signal.getsignal(number) == before
+
+
+def test_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals_raise():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_every_exit_code_is_in_the_help(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for code in ExitCode:
+        assert f"{code:d} {code.meaning}" in text
+
+
+def test_brackets_and_colons_are_printed_as_they_are(capsys) -> None:
+    plain_console().print("[mpi] mpirun :warning: [/x]")
+    assert capsys.readouterr().out == "[mpi] mpirun :warning: [/x]\n"
+
+
+def test_doctor_prints_spec_keys_in_brackets(monkeypatch, capsys) -> None:
+    missing = Finding(what="[bold]MPI", ok=False, found="missing", why="set [mpi] mpirun or PATH")
+    monkeypatch.setattr("paceline.cli.doctor.examine", lambda: [missing])
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["doctor"]) == ExitCode.ENVIRONMENT
+    printed = capsys.readouterr().out
+    assert "[bold]MPI" in printed
+    assert "set [mpi] mpirun or PATH" in printed
