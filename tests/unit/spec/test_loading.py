@@ -43,10 +43,13 @@ def test_shipped_experiments_are_those_documented():
     assert {"quickstart", "lerat2022-distributed", "strategies"} <= set(shipped_experiments())
 
 
-def test_the_example_in_the_documentation_is_valid():
-    page = Path(__file__).parents[3] / "docs" / "reference" / "spec.md"
-    (example,) = re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)
-    assert parse_spec(example, "docs/reference/spec.md").name == "mine"
+@pytest.mark.parametrize("page", ["reference/spec.md", "tutorials/first-comparison.md"])
+def test_whole_specs_in_the_documentation_are_valid(page):
+    text = (Path(__file__).parents[3] / "docs" / page).read_text("utf-8")
+    specs = re.findall(r"```toml\n(schema = .*?)```", text, re.DOTALL)
+    assert specs
+    for spec in specs:
+        parse_spec(spec, page)
 
 
 def test_spec_file_is_read(tmp_path):
