@@ -39,8 +39,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--calls", type=int, default=20, help="in a round")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES_BYTES, help="bytes")
+    parser.add_argument(
+        "--mca", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="of Open MPI"
+    )
     arguments = parser.parse_args()
     mpi = [mpirun(), "-n", arguments.ranks, "--bind-to", "none", "--mca", "btl", "self,sm"]
+    for name, value in arguments.mca:
+        mpi += ["--mca", name, value]
     results = {}
     with TemporaryDirectory() as folder:
         program = compiled(Path(folder))

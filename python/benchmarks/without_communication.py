@@ -13,7 +13,7 @@ import runpy
 import sys
 from typing import Any
 
-from paceline.transports.mpi.group import MpiProcessGroup
+from paceline.transports.mpi.process_group import MpiProcessGroup
 from paceline.transports.work import PendingWork
 from paceline.worker.peers import Peers
 

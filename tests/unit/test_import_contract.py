@@ -55,7 +55,6 @@ def test_package_as_it_is_keeps_every_contract(copy: Path) -> None:
         ("analysis/new.py", "import psutil", "psutil stays"),
         ("telemetry/new.py", "import prometheus_client.core", "prometheus_client stays"),
         ("report/new.py", "import plotly.graph_objects", "plotly stays"),
-        ("tune/new.py", "import optuna", "optuna stays"),
         ("runner.py", "import paceline.tune", "imports go one way"),
     ],
 )

@@ -224,9 +224,9 @@ def main() -> None:
     torch.set_num_threads(1)
     transport, folder = sys.argv[1], Path(sys.argv[2])
     if sys.argv[3:] == ["apart"] and transport == "mpi":
-        from paceline.transports.mpi import reductions
+        from paceline.transports.mpi import all_reduce
 
-        reductions.hosts_of = lambda comm: tuple(range(comm.size))
+        all_reduce.hosts_of = lambda comm: tuple(range(comm.size))
     context = make_context(folder)
     peers = join_peers(context, make_trial(transport, context.world_size))
     with recording(folder / f"communication.{context.rank}.jsonl"):

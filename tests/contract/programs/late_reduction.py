@@ -20,17 +20,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context
 
 from paceline.errors import TimedOut
-from paceline.transports.mpi.names import Names
-from paceline.transports.mpi.reductions import Reductions
+from paceline.transports.mpi.all_reduce import AllReduce
+from paceline.transports.mpi.rank_names import RankNames
 from paceline.transports.store import open_store
 
 folder, limit_s = Path(sys.argv[2]), float(sys.argv[3])
 store = open_store(make_context(folder), 30.0)
 world = MPI.COMM_WORLD
 comm = world.Split(0, (world.rank + 1) % world.size)
-names = Names.of(comm, limit_s)
+names = RankNames.gather(comm, limit_s)
 for algorithm in sys.argv[4:]:
-    group = Reductions(
+    group = AllReduce(
         comm,
         names=names,
         store=PrefixStore(algorithm, store),

@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 import paceline.mpi  # noqa: F401  (the backend, and where the ranks meet)
 from paceline.errors import TimedOut
-from paceline.transports.mpi import leaving
+from paceline.transports.mpi import finalize
 
-leaving._PYTHON_ENDS_S = 4.0  # no machine is so busy that this program ends in 20 s only
+finalize._PYTHON_ENDS_S = 4.0  # no machine is so busy that this program ends in 20 s only
 
 
 def main() -> None:

@@ -21,10 +21,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context
 
-from paceline.transports.mpi import reductions
-from paceline.transports.mpi.algorithms import calibration, schedules
-from paceline.transports.mpi.names import Names
-from paceline.transports.mpi.reductions import Reductions
+from paceline.transports.mpi import algorithms, all_reduce, calibration
+from paceline.transports.mpi.all_reduce import AllReduce
+from paceline.transports.mpi.rank_names import RankNames
 from paceline.transports.store import open_store
 
 LIMIT_S = 30.0
@@ -43,7 +42,7 @@ def part(rank: int, length: int, dtype: type) -> np.ndarray:
     return (values + (0.0 if np.issubdtype(dtype, np.integer) else 1 / 3)).astype(dtype)
 
 
-def check(name: str, group: Reductions, length: int, dtype: type, how: int) -> tuple[int, int]:
+def check(name: str, group: AllReduce, length: int, dtype: type, how: int) -> tuple[int, int]:
     """Reduce once; returns messages and elements sent over all ranks (-1: not counted)."""
     operation, ufunc = OPERATIONS[how]
     buffer = part(WORLD.rank, length, dtype)
@@ -66,19 +65,19 @@ def check(name: str, group: Reductions, length: int, dtype: type, how: int) -> t
 def check_layout(on_hosts: tuple[int, ...], store: Store) -> dict[str, Any]:
     """What every algorithm sent, and how it describes itself."""
     hosts = [host for host, count in enumerate(on_hosts) for _ in range(count)]
-    reductions.hosts_of = lambda _: tuple(hosts.index(host) for host in hosts)
+    all_reduce.hosts_of = lambda _: tuple(hosts.index(host) for host in hosts)
     found = {}
-    for name in ("auto", "native", "hierarchical", *schedules.SCHEDULES):
-        group = Reductions(
+    for name in ("auto", "native", "hierarchical", *algorithms.ALGORITHMS):
+        group = AllReduce(
             WORLD,
-            names=Names.of(WORLD, LIMIT_S),
+            names=RankNames.gather(WORLD, LIMIT_S),
             store=PrefixStore(f"{on_hosts} {name}", store),
             limit_s=LIMIT_S,
             algorithm=name,
         )
-        whole, schedules.MESSAGE_BYTES = schedules.MESSAGE_BYTES, FLOATS_PER_MESSAGE * 4
+        whole, algorithms.MESSAGE_BYTES = algorithms.MESSAGE_BYTES, FLOATS_PER_MESSAGE * 4
         sent = {length: check(name, group, length, np.float32, 0) for length in LENGTHS}
-        schedules.MESSAGE_BYTES = whole
+        algorithms.MESSAGE_BYTES = whole
         check(name, group, LARGE, np.float32, 0)
         for dtype in DTYPES:
             for how in range(len(OPERATIONS)):
@@ -93,7 +92,7 @@ def check_layout(on_hosts: tuple[int, ...], store: Store) -> dict[str, Any]:
 def main() -> None:
     folder = Path(sys.argv[2])
     store = open_store(make_context(folder), LIMIT_S)
-    assert len(set(reductions.hosts_of(WORLD))) == 1, "all ranks are really on this host"
+    assert len(set(all_reduce.hosts_of(WORLD))) == 1, "all ranks are really on this host"
     calibration.BUDGET_S = 0.05
     for word in sys.argv[3:]:
         layout = tuple(map(int, word.split(",")))

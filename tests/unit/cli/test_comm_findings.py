@@ -7,11 +7,11 @@ from paceline.analysis.statistics import Interval
 from paceline.cli.comm_findings import communication_text, print_comm_findings
 from paceline.plan.trial import CompressionSettings
 from paceline.tune.comm import CommFindings
-from paceline.tune.comm.messages import BinTimes
+from paceline.tune.comm.message_times import BinTimes
 from paceline.tune.findings import Finding, Findings
-from paceline.tune.spaces import LeftOut, Subject
+from paceline.tune.spaces import LeftOut, Target
 
-SUBJECT = Subject(workload="tiny", name="trials[2]")
+SUBJECT = Target(workload="tiny", name="trials[2]")
 MESSAGES = (
     BinTimes(name="10^5-10^6", default_s=None, best_s=0.002),
     BinTimes(name="10^6-10^7", default_s=None, best_s=None),
@@ -35,7 +35,7 @@ def exactly(value):
 
 def finding(**changes):
     values = {
-        "subject": SUBJECT,
+        "target": SUBJECT,
         "default": default_trial(),
         "default_samples_per_s": exactly(20.0),
         "fastest": best_trial(),
@@ -58,7 +58,7 @@ def shown(capsys, monkeypatch):
         print_comm_findings(
             CommFindings(
                 findings=Findings(found=findings),
-                messages={found.subject: messages for found in findings},
+                messages={found.target: messages for found in findings},
             )
         )
         text = capsys.readouterr().out
@@ -113,7 +113,7 @@ def test_lossy_winner_is_no_longer_the_same_training(shown):
 
 def test_trials_that_were_left_alone_are_named_with_the_reason(shown):
     alone = finding(
-        subject=Subject(workload="tiny", name="trials[3]"),
+        target=Target(workload="tiny", name="trials[3]"),
         default=None, default_samples_per_s=None, fastest=None, fastest_samples_per_s=None,
         ratio=None, candidates=0,
         left_out=(LeftOut(what="all", reason="ranks share memory, " + "really " * 12),),

@@ -7,7 +7,7 @@ from paceline.analysis.statistics import Interval
 from paceline.cli.findings import print_findings, settings_text
 from paceline.plan.trial import PipelineSettings
 from paceline.tune.findings import Finding, Findings
-from paceline.tune.spaces import LeftOut, Subject
+from paceline.tune.spaces import LeftOut, Target
 
 PIPELINE = PipelineSettings(
     stages=3, micro_batches=6, schedule="gpipe", balance=None, split_points=(4, 9)
@@ -21,7 +21,7 @@ def exactly(value):
 def finding(**changes):
     default, fastest = make_trial_value(SEQUENTIAL), make_trial_value(INTRAOP)
     values = {
-        "subject": Subject(workload="tiny", name="intraop"),
+        "target": Target(workload="tiny", name="intraop"),
         "default": default,
         "default_samples_per_s": exactly(20.0),
         "fastest": fastest,

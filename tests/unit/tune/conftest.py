@@ -9,7 +9,7 @@ import pytest
 from paceline.analysis.statistics import series
 from paceline.spec.loading import parse_spec
 from paceline.tune.local.candidates import strategy_space
-from paceline.tune.measuring import Measurement
+from paceline.tune.measurement import Measurement
 from paceline.tune.spaces import short_experiment
 
 SPEC = """
@@ -24,7 +24,7 @@ local_strategy = "sequential"
 
 
 @dataclass
-class FakeBench:
+class FakeMeasurer:
     """Speeds by configuration; those that it does not know fail. Remembers what it was asked."""
 
     speeds: dict[str, float]
@@ -47,8 +47,8 @@ class FakeBench:
 
 
 @pytest.fixture
-def bench():
-    return FakeBench
+def measurer():
+    return FakeMeasurer
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ interval_s = 0.5
 """
 
 
-class Bench:
-    """In the place of TrialBench: notes what happens, and has no time for any trial."""
+class Measurer:
+    """In the place of TrialMeasurer: notes what happens, and has no time for any trial."""
 
     events: list[object]
 
@@ -44,7 +44,7 @@ class Watcher:
 
 
 def test_one_sampler_is_kept_over_all_trials_of_a_search(tmp_path, monkeypatch):
-    Bench.events = events = []
+    Measurer.events = events = []
 
     @contextmanager
     def kept(files, settings):
@@ -55,7 +55,7 @@ def test_one_sampler_is_kept_over_all_trials_of_a_search(tmp_path, monkeypatch):
             events.append("let go")
 
     monkeypatch.setattr(session, "kept_sampler", kept)
-    monkeypatch.setattr(session, "TrialBench", Bench)
+    monkeypatch.setattr(session, "TrialMeasurer", Measurer)
     monkeypatch.setattr(session, "make_datasets", lambda *_: {"tiny": tmp_path})
     monkeypatch.setattr(session, "preflight", list)
     spec = tmp_path / "search.toml"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Trial
     from paceline.tune.comm import CommFindings
-    from paceline.tune.comm.messages import BinTimes
+    from paceline.tune.comm.message_times import BinTimes
     from paceline.tune.findings import Finding
 
 _WIDTH = 80
@@ -32,11 +32,11 @@ def print_comm_findings(found: CommFindings) -> None:
     searched = [finding for finding in findings if finding.candidates]
     for finding in searched:
         _print_speeds(console, finding)
-        _print_messages(console, found.messages[finding.subject])
+        _print_messages(console, found.messages[finding.target])
         console.print()
     lines = [TIE] if any(finding.tie for finding in searched) else []
     for finding in findings:
-        lines += remarks_on(finding, f"{finding.subject.workload} {finding.subject.name}")
+        lines += remarks_on(finding, f"{finding.target.workload} {finding.target.name}")
     for line in lines:
         wrapped = textwrap.fill(line, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
         console.print(wrapped)
@@ -79,7 +79,7 @@ def _print_speeds(console: Console, finding: Finding) -> None:
 
 
 def _title(finding: Finding) -> str:
-    name = f"{finding.subject.workload} {finding.subject.name}"
+    name = f"{finding.target.workload} {finding.target.name}"
     trial = finding.default
     if trial is None:
         return name

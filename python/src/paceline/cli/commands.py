@@ -37,10 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_staged(arguments: argparse.Namespace, run_dir: Path) -> None:
     from paceline.cli.findings import print_findings
     from paceline.cli.progress import ConsoleProgress
-    from paceline.tune.staged import run_staged
+    from paceline.tune.tune_then_run import tune_and_run
 
     with ConsoleProgress() as progress:
-        findings = run_staged(arguments.spec, run_dir, resume=arguments.resume, progress=progress)
+        findings = tune_and_run(arguments.spec, run_dir, resume=arguments.resume, progress=progress)
     if findings is not None:
         print_findings(findings)
 

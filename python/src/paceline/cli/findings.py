@@ -34,7 +34,7 @@ def print_findings(findings: Findings) -> None:
         table = Table(box=None, pad_edge=False, title=workload, title_justify="left")
         for column in _COLUMNS:
             table.add_column(column, justify="right" if column == "images/s" else "left")
-        ours = [found for found in findings.found if found.subject.workload == workload]
+        ours = [found for found in findings.found if found.target.workload == workload]
         for found in ours:
             for row in _rows(found, fastest=found is best):
                 table.add_row(*map(Text, row))
@@ -46,25 +46,23 @@ def print_findings(findings: Findings) -> None:
 
 def print_search_plan(plan: SearchPlan) -> None:
     """Every candidate by workload and strategy, what is left out and why, and what comes then."""
-    scene = plan.scene
-    settings = scene.settings
+    context = plan.context
+    settings = context.settings
     print(
-        f"search on this node, {scene.cores} cores: candidates are measured {settings.steps} steps "
-        f"after {settings.warmup_steps},\n1 in {settings.keep} goes on, up to "
-        f"{settings.repeats} times each"
+        f"search on this node, {context.cores} cores: candidates are measured for "
+        f"{settings.steps} steps after {settings.warmup_steps},\n1 in {settings.keep} goes on, up "
+        f"to {settings.repeats} times each"
     )
     for space in plan.spaces:
-        print(
-            f"\n{space.subject.workload} {space.subject.name}: {len(space.candidates)} candidates"
-        )
+        print(f"\n{space.target.workload} {space.target.name}: {len(space.candidates)} candidates")
         for trial in space.candidates:
             note = "  (default)" if trial is space.default else ""
             print(f"  {settings_text(trial)}{note}")
         for out in space.left_out:
             print(f"  left out: {out.what}: {out.reason}")
-    if scene.experiment.tune is not None:
+    if context.experiment.tune is not None:
         print("\nthen these trials, with winners that are not known yet:")
-        for request in scene.experiment.trials:
+        for request in context.experiment.trials:
             nodes = f" on {request.nodes} nodes" if request.nodes > 1 else ""
             print(f"  {request.launcher} {request.local_strategy}{nodes}")
 
@@ -72,12 +70,12 @@ def print_search_plan(plan: SearchPlan) -> None:
 def search_plan_json(plan: SearchPlan) -> dict[str, Any]:
     return {
         "schema": 1,
-        "experiment": plan.scene.experiment.name,
-        "data": {name: str(path) for name, path in plan.scene.datasets.items()},
+        "experiment": plan.context.experiment.name,
+        "data": {name: str(path) for name, path in plan.context.datasets.items()},
         "search": [
             {
-                "workload": space.subject.workload,
-                "local_strategy": space.subject.name,
+                "workload": space.target.workload,
+                "local_strategy": space.target.name,
                 "default": None if space.default is None else space.default.configuration,
                 "candidates": [trial.model_dump(mode="json") for trial in space.candidates],
                 "left_out": [out.to_json() for out in space.left_out],
@@ -100,7 +98,7 @@ def settings_text(trial: Trial) -> str:
 
 
 def _rows(found: Finding, *, fastest: bool) -> list[tuple[str, str, str, str, str]]:
-    name = found.subject.name + (" *" if fastest else "")
+    name = found.target.name + (" *" if fastest else "")
     rows = []
     if found.default is not None:
         speed = speed_text(found.default_samples_per_s)
@@ -163,4 +161,4 @@ def _remarks(findings: list[Finding]) -> list[str]:
     lines = ["* the fastest here"] if any(f.chosen for f in findings) else []
     if any(f.tie for f in findings):
         lines.append(TIE)
-    return lines + [line for found in findings for line in remarks_on(found, found.subject.name)]
+    return lines + [line for found in findings for line in remarks_on(found, found.target.name)]

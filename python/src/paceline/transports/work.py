@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._distributed_c10d import Work
 
 from paceline.errors import TimedOut
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 WATCH_SHARE = 1 / 20  # of the limit: how late beyond it a blocked call may be noticed
 
@@ -66,6 +70,44 @@ class PendingWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
 
     def synchronize(self) -> None:
         self.wait()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._future
+
+
+class CoalescedWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
+    """Ends when all its works have; its future holds the list of their futures."""
+
+    def __init__(self, works: Sequence[PendingWork]) -> None:
+        super().__init__()
+        self._works = list(works)
+        self._future: torch.futures.Future[Any] = torch.futures.collect_all(
+            [work.get_future() for work in self._works]
+        )
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for all, together no longer than `timeout` (None: each as long as its group says).
+
+        Raises what went wrong with the first that failed.
+        """
+        asked_s = timeout.total_seconds() if timeout is not None else 0.0
+        deadline = time.monotonic() + asked_s
+        for work in self._works:
+            left_s = max(deadline - time.monotonic(), 1e-3) if asked_s else 0.0
+            work.wait(timedelta(seconds=left_s))
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> Exception | None:
+        return next((e for work in self._works if (e := work.exception()) is not None), None)
 
     def get_future(self) -> torch.futures.Future[Any]:
         return self._future

@@ -1,4 +1,4 @@
-"""What a search found: of every subject the default and the best, and whether that is more than
+"""What a search found: of every target the default and the best, and whether that is more than
 noise."""
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
     from paceline.analysis.statistics import Interval, RunNoise, Series
     from paceline.plan.trial import Trial
-    from paceline.tune.search import Contest, Measurements
-    from paceline.tune.spaces import LeftOut, Space, Subject
+    from paceline.tune.search import Bracket, Measurements
+    from paceline.tune.spaces import LeftOut, Space, Target
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Of one subject. None is what could not be measured."""
+    """Of one target. None is what could not be measured."""
 
-    subject: Subject
+    target: Target
     default: Trial | None
     default_samples_per_s: Interval | None
     fastest: Trial | None  # as measured; after a final, what it was to confirm
@@ -72,32 +72,32 @@ class Findings:
 
     found: tuple[Finding, ...]
 
-    def of(self, subject: Subject) -> Finding | None:
-        return next((found for found in self.found if found.subject == subject), None)
+    def of(self, target: Target) -> Finding | None:
+        return next((found for found in self.found if found.target == target), None)
 
     def best(self, workload: str) -> Finding | None:
-        """The workload's fastest subject; None if none could be measured."""
+        """The workload's fastest target; None if none could be measured."""
         measured = [
             (found.chosen_samples_per_s.median, found)
             for found in self.found
-            if found.subject.workload == workload and found.chosen_samples_per_s is not None
+            if found.target.workload == workload and found.chosen_samples_per_s is not None
         ]
         return max(measured, key=lambda pair: pair[0])[1] if measured else None
 
     @property
     def workloads(self) -> list[str]:
-        return list(dict.fromkeys(found.subject.workload for found in self.found))
+        return list(dict.fromkeys(found.target.workload for found in self.found))
 
 
 def findings_of(
-    spaces: Sequence[Space], contests: Sequence[Contest], measured: Measurements
+    spaces: Sequence[Space], brackets: Sequence[Bracket], measured: Measurements
 ) -> Findings:
     """Judge what was measured; run-to-run noise is taken from all trials of a workload."""
-    workloads = {space.subject.workload for space in spaces}
-    noises = {workload: _noise(workload, contests, measured) for workload in workloads}
+    workloads = {space.target.workload for space in spaces}
+    noises = {workload: _noise(workload, brackets, measured) for workload in workloads}
     return Findings(
         found=tuple(
-            _finding(space, contests, measured, noises[space.subject.workload]) for space in spaces
+            _finding(space, brackets, measured, noises[space.target.workload]) for space in spaces
         )
     )
 
@@ -108,20 +108,20 @@ def configuration_of(trial: Trial | None) -> str | None:
 
 def _finding(
     space: Space,
-    contests: Sequence[Contest],
+    brackets: Sequence[Bracket],
     measured: Measurements,
     noise: RunNoise | None,
 ) -> Finding:
-    ours = [contest for contest in contests if contest.subject == space.subject]
-    decided = next((contest for contest in reversed(ours) if contest.best is not None), None)
+    ours = [bracket for bracket in brackets if bracket.target == space.target]
+    decided = next((bracket for bracket in reversed(ours) if bracket.best is not None), None)
     fastest = None if decided is None else decided.best
     first = 0 if decided is None else decided.first_repeat
-    configurations = {name for contest in ours for name in contest.candidates}
+    configurations = {name for bracket in ours for name in bracket.candidates}
     of_default = _series(space.default, measured, first)
     of_fastest = _series(fastest, measured, first)
     same = configuration_of(space.default) == configuration_of(fastest)
     return Finding(
-        subject=space.subject,
+        target=space.target,
         default=space.default,
         default_samples_per_s=median_interval(of_default, noise),
         fastest=fastest,
@@ -130,14 +130,14 @@ def _finding(
         candidates=len(configurations),
         left_out=space.left_out,
         failures={n: r for n, r in measured.failures.items() if n in configurations},
-        cut_short=any(contest.cut_short for contest in ours),
+        cut_short=any(bracket.cut_short for bracket in ours),
         repeats=tuple(sorted(of_default.keys() & of_fastest.keys())),
     )
 
 
-def _noise(workload: str, contests: Sequence[Contest], measured: Measurements) -> RunNoise | None:
-    ours = [contest for contest in contests if contest.subject.workload == workload]
-    names = {name for contest in ours for name in contest.candidates}
+def _noise(workload: str, brackets: Sequence[Bracket], measured: Measurements) -> RunNoise | None:
+    ours = [bracket for bracket in brackets if bracket.target.workload == workload]
+    names = {name for bracket in ours for name in bracket.candidates}
     return run_noise([measured.series[name] for name in sorted(names & measured.series.keys())])
 
 

@@ -1,12 +1,9 @@
-"""Successive halving by Optuna: who goes on to be measured more often.
+"""Successive halving: measure the fastest candidates more often.
 
-Optuna's SuccessiveHalvingPruner is the asynchronous form (Li et al., A System for Massively
-Parallel Hyperparameter Tuning, MLSys 2020, algorithm 2): each candidate is judged, as it reports,
-against those that have reported on the same rung. The first on a rung always goes on, and so does
-one that is the fastest so far: hence the fastest of a rung is never dropped.
-
-Optuna keeps nothing on disk here. What was measured is in the run directory, so a search that is
-taken up again hears the same values in the same order, and decides the same.
+Synchronous successive halving (Jamieson, Talwalkar: Non-stochastic Best Arm Identification and
+Hyperparameter Optimization, AISTATS 2016). All candidates of a rung are measured equally often, the
+fastest go on to the next rung. The state follows from the measurements alone, so a search that is
+resumed repeats the same decisions from the files in the run directory.
 """
 
 from __future__ import annotations
@@ -14,70 +11,38 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import optuna
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_NAME = "candidate"
-_RUNNING_QUIETLY = optuna.logging.WARNING
 
-
-class Halving:
-    """Candidates in the order in which they report, the first of which goes on while it works.
-
-    names: each once. keep: about one in so many goes on from a rung to the next, whose candidates
-    are measured so many times as often. repeats: measurements of each at the end.
-    """
+class SuccessiveHalving:
+    """Rungs of candidates. The first candidate is the default: it goes on as long as it works."""
 
     def __init__(self, names: Sequence[str], *, keep: int, repeats: int) -> None:
-        optuna.logging.set_verbosity(_RUNNING_QUIETLY)
-        pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=keep)
-        # every candidate is asked for by name, so what the sampler would choose does not matter
-        sampler = optuna.samplers.RandomSampler(seed=0)
-        study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
-        choice = optuna.distributions.CategoricalDistribution(list(names))
-        self._trials: dict[str, optuna.trial.Trial] = {}
-        for name in names:
-            study.enqueue_trial({_NAME: name})
-            self._trials[name] = study.ask({_NAME: choice})
-        self._alive = list(names)
+        """keep: one in `keep` candidates goes on, and is measured `keep` times as often.
+
+        repeats: measurements of each candidate that reaches the last rung.
+        """
+        self.alive = list(names)  # candidates of this rung, in their first order
+        self.wanted = 1  # measurements of each of them in this rung
+        self.finished = False
+        self._default = names[0]
         self._keep = keep
-        self._most = repeats
-        self._wanted = 1
-        self._finished = False
-        self._scores: dict[str, float] = {}
-
-    @property
-    def finished(self) -> bool:
-        return self._finished
-
-    @property
-    def alive(self) -> list[str]:
-        """Candidates that are still measured, in order."""
-        return list(self._alive)
-
-    @property
-    def wanted(self) -> int:
-        """Measurements that the present rung wants of each candidate that is alive."""
-        return self._wanted
+        self._repeats = repeats
+        self._speeds: dict[str, float] = {}
 
     @property
     def best(self) -> str | None:
-        """The fastest of those that got furthest; None if none could be measured."""
-        return max(self._scores, key=lambda name: self._scores[name], default=None)
+        """The fastest candidate of the last rung; None if all failed."""
+        return max(self._speeds, key=self._speeds.__getitem__, default=None)
 
     def report(self, speeds: Mapping[str, float]) -> None:
-        """Judge the rung; a speed that is not finite is a candidate that failed."""
-        working = {n: speeds[n] for n in self._alive if math.isfinite(speeds[n])}
-        going_on = [name for name in self._alive if self._goes_on(name, speeds[name])]
-        self._scores = working
-        self._finished = not going_on or self._wanted * self._keep > self._most
-        if not self._finished:
-            self._alive = going_on
-            self._wanted *= self._keep
-
-    def _goes_on(self, name: str, speed: float) -> bool:
-        trial = self._trials[name]
-        trial.report(speed, step=self._wanted)
-        return not trial.should_prune()
+        """End the rung. A speed that is not finite means that the candidate failed."""
+        self._speeds = {name: speeds[name] for name in self.alive if math.isfinite(speeds[name])}
+        self.finished = not self._speeds or self.wanted * self._keep > self._repeats
+        if self.finished:
+            return
+        ranked = sorted(self._speeds, key=self._speeds.__getitem__, reverse=True)
+        going_on = {self._default, *ranked[: math.ceil(len(ranked) / self._keep)]}
+        self.alive = [name for name in self._speeds if name in going_on]
+        self.wanted *= self._keep

@@ -1,4 +1,4 @@
-"""The search: contests of candidates, rung by rung, all subjects' trials interleaved."""
+"""The search: brackets of candidates, rung by rung, all subjects' trials interleaved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline.tune.halving import Halving
+from paceline.tune.halving import SuccessiveHalving
 from paceline.tune.spaces import repeated
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from paceline.analysis.statistics import Series
     from paceline.plan.trial import Trial
     from paceline.spec import TuneSettings
-    from paceline.tune.measuring import Bench, Measurement
-    from paceline.tune.spaces import Subject
+    from paceline.tune.measurement import Measurement, Measurer
+    from paceline.tune.spaces import Target
 
 
 @dataclass
@@ -43,32 +43,34 @@ class Measurements:
         return math.exp(statistics.median(found[r].log_median for r in wanted))
 
 
-class Contest:
-    """Candidates for one subject, of which one is to be the fastest.
+class Bracket:
+    """Candidates for one target, of which one is to be the fastest.
 
-    name: what differs among them, where a subject has several contests.
-    follows: the contest whose winner this one started from.
+    name: what differs among them, where a target has several brackets.
+    follows: the bracket whose winner this one started from.
     """
 
     first_repeat = 0  # of those that decide
 
     def __init__(
         self,
-        subject: Subject,
+        target: Target,
         candidates: Sequence[Trial],
         settings: TuneSettings,
         *,
         name: str = "",
-        follows: Contest | None = None,
+        follows: Bracket | None = None,
     ) -> None:
-        self.subject = subject
+        self.target = target
         self.candidates = {trial.configuration: trial for trial in candidates}
         self.name = name
         self.follows = follows
         self.cut_short = False
         # the baseline has no rival, and is the slowest to measure
         repeats = 1 if candidates[0].is_baseline else settings.repeats
-        self._halving = Halving(list(self.candidates), keep=settings.keep, repeats=repeats)
+        self._halving = SuccessiveHalving(
+            list(self.candidates), keep=settings.keep, repeats=repeats
+        )
         self._have = 0
 
     @property
@@ -95,7 +97,7 @@ class Contest:
         self._have = wanted
 
 
-class Final(Contest):
+class FinalBracket(Bracket):
     """A winner against the default, both measured anew and alternately.
 
     The fastest of many looks faster than it is (a maximum over noise), and was measured at another
@@ -103,11 +105,9 @@ class Final(Contest):
     """
 
     def __init__(
-        self, default: Trial, winner: Trial, settings: TuneSettings, *, follows: Contest
+        self, default: Trial, winner: Trial, settings: TuneSettings, *, follows: Bracket
     ) -> None:
-        super().__init__(
-            follows.subject, [default, winner], settings, name="final", follows=follows
-        )
+        super().__init__(follows.target, [default, winner], settings, name="final", follows=follows)
         self.first_repeat = settings.repeats
         self._repeats = range(settings.repeats, 2 * settings.repeats)
         self._best: Trial | None = None
@@ -137,30 +137,30 @@ class Final(Contest):
 
 
 def search(
-    contests: Sequence[Contest],
-    bench: Bench,
-    refine: Callable[[Contest], Contest | None],
+    brackets: Sequence[Bracket],
+    measurer: Measurer,
+    refine: Callable[[Bracket], Bracket | None],
     *,
     seed: int,
-) -> tuple[list[Contest], Measurements]:
-    """Measure rung by rung until every contest has its winner, or the bench has no time left.
+) -> tuple[list[Bracket], Measurements]:
+    """Measure rung by rung until every bracket has its winner, or the measurer has no time left.
 
-    refine: the contest that follows a finished one, if any.
+    refine: the bracket that follows a finished one, if any.
     """
     measured = Measurements()
-    every, running = list(contests), list(contests)
+    every, running = list(brackets), list(brackets)
     while running:
-        block = [trial for contest in running for trial in contest.due(measured)]
-        if not _measure(interleaved(block, seed), bench, measured):
-            for contest in running:
-                contest.cut_short = True
+        block = [trial for bracket in running for trial in bracket.due(measured)]
+        if not _measure(interleaved(block, seed), measurer, measured):
+            for bracket in running:
+                bracket.cut_short = True
             break
-        for contest in running:
-            contest.judge(measured)
-        followers = [refine(contest) for contest in running if contest.finished]
-        new = [contest for contest in followers if contest is not None]
+        for bracket in running:
+            bracket.judge(measured)
+        followers = [refine(bracket) for bracket in running if bracket.finished]
+        new = [bracket for bracket in followers if bracket is not None]
         every += new
-        running = [contest for contest in running if not contest.finished] + new
+        running = [bracket for bracket in running if not bracket.finished] + new
     return every, measured
 
 
@@ -173,9 +173,9 @@ def interleaved(trials: Iterable[Trial], seed: int) -> list[Trial]:
     return sorted(unique, key=lambda trial: (trial.repeat, not trial.is_baseline))
 
 
-def _measure(block: Sequence[Trial], bench: Bench, measured: Measurements) -> bool:
+def _measure(block: Sequence[Trial], measurer: Measurer, measured: Measurements) -> bool:
     for number, trial in enumerate(block, start=1):
-        found = bench.measure(trial, number, len(block))
+        found = measurer.measure(trial, number, len(block))
         if found is None:
             return False
         measured.add(trial, found)

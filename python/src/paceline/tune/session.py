@@ -1,4 +1,4 @@
-"""A search from a spec to its tuned form; what kind of search it is, a `Kind` says.
+"""A search from a spec to its tuned form; what method of search it is, a `SearchMethod` says.
 
 A search has a run directory like any run: every short trial lies in it and can be compared. What
 has an outcome there is not measured again, so a search that was cut at any moment goes on.
@@ -25,10 +25,10 @@ from paceline.runner import (
 )
 from paceline.spec import TuneSettings, load_spec
 from paceline.tune.findings import Findings, findings_of
-from paceline.tune.measuring import TrialBench
-from paceline.tune.search import Contest, search
-from paceline.tune.spaces import BASELINE, Space, Subject, plan_one, short_experiment
-from paceline.tune.tuned import tuned_text
+from paceline.tune.measurement import TrialMeasurer
+from paceline.tune.search import Bracket, search
+from paceline.tune.spaces import BASELINE, Space, Target, plan_one, short_experiment
+from paceline.tune.tuned_spec import tuned_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class SearchContext:
     """What every part of a search may look at."""
 
     experiment: Experiment
@@ -55,24 +55,24 @@ class Scene:
 class SearchPlan:
     """What a search would measure."""
 
-    scene: Scene
+    context: SearchContext
     baselines: Mapping[str, Trial]  # by workload
     spaces: tuple[Space, ...]
 
 
-class Kind(Protocol):
-    """A kind of search: its candidates, what follows a contest, what its winners are."""
+class SearchMethod(Protocol):
+    """A method of search: its candidates, what follows a bracket, what its winners are."""
 
     command: str  # as it is called: "tune local"
 
-    def spaces(self, scene: Scene) -> list[Space]:
-        """Of every workload and subject; empty ones say in `left_out` why."""
+    def spaces(self, context: SearchContext) -> list[Space]:
+        """Of every workload and target; empty ones say in `left_out` why."""
         ...
 
-    def first_contest(self, space: Space, scene: Scene) -> Contest: ...
+    def first_bracket(self, space: Space, context: SearchContext) -> Bracket: ...
 
-    def following(self, contest: Contest, plan: SearchPlan, files: RunFiles) -> Contest | None:
-        """What starts from the winner of a finished contest."""
+    def following(self, bracket: Bracket, plan: SearchPlan, files: RunFiles) -> Bracket | None:
+        """What starts from the winner of a finished bracket."""
         ...
 
     def document(self, plan: SearchPlan, findings: Findings, files: RunFiles) -> dict[str, Any]:
@@ -90,15 +90,15 @@ class Kind(Protocol):
         ...
 
 
-def plan_search(kind: Kind, spec: str) -> SearchPlan:
+def plan_search(method: SearchMethod, spec: str) -> SearchPlan:
     """What `run_search` would do; makes nothing, needs no data set to exist yet."""
     experiment, text = load_spec(spec)
     datasets = {str(w.name): expected_dataset(experiment, w) for w in experiment.workloads}
-    return _plan(kind, experiment, text, datasets)
+    return _plan(method, experiment, text, datasets)
 
 
 def run_search(
-    kind: Kind,
+    method: SearchMethod,
     spec: str,
     run_dir: Path,
     *,
@@ -116,22 +116,22 @@ def run_search(
     experiment, text = load_spec(spec)
     files = RunFiles(run_dir)
     check_run_dir(files, experiment, text, resume=resume)
-    plan = _plan(kind, experiment, text, make_datasets(experiment, progress))
+    plan = _plan(method, experiment, text, make_datasets(experiment, progress))
     preflight(trial for space in plan.spaces for trial in space.candidates)
     run_dir.mkdir(parents=True, exist_ok=True)
     with only_runner(run_dir):
         if not files.manifest.exists():
             write_json(files.manifest, manifest_of(_as_planned(plan)))
-        limit_s = budget_s or plan.scene.settings.timeout_s
+        limit_s = budget_s or plan.context.settings.timeout_s
         with kept_sampler(files, experiment.telemetry):
-            return _search(kind, plan, files, progress, limit_s)
+            return _search(method, plan, files, progress, limit_s)
 
 
 def _plan(
-    kind: Kind, experiment: Experiment, text: str, datasets: Mapping[str, Path]
+    method: SearchMethod, experiment: Experiment, text: str, datasets: Mapping[str, Path]
 ) -> SearchPlan:
     settings = experiment.tune or TuneSettings()
-    scene = Scene(
+    context = SearchContext(
         experiment=experiment,
         spec_text=text,
         settings=settings,
@@ -139,20 +139,20 @@ def _plan(
         cores=usable_cores(),
         datasets=datasets,
     )
-    spaces = kind.spaces(scene)
+    spaces = method.spaces(context)
     if not any(space.candidates for space in spaces):
         reasons = "".join(
-            f"\n  - {s.subject.name}: {o.what}: {o.reason}" for s in spaces for o in s.left_out
+            f"\n  - {s.target.name}: {o.what}: {o.reason}" for s in spaces for o in s.left_out
         )
         raise UsageError(
-            f"experiment {experiment.name!r}: `paceline {kind.command}` finds nothing to search "
+            f"experiment {experiment.name!r}: `paceline {method.command}` finds nothing to search "
             f"on this node:{reasons}"
         )
     baselines = {
-        str(w.name): plan_one(scene.short, w, BASELINE, str(datasets[w.name]), scene.cores)
-        for w in scene.short.workloads
+        str(w.name): plan_one(context.short, w, BASELINE, str(datasets[w.name]), context.cores)
+        for w in context.short.workloads
     }
-    return SearchPlan(scene=scene, baselines=baselines, spaces=tuple(spaces))
+    return SearchPlan(context=context, baselines=baselines, spaces=tuple(spaces))
 
 
 def _as_planned(plan: SearchPlan) -> Planned:
@@ -160,40 +160,44 @@ def _as_planned(plan: SearchPlan) -> Planned:
     candidates = [trial for space in plan.spaces for trial in space.candidates]
     first = {t.id: t for t in [*plan.baselines.values(), *candidates]}
     return Planned(
-        experiment=plan.scene.experiment,
-        spec_text=plan.scene.spec_text,
-        datasets=dict(plan.scene.datasets),
+        experiment=plan.context.experiment,
+        spec_text=plan.context.spec_text,
+        datasets=dict(plan.context.datasets),
         trials=list(first.values()),
     )
 
 
 def _search(
-    kind: Kind, plan: SearchPlan, files: RunFiles, progress: Progress, limit_s: float | None
+    method: SearchMethod,
+    plan: SearchPlan,
+    files: RunFiles,
+    progress: Progress,
+    limit_s: float | None,
 ) -> Findings:
-    settings, experiment = plan.scene.settings, plan.scene.experiment
-    bench = TrialBench(files, plan.baselines, progress, limit_s=limit_s)
+    settings, experiment = plan.context.settings, plan.context.experiment
+    measurer = TrialMeasurer(files, plan.baselines, progress, limit_s=limit_s)
     # every other trial is held against the baselines, and they come first
-    contests = [
-        Contest(Subject(workload=workload, name=trial.local_strategy), [trial], settings)
+    brackets = [
+        Bracket(Target(workload=workload, name=trial.local_strategy), [trial], settings)
         for workload, trial in plan.baselines.items()
     ]
-    known = {contest.subject for contest in contests}
-    contests += [
-        kind.first_contest(space, plan.scene)
+    known = {bracket.target for bracket in brackets}
+    brackets += [
+        method.first_bracket(space, plan.context)
         for space in plan.spaces
-        if space.candidates and space.subject not in known
+        if space.candidates and space.target not in known
     ]
     finished, measured = search(
-        contests,
-        bench,
-        lambda contest: kind.following(contest, plan, files),
+        brackets,
+        measurer,
+        lambda bracket: method.following(bracket, plan, files),
         seed=experiment.seed,
     )
     findings = findings_of(plan.spaces, finished, measured)
     if all(found.chosen_samples_per_s is None for found in findings.found):
         raise NotComparable(_nothing_measured(findings, files))
-    write_json(files.tuning, kind.document(plan, findings, files))
-    write_text(files.tuned_spec, tuned_text(kind, experiment, findings, plan.scene.cores))
+    write_json(files.tuning, method.document(plan, findings, files))
+    write_text(files.tuned_spec, tuned_text(method, experiment, findings, plan.context.cores))
     return findings
 
 

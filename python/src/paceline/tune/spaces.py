@@ -38,7 +38,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class Target:
     """What a search is for: of `tune local` a strategy, of `tune comm` a trial of the spec."""
 
     workload: str
@@ -47,9 +47,9 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """The candidates of a subject as trials, the default first if it is one."""
+    """The candidates of a target as trials, the default first if it is one."""
 
-    subject: Subject
+    target: Target
     candidates: tuple[Trial, ...]
     has_default: bool
     left_out: tuple[LeftOut, ...]
@@ -71,7 +71,7 @@ def short_experiment(experiment: Experiment, settings: TuneSettings) -> Experime
 
 
 def space_of(
-    subject: Subject,
+    target: Target,
     requests: Sequence[TrialRequest],
     short: Experiment,
     dataset: str,
@@ -83,7 +83,7 @@ def space_of(
 
     Requests that mean the same trial are one candidate.
     """
-    workload = next(w for w in short.workloads if w.name == subject.workload)
+    workload = next(w for w in short.workloads if w.name == target.workload)
     accepted: dict[str, Trial] = {}
     left_out: list[LeftOut] = []
     has_default = False
@@ -105,7 +105,7 @@ def space_of(
             )
         )
     return Space(
-        subject=subject,
+        target=target,
         candidates=tuple(chosen),
         has_default=has_default,
         left_out=tuple(dict.fromkeys(left_out)),

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from paceline.transports.mpi.algorithms import calibration
-from paceline.transports.mpi.algorithms.calibration import (
+from paceline.transports.mpi import calibration
+from paceline.transports.mpi.calibration import (
     Bin,
     Choice,
     Curve,

@@ -12,8 +12,8 @@ from tests.unit.analysis.fabricate import LAUNCHED, SEQUENTIAL, Case, Way, make_
 from paceline.records.files import JsonlWriter, read_json
 from paceline.records.rows import CommunicationRow, Outcome
 from paceline.spec.loading import parse_spec
-from paceline.tune import measuring, session
-from paceline.tune.comm import kind, tune_comm
+from paceline.tune import measurement, session
+from paceline.tune.comm import method, tune_comm
 
 BASELINE = """
 schema = 1
@@ -55,8 +55,8 @@ def unknown_parameters(names, _mpirun):
 
 @pytest.fixture(autouse=True)
 def _no_mpi(monkeypatch):
-    monkeypatch.setattr(kind, "find_mpirun", lambda _asked: Tool())
-    monkeypatch.setattr(kind, "unknown_parameters", unknown_parameters)
+    monkeypatch.setattr(method, "find_mpirun", lambda _asked: Tool())
+    monkeypatch.setattr(method, "unknown_parameters", unknown_parameters)
 
 
 class Tool:
@@ -137,6 +137,6 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "make_datasets", lambda *_: {"simple-big": tmp_path / "data"})
     monkeypatch.setattr(session, "preflight", list)
     monkeypatch.setattr(session, "kept_sampler", lambda *_: nullcontext())
-    monkeypatch.setattr(measuring, "check_equivalences", lambda *_, **__: None)
-    monkeypatch.setattr(measuring, "run_trial", made.run_trial)
+    monkeypatch.setattr(measurement, "check_equivalences", lambda *_, **__: None)
+    monkeypatch.setattr(measurement, "run_trial", made.run_trial)
     return made

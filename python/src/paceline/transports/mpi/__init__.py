@@ -1,4 +1,5 @@
-"""MPI as a torch.distributed backend: PyPI's torch is built without it.
+"""MPI as a torch.distributed backend, because torch from PyPI is built without MPI.
 
-Nothing is imported here: importing mpi4py's MPI initialises it, which only MPI's own ranks should.
+This package imports nothing: importing mpi4py.MPI initialises MPI, and only ranks of an MPI job may
+do that.
 """

@@ -1,7 +1,7 @@
-"""Tensors as buffers that MPI can send and reduce.
+"""Present tensors as buffers that MPI can send and reduce.
 
-MPI gets flat memory: the tensor's own where it is contiguous and MPI can reach it, else a copy.
-What MPI has written into a copy goes back into the tensor with `put_back`.
+MPI needs flat memory. It gets the tensor's own memory if that is contiguous and MPI can access it,
+otherwise a copy. `copy_back` writes results from the copy into the tensor.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-# Open MPI's Allreduce takes a temporary as large as the message. In pieces that stay in the
-# caches, 100 MB takes 9 ms instead of 32 to 54 (two ranks in shared memory; 2 to 8 MiB are alike).
-PIECE_BYTES = 4 * 2**20
+# Open MPI's Allreduce allocates a temporary as large as the message. In chunks that fit the caches,
+# 100 MB take 9 ms instead of 32 to 54 ms (two ranks in shared memory; 2 to 8 MiB are equal).
+CHUNK_BYTES = 4 * 2**20
 
-# Any type of the element's size will do to move it; counts in MPI are limited, so not bytes.
+# MPI types that move elements of a given size. Bytes would exceed MPI's count limit sooner.
 _UNITS = {
     1: MPI.BYTE,
     2: MPI.INT16_T,
@@ -31,11 +31,11 @@ _UNITS = {
     8: MPI.INT64_T,
     16: MPI.C_DOUBLE_COMPLEX,
 }
-_LARGEST_COUNT = 2**31 - 1  # elements: MPI's counts and offsets are ints
+_LARGEST_COUNT = 2**31 - 1  # elements: MPI counts and offsets are of type int
 
 
 def check_dense(tensors: Iterable[Tensor]) -> None:
-    """Raise ValueError for a tensor that is more than strided memory (a sparse one, say)."""
+    """Raise ValueError if a tensor is not dense (for example sparse)."""
     for tensor in tensors:
         if tensor.layout is not torch.strided:
             raise ValueError(
@@ -44,86 +44,96 @@ def check_dense(tensors: Iterable[Tensor]) -> None:
             )
 
 
-def on_wire(tensor: Tensor) -> Tensor:
-    """All elements of `tensor`, flat, where MPI can reach them: a view if possible."""
+def wire_buffer(tensor: Tensor) -> Tensor:
+    """Return all elements of `tensor` as a flat tensor that MPI can access: a view if possible."""
     flat = flattened(tensor.detach().resolve_conj().resolve_neg())
     return flat if reachable(flat) else host_copy(flat)
 
 
 def flattened(tensor: Tensor) -> Tensor:
-    """All elements, one after the other in memory: a view if they lie so.
+    """Return all elements consecutively in memory, as a view if they are stored so.
 
-    torch's own reshape gives views with strides, and thinks any stride of a single element or of
-    none contiguous; numpy and MPI do not.
+    `torch.reshape` can return views with strides, and it treats any stride of a tensor with at most
+    one element as contiguous. numpy and MPI do not.
     """
     dense = tensor.contiguous()
     return dense.as_strided((dense.numel(),), (1,))
 
 
 def reachable(tensor: Tensor) -> bool:
-    """Whether MPI can read and write the tensor where it lies."""
+    """Return whether MPI can read and write the tensor in place."""
     return tensor.device.type == "cpu" or (tensor.device.type == "cuda" and cuda_aware())
 
 
 def host_copy(tensor: Tensor) -> Tensor:
-    """A copy in the host's memory, pinned if the tensor comes from a device."""
+    """Copy the tensor to host memory; the memory is pinned if the tensor is on a GPU."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
     return copy.copy_(tensor)
 
 
-def put_back(flat: Tensor, tensor: Tensor) -> None:
-    """Make `tensor` hold what `flat` does, unless they are the same memory."""
+def copy_back(flat: Tensor, tensor: Tensor) -> None:
+    """Copy `flat` into `tensor` unless both use the same memory."""
     if flat.data_ptr() != tensor.data_ptr() or flat.dtype != tensor.dtype:
         tensor.detach().copy_(flat.view(tensor.shape))
 
 
-def octets(flat: Tensor) -> Any:
-    """The memory of a flat tensor as bytes, as mpi4py takes it.
+def byte_view(flat: Tensor) -> Any:
+    """Return the memory of a flat tensor as bytes, in a form that mpi4py accepts.
 
-    A numpy array, or a tensor that names its device memory by __cuda_array_interface__.
+    This is a numpy array, or for device memory a tensor with __cuda_array_interface__.
     """
     raw = flat.view(torch.uint8)
     return raw.numpy() if raw.device.type == "cpu" else raw
 
 
-def whole(flat: Tensor) -> list[Any]:
-    """All of a flat tensor, to be moved by one MPI call."""
+def message_of(flat: Tensor) -> list[Any]:
+    """Describe a flat tensor as the buffer of one MPI call."""
     _check_count(len(flat))
-    return [octets(flat), len(flat), _UNITS[flat.element_size()]]
+    return [byte_view(flat), len(flat), _UNITS[flat.element_size()]]
 
 
-def parts(flat: Tensor, lengths: Sequence[int]) -> list[Any]:
-    """A flat tensor as consecutive parts of `lengths` elements, one for each rank."""
+def vector_message(flat: Tensor, lengths: Sequence[int]) -> list[Any]:
+    """Describe a flat tensor as consecutive parts of `lengths` elements, one for each rank."""
     _check_count(len(flat))
     offsets = [sum(lengths[:rank]) for rank in range(len(lengths))]
-    return [octets(flat), (list(lengths), offsets), _UNITS[flat.element_size()]]
+    return [byte_view(flat), (list(lengths), offsets), _UNITS[flat.element_size()]]
 
 
-def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """A flat copy of all elements of some tensors, one after the other."""
+def concatenated(tensors: Sequence[Tensor]) -> Tensor:
+    """Copy all elements of the tensors into one flat tensor."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
-def deal_out(flat: Tensor, tensors: Iterable[Tensor]) -> None:
-    """Give tensors the consecutive parts, each of its own size, of a flat one."""
+def flattened_if_alike(tensors: list[Tensor]) -> list[Tensor]:
+    """Concatenate tensors of one type and device, so that one operation suffices; otherwise return
+    `tensors`."""
+    if len(tensors) > 1 and len({(t.dtype, t.device) for t in tensors}) == 1:
+        return [concatenated(tensors)]
+    return tensors
+
+
+def scatter_into(flat: Tensor, tensors: Iterable[Tensor]) -> None:
+    """Copy consecutive parts of a flat tensor into `tensors`, each of its own size."""
     start = 0
     for tensor in tensors:
         end = start + tensor.numel()
-        put_back(flat[start:end], tensor)
+        copy_back(flat[start:end], tensor)
         start = end
 
 
-def pieces(buffer: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Consecutive parts, PIECE_BYTES long, of a flat array; of an empty one none."""
-    length = max(1, PIECE_BYTES // buffer.itemsize)
+def chunks(buffer: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Yield consecutive chunks of CHUNK_BYTES of a flat array; nothing for an empty array."""
+    length = max(1, CHUNK_BYTES // buffer.itemsize)
     for start in range(0, len(buffer), length):
         yield buffer[start : start + length]
 
 
-def devices_done(tensors: Iterable[Tensor]) -> Callable[[], None]:
-    """What waits until devices have done all that this thread has asked of them so far.
+def device_wait(tensors: Iterable[Tensor]) -> Callable[[], None]:
+    """Return a function that waits until devices have done all work that this thread submitted so
+    far.
 
-    Of the devices of `tensors`; to be called by the thread that asked, for it has its own stream.
+    Only the devices of `tensors` count. Call this function on the submitting thread, because each
+    thread has its own stream.
     """
     devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
     events = [torch.cuda.current_stream(device).record_event() for device in devices]
@@ -137,14 +147,14 @@ def devices_done(tensors: Iterable[Tensor]) -> Callable[[], None]:
 
 @cache
 def cuda_aware() -> bool:
-    """Whether this MPI library says that it takes addresses of CUDA memory.
+    """Return whether this MPI library states that it accepts CUDA addresses.
 
-    Open MPI says it with MPIX_Query_cuda_support; of other libraries nothing is assumed.
+    Open MPI states it with MPIX_Query_cuda_support. Other libraries are assumed not to.
     """
     if not MPI.Get_library_version().startswith("Open MPI"):
         return False
     try:
-        library = ctypes.CDLL("libmpi.so.40")  # already loaded, so found by its name alone
+        library = ctypes.CDLL("libmpi.so.40")  # already loaded, therefore found without a path
         return bool(library.MPIX_Query_cuda_support())
     except (OSError, AttributeError):
         return False

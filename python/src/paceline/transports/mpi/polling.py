@@ -1,4 +1,4 @@
-"""Waiting for MPI without spinning, and within a limit."""
+"""Wait for MPI within a limit and without spinning."""
 
 from __future__ import annotations
 
@@ -11,25 +11,75 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-_SPIN_S = 50e-6  # about a timer's granularity: sleeping for less would cost as much
+_SPIN_S = 50e-6  # about the granularity of a timer: a shorter sleep costs as much
+_SHORTEST_SLEEP_S = 20e-6
+# In this time 62 kB arrive at 1 Gbit/s and 625 kB at 10 Gbit/s: less than a socket buffer holds,
+# and less than MessageAllReduce has in flight.
 _LONGEST_SLEEP_S = 500e-6
-_SLEEP_SHARE = 1 / 8  # of the time waited so far: bounds the latency that polling adds
+# Share of the time waited so far that poll_until sleeps. It bounds the latency that polling adds.
+_WAITED_SHARE = 1 / 8
+# Share of the time since the first message arrived. It bounds how late AdaptivePause notices the
+# last one, which matters for messages of 100 kB to a few MB.
+_FLOWING_SHARE = 1 / 32
+_GROWTH = 1.5
+_SHRINKAGE = 0.5
+_LARGE_PART = 0.25  # of the messages that were in flight
 
 
 def poll(request: MPI.Request, limit_s: float, status: MPI.Status | None = None) -> bool:
-    """Wait for `request` without spinning; False if it is not complete within `limit_s`."""
+    """Wait for `request` without spinning. Return False if it is not complete within `limit_s`."""
     return poll_until(lambda: bool(request.Test(status)), limit_s)
 
 
 def poll_until(done: Callable[[], bool], limit_s: float) -> bool:
-    """Ask until `done` says so, without spinning; False if it does not within `limit_s`."""
+    """Call `done` until it returns True, without spinning. Return False after `limit_s`."""
     started = time.perf_counter()
     while not done():
         waited = time.perf_counter() - started
         if waited > limit_s:
             return False
         if waited > _SPIN_S:
-            time.sleep(min(waited * _SLEEP_SHARE, _LONGEST_SLEEP_S))
+            time.sleep(min(waited * _WAITED_SHARE, _LONGEST_SLEEP_S))
         else:
-            os.sched_yield()  # the peer may need this core to come
+            os.sched_yield()  # the peer may need this core
     return True
+
+
+class AdaptivePause:
+    """The pause between two polls: none at first, for short messages, then sleeps of adaptive
+    length.
+
+    A poll that finds nothing makes the next sleep longer, a poll that finds much makes it shorter,
+    as in interrupt moderation of network cards. Spinning would not be faster (25 MB at 1 Gbit/s: 57
+    % of a core instead of 14 %), and it takes the core from the backward pass.
+    """
+
+    def __init__(self) -> None:
+        self._sleep_s = _SHORTEST_SLEEP_S
+        self._spin_until = time.perf_counter() + _SPIN_S
+        self._flows_since: float | None = None
+
+    def sleep(self, ended: int, left: int) -> None:
+        """Sleep after a poll.
+
+        ended: messages that the poll found complete. left: messages still in flight.
+        """
+        if ended and self._flows_since is None:
+            self._flows_since = time.perf_counter()
+        if ended and not left:  # the next messages have only just begun
+            self._spin_until = time.perf_counter() + _SPIN_S
+            return
+        if not ended:
+            if time.perf_counter() < self._spin_until:
+                os.sched_yield()  # the peer may need this core
+                return
+            self._sleep_s = min(self._sleep_s * _GROWTH, _LONGEST_SLEEP_S)
+        elif ended > _LARGE_PART * (ended + left):
+            self._sleep_s = max(self._sleep_s * _SHRINKAGE, _SHORTEST_SLEEP_S)
+        time.sleep(min(self._sleep_s, self._longest_sleep_s()))
+
+    def _longest_sleep_s(self) -> float:
+        if self._flows_since is None:
+            return _LONGEST_SLEEP_S
+        flowing_s = time.perf_counter() - self._flows_since
+        return max(_SHORTEST_SLEEP_S, flowing_s * _FLOWING_SHARE)

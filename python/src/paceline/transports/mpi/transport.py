@@ -1,7 +1,7 @@
-"""MPI as a torch.distributed backend named `mpi4py`: the registration, and Paceline's transport.
+"""Transport `mpi`, and the registration of MPI as torch.distributed backend `mpi4py`.
 
-PyPI's torch is built without MPI; this gives DistributedDataParallel the real thing all the same.
-Importing this module initialises MPI (mpi4py does) and registers the backend.
+torch from PyPI is built without MPI. Importing this module initialises MPI (mpi4py does) and
+registers the backend.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mpi4py import MPI
 from torch._C._distributed_c10d import PrefixStore
 
 from paceline.errors import EnvironmentLacks, PacelineError, UsageError
-from paceline.transports.mpi.group import BACKEND, MpiProcessGroup
+from paceline.transports.mpi.process_group import BACKEND, MpiProcessGroup
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -34,16 +34,17 @@ _THREAD_LEVELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a group of this backend can be told: `init_process_group("mpi4py", pg_options=…)`.
+    """Options of a group of this backend: `init_process_group("mpi4py", pg_options=…)`.
 
-    algorithm: of all-reduce. Groups made later have the default group's unless told otherwise.
+    algorithm: all-reduce algorithm. Later groups use that of the default group unless they state
+    their own.
     """
 
     algorithm: Algorithm = "auto"
 
 
 def _create_group(given: Any, options: Any) -> MpiProcessGroup:
-    """What torch calls for each group that this rank is in."""
+    """Create a group; torch calls this for each group that contains this rank."""
     members = list(given.global_ranks_in_group)
     if not members:  # the default group
         check_world(given.group_rank, given.group_size)
@@ -59,7 +60,8 @@ def _create_group(given: Any, options: Any) -> MpiProcessGroup:
 
 
 def _chosen(options: Any) -> Options:
-    """Those given, else the default group's. Raises UsageError for another backend's."""
+    """Return the given options, or those of the default group. Raises UsageError for another
+    backend's options."""
     if options is None:
         default = dist.group.WORLD
         if isinstance(default, MpiProcessGroup):
@@ -77,7 +79,7 @@ dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices
 
 
 class MpiTransport:
-    """Blocking MPI collectives on a progress thread of this rank."""
+    """MPI collectives on a progress thread of this rank."""
 
     name = "mpi"
 
@@ -98,7 +100,7 @@ class MpiTransport:
         self._group = group
 
     def explain(self, error: Exception) -> PacelineError | None:  # noqa: ARG002
-        # What DDP raises is a copy without its type; the group knows the original.
+        # DDP raises a copy of the error without its type; the group has the original.
         return self._group.failure if self._group is not None else None
 
     def describe(self) -> dict[str, Any]:
@@ -117,17 +119,17 @@ class MpiTransport:
 
 
 def check_world(rank: int, world_size: int) -> None:
-    """Raise EnvironmentLacks unless MPI's world is this trial's and threads may call MPI."""
+    """Raise EnvironmentLacks unless MPI_COMM_WORLD matches this trial and threads may call MPI."""
     world = MPI.COMM_WORLD
     if (world.rank, world.size) != (rank, world_size):
         raise EnvironmentLacks(
-            f"expected to be rank {rank} of {world_size} of MPI's world, but MPI says rank "
-            f"{world.rank} of {world.size}: the transport 'mpi' needs ranks started by mpirun or "
+            f"expected to be rank {rank} of {world_size} in MPI_COMM_WORLD, but MPI reports rank "
+            f"{world.rank} of {world.size}: transport 'mpi' needs ranks started by mpirun or "
             "by srun with the matching --mpi plugin (try `srun --mpi=list`)"
         )
     level = MPI.Query_thread()
     if level < MPI.THREAD_MULTIPLE:
         raise EnvironmentLacks(
-            f"this MPI gives {_THREAD_LEVELS[level]}, the transport 'mpi' needs "
-            "MPI_THREAD_MULTIPLE: use an MPI library that is built with it"
+            f"this MPI provides {_THREAD_LEVELS[level]}, transport 'mpi' needs "
+            "MPI_THREAD_MULTIPLE: use an MPI library that supports it"
         )

@@ -1,6 +1,6 @@
-"""MPI's world as a job needs it before and after the training: who is where, and one end for all.
+"""MPI_COMM_WORLD for the job around the training: values of all ranks, barrier, abort.
 
-Importing this initialises MPI, but not torch: that comes only when a rank has its cores.
+Importing this initialises MPI, but not torch, which is imported only after a rank has its cores.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Value = TypeVar("_Value")
 
 
 class World:
-    """All ranks of the MPI job that this process is one of. Making it is collective."""
+    """All ranks of the MPI job of this process. Construction is collective."""
 
     def __init__(self) -> None:
         self._comm = MPI.COMM_WORLD
@@ -28,21 +28,22 @@ class World:
         self.ranks_on_node: int = self._node.size
 
     def gather(self, value: _Value) -> list[_Value]:
-        """Every rank's value, by rank; collective."""
+        """Return every rank's value, by rank; collective."""
         return self._comm.allgather(value)
 
     def of_rank_0(self, value: _Value | None) -> _Value | None:
-        """Rank 0's value; collective."""
+        """Return rank 0's value; collective."""
         found: _Value | None = self._comm.bcast(value)
         return found
 
     def of_this_node(self, value: _Value) -> _Value:
-        """The value of this node's first rank; collective."""
+        """Return the value of this node's first rank; collective."""
         found: _Value = self._node.bcast(value)
         return found
 
     def wait_for_all(self, limit_s: float) -> None:
-        """Barrier with a limit: the trial is over when its last rank is. Raises TimedOut."""
+        """Wait for all ranks, because a trial ends with its last rank. Raises TimedOut after
+        `limit_s`."""
         request = self._comm.Ibarrier()
         deadline = time.monotonic() + limit_s
         while not request.Test():

@@ -1,5 +1,5 @@
 """The search for the fastest way of communicating, for each trial with peers."""
 
-from paceline.tune.comm.kind import CommFindings, CommSearch, tune_comm
+from paceline.tune.comm.method import CommFindings, CommSearch, tune_comm
 
 __all__ = ["CommFindings", "CommSearch", "tune_comm"]

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from paceline.plan.planning import resolve_training
 from paceline.spec.values import LOCAL_STRATEGIES
-from paceline.tune.local.space import local_requests
-from paceline.tune.spaces import Space, Subject, space_of
+from paceline.tune.local.search_space import local_requests
+from paceline.tune.spaces import Space, Target, space_of
 
 if TYPE_CHECKING:
     from paceline.spec import Experiment, LocalStrategy, TuneSettings, WorkloadRequest
@@ -37,7 +37,7 @@ def strategy_space(
     )
     requests = local_requests(strategy, cores=cores, batch=batch, oversubscribe=oversubscribe)
     return space_of(
-        Subject(workload=workload.name, name=strategy),
+        Target(workload=workload.name, name=strategy),
         requests,
         short,
         dataset,

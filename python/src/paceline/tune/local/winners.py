@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.plan.planning import resolve_training
 from paceline.spec.counts import share_of
 from paceline.spec.tune_rules import says_its_layout
-from paceline.tune.spaces import Subject, changed
+from paceline.tune.spaces import Target, changed
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
@@ -52,7 +52,7 @@ def with_layout(
         if found is None:
             return None
     else:
-        found = findings.of(Subject(workload=workload.name, name=request.local_strategy))
+        found = findings.of(Target(workload=workload.name, name=request.local_strategy))
     chosen = None if found is None else found.chosen
     if chosen is None or says_its_layout(request):
         return request

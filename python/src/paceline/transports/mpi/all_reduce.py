@@ -1,0 +1,233 @@
+"""All-reduce over one group of ranks, with the algorithm that suits their placement."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from paceline.errors import EnvironmentLacks
+from paceline.transports.mpi.algorithms import link_load
+from paceline.transports.mpi.buffers import chunks
+from paceline.transports.mpi.calibration import Choice, calibrate
+from paceline.transports.mpi.hierarchical import Hierarchy, hosts_of
+from paceline.transports.mpi.message_all_reduce import MessageAllReduce, Traffic
+from paceline.transports.mpi.polling import poll
+from paceline.transports.mpi.reduce_operations import ufunc_of
+from paceline.transports.mpi.shared_memory import HostGroup
+from paceline.transports.work import timed_out
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from torch._C._distributed_c10d import Store
+
+    from paceline.spec.values import Algorithm
+    from paceline.transports.mpi.rank_names import RankNames
+
+# MPI's own all-reduce is not a candidate: it spins on cores that are busy (with two ranks on each
+# core 25 MB took 12 s instead of 0.4 s) and cannot be given up. The papers' two are too slow.
+_CANDIDATES = ("recursive-doubling", "ring", "rabenseifner")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveStatistics:
+    """How this rank carried out an all-reduce."""
+
+    algorithm: str
+    sent_bytes: int | None = None  # None if not counted: MPI's own all-reduce and shared memory
+    sent_messages: int | None = None
+
+
+class AllReduce:
+    """All-reduce among the ranks of `comm`. One thread calls it, in the same order on all ranks."""
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        *,
+        names: RankNames,
+        store: Store,
+        limit_s: float,
+        algorithm: Algorithm,
+    ) -> None:
+        """Construct; collective. names: names of the ranks of `comm`. store: used by this group
+        only. limit_s: limit of every wait.
+
+        algorithm: "auto" means shared memory on one host. Otherwise, or if memory cannot be shared,
+        a calibration decides: in the constructor if the group is the whole world, else at the first
+        message.
+        """
+        self._comm = comm
+        self._rank, self._size = comm.rank, comm.size
+        self._names = names
+        self._limit_s = limit_s
+        self._requested = algorithm
+        self._hosts = hosts_of(comm)
+        self._host_group: HostGroup | None = None
+        self._reason_not_shared: str | None = None
+        self._hierarchy: Hierarchy | None = None
+        self._messages: MessageAllReduce | None = None
+        self._messages_comm = MPI.COMM_NULL
+        self._choice: Choice | None = None
+        self._algorithm = self._prepare(store)
+        if self._algorithm == "auto" and self._size == MPI.COMM_WORLD.size:
+            self._choice = self._calibrate()
+
+    def allreduce(self, buffer: NDArray[Any], operation: MPI.Op) -> CollectiveStatistics:
+        """Reduce a flat array over all ranks in place; all ranks get bit-identical results.
+
+        Raises TimedOut if a peer does not take part within the limit, PeerLost if a peer died.
+        """
+        algorithm = self._algorithm
+        if algorithm == "auto":
+            if self._choice is None:
+                self._choice = self._calibrate()
+            algorithm = self._choice.algorithm_for(buffer.nbytes)
+        traffic = self._carry_out(algorithm, buffer, operation)
+        if traffic is None:
+            return CollectiveStatistics(algorithm=algorithm)
+        return CollectiveStatistics(
+            algorithm=algorithm, sent_bytes=traffic.bytes, sent_messages=traffic.messages
+        )
+
+    def synchronise(self, name: str) -> None:
+        """Wait until every rank has reached operation `name`; see GroupCore._submit."""
+        if self._host_group is not None and len(set(self._hosts)) == 1:
+            self._host_group.synchronise(name)
+        elif not poll(self._comm.Ibarrier(), self._limit_s):
+            raise timed_out(f"MPI {name}", self._names.world_ranks[self._rank], self._limit_s)
+
+    def describe(self) -> dict[str, Any]:
+        """Return which algorithm reduces messages of which size, for the records."""
+        described: dict[str, Any] = {"algorithm": self._algorithm, "hosts": len(set(self._hosts))}
+        if self._reason_not_shared is not None:
+            described["not_shared"] = self._reason_not_shared
+        if self._choice is not None:
+            described["by_size"] = [asdict(choice) for choice in self._choice.bins]
+            described["calibration_s"] = {
+                name: dict(zip(map(str, curve.bytes), curve.seconds, strict=True))
+                for name, curve in self._choice.curves.items()
+            }
+            described["calibration_took_s"] = self._choice.took_s
+        return described
+
+    def close(self) -> None:
+        """Free what is shared; collective."""
+        if self._host_group is not None:
+            self._host_group.close()
+            self._host_group = None
+        if self._hierarchy is not None:
+            self._hierarchy.close()
+            self._hierarchy = None
+        if self._messages is not None:
+            self._messages_comm.Free()
+            self._messages = None
+
+    def _prepare(self, store: Store) -> str:
+        """Create what the requested algorithm needs, and return the algorithm that is used."""
+        algorithm = self._requested
+        if self._size == 1:
+            return "alone"
+        hosts = len(set(self._hosts))
+        levels = hosts < self._size or algorithm == "hierarchical"
+        if algorithm in {"auto", "hierarchical"} and levels and self._share_memory(store):
+            if hosts == 1:
+                return "shared"
+            segments = self._host_group.segments if self._host_group is not None else None
+            self._hierarchy = Hierarchy(self._comm, self._hosts, segments, self._limit_s)
+        if algorithm == "hierarchical" and self._hierarchy is None:
+            algorithm = "auto"
+        if algorithm not in {"native", "hierarchical"}:
+            self._messages_comm = self._comm.Dup()
+            self._messages = MessageAllReduce(self._messages_comm, self._names, self._limit_s)
+        return algorithm
+
+    def _share_memory(self, store: Store) -> bool:
+        """Return whether the ranks of every host share memory; across containers, for example, they
+        do not."""
+        own = self._hosts[self._rank]
+        members = [rank for rank, host in enumerate(self._hosts) if host == own]
+        try:
+            if len(members) > 1:
+                self._host_group = HostGroup(members, self._rank, self._names, store, self._limit_s)
+        except EnvironmentLacks as error:
+            self._reason_not_shared = str(error)
+        reasons = [reason for reason in self._comm.allgather(self._reason_not_shared) if reason]
+        if reasons:
+            self._reason_not_shared = reasons[0]
+            if self._host_group is not None:
+                self._host_group.close()
+                self._host_group = None
+        return not reasons
+
+    def _carry_out(self, algorithm: str, buffer: NDArray[Any], operation: MPI.Op) -> Traffic | None:
+        """Run one all-reduce and return what this rank sent, or None if that is not counted."""
+        if algorithm == "alone":
+            return Traffic()
+        if algorithm == "native":
+            self.synchronise("allreduce")
+            for chunk in chunks(buffer):
+                self._comm.Allreduce(MPI.IN_PLACE, chunk, operation)
+            return None
+        ufunc = ufunc_of(operation)
+        if algorithm == "shared":
+            assert self._host_group is not None
+            self._host_group.segments.allreduce(buffer, ufunc)
+            return None
+        if algorithm == "hierarchical":
+            assert self._hierarchy is not None
+            return self._hierarchy.allreduce(buffer, ufunc)
+        assert self._messages is not None
+        return self._messages.allreduce(buffer, ufunc, algorithm)
+
+    def _candidates(self) -> tuple[str, ...]:
+        """Return the algorithms to calibrate. Between two ranks all send the same volume, and
+        recursive doubling needs one step instead of two."""
+        if self._size == 2:
+            return ("recursive-doubling",)
+        return _CANDIDATES if self._hierarchy is None else ("hierarchical", *_CANDIDATES)
+
+    def _calibrate(self) -> Choice:
+        loads = {name: link_load(name, self._hosts) for name in self._candidates()}
+
+        def run(algorithm: str, size_bytes: int) -> None:
+            self._carry_out(algorithm, np.zeros(size_bytes // 4, np.float32), MPI.SUM)
+
+        return calibrate(loads, run, self._agree)
+
+    def _agree(self, value: Any) -> Any:
+        """Return rank 0's value on all ranks."""
+        text = json.dumps(value).encode()
+        length = np.array([len(text)], np.int64)
+        self._broadcast(length)
+        content = np.zeros(int(length[0]), np.uint8)
+        if self._rank == 0:
+            content[:] = np.frombuffer(text, np.uint8)
+        self._broadcast(content)
+        return json.loads(content.tobytes())
+
+    def _broadcast(self, array: NDArray[Any]) -> None:
+        if not poll(self._comm.Ibcast(array, 0), self._limit_s):
+            own = self._names.world_ranks[self._rank]
+            raise timed_out("MPI calibration", own, self._limit_s)
+
+
+def combined_statistics(parts: Sequence[CollectiveStatistics]) -> CollectiveStatistics | None:
+    """Combine the statistics of several all-reduces into those of one operation."""
+    if len(parts) <= 1:
+        return parts[0] if parts else None
+    return CollectiveStatistics(
+        algorithm=", ".join(dict.fromkeys(part.algorithm for part in parts)),
+        sent_bytes=_total([part.sent_bytes for part in parts]),
+        sent_messages=_total([part.sent_messages for part in parts]),
+    )
+
+
+def _total(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None

@@ -1,0 +1,152 @@
+"""Choose an all-reduce algorithm for each message size from about one second of measurements."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BUDGET_S = 1.0
+_SIZES_BYTES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 4 * 2**20, 16 * 2**20)
+_REPEATS = 2
+_DECIDED_BYTES = tuple(2**power for power in range(10, 29))  # 1 KiB to 256 MiB
+_WORTHWHILE = 0.97  # a change of algorithm must gain more than noise
+
+
+@dataclass(slots=True)
+class Curve:
+    """Measured seconds by message size, in ascending order of the sizes."""
+
+    bytes: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    beyond_s_per_byte: float | None = None  # slope beyond the largest measured size, if known
+
+    def at(self, size_bytes: int) -> float:
+        """Interpolate linearly between sizes; constant below the smallest; see `extrapolate` for
+        larger ones."""
+        if size_bytes <= self.bytes[0]:
+            return self.seconds[0]
+        longest, last = self.bytes[-1], self.seconds[-1]
+        if size_bytes > longest:
+            per_byte = self.beyond_s_per_byte or last / longest
+            return last + per_byte * (size_bytes - longest)
+        return float(np.interp(size_bytes, self.bytes, self.seconds))
+
+
+def extrapolate(curves: dict[str, Curve], loads: dict[str, float]) -> None:
+    """Set the slope of each curve beyond its last size from the load of the busiest link.
+
+    loads: bytes through that link for each byte of the message. The time per byte of a long message
+    is a property of the link (Thakur, Rabenseifner, Gropp 2005, section 3), so the best time that
+    one algorithm reached is possible for all. Extrapolating each curve from its own last two sizes
+    would amplify noise.
+    """
+    link_s_per_byte = min(
+        curve.seconds[-1] / (curve.bytes[-1] * loads[name]) for name, curve in curves.items()
+    )
+    for name, curve in curves.items():
+        curve.beyond_s_per_byte = link_s_per_byte * loads[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """The algorithm of messages of up to this many bytes; None means any size."""
+
+    up_to_bytes: int | None
+    algorithm: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Measurements of rank 0, and the decision that all ranks follow."""
+
+    bins: tuple[Bin, ...]
+    curves: dict[str, Curve]
+    took_s: float
+
+    def algorithm_for(self, size_bytes: int) -> str:
+        return next(
+            choice.algorithm
+            for choice in self.bins
+            if choice.up_to_bytes is None or size_bytes <= choice.up_to_bytes
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Choice:
+        return cls(
+            bins=tuple(Bin(**choice) for choice in values["bins"]),
+            curves={name: Curve(**curve) for name, curve in values["curves"].items()},
+            took_s=values["took_s"],
+        )
+
+
+def decide(curves: dict[str, Curve]) -> tuple[Bin, ...]:
+    """Return the fastest algorithm by message size, changed only where the gain exceeds noise."""
+    winners: list[str] = []
+    for size in _DECIDED_BYTES:
+        seconds = {name: curve.at(size) for name, curve in curves.items()}
+        best = min(seconds, key=lambda name: seconds[name])
+        if winners and seconds[best] > seconds[winners[-1]] * _WORTHWHILE:
+            best = winners[-1]
+        winners.append(best)
+    bins = []
+    for algorithm, run in groupby(zip(_DECIDED_BYTES, winners, strict=True), lambda pair: pair[1]):
+        largest = [size for size, _ in run][-1]
+        # the geometric mean of two powers of two
+        bins.append(Bin(int(largest * math.sqrt(2)), algorithm))
+    bins[-1] = Bin(None, bins[-1].algorithm)
+    return tuple(bins)
+
+
+def calibrate(
+    loads: dict[str, float],
+    run: Callable[[str, int], None],
+    agree: Callable[[Any], Any],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Choice:
+    """Measure the algorithms of `loads` at increasing sizes within the time budget; collective.
+
+    loads: see `extrapolate`. run: performs an all-reduce of the given bytes with the given
+    algorithm. It cannot end on one rank before the last rank has started, so rank 0's time is
+    representative. agree: returns rank 0's JSON value on all ranks. A single algorithm is not
+    measured.
+    """
+    if len(loads) == 1:
+        return Choice((Bin(None, next(iter(loads))),), {}, 0.0)
+    started = clock()
+    curves = {name: Curve() for name in loads}
+    for name in loads:
+        run(name, _SIZES_BYTES[0])  # opens connections and fills caches
+    for size in _SIZES_BYTES:
+        measured: dict[str, float] = {}
+        for name, curve in curves.items():
+            expected = _REPEATS * curve.at(size) if curve.bytes else 0.0
+            if curve.bytes and not agree(clock() - started + expected <= BUDGET_S):
+                break
+            measured[name] = min(_timed(name, size, run, clock) for _ in range(_REPEATS))
+        if len(measured) < len(curves):
+            break
+        for name, seconds in measured.items():
+            curves[name].bytes.append(size)
+            curves[name].seconds.append(seconds)
+    extrapolate(curves, loads)
+    choice = Choice(decide(curves), curves, clock() - started)
+    return Choice.from_dict(agree(choice.as_dict()))
+
+
+def _timed(
+    name: str, size: int, run: Callable[[str, int], None], clock: Callable[[], float]
+) -> float:
+    started = clock()
+    run(name, size)
+    return clock() - started

@@ -1,0 +1,209 @@
+"""`paceline tune comm`: the search for the fastest way of communicating, trial by trial."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import EnvironmentLacks, UsageError
+from paceline.host.tools import find_mpirun
+from paceline.launchers.mpi.mca import unknown_parameters
+from paceline.records.layout import RunFiles
+from paceline.spec.trial_rules import applies
+from paceline.tune.comm.message_times import BinTimes, compare_messages
+from paceline.tune.comm.search_space import (
+    ROUNDS,
+    Round,
+    choices,
+    why_left_alone,
+    with_communication,
+)
+from paceline.tune.findings import SCHEMA, Findings
+from paceline.tune.search import Bracket, FinalBracket
+from paceline.tune.session import run_search
+from paceline.tune.spaces import (
+    BASELINE,
+    LeftOut,
+    Space,
+    Target,
+    plan_one,
+    reason_of,
+    space_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from paceline.plan.trial import Trial
+    from paceline.runner import Progress
+    from paceline.spec import Experiment, TrialRequest, WorkloadRequest
+    from paceline.tune.session import SearchContext, SearchPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommFindings:
+    """What was found, and of every target the time of its messages."""
+
+    findings: Findings
+    messages: Mapping[Target, tuple[BinTimes, ...]]
+
+
+class CommSearch:
+    """A target is a trial of the spec on a workload, searched in rounds.
+
+    A last bracket sets what the rounds have found against the trial as it is.
+    """
+
+    command = "tune comm"
+
+    def __init__(self) -> None:
+        self._requests: dict[Target, TrialRequest] = {}
+        self._first_rounds: dict[Target, Round] = {}
+
+    def spaces(self, context: SearchContext) -> list[Space]:
+        """The candidates of the first round; the others depend on its winner.
+
+        Raises EnvironmentLacks if [tune] names a parameter that this MPI does not know.
+        """
+        for parameters in context.settings.mpi_parameters or ():
+            unknown = _unknown(parameters, context)
+            if unknown is not None:
+                raise EnvironmentLacks(f"tune.mpi_parameters: {unknown}")
+        found = []
+        for workload in context.short.workloads:
+            for place, request in enumerate(context.experiment.trials, start=1):
+                if applies(request, workload) and not _is_baseline(request):
+                    target = Target(workload=workload.name, name=f"trials[{place}]")
+                    found.append(self._space(target, request, context))
+        return found
+
+    def first_bracket(self, space: Space, context: SearchContext) -> Bracket:
+        name = self._first_rounds[space.target]
+        return Bracket(space.target, space.candidates, context.settings, name=name)
+
+    def following(
+        self,
+        bracket: Bracket,
+        plan: SearchPlan,
+        files: RunFiles,  # noqa: ARG002  (of any method of search)
+    ) -> Bracket | None:
+        """The next round that has something to try, and at last the final against the default."""
+        winner, context = bracket.best, plan.context
+        if (
+            winner is None
+            or bracket.target not in self._requests
+            or isinstance(bracket, FinalBracket)
+        ):
+            return None
+        done = [number for number, name in enumerate(ROUNDS, start=1) if name == bracket.name]
+        following = self._next_round(bracket.target, winner, done[0], context)
+        if following is not None:
+            name, space = following
+            return Bracket(
+                bracket.target, space.candidates, context.settings, name=name, follows=bracket
+            )
+        default = next(s.default for s in plan.spaces if s.target == bracket.target)
+        if default is None or default.configuration == winner.configuration:
+            return None
+        return FinalBracket(default, winner, context.settings, follows=bracket)
+
+    def document(self, plan: SearchPlan, findings: Findings, files: RunFiles) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "cores": plan.context.cores,
+            "trials": [
+                {
+                    "workload": found.target.workload,
+                    "trial": found.target.name,
+                    **found.to_json(),
+                    "messages": [row.to_json() for row in compare_messages(found, files)],
+                }
+                for found in findings.found
+            ],
+        }
+
+    def filled_in(
+        self,
+        request: TrialRequest,
+        workload: WorkloadRequest,
+        experiment: Experiment,
+        findings: Findings,
+    ) -> TrialRequest | None:
+        place = experiment.trials.index(request) + 1
+        found = findings.of(Target(workload=workload.name, name=f"trials[{place}]"))
+        if found is None or found.chosen is None or found.chosen == found.default:
+            return request
+        return with_communication(request, found.chosen)
+
+    def _space(self, target: Target, request: TrialRequest, context: SearchContext) -> Space:
+        reason = why_left_alone(request)
+        if reason is not None:
+            return _nothing(target, reason)
+        workload = next(w for w in context.short.workloads if w.name == target.workload)
+        dataset = str(context.datasets[target.workload])
+        try:
+            default = plan_one(context.short, workload, request, dataset, context.cores)
+        except (UsageError, EnvironmentLacks) as error:
+            return _nothing(target, reason_of(error))
+        self._requests[target] = request
+        first = self._next_round(target, default, 0, context)
+        if first is None:
+            del self._requests[target]
+            return _nothing(target, "nothing to choose: the spec says it all, or it has no effect")
+        self._first_rounds[target], space = first
+        return space
+
+    def _next_round(
+        self, target: Target, reached: Trial, done: int, context: SearchContext
+    ) -> tuple[Round, Space] | None:
+        """The next of ROUNDS, of which so many are done, that has something to try."""
+        for name in ROUNDS[done:]:
+            request = self._requests[target]
+            asked = choices(name, request, reached, context.settings)
+            if name == "parameters":  # another Open MPI may not have those of `usual_parameters`
+                asked = [r for r in asked if _unknown(r.mpi_parameters, context) is None]
+            space = space_of(
+                target,
+                [with_communication(request, reached), *asked],
+                context.short,
+                str(context.datasets[target.workload]),
+                cores=context.cores,
+                settings=context.settings,
+            )
+            if len(space.candidates) > 1:
+                return name, space
+        return None
+
+
+def tune_comm(
+    spec: str, run_dir: Path, *, resume: bool, progress: Progress, budget_s: float | None = None
+) -> CommFindings:
+    """Search into `run_dir`; the rest is as with any search, see `session.run_search`."""
+    findings = run_search(
+        CommSearch(), spec, run_dir, resume=resume, progress=progress, budget_s=budget_s
+    )
+    files = RunFiles(run_dir)
+    return CommFindings(
+        findings=findings,
+        messages={found.target: compare_messages(found, files) for found in findings.found},
+    )
+
+
+def _is_baseline(request: TrialRequest) -> bool:
+    return (request.launcher, request.local_strategy) == (
+        BASELINE.launcher,
+        BASELINE.local_strategy,
+    )
+
+
+def _nothing(target: Target, reason: str) -> Space:
+    left_out = (LeftOut(what="all", reason=reason),)
+    return Space(target=target, candidates=(), has_default=False, left_out=left_out)
+
+
+def _unknown(parameters: Mapping[str, str], context: SearchContext) -> str | None:
+    """Which of the parameters this MPI would pass over in silence, in words."""
+    if not parameters:
+        return None
+    return unknown_parameters(parameters, find_mpirun(context.experiment.mpi.mpirun).path)

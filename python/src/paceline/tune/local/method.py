@@ -1,0 +1,127 @@
+"""`paceline tune local`: the search for each local strategy at its best on this node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.analysis.reading import load_trial
+from paceline.spec import TrialRequest
+from paceline.spec.split_places import SPLIT_PLACES
+from paceline.tune.findings import SCHEMA, Finding, Findings, configuration_of
+from paceline.tune.local.candidates import searched_strategies, strategy_space
+from paceline.tune.local.search_space import neighbouring_split_points
+from paceline.tune.local.winners import layout_of, with_layout
+from paceline.tune.search import Bracket
+from paceline.tune.session import SearchPlan, plan_search, run_search
+from paceline.tune.spaces import plan_one, repeated
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from paceline.records.layout import RunFiles
+    from paceline.runner import Progress
+    from paceline.spec import Experiment, WorkloadRequest
+    from paceline.tune.session import SearchContext
+    from paceline.tune.spaces import Space
+
+
+class LocalSearch:
+    """A target is a strategy on a workload; a pipeline's winner meets moved split points."""
+
+    command = "tune local"
+
+    def spaces(self, context: SearchContext) -> list[Space]:
+        return [
+            strategy_space(
+                context.short,
+                workload,
+                strategy,
+                str(context.datasets[workload.name]),
+                cores=context.cores,
+                settings=context.settings,
+            )
+            for workload in context.short.workloads
+            for strategy in searched_strategies(context.experiment, context.settings)
+        ]
+
+    def first_bracket(self, space: Space, context: SearchContext) -> Bracket:
+        return Bracket(space.target, space.candidates, context.settings)
+
+    def following(self, bracket: Bracket, plan: SearchPlan, files: RunFiles) -> Bracket | None:
+        """Once a pipeline has its winner: that, against the split points beside its own."""
+        winner, context = bracket.best, plan.context
+        if bracket.follows is not None or winner is None or winner.pipeline is None:
+            return None
+        record = load_trial(files.trial(repeated(winner, 0).id))
+        split_points = (
+            [] if record.result is None else record.result.communication.get("split_points", [])
+        )
+        workload = next(w for w in context.short.workloads if w.name == bracket.target.workload)
+        layout = {k: v for k, v in layout_of(winner).items() if k != "balance"}
+        beside = [
+            plan_one(
+                context.short,
+                workload,
+                TrialRequest(
+                    launcher="local",
+                    local_strategy=winner.local_strategy,
+                    oversubscribe=winner.placement.oversubscribe,
+                    **{**layout, "split_points": moved},
+                ),
+                winner.training.dataset,
+                context.cores,
+            )
+            for moved in neighbouring_split_points(
+                split_points, SPLIT_PLACES[winner.training.model]
+            )
+        ]
+        if not beside:
+            return None
+        return Bracket(
+            bracket.target,
+            [winner, *beside],
+            context.settings,
+            name="split_points",
+            follows=bracket,
+        )
+
+    def document(
+        self,
+        plan: SearchPlan,  # noqa: ARG002  (of any method of search)
+        findings: Findings,
+        files: RunFiles,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        best = {name: findings.best(name) for name in findings.workloads}
+        return {
+            "schema": SCHEMA,
+            "strategies": [_strategy_json(found) for found in findings.found],
+            "best": {n: None if f is None else configuration_of(f.chosen) for n, f in best.items()},
+        }
+
+    def filled_in(
+        self,
+        request: TrialRequest,
+        workload: WorkloadRequest,
+        experiment: Experiment,
+        findings: Findings,
+    ) -> TrialRequest | None:
+        return with_layout(request, workload, experiment, findings)
+
+
+def plan_local(spec: str) -> SearchPlan:
+    """What `tune_local` would do; makes nothing, needs no data set to exist yet."""
+    return plan_search(LocalSearch(), spec)
+
+
+def tune_local(
+    spec: str, run_dir: Path, *, resume: bool, progress: Progress, budget_s: float | None = None
+) -> Findings:
+    """Search into `run_dir`; the rest is as with any search, see `session.run_search`."""
+    return run_search(
+        LocalSearch(), spec, run_dir, resume=resume, progress=progress, budget_s=budget_s
+    )
+
+
+def _strategy_json(found: Finding) -> dict[str, Any]:
+    target = found.target
+    return {"workload": target.workload, "local_strategy": target.name, **found.to_json()}

@@ -1,0 +1,108 @@
+"""One short trial: run it as any other, or read what an earlier search recorded of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from paceline.analysis.equivalence import read_equivalence
+from paceline.analysis.reading import load_trial
+from paceline.analysis.statistics import series
+from paceline.analysis.steps import global_steps
+from paceline.records.attempts import set_aside
+from paceline.runner import check_equivalences, failure_of, is_finished, run_trial
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from paceline.analysis.statistics import Series
+    from paceline.plan.trial import Trial
+    from paceline.records.layout import RunFiles
+    from paceline.runner import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Images a second of the steady steps, or why there are none."""
+
+    samples_per_s: Series | None
+    failure: str | None = None
+
+
+class Measurer(Protocol):
+    """What measures a trial."""
+
+    def measure(self, trial: Trial, number: int, of: int) -> Measurement | None:
+        """The measurement, made only if there is none yet; None if the time is spent."""
+
+
+class TrialMeasurer:
+    """Measures here and keeps every trial in a run directory.
+
+    A trial that has an outcome, good or bad, is not run again, unless it is a baseline: without
+    that, nothing can be compared. A trial that trains something else than the baseline counts as
+    failed: its speed means nothing. (One that sends less on purpose is another training anyway.)
+    """
+
+    def __init__(
+        self,
+        files: RunFiles,
+        baselines: Mapping[str, Trial],
+        progress: Progress,
+        *,
+        limit_s: float | None,
+    ) -> None:
+        """baselines: the sequential trial of each workload, which is measured before others.
+
+        `measure` raises RankFailed or TimedOut if one of them fails.
+        """
+        self._files = files
+        self._baselines = baselines
+        self._progress = progress
+        self._deadline_s = None if limit_s is None else time.monotonic() + limit_s
+
+    def measure(self, trial: Trial, number: int, of: int) -> Measurement | None:
+        files = self._files.trial(trial.id)
+        if not self._has_ended(trial):
+            if self._deadline_s is not None and time.monotonic() > self._deadline_s:
+                return None
+            set_aside(self._files, trial.id)
+            self._progress.trial_started(trial, files, number, of)
+            outcome = run_trial(trial, files)
+            self._progress.trial_ended(trial, outcome)
+            if trial.is_baseline and outcome.status != "ok":
+                raise failure_of(outcome, self._files)
+        baseline = self._baselines[trial.training.workload]
+        check_equivalences([baseline, trial], self._files, keep_tensors=False)
+        return self._read(trial)
+
+    def _has_ended(self, trial: Trial) -> bool:
+        files = self._files.trial(trial.id)
+        return is_finished(files) if trial.is_baseline else files.outcome.exists()
+
+    def _read(self, trial: Trial) -> Measurement:
+        record = load_trial(self._files.trial(trial.id))
+        if not record.finished:
+            reason = None if record.outcome is None else record.outcome.message
+            return Measurement(samples_per_s=None, failure=reason or "it left no reason")
+        different = _difference(record.files.equivalence) if trial.is_exact else None
+        if different is not None:
+            return Measurement(samples_per_s=None, failure=different)
+        warmup = trial.training.warmup_steps
+        rates = global_steps(record).samples_per_s(warmup, trial.round_steps)
+        found = series(rates, trial.id)
+        failure = None if found is not None else "it recorded no steady step"
+        return Measurement(samples_per_s=found, failure=failure)
+
+
+def _difference(equivalence: Path) -> str | None:
+    """How the trial differs from the baseline; None where it does not, or nobody could say."""
+    if not equivalence.exists():
+        return None
+    found = read_equivalence(equivalence)
+    if found.equivalent is not False:
+        return None
+    faults = [f"{c.name}: {c.reason}" for c in found.checks if c.decisive and c.passed is False]
+    return "another training than the baseline: " + "; ".join(faults)

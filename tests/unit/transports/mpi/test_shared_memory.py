@@ -1,0 +1,110 @@
+"""Threads that share an array stand for processes that share memory."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from paceline.transports.mpi.shared_memory import SharedSegments, owned, segment_bytes
+
+LIMIT_S = 20
+SIZES = (1, 2, 3, 5)
+
+
+@pytest.fixture(params=SIZES)
+def run(request):
+    """run(task): task(segments, rank) on every rank at once; the results by rank."""
+    size = request.param
+    memory = np.zeros(segment_bytes(size), np.uint8)
+    meeting = threading.Barrier(size)
+    ranks = [SharedSegments(memory, r, size, lambda: meeting.wait(LIMIT_S)) for r in range(size)]
+
+    def run(task):
+        def guarded(rank):
+            try:
+                return task(ranks[rank], rank)
+            except BaseException:
+                meeting.abort()
+                raise
+
+        with ThreadPoolExecutor(size) as pool:
+            return list(pool.map(guarded, range(size)))
+
+    run.size = size
+    return run
+
+
+def values(rank, length, dtype):
+    return (np.random.default_rng(rank).standard_normal(length) * 50).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
+@pytest.mark.parametrize("length", [0, 1, 3, 1000, 40_000, 1_300_001])
+def test_all_ranks_get_the_very_same_sum(run, dtype, length):
+    def task(segments, rank):
+        buffer = values(rank, length, dtype)
+        segments.allreduce(buffer, np.add)
+        return buffer
+
+    expected = values(0, length, dtype)
+    for rank in range(1, run.size):
+        expected = np.add(expected, values(rank, length, dtype))  # in the order of the ranks
+    for buffer in run(task):
+        np.testing.assert_array_equal(buffer, expected)
+
+
+def test_messages_of_changing_length_follow_one_another_without_a_mix_up(run):
+    lengths = [5, 700_001, 0, 3, 900_000, 20, 20, 20, 400_000]
+
+    def task(segments, rank):
+        sums = []
+        for number, length in enumerate(lengths):
+            buffer = np.full(length, 10.0**rank + number, np.float64)
+            segments.allreduce(buffer, np.add)
+            sums.append(buffer)
+        return sums
+
+    for sums in run(task):
+        for number, (length, buffer) in enumerate(zip(lengths, sums, strict=True)):
+            expected = sum(10.0**rank + number for rank in range(run.size))
+            np.testing.assert_array_equal(buffer, np.full(length, expected))
+
+
+@pytest.mark.parametrize("operation", [np.multiply, np.minimum, np.maximum])
+def test_other_operations(run, operation):
+    def task(segments, rank):
+        buffer = values(rank, 50_000, np.float64)
+        segments.allreduce(buffer, operation)
+        return buffer
+
+    expected = operation.reduce([values(rank, 50_000, np.float64) for rank in range(run.size)])
+    for buffer in run(task):
+        np.testing.assert_allclose(buffer, expected)
+
+
+@pytest.mark.parametrize("length", [1, 1000, 1_300_001])
+def test_owners_reduce_their_shares_and_hand_them_out(run, length):
+    owners = max(1, run.size - 1)
+
+    def task(segments, rank):
+        buffer = values(rank, length, np.int64)
+        segments.reduce_scatter(buffer, np.add, owners)
+        share = buffer[owned(length, rank, owners)].copy()
+        buffer[owned(length, rank, owners)] *= 2  # what the hosts exchange meanwhile
+        segments.all_gather(buffer, owners)
+        return share, buffer
+
+    expected = sum(values(rank, length, np.int64) for rank in range(run.size))
+    results = run(task)
+    np.testing.assert_array_equal(np.concatenate([share for share, _ in results]), expected)
+    for _, buffer in results:
+        np.testing.assert_array_equal(buffer, expected * 2)
+
+
+def test_memory_is_bounded_and_leaves_room_for_every_rank():
+    for size in (1, 2, 8, 64, 1000):
+        assert segment_bytes(size) <= 200 * 2**20
+        assert segment_bytes(size) >= 3 * size * size * 64

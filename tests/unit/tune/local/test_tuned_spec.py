@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import pytest
+from tests.unit.tune.conftest import SPEC
+
+from paceline.analysis.statistics import Interval
+from paceline.plan.planning import plan_trials
+from paceline.spec.loading import parse_spec
+from paceline.tune.findings import Finding, Findings
+from paceline.tune.local.candidates import strategy_space
+from paceline.tune.local.method import LocalSearch
+from paceline.tune.local.winners import layout_of
+from paceline.tune.spaces import Target, short_experiment
+from paceline.tune.tuned_spec import tuned_text
+
+TWO_WORKLOADS = SPEC + '[[workloads]]\nname = "simple-big"\nglobal_batch = 64\n'
+CORES = 4
+
+
+def entry(launcher, strategy, **values):
+    lines = [f"{key} = {value}" for key, value in values.items()]
+    named = [f'launcher = "{launcher}"', f'local_strategy = "{strategy}"']
+    return "\n".join(["[[trials]]", *named, *lines, ""])
+
+
+class Case:
+    """A spec, and findings in which any candidate may be made to win."""
+
+    def __init__(self, text):
+        self.experiment = parse_spec(text + "[tune]\noversubscribe = true\n", "mine.toml")
+        self.short = short_experiment(self.experiment, self.experiment.tune)
+        self.found: list[Finding] = []
+
+    def wins(self, workload_name, strategy, number, speed=10.0):
+        """The candidate of that number (0 is the default) is the fastest, certainly."""
+        workload = next(w for w in self.short.workloads if w.name == workload_name)
+        space = strategy_space(
+            self.short,
+            workload,
+            strategy,
+            "data",
+            cores=CORES,
+            settings=self.experiment.tune,
+        )
+        interval = Interval(median=speed, low=speed, high=speed)
+        winner = space.candidates[number]
+        default = number == 0
+        self.found.append(
+            Finding(
+                target=Target(workload=workload_name, name=strategy),
+                default=space.default,
+                default_samples_per_s=interval if default else interval.scaled(0.5),
+                fastest=winner,
+                fastest_samples_per_s=interval,
+                ratio=None if default else Interval(median=2, low=1.5, high=2.5),
+                candidates=len(space.candidates),
+                left_out=(),
+                failures={},
+                cut_short=False,
+            )
+        )
+        return winner
+
+    def tuned(self):
+        findings = Findings(found=tuple(self.found))
+        text = tuned_text(LocalSearch(), self.experiment, findings, CORES)
+        return parse_spec(text, "tuned.toml")
+
+    def planned(self):
+        tuned = self.tuned()
+        datasets = {w.name: "data" for w in tuned.workloads}
+        return plan_trials(tuned.model_copy(update={"repeats": 1}), datasets, CORES)
+
+
+def of(trials, strategy, launcher="local"):
+    return [t for t in trials if (t.local_strategy, t.launcher) == (strategy, launcher)]
+
+
+@pytest.mark.parametrize(
+    "strategy", ["sequential", "intraop", "threads", "processes", "pipeline", "hybrid"]
+)
+def test_every_candidate_is_planned_again_from_what_the_tuned_spec_says(strategy):
+    text = SPEC if strategy == "sequential" else SPEC + entry("local", strategy)
+    workload = Case(text).short.workloads[0]
+    numbers = range(
+        len(
+            strategy_space(
+                Case(text).short,
+                workload,
+                strategy,
+                "data",
+                cores=CORES,
+                settings=Case(text).experiment.tune,
+            ).candidates
+        )
+    )
+    for number in list(numbers)[:8]:
+        case = Case(text)
+        winner = case.wins("tiny", strategy, number)
+        (planned,) = of(case.planned(), strategy)
+        assert planned.configuration == winner.configuration
+
+
+def test_rest_of_the_spec_stays_and_the_search_is_gone():
+    others = "[limits]\ntrial_s = 77\n[spark.conf]\n'a.b' = '1'\n"
+    text = SPEC + entry("local", "processes") + others
+    case = Case(text)
+    case.wins("tiny", "processes", 1)
+    tuned = case.tuned()
+    assert tuned.limits == case.experiment.limits
+    assert tuned.spark.conf == {"a.b": "1"}
+    assert tuned.workloads == case.experiment.workloads
+    assert tuned.tune is None
+
+
+def test_winners_that_differ_by_workload_become_trials_of_their_own():
+    case = Case(TWO_WORKLOADS + entry("local", "processes"))
+    first = case.wins("tiny", "processes", 0)
+    second = case.wins("simple-big", "processes", 1)
+    assert first.placement != second.placement
+    requests = [t for t in case.tuned().trials if t.local_strategy == "processes"]
+    assert [(t.workloads, t.ranks_per_node) for t in requests] == [
+        (("tiny",), first.placement.ranks_per_node),
+        (("simple-big",), second.placement.ranks_per_node),
+    ]
+    assert {t.configuration for t in of(case.planned(), "processes")} == {
+        first.configuration,
+        second.configuration,
+    }
+
+
+def test_winners_that_agree_stay_one_trial():
+    case = Case(TWO_WORKLOADS + entry("local", "processes"))
+    case.wins("tiny", "processes", 1)
+    case.wins("simple-big", "processes", 1)
+    (request,) = [t for t in case.tuned().trials if t.local_strategy == "processes"]
+    assert request.workloads is None
+
+
+def test_best_is_the_fastest_strategy_of_each_workload():
+    case = Case(TWO_WORKLOADS + entry("mpi", "best"))
+    case.wins("tiny", "threads", 1, speed=20)
+    case.wins("tiny", "pipeline", 3, speed=10)
+    case.wins("simple-big", "threads", 1, speed=10)
+    winner = case.wins("simple-big", "pipeline", 3, speed=20)
+    trials = [t for t in case.planned() if t.launcher == "mpi"]
+    assert {(t.training.workload, t.local_strategy) for t in trials} == {
+        ("tiny", "threads"),
+        ("simple-big", "pipeline"),
+    }
+    (pipeline,) = of(trials, "pipeline", "mpi")
+    assert pipeline.pipeline == winner.pipeline
+
+
+def test_best_that_is_there_under_its_own_name_is_not_run_twice():
+    text = SPEC + entry("mpi", "best") + entry("mpi", "processes") + entry("mpi", "hybrid")
+    case = Case(text)
+    case.wins("tiny", "processes", 1, speed=20)
+    case.wins("tiny", "hybrid", 0)
+    assert sorted(t.local_strategy for t in case.planned()) == ["hybrid", "processes", "sequential"]
+
+
+def test_trial_that_says_its_own_layout_is_left_alone():
+    case = Case(SPEC + entry("local", "processes", ranks_per_node=4))
+    case.wins("tiny", "processes", 1)
+    (request,) = [t for t in case.tuned().trials if t.local_strategy == "processes"]
+    assert (request.ranks_per_node, request.threads_per_rank) == (4, "auto")
+
+
+def test_strategy_that_was_not_searched_is_left_alone():
+    case = Case(SPEC + entry("local", "processes"))
+    case.wins("tiny", "sequential", 0)
+    (request,) = [t for t in case.tuned().trials if t.local_strategy == "processes"]
+    assert request.ranks_per_node == "auto"
+
+
+def test_tie_keeps_the_default():
+    case = Case(SPEC + entry("local", "processes"))
+    case.wins("tiny", "processes", 1)
+    (found,) = case.found
+    tied = Interval(median=1.1, low=0.9, high=1.3)
+    case.found = [
+        Finding(
+            **{name: getattr(found, name) for name in found.__slots__ if name != "ratio"},
+            ratio=tied,
+        )
+    ]
+    (planned,) = of(case.planned(), "processes")
+    assert planned.configuration == found.default.configuration
+
+
+def test_micro_batches_shrink_to_what_a_replica_gets_of_several_nodes():
+    text = SPEC + entry("mpi", "pipeline", nodes=8) + '[network]\ninterface = "eth0"\n'
+    case = Case(text)
+    space_winner = next(
+        number
+        for number in range(1, 16)
+        if Case(text).wins("tiny", "pipeline", number).pipeline.micro_batches == 16
+    )
+    winner = case.wins("tiny", "pipeline", space_winner)
+    (planned,) = of(case.planned(), "pipeline", "mpi")
+    assert winner.pipeline.micro_batches == 16
+    assert planned.pipeline.micro_batches == 32 // 8  # tiny has 32 samples a step
+    assert planned.placement.nodes == 8
+
+
+def test_explicit_cuts_are_kept():
+    text = SPEC + entry("local", "pipeline")
+    number = next(n for n in range(1, 16) if Case(text).wins("tiny", "pipeline", n).stages == 2)
+    case = Case(text)
+    winner = case.wins("tiny", "pipeline", number)
+    cut = winner.pipeline.model_copy(update={"balance": None, "split_points": (5,)})
+    (found,) = case.found
+    moved = winner.model_copy(update={"pipeline": cut})
+    case.found = [
+        Finding(
+            **{name: getattr(found, name) for name in found.__slots__ if name != "fastest"},
+            fastest=moved,
+        )
+    ]
+    assert layout_of(moved)["split_points"] == (5,)
+    (planned,) = of(case.planned(), "pipeline")
+    assert planned.pipeline == cut

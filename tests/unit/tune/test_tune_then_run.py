@@ -1,0 +1,114 @@
+"""Two stages in one run directory; what each does is tested elsewhere, so both are made up here."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.tune.conftest import SPEC
+
+from paceline.errors import EnvironmentLacks, UsageError
+from paceline.records.files import write_json
+from paceline.records.layout import RunFiles
+from paceline.tune import tune_then_run
+
+
+@pytest.fixture
+def spec(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(SPEC + "[tune]\n")
+    return path
+
+
+@pytest.fixture
+def stages(spec, monkeypatch, tmp_path):
+    """What was called; a stage named in `interrupted` ends half-way."""
+    calls, interrupted = [], set()
+
+    def search(asked, run_dir, *, resume, progress):
+        calls.append(("search", asked, run_dir, resume))
+        write_json(RunFiles(run_dir).manifest, {"spec_toml": spec.read_text()})
+        if "search" in interrupted:
+            raise KeyboardInterrupt
+        RunFiles(run_dir).tuned_spec.write_text(SPEC)
+        return "findings"
+
+    def run(asked, run_dir, *, resume, progress):
+        calls.append(("run", asked, run_dir, resume))
+        write_json(RunFiles(run_dir).manifest, {"spec_toml": SPEC})
+        if "run" in interrupted:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(tune_then_run, "make_datasets", lambda *_: {"tiny": tmp_path})
+    monkeypatch.setattr(tune_then_run, "tune_local", search)
+    monkeypatch.setattr(tune_then_run.runner, "run", run)
+    return calls, interrupted
+
+
+def run(spec, run_dir, *, resume=False):
+    return tune_then_run.tune_and_run(str(spec), run_dir, resume=resume, progress=None)
+
+
+def test_search_comes_first_and_its_spec_is_run(spec, stages, tmp_path):
+    calls, _ = stages
+    out = tmp_path / "out"
+    assert run(spec, out) == "findings"
+    assert calls == [
+        ("search", str(spec), out / "tune", False),
+        ("run", str(out / "tune" / "tuned.toml"), out, False),
+    ]
+
+
+def test_interrupted_search_is_gone_on_with(spec, stages, tmp_path):
+    calls, interrupted = stages
+    interrupted.add("search")
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, tmp_path / "out")
+    interrupted.clear()
+    calls.clear()
+    run(spec, tmp_path / "out", resume=True)
+    assert [(name, resume) for name, _, _, resume in calls] == [("search", True), ("run", False)]
+
+
+def test_interrupted_run_is_gone_on_with_and_not_searched_again(spec, stages, tmp_path):
+    calls, interrupted = stages
+    interrupted.add("run")
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, tmp_path / "out")
+    interrupted.clear()
+    calls.clear()
+    assert run(spec, tmp_path / "out", resume=True) is None
+    assert [(name, resume) for name, _, _, resume in calls] == [("run", True)]
+
+
+def test_run_that_is_there_is_not_overwritten(spec, stages, tmp_path):
+    run(spec, tmp_path / "out")
+    with pytest.raises(UsageError, match="add --resume"):
+        run(spec, tmp_path / "out")
+
+
+def test_directory_with_other_things_is_refused(spec, stages, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").touch()
+    with pytest.raises(UsageError, match="new or empty"):
+        run(spec, tmp_path / "out")
+
+
+def test_nothing_to_resume_is_said(spec, stages, tmp_path):
+    with pytest.raises(UsageError, match="expected a run to resume"):
+        run(spec, tmp_path / "out", resume=True)
+
+
+def test_another_spec_is_refused(spec, stages, tmp_path):
+    run(spec, tmp_path / "out")
+    other = spec.with_name("other.toml")
+    other.write_text("seed = 9\n" + SPEC + "[tune]\n")
+    with pytest.raises(UsageError, match="another spec"):
+        run(other, tmp_path / "out", resume=True)
+
+
+def test_launcher_that_is_missing_is_told_before_the_search(spec, stages, tmp_path, monkeypatch):
+    calls, _ = stages
+    spec.write_text(spec.read_text() + '[[trials]]\nlauncher = "mpi"\nlocal_strategy = "best"\n')
+    monkeypatch.setenv("PACELINE_MPIRUN", str(tmp_path / "no-such-mpirun"))
+    with pytest.raises(EnvironmentLacks, match="no-such-mpirun"):
+        run(spec, tmp_path / "out")
+    assert calls == []
