@@ -1,0 +1,1 @@
+"""Gradient accumulation as a local strategy for Paceline."""
