@@ -1,0 +1,91 @@
+"""The documentation agrees with the code: links, commands, exit codes, files, whole specs."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ExitCode
+from paceline.records import layout
+
+ROOT = Path(__file__).parents[2]
+_PLACES = (
+    "*.md",
+    "docs/**/*.md",
+    "examples/**/*.md",
+    "*/README.md",
+    "python/src/paceline/README.md",
+)
+PAGES = sorted({page for place in _PLACES for page in ROOT.glob(place)})
+_FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+def _prose(page: Path) -> str:
+    return _FENCED.sub("", page.read_text("utf-8"))
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    found = set()
+    for heading in re.findall(r"^#+ (.*)$", _prose(page), re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading.strip().lower())
+        found.add(re.sub(r"[^\w\- ]", "", plain.replace("`", "")).replace(" ", "-"))
+    return found
+
+
+def _dead_links(page: Path) -> list[str]:
+    dead = []
+    for target, anchor in _LINK.findall(_prose(page)):
+        if "://" in target:
+            continue
+        path = (page.parent / target).resolve() if target else page
+        is_dead = not path.exists() or (
+            anchor and path.suffix == ".md" and anchor not in _anchors(path)
+        )
+        if is_dead:
+            dead.append(f"{target}#{anchor}" if anchor else target)
+    return dead
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page):
+    assert _dead_links(page) == []
+
+
+def test_a_dead_link_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n[a](none.md) [b](#title) [c](#no-title) [d](page.md#title)\n")
+    assert _dead_links(page) == ["none.md", "#no-title"]
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs/README.md").read_text("utf-8")
+    pages = [p.relative_to(ROOT / "docs") for p in (ROOT / "docs").glob("*/*.md")]
+    assert [str(p) for p in sorted(pages) if f"({p})" not in index] == []
+
+
+def test_commands_are_documented():
+    page = (ROOT / "docs/reference/cli.md").read_text("utf-8")
+    usage = importlib.import_module("paceline.cli.main")._parser().format_help()
+    commands = re.findall(r"^    (\w+)  ", usage, re.MULTILINE)
+    assert {"run", "compare", "sidecar"} <= set(commands)
+    assert [name for name in commands if f"`paceline {name}" not in page] == []
+
+
+def test_exit_codes_are_documented():
+    page = (ROOT / "docs/reference/cli.md").read_text("utf-8")
+    assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [str(int(c)) for c in ExitCode]
+
+
+def test_files_of_a_run_directory_are_documented():
+    page = (ROOT / "docs/reference/run-directory.md").read_text("utf-8")
+    source = Path(layout.__file__).read_text("utf-8")
+    names = set(
+        re.findall(r'"([\w.]+\.(?:jsonl?|txt|log|prom|toml|html|safetensors|parquet))"', source)
+    )
+    assert names
+    assert sorted(name for name in names if f"{name}`" not in page) == []
