@@ -35,10 +35,24 @@ def _why_no_prometheus() -> str | None:
     return f"not on PATH: {', '.join(missing)}" if missing else None
 
 
+def _why_no_tmpfs() -> str | None:
+    if os.geteuid() != 0:
+        return "mounting a file system needs root"
+    ended = subprocess.run(
+        ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/mnt"],
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+        check=False,
+    )
+    return ended.stderr.strip() or "mount failed" if ended.returncode else None
+
+
 # The reason why the tests cannot use a capability, None if they can.
 WHY_NOT: dict[str, Callable[[], str | None]] = {
     "lab": why_no_lab,
     "prometheus": _why_no_prometheus,
+    "tmpfs": _why_no_tmpfs,
 }
 
 
@@ -58,7 +72,7 @@ def detected() -> frozenset[str]:
 
     found = set()
     if os.geteuid() == 0 and installed("ip", "tc", "unshare") and _can_make_a_namespace():
-        found.add("lab")
+        found |= {"lab", "tmpfs"}
     if installed("prometheus", "promtool"):
         found.add("prometheus")
     return frozenset(found)

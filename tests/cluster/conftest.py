@@ -1,4 +1,4 @@
-"""Two hosts for tests of several: network namespaces of this machine (paceline.lab)."""
+"""Two hosts for tests, made of network namespaces of this machine (paceline.lab)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,27 @@ if TYPE_CHECKING:
 
     from paceline.lab import Lab
 
-# Each offers two ranks; they share this machine's cores.
+# Each host offers two ranks. The hosts share this machine's cores.
 TWO_HOSTS = LabSettings(hosts=2, slots=2)
 
 
 @pytest.fixture
 def fresh_lab() -> Iterator[Lab]:
-    """For a test that split points links or kills what runs there."""
+    """Make a lab for a test that takes links down or kills processes."""
     with checked_lab(TWO_HOSTS) as lab:
         yield lab
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    """For tests that leave it as they found it."""
+    """Make a lab for the tests of a module that leave it unchanged."""
     with checked_lab(TWO_HOSTS) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def spark_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Make one standalone Spark cluster on two hosts for all tests; they bring links up again."""
+    settings = LabSettings(hosts=2, slots=2, spark=True)
+    with checked_lab(settings, tmp_path_factory.mktemp("spark-lab")) as made:
         yield made

@@ -1,11 +1,11 @@
-"""Real launchers, real processes, small trainings: by hand, supervised, killed, refused."""
+"""Real launchers with small trainings: started by hand, supervised, killed, refused."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -56,7 +56,7 @@ def dataset(tiny_dataset: Path) -> Path:
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    """As in a user's shell, with the marks by which the tests find what is left."""
+    """Return the environment of a user's shell, with a token that marks all processes."""
     kept = {k: v for k, v in os.environ.items() if is_kept(k)}
     return {
         **kept,
@@ -84,7 +84,7 @@ def run_by_hand(environment: dict[str, str], tmp_path: Path) -> Iterator:
 
     yield run
     token = environment[TOKEN_VARIABLE]
-    # a driver outlives the JVM that it has ended by the time that Python takes to exit
+    # The driver ends after the JVM, when its Python has exited.
     wait_until(lambda: not pids_with_token(token), 10)
     left = {pid: command_line_of(pid) for pid in pids_with_token(token)}
     send(left, signal.SIGKILL)
@@ -136,25 +136,35 @@ def check_records(out: Path, launcher: str) -> None:
 
 @contextmanager
 def standalone_cluster(environment: dict[str, str], work: Path) -> Iterator[str]:
-    """A Spark master with two workers of one core each, on loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    master = f"spark://127.0.0.1:{port}"
+    """Start a Spark master and two workers of one core each, on loopback."""
+    log = work / "daemons.log"
     classes = str(find_spark().path / "bin" / "spark-class")
-    host = ["--host", "127.0.0.1", "--webui-port", "0"]
-    commands = [[classes, "org.apache.spark.deploy.master.Master", *host, "--port", str(port)]]
-    worker = [classes, "org.apache.spark.deploy.worker.Worker", *host, "--cores", "1"]
-    commands += [[*worker, "--memory", "1g", "--work-dir", str(work / w), master] for w in "ab"]
     daemons: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, *words: str) -> None:
+        command = [classes, f"org.apache.spark.deploy.{name.lower()}.{name}"]
+        command += ["--host", "127.0.0.1", "--webui-port", "0", *words]
+        with log.open("ab") as output:
+            daemons.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output))
+
+    def wait_for(pattern: str, count: int) -> str:
+        found: list[str] = []
+
+        def is_logged() -> bool:
+            found[:] = re.findall(pattern, log.read_text())
+            return len(found) >= count
+
+        assert wait_until(is_logged, 60), log.read_text()
+        return found[0]
+
     try:
-        with (work / "daemons.log").open("ab") as log:
-            for command in commands:
-                daemons.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-        deadline = time.monotonic() + 60
-        while (work / "daemons.log").read_text().count("Successfully registered with master") < 2:
-            assert time.monotonic() < deadline, (work / "daemons.log").read_text()
-            time.sleep(0.1)
+        start("Master", "--port", "0")  # the kernel chooses a free port, the log names it
+        master = wait_for(r"Starting Spark master at (spark://127\.0\.0\.1:\d+)", 1)
+        wait_for("New state: ALIVE", 1)
+        for name in "ab":
+            folder = str(work / name)
+            start("Worker", "--cores", "1", "--memory", "1g", "--work-dir", folder, master)
+        wait_for("Successfully registered with master", 2)
         yield master
     finally:
         for daemon in reversed(daemons):
@@ -175,7 +185,7 @@ def test_training_on_a_standalone_master_with_two_workers(
         assert done.returncode == 0, done.stderr
         check_records(out, "spark")
 
-        # two cores are all there is: do not wait for a third
+        # there is no third core, so do not wait for it
         conf += ["--conf", "spark.scheduler.maxRegisteredResourcesWaitingTime=2s"]
         more = run_by_hand(*submit, *conf, SPARK_JOB, "--ranks", "3", "--global-batch", "9",
                            *task(dataset, out)[:6])  # fmt: skip
@@ -184,7 +194,7 @@ def test_training_on_a_standalone_master_with_two_workers(
 
 
 def endless(launcher: str, dataset: Path, out: Path) -> tuple[Trial, TrialFiles]:
-    """A trial that somebody has to end."""
+    """Return a trial that the test ends."""
     words = [*task(dataset, out), "--epochs", "100000", "--no-sidecar"]
     words[words.index("--max-steps") + 1] = "100000"
     job = job_of(parser("test").parse_args(words), launcher, nodes=1, ranks_per_node=2)
@@ -194,7 +204,7 @@ def endless(launcher: str, dataset: Path, out: Path) -> tuple[Trial, TrialFiles]
 
 
 def wait_for_step(files: TrialFiles, rank: int) -> int:
-    """Until a rank trains; its pid."""
+    """Wait until a rank trains; return its process id."""
     steps, deadline = files.rank(rank).steps, time.monotonic() + 90
     while not (steps.exists() and steps.stat().st_size > 0):
         assert time.monotonic() < deadline, files.launcher_log.read_text()
@@ -204,7 +214,7 @@ def wait_for_step(files: TrialFiles, rank: int) -> int:
 
 
 def open_listeners(pids: set[int]) -> list[tuple[str, str]]:
-    """(program, address) of every socket that one of `pids` listens on beyond loopback."""
+    """Return program and address of every socket on which `pids` listen beyond loopback."""
     loopback = ("0100007F", "0" * 24 + "01000000", "0000000000000000FFFF00000100007F")
     sockets = {}
     for name in ("tcp", "tcp6"):
@@ -225,11 +235,13 @@ def open_listeners(pids: set[int]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "gone_within_s"), [("local", 10), ("torchrun", 10), ("mpi", 10), ("spark", 30)]
+    ("launcher", "rank", "gone_within_s"),
+    [("local", 1, 10), ("torchrun", 0, 10), ("mpi", 1, 10), ("spark", 0, 30)],
 )
 def test_killed_rank_ends_everything_and_is_named(
-    launcher, gone_within_s, dataset, tmp_path, monkeypatch
+    launcher, rank, gone_within_s, dataset, tmp_path, monkeypatch
 ):
+    """Rank 0 serves the store. tests/functional/test_killed_rank.py kills rank 0 under mpirun."""
     token = f"test{os.getpid()}{launcher}"
     monkeypatch.setattr(supervise_module.secrets, "token_hex", lambda _n: token)
     trial, files = endless(launcher, dataset, tmp_path / "run")
@@ -237,13 +249,13 @@ def test_killed_rank_ends_everything_and_is_named(
     starter.preflight(trial)
     seen = {}
 
-    def kill_rank_1() -> None:
-        pid = wait_for_step(files, 1)
+    def kill() -> None:
+        pid = wait_for_step(files, rank)
         seen["listeners"] = open_listeners(pids_with_token(token))
         seen["killed"] = time.monotonic()
         os.kill(pid, signal.SIGKILL)
 
-    killer = threading.Thread(target=kill_rank_1)
+    killer = threading.Thread(target=kill)
     ended = supervise(
         starter.command(trial, files), files, limit_s=LIMIT_S, on_started=lambda _: killer.start()
     )
@@ -254,14 +266,14 @@ def test_killed_rank_ends_everything_and_is_named(
     assert ended.left_behind == ()
     assert pids_with_token(token) == set()
     outcome = diagnose(trial, files, ended, starter)
-    assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("failed", 5, 1)
-    assert "rank 1 of 2" in outcome.message
-    assert str(files.rank(1).log) in outcome.message
+    assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("failed", 5, rank)
+    assert f"rank {rank} of 2" in outcome.message
+    assert str(files.rank(rank).log) in outcome.message
     # mpirun's own control port cannot be bound to one interface: open-mpi/ompi#14441
     assert [s for s in seen["listeners"] if s[0] not in ("prterun", "mpirun")] == []
 
 
-@pytest.mark.parametrize("launcher", ["local", "mpi", "spark"])
+@pytest.mark.parametrize("launcher", ["mpi", "spark"])
 def test_killed_supervisor_leaves_no_process(launcher, dataset, tmp_path):
     _, files = endless(launcher, dataset, tmp_path / "run")
     program = (

@@ -1,10 +1,10 @@
 """An executor that dies or is cut off, or a rank that freezes, while Spark trains on two hosts.
 
 The hosts are network namespaces (paceline.lab) with a standalone cluster; master and driver are on
-the first. Ranks that talk to one another have to find out by themselves, within twice the limit of
-a collective, and say whom they miss; in rounds only the driver can say it. Either way the outcome
-names a rank that is lost and its host, and all processes end on both hosts: those that the driver
-cannot reach, by themselves.
+the first. Ranks that communicate must detect the fault by themselves, within twice the limit of a
+collective, and name the lost rank; in rounds only the driver can do that, and the whole command
+ends within the same time. In all cases the outcome names a lost rank and its host, and all
+processes end on both hosts. Those that the driver cannot reach end by themselves.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.cluster.lab.labs import checked_lab
 from tests.cluster.trainings import PROGRAMS, Shares, Training, options, training
 
 from paceline.host.processes import command_line_of, wait_until
-from paceline.lab import INTERFACE, LabSettings
+from paceline.lab import INTERFACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,26 +38,25 @@ pytestmark = [
 
 LIMIT_S = 4.0
 WORDS = {
+    "gloo": "",
     "mpi": "",
     "spark-allgather": "--local-strategy processes --ranks-per-node 2 --oversubscribe",
     "spark-rounds": "--local-strategy processes --ranks-per-node 2 --oversubscribe "
     "--averaging-period 50",
 }
-HOST = 1  # where something happens; the driver is on the other
+HOST = 1  # the host of the fault; the driver is on the other
 
 Start = Callable[[str], AbstractContextManager[Training]]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    settings = LabSettings(hosts=2, slots=2, spark=True)
-    with checked_lab(settings, tmp_path_factory.mktemp("logs")) as lab:
-        yield lab
+@pytest.fixture
+def cluster(spark_lab: Lab) -> Lab:
+    return spark_lab
 
 
 @pytest.fixture
 def under_way(cluster: Lab, tiny_dataset: Path, tmp_path: Path) -> Start:
-    """Steps without end, by a transport, looked after as `paceline run` does it."""
+    """Start an endless training over a transport, supervised as `paceline run` does."""
 
     def start(transport: str) -> AbstractContextManager[Training]:
         words = [*options(LIMIT_S, tiny_dataset, tmp_path / "run"), "--transport", transport]
@@ -74,14 +72,14 @@ def under_way(cluster: Lab, tiny_dataset: Path, tmp_path: Path) -> Start:
 
 @pytest.fixture(scope="module")
 def shares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shares]:
-    """How long it took until somebody said it; of rounds, until the launcher was gone, too."""
+    """Keep and check the times until a fault was reported; in rounds, until the launcher ended."""
     made = Shares(LIMIT_S)
     yield made
     made.write(tmp_path_factory.getbasetemp() / "lost_executors.json")
 
 
 def reasons(running: Training, host: Host) -> dict[int, dict[str, Any]]:
-    """What ranks of a host wrote that found out by themselves, by rank."""
+    """Return the statuses of the ranks of a host that detected the fault, by rank."""
     told = {rank: running.status(rank) for rank in running.ranks_on(host)}
     return {
         rank: status
@@ -91,8 +89,8 @@ def reasons(running: Training, host: Host) -> dict[int, dict[str, Any]]:
 
 
 def assert_ranks_miss(running: Training, missing: list[int], host: Host, told: dict) -> float:
-    """Ranks of `told` reached their limit and name the first missing; when the last one wrote."""
-    assert told, "nobody found out"
+    """Check that the ranks of `told` name the first missing rank; return the last one's time."""
+    assert told, "no rank detected the fault"
     for rank, status in told.items():
         assert status["error"].startswith(f"TimedOut: rank {rank}: "), status
         assert f"within {LIMIT_S:g} s" in status["error"]
@@ -101,7 +99,7 @@ def assert_ranks_miss(running: Training, missing: list[int], host: Host, told: d
 
 
 def assert_outcome(running: Training, allowed: set[tuple[str, int]], lost: list[int] | None) -> Any:
-    """How it ended, with a rank of `lost` to blame (None: any), and a host named."""
+    """Check the outcome: it blames a rank of `lost` (None: any) and names the host."""
     outcome = running.outcome
     assert (outcome["status"], outcome["exit_code"]) in allowed, outcome
     host = running.lab.hosts[HOST].name
@@ -115,7 +113,7 @@ TIMED_OUT, FAILED = ("timed_out", 6), ("failed", 5)
 
 
 @pytest.mark.parametrize("transport", ["spark-allgather", "mpi", "spark-rounds"])
-def test_cut_off_executor_is_told_by_those_on_both_sides_and_ends(
+def test_cut_off_executor_is_reported_by_ranks_on_both_sides_and_ends(
     transport: str, under_way: Start, cluster: Lab, shares: Shares
 ) -> None:
     hosts = cluster.hosts
@@ -163,11 +161,12 @@ def test_frozen_rank_is_named_and_ends(
         shares.record(f"{transport} frozen", last_unix_s, frozen_unix_s)
 
 
+@pytest.mark.parametrize("transport", ["spark-rounds", "gloo"])
 def test_ranks_of_a_killed_executor_are_named(
-    under_way: Start, cluster: Lab, shares: Shares
+    transport: str, under_way: Start, cluster: Lab, shares: Shares
 ) -> None:
-    """In rounds; tests/functional/test_killed_rank.py has it of a barrier stage."""
-    with under_way("spark-rounds") as running:
+    """Rounds are a stage of tasks each; with gloo all ranks are one barrier stage."""
+    with under_way(transport) as running:
         lost = running.ranks_on(cluster.hosts[HOST])
         [executor] = [
             pid
@@ -179,11 +178,11 @@ def test_ranks_of_a_killed_executor_are_named(
         running.wait_for_launchers()
         running.wait_for_nothing_on(0, HOST)
         outcome = assert_outcome(running, {FAILED}, lost)
-        shares.record("spark-rounds killed, outcome", outcome["ended_unix_s"], killed_unix_s)
+        shares.record(f"{transport} killed, outcome", outcome["ended_unix_s"], killed_unix_s)
 
 
 def freeze(running: Training, rank: int) -> None:
-    """Stop a rank in its work; between two rounds its status has the executor's process."""
+    """Stop a rank while it works; between two rounds its status names the executor's process."""
 
     def stopped() -> bool:
         pid = running.status(rank)["pid"]
@@ -192,7 +191,7 @@ def freeze(running: Training, rank: int) -> None:
         os.kill(pid, signal.SIGSTOP)
         if running.status(rank)["pid"] == pid:
             return True
-        os.kill(pid, signal.SIGCONT)  # it was done already
+        os.kill(pid, signal.SIGCONT)  # its round had ended
         return False
 
     assert wait_until(stopped, 10 * LIMIT_S, poll_s=0.01)

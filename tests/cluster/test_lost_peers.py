@@ -1,7 +1,7 @@
 """A peer that dies, or a link that drops, in the middle of a training on two hosts.
 
-The hosts are network namespaces (paceline.lab). Nobody ends the ranks: they have to find out by
-themselves, within twice the limit of a collective, and say whom they miss.
+The hosts are network namespaces (paceline.lab). No launcher ends the ranks: they must detect the
+fault by themselves, within twice the limit of a collective, and name the lost rank.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Record = Callable[[str, dict[str, Any], float], None]
 
 @pytest.fixture
 def under_way(fresh_lab: Lab, tiny_dataset: Path, tmp_path: Path) -> Start:
-    """Steps without end, by a transport; all of it is gone afterwards."""
+    """Start an endless training over a transport; nothing of it is left afterwards."""
     words = options(LIMIT_S, tiny_dataset, tmp_path / "run")
 
     def start(transport: str) -> AbstractContextManager[Training]:
@@ -47,7 +47,7 @@ def under_way(fresh_lab: Lab, tiny_dataset: Path, tmp_path: Path) -> Start:
 
 @pytest.fixture(scope="module")
 def record_took(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
-    """Keeps how long ranks took to say why they failed, by their statuses' own clock."""
+    """Keep and check the time until ranks reported a fault, by the times of their statuses."""
     shares = Shares(LIMIT_S)
 
     def record(what: str, status: dict[str, Any], since_unix_s: float) -> None:
@@ -58,13 +58,13 @@ def record_took(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
 
 
 def under_mpirun(lab: Lab, options: list[str], folder: Path) -> list[list[str]]:
-    """Looked after on the first host as `paceline run` does it."""
+    """Return the command that supervises ranks from the first host as `paceline run` does."""
     words = [PROGRAMS / "supervised.py", "mpi", lab.hostfile, folder / "outcome.json", *options]
     return [lab.hosts[0].command(sys.executable, *words, "--transport", "mpi")]
 
 
 def each_by_itself(lab: Lab, options: list[str], folder: Path) -> list[list[str]]:
-    """Nobody is there who would end one because of the other."""
+    """Return a command for each rank, so that nothing ends one because of the other."""
     meeting = folder / "meeting.json"
     return [
         host.command(
@@ -78,7 +78,7 @@ def each_by_itself(lab: Lab, options: list[str], folder: Path) -> list[list[str]
 @pytest.mark.parametrize(
     ("transport", "where"), [("gloo", "cable"), ("gloo", "switch"), ("mpi", "cable")]
 )
-def test_link_that_drops_is_told_by_the_ranks_on_both_sides(
+def test_link_that_drops_is_reported_by_the_ranks_on_both_sides(
     transport: str, where: Literal["cable", "switch"], under_way: Start, record_took: Record
 ) -> None:
     with under_way(transport) as running:
@@ -100,7 +100,7 @@ def test_link_that_drops_is_told_by_the_ranks_on_both_sides(
             outcome = running.outcome
             assert (outcome["status"], outcome["exit_code"]) == ("timed_out", 6)
             assert f"({names[1]}) does not answer" in outcome["message"]
-            # out of reach, mpirun's daemon waits until TCP gives up
+            # mpirun's daemon is unreachable and waits for the time-out of TCP
             assert running.names_on(1) <= {"prted"}
         else:
             assert [process.returncode for process in running.processes] == [6, 6]
@@ -125,7 +125,7 @@ def test_killed_rank_is_named_by_its_peer(under_way: Start, record_took: Record)
 def test_frozen_rank_is_named_by_its_peer(
     transport: str, frozen: int, under_way: Start, record_took: Record
 ) -> None:
-    """Rank 0 serves the store as well: then it is the store that does not answer."""
+    """Rank 0 also serves the store, so then the store does not answer."""
     with under_way(transport) as running:
         os.kill(running.status(frozen)["pid"], signal.SIGSTOP)
         frozen_unix_s = time.time()

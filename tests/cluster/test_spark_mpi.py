@@ -1,4 +1,4 @@
-"""Spark's tasks as one MPI job: the same training as under mpirun, and nothing outlives a death."""
+"""Spark's tasks as one MPI job: the same training as under mpirun; a death ends all processes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.cluster.lab.labs import checked_lab
 from tests.cluster.test_two_nodes import PATIENT, environment_of
 
-from paceline.data.catalogue import ensure_dataset
 from paceline.host.processes import (
     TOKEN_VARIABLE,
     command_line_of,
@@ -24,7 +22,7 @@ from paceline.host.processes import (
     wait_until,
 )
 from paceline.job.options import job_of, parser
-from paceline.lab import INTERFACE, LabSettings
+from paceline.lab import INTERFACE
 from paceline.launchers import supervise as supervise_module
 from paceline.launchers.diagnosis import diagnose
 from paceline.launchers.registry import launcher_for
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from paceline.lab import Host
+    from paceline.lab import Host, Lab
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
 
@@ -84,9 +82,9 @@ oversubscribe = true
 """
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ensure_dataset("tiny", images=48, seed=1, cache_dir=tmp_path_factory.mktemp("data"))
+@pytest.fixture
+def dataset(tiny_dataset: Path) -> Path:
+    return tiny_dataset
 
 
 @pytest.fixture
@@ -131,24 +129,23 @@ def test_spark_and_mpirun_train_the_same_over_mpi(dataset: Path, tmp_path: Path)
 
 
 @pytest.mark.needs("lab")
-def test_hosts_of_a_cluster_are_one_mpi_job(dataset: Path, tmp_path: Path) -> None:
-    with checked_lab(LabSettings(hosts=2, slots=2, spark=True), tmp_path / "logs") as lab:
-        spec = SPEC.format(
-            steps=6, data=dataset, interface=INTERFACE,
-            trials=ENTRY.format(launcher="spark", nodes=2),
-        )  # fmt: skip
-        spec += f'[spark]\nmaster = "{lab.spark_master}"\n' + PATIENT
-        rows = paceline_run(spec, tmp_path, lab.hosts[0])
-        [row] = [row for row in rows if not row["is_baseline"]]
-        assert (row["equivalent"], row["nodes"], row["ranks"]) == (True, 2, 4)
-        [trial] = tmp_path.glob("run/trials/*.spark.*")
-        found = [
-            json.loads((trial / "ranks" / str(rank) / "environment.json").read_text())["host"]
-            for rank in range(4)
-        ]
-        names = [host.name for host in lab.hosts]
-        assert sorted(found) == [names[0], names[0], names[1], names[1]]
-        assert len(list(trial.glob("hosts/*/trace.jsonl"))) == 2
+def test_hosts_of_a_cluster_are_one_mpi_job(spark_lab: Lab, dataset: Path, tmp_path: Path) -> None:
+    spec = SPEC.format(
+        steps=6, data=dataset, interface=INTERFACE,
+        trials=ENTRY.format(launcher="spark", nodes=2),
+    )  # fmt: skip
+    spec += f'[spark]\nmaster = "{spark_lab.spark_master}"\n' + PATIENT
+    rows = paceline_run(spec, tmp_path, spark_lab.hosts[0])
+    [row] = [row for row in rows if not row["is_baseline"]]
+    assert (row["equivalent"], row["nodes"], row["ranks"]) == (True, 2, 4)
+    [trial] = tmp_path.glob("run/trials/*.spark.*")
+    found = [
+        json.loads((trial / "ranks" / str(rank) / "environment.json").read_text())["host"]
+        for rank in range(4)
+    ]
+    names = [host.name for host in spark_lab.hosts]
+    assert sorted(found) == [names[0], names[0], names[1], names[1]]
+    assert len(list(trial.glob("hosts/*/trace.jsonl"))) == 2
 
 
 def endless(dataset: Path, out: Path) -> tuple[Trial, TrialFiles]:

@@ -12,7 +12,6 @@ import pytest
 from tests.environment import is_kept
 from tests.functional.cli_runs import SMALL, Cli, trial
 
-from paceline.data.catalogue import ensure_dataset
 from paceline.host.processes import pids_with_token
 from paceline.job.options import job_of, parser
 from paceline.launchers import supervise as supervise_module
@@ -32,8 +31,8 @@ LIMIT_S = 120.0
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    """The comparison's rows by transport, and the run directory."""
+def rows(tmp_path_factory, shared_cache):
+    """Return the comparison's rows by transport, and the run directory."""
     folder = tmp_path_factory.mktemp("native")
     spec, out = folder / "native.toml", folder / "run"
     small = SMALL.replace("max_steps = 20", f"max_steps = {STEPS}").replace("128", "32")
@@ -43,10 +42,10 @@ def rows(tmp_path_factory):
         + trial("spark", "spark-allgather")
     )
     kept = {k: v for k, v in os.environ.items() if is_kept(k)}
-    cli = Cli(environment={**kept, "PACELINE_CACHE": str(folder / "cache")}, cwd=folder)
+    cli = Cli(environment={**kept, "PACELINE_CACHE": str(shared_cache)}, cwd=folder)
     done = cli("run", spec, "--out", out)
     assert done.returncode == 0, done.stderr
-    found = json.loads(cli("compare", out, "--json").stdout)["rows"]
+    found = json.loads(cli.main("compare", out, "--json").stdout)["rows"]
     return {row["transport"]: row for row in found}, out
 
 
@@ -92,9 +91,8 @@ def test_rounds_record_what_they_exchange_with_the_step_that_ends_them(rows):
     assert not list(run_dir.glob("trials/*/claims"))
 
 
-def endless(transport, folder, tmp_path):
-    """A trial that somebody has to end; its first round has no end."""
-    dataset = ensure_dataset("tiny", images=24, seed=1, cache_dir=folder)
+def endless(transport, dataset, tmp_path):
+    """Return a trial that the test ends; its first round has no end."""
     words = (
         f"--workload tiny --data {dataset} --out {tmp_path / 'run'} --global-batch 8 "
         f"--image-size 32 --epochs 100000 --max-steps 100000 --no-sidecar --transport {transport} "
@@ -110,11 +108,11 @@ def endless(transport, folder, tmp_path):
 
 @pytest.mark.parametrize("transport", ["spark-rounds", "spark-allgather"])
 def test_killed_worker_is_named_and_leaves_no_process(
-    transport, tmp_path, tmp_path_factory, monkeypatch
+    transport, tmp_path, tiny_dataset, monkeypatch
 ):
     token = f"test{os.getpid()}{transport}"
     monkeypatch.setattr(supervise_module.secrets, "token_hex", lambda _n: token)
-    trial, files = endless(transport, tmp_path_factory.mktemp("data"), tmp_path)
+    trial, files = endless(transport, tiny_dataset, tmp_path)
     starter = launcher_for("spark")
     seen = {}
 

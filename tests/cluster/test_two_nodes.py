@@ -1,7 +1,9 @@
-"""Every local strategy inside each of two nodes, under mpirun and under Spark.
+"""Local strategies on each of two nodes, under mpirun and under Spark.
 
-The nodes are network namespaces of this machine (paceline.lab), so they share its cores: what is
-shown is that the training is the same, not how fast it is.
+The nodes are network namespaces of this machine (paceline.lab) and share its cores. The tests check
+that the training is equivalent, not its speed. Here three configurations run under mpirun and two
+under Spark; tests/contract/test_strategies.py has all strategies, transports and reductions with
+nodes that are processes.
 """
 
 from __future__ import annotations
@@ -13,10 +15,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.cluster.lab.labs import checked_lab
 from tests.environment import is_kept
 
-from paceline.lab import INTERFACE, LabSettings
+from paceline.lab import INTERFACE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,9 +54,9 @@ trial_s = 100
 rendezvous_s = 60
 collective_s = 30
 """
-# Executors of a busy machine take longer to start than the launcher waits for them.
+# On a busy machine, executors take longer to start than the launcher waits for them.
 PATIENT = '[spark.conf]\n"spark.scheduler.maxRegisteredResourcesWaitingTime" = "60s"\n'
-# What each node does; two replicas or stages on each.
+# The strategy of each node, with two replicas or stages.
 STRATEGIES = {
     "threads": "threads_per_rank = 2\nreplicas = 2",
     "processes": "threads_per_rank = 1\nranks_per_node = 2",
@@ -78,7 +79,7 @@ def environment_of(cache: Path) -> dict[str, str]:
 
 
 def rows_of_run(host: Host, spec: str, folder: Path) -> list[dict[str, object]]:
-    """The comparison's rows but the baseline's, of `paceline run` on `host`."""
+    """Run a spec on `host`; return the rows of its comparison without the baseline."""
     file, out = folder / "spec.toml", folder / "run"
     file.write_text(spec)
     result = subprocess.run(
@@ -104,28 +105,27 @@ def assert_same_training_on_two_nodes(rows: list[dict[str, object]], folder: Pat
         assert len(list(traces)) == 2, row["configuration"]
 
 
-def test_every_strategy_on_two_nodes_under_mpirun(
-    lab: Lab, tiny_dataset: Path, tmp_path: Path
-) -> None:
-    processes = STRATEGIES["processes"]
-    trials = entries("mpi", "mpi", STRATEGIES)
-    # How strategies act within a node is the same over Gloo: see tests/contract/test_strategies.py.
-    trials += entries("mpi", "gloo", {"processes": processes})
-    trials += entries("mpi", "gloo", {"processes": processes + '\nreduction = "flat"'})
+def test_strategies_on_two_nodes_under_mpirun(lab: Lab, tiny_dataset: Path, tmp_path: Path) -> None:
+    chosen = {name: STRATEGIES[name] for name in ("processes", "hybrid")}
+    trials = entries("mpi", "mpi", chosen)
+    trials += entries(
+        "mpi", "gloo", {"processes": STRATEGIES["processes"] + '\nreduction = "flat"'}
+    )
     spec = SPEC.format(data=tiny_dataset, interface=INTERFACE, trials=trials)
     mpi = f'[mpi]\nhostfile = "{lab.hostfile}"\n'
     rows = rows_of_run(lab.hosts[0], spec + mpi, tmp_path)
-    assert len(rows) == len(STRATEGIES) + 2
+    assert len(rows) == 3
     assert_same_training_on_two_nodes(rows, tmp_path)
 
 
-def test_strategies_on_two_nodes_under_spark(tiny_dataset: Path, tmp_path: Path) -> None:
+def test_strategies_on_two_nodes_under_spark(
+    spark_lab: Lab, tiny_dataset: Path, tmp_path: Path
+) -> None:
     chosen = {name: STRATEGIES[name] for name in ("threads", "pipeline")}
     spec = SPEC.format(
         data=tiny_dataset, interface=INTERFACE, trials=entries("spark", "gloo", chosen)
     )
-    with checked_lab(LabSettings(hosts=2, slots=2, spark=True), tmp_path / "logs") as lab:
-        spark = f'[spark]\nmaster = "{lab.spark_master}"\n' + PATIENT
-        rows = rows_of_run(lab.hosts[0], spec + spark, tmp_path)
+    spark = f'[spark]\nmaster = "{spark_lab.spark_master}"\n' + PATIENT
+    rows = rows_of_run(spark_lab.hosts[0], spec + spark, tmp_path)
     assert len(rows) == len(chosen)
     assert_same_training_on_two_nodes(rows, tmp_path)

@@ -1,4 +1,4 @@
-"""Trainings without end on the hosts of a lab, for tests that break something in the middle."""
+"""Endless trainings on the hosts of a lab, for tests that inject a fault."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
     from paceline.records.layout import TrialFiles
 
 PROGRAMS = Path(__file__).with_name("programs")
-# What a busy machine takes to start Spark and ranks.
+# Time for a busy machine to start Spark and ranks.
 START_S = 120.0
-# Until the processes are gone, too: twice the limit, and what a busy machine takes to end Python,
-# mpirun and Spark.
+# Time until all processes have ended, on a busy machine: Python, mpirun and Spark take their time.
 KILL_S = 60.0
+# Limits of a collective until a rank reports a lost peer (docs/explanation/transports.md).
+MOST_LIMITS = 2.0
 
 
 def options(limit_s: float, data: Path, out: Path) -> list[str]:
-    """Of the job scripts: small ranks that train for ever."""
+    """Return options of the job scripts for small ranks that train for ever."""
     words = (
         "--workload tiny --global-batch 8 --image-size 32 --epochs 100000 --max-steps 100000 "
         f"--no-sidecar --interface {INTERFACE} --collective-timeout {limit_s:g}"
@@ -43,11 +44,11 @@ def options(limit_s: float, data: Path, out: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Under way on the hosts of a lab, as many ranks on each."""
+    """A training that runs on the hosts of a lab, with the same number of ranks on each."""
 
     lab: Lab
     folder: Path
-    before: set[int]  # what ran on the hosts already
+    before: set[int]  # processes that ran on the hosts before
     processes: list[subprocess.Popen[bytes]]
     ranks: int
 
@@ -58,12 +59,12 @@ class Training:
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """What programs/supervised.py found."""
+        """Read the outcome that programs/supervised.py wrote."""
         found: dict[str, Any] = json.loads((self.folder / "outcome.json").read_text())
         return found
 
     def wait_for_steps(self) -> None:
-        """Until all ranks train."""
+        """Wait until all ranks train."""
         files = "run/trials/*/ranks/*/steps.jsonl"
         self._wait_until(lambda: len(list(self.folder.glob(files))) == self.ranks, START_S)
         for rank in range(self.ranks):
@@ -72,35 +73,35 @@ class Training:
         assert [process.poll() for process in self.processes] == [None] * len(self.processes)
 
     def wait_for_end(self, ranks: Iterable[int]) -> None:
-        """Until these ranks are gone by themselves."""
+        """Wait until these ranks have ended by themselves."""
         pids = [self.status(rank)["pid"] for rank in ranks]
         self._wait_until(lambda: not any(is_alive(pid) for pid in pids))
 
     def wait_for_launchers(self) -> None:
-        """Until whoever was started from here has ended by itself."""
+        """Wait until the processes that the test started have ended by themselves."""
         self._wait_until(lambda: all(process.poll() is not None for process in self.processes))
 
     def status(self, rank: int) -> dict[str, Any]:
-        """What the rank last wrote, and when."""
+        """Read the last status of a rank, with the time at which it was written."""
         file = self.files.rank(rank).status
         return {**json.loads(file.read_text()), "written_unix_s": file.stat().st_mtime}
 
     def ranks_on(self, host: Host) -> list[int]:
-        """Those that the launcher has placed there."""
+        """Return the ranks that the launcher has placed on a host."""
         return [rank for rank in range(self.ranks) if self.status(rank)["host"] == host.name]
 
     def programs_on(self, number: int) -> dict[int, list[str]]:
-        """What has been started on a host, and runs: command lines by process id."""
+        """Return the command lines of the training's processes on a host by process id."""
         pids = self.lab.processes_on(self.lab.hosts[number]) - self.before
         commands = {pid: command_line_of(pid) for pid in pids}
         return {pid: words for pid, words in commands.items() if words}
 
     def names_on(self, number: int) -> set[str]:
-        """Names of what has been started on a host, and runs."""
+        """Return the names of the training's programs on a host."""
         return {Path(words[0]).name for words in self.programs_on(number).values()}
 
     def wait_for_nothing_on(self, *numbers: int) -> None:
-        """Until all that has been started on these hosts is gone by itself."""
+        """Wait until all processes of the training on these hosts have ended by themselves."""
         gone = wait_until(lambda: not any(map(self.programs_on, numbers)), KILL_S)
         assert gone, [self.programs_on(number) for number in numbers]
 
@@ -120,7 +121,7 @@ def has_rows(file: Path, count: int) -> bool:
 def training(
     lab: Lab, folder: Path, commands: Iterable[list[str]], ranks_per_host: int = 1
 ) -> Iterator[Training]:
-    """What `commands` start, once it takes steps; nothing of it runs on afterwards."""
+    """Start `commands`, yield when all ranks train, and kill what is left at the end."""
     before = {pid for host in lab.hosts for pid in lab.processes_on(host)}
     kept = {k: v for k, v in os.environ.items() if is_kept(k)}
     processes: list[subprocess.Popen[bytes]] = []
@@ -142,14 +143,17 @@ def training(
 
 
 class Shares:
-    """How long ranks took to say why they failed, as shares of the limit of a collective."""
+    """Times until a fault was reported, as shares of the limit of a collective."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._taken: dict[str, float] = {}
 
-    def record(self, what: str, told_unix_s: float, since_unix_s: float) -> None:
-        self._taken[what] = round((told_unix_s - since_unix_s) / self._limit_s, 2)
+    def record(self, what: str, reported_unix_s: float, since_unix_s: float) -> None:
+        """Keep the time and check it against the documented bound."""
+        taken_s = reported_unix_s - since_unix_s
+        self._taken[what] = round(taken_s / self._limit_s, 2)
+        assert 0 <= taken_s <= MOST_LIMITS * self._limit_s, f"{what}: {self._taken}"
 
     def write(self, file: Path) -> None:
         content = {"limit_s": self._limit_s, "share_of_limit_taken": self._taken}

@@ -1,4 +1,4 @@
-"""Starts small programs under the real mpirun, each with a hard limit."""
+"""Start small programs under the real mpirun, each with a hard limit."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ def _run_ranks(
     folder: Path,
     *arguments: object,
     orderly: bool = True,
-) -> None:
-    """Run a program of PROGRAMS on `ranks` ranks.
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of PROGRAMS on `ranks` ranks; return its exit status and its output.
 
-    Shared memory only (no TCP listener of MPI's), no binding, more ranks than cores allowed.
-    Fails the test if it does not end in time, with 0 if `orderly`; all it started is ended.
+    MPI uses shared memory only (it opens no TCP listener), binds no cores and allows more ranks
+    than cores. The test fails if the program does not end in time, or, if `orderly`, with another
+    status than 0. All processes are ended in any case.
     """
     python = [sys.executable, "-m", "mpi4py"] if transport == "mpi" else [sys.executable]
     command = [
@@ -60,6 +61,7 @@ def _run_ranks(
                     os.killpg(process.pid, signal.SIGKILL)
             pytest.fail(f"{program} under {transport} did not end within {LIMIT_S} s")
     assert process.returncode == 0 or not orderly, said
+    return subprocess.CompletedProcess(process.args, process.returncode, said)
 
 
 @pytest.fixture(scope="session")

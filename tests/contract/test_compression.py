@@ -21,7 +21,7 @@ from paceline.workloads.build import build_model
 
 pytestmark = pytest.mark.contract
 
-SEED, BATCH, SAMPLES, STEPS = 3, 10, 41, 20  # as in programs/strategies.py
+SEED, BATCH, SAMPLES, STEPS = 3, 10, 41, 20  # as in programs/less_to_send.py
 SUM_STEPS = 20  # as in programs/compression.py
 # Of one step's sum, relative to its length; None where a single step may miss anything.
 LARGEST_ERROR = {

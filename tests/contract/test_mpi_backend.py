@@ -1,9 +1,8 @@
-"""The mpi4py backend in anybody's script: started by mpirun alone, nothing set, nothing given."""
+"""The mpi4py backend in a script that mpirun starts without any variables or options."""
 
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
@@ -11,10 +10,17 @@ pytestmark = pytest.mark.contract
 
 SETUPS = [(2, ()), (3, ()), (3, ("staged",))]
 WAYS = ["ddp", "zero", "fully_shard", "fsdp", "pipeline"]
+# The checks of programs/mpi_operations.py.
+CHECKS = {
+    "moving_every_type", "sizes_that_differ", "tensors_of_all_ranks",
+    "sixteen_bits_are_rounded_once", "other_reductions", "shapes", "groups_that_overlap",
+    "futures_of_messages", "batches", "functional", "objects", "recording", "profile",
+    "messages_that_nobody_sends", "messages_of_a_group_name_ranks_of_the_world",
+}  # fmt: skip
 
 
 def forget_torch(patch):
-    """As in a shell that knows nothing of torch. (Transport "plain" only says: no -m mpi4py.)"""
+    """Remove torch's variables, as in a new shell. (Transport "plain" means: no -m mpi4py.)"""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         patch.delenv(name, raising=False)
 
@@ -29,7 +35,7 @@ def test_operations_give_what_arithmetic_says(ranks, options, run_ranks, tmp_pat
     run_ranks(ranks, "plain", "mpi_operations", tmp_path, *options)
     reports = [json.loads((tmp_path / f"report.{r}.json").read_text()) for r in range(ranks)]
     for rank, report in enumerate(reports):
-        assert len(report["passed"]) == 15
+        assert set(report["passed"]) == {f"check_{name}" for name in CHECKS}
         assert (report["rank"], report["local_rank"]) == (rank, rank)
         assert report["algorithms"] == ["auto", "native"], "a later group has the first one's"
         assert report["listening"] == (["127.0.0.1"] if rank == 0 else [])
@@ -54,7 +60,8 @@ def test_training_gives_the_weights_of_one_process(way, trained):
 
 
 def test_error_that_one_rank_does_not_catch_ends_all_at_once(run_ranks, tmp_path):
-    started = time.monotonic()
-    run_ranks(2, "plain", "mpi_uncaught", tmp_path, orderly=False)
-    assert time.monotonic() - started < 60, "the peer did not wait for torch's 30 minutes"
-    assert not (tmp_path / "went_on").exists()
+    # run_ranks fails after its limit, which is shorter than torch's wait of 30 minutes
+    ended = run_ranks(2, "plain", "mpi_uncaught", tmp_path, orderly=False)
+    assert {file.name for file in tmp_path.iterdir()} == {"began.0", "began.1"}
+    assert ended.returncode != 0
+    assert "RuntimeError: a fault of rank 1" in ended.stdout

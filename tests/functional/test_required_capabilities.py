@@ -57,4 +57,7 @@ def test_prometheus_is_detected_where_tests_use_it() -> None:
 def test_unknown_capability_is_an_error() -> None:
     ended = run_pytest(A_LAB_TEST, **{REQUIRE: "grafana"})
     assert ended.returncode != 0
-    assert "expected auto or names of lab, prometheus, got grafana" in ended.stdout + ended.stderr
+    assert (
+        "expected auto or names of lab, prometheus, tmpfs, got grafana"
+        in ended.stdout + ended.stderr
+    )

@@ -43,7 +43,7 @@ def main() -> None:
     torch.set_num_threads(1)
     transport, folder, jobs = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     data = load_file(folder / "data.safetensors")
-    steps = strategies.STEPS
+    steps = 20
     for name, job in jobs.items():
         strategies.STEPS = job["setup"].pop("steps", steps)
         run_job(transport, folder / name, job["setup"], job["cases"], data)

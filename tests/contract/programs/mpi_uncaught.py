@@ -1,4 +1,4 @@
-"""Run by mpirun with two ranks: rank 1 leaves with an error that it does not catch.
+"""Run by mpirun with two ranks: rank 1 ends with an error that it does not catch.
 
 usage: mpi_uncaught.py TRANSPORT FOLDER
 """
@@ -13,8 +13,12 @@ import torch.distributed as dist
 
 import paceline.mpi  # noqa: F401  (the backend)
 
+folder = Path(sys.argv[2])
 dist.init_process_group("mpi4py")
-if dist.get_rank() == 1:
-    raise RuntimeError("rank 1 has had enough")
 dist.all_reduce(torch.ones(1))
-(Path(sys.argv[2]) / "went_on").touch()
+(folder / f"began.{dist.get_rank()}").touch()
+dist.barrier()
+if dist.get_rank() == 1:
+    raise RuntimeError("a fault of rank 1")
+dist.all_reduce(torch.ones(1))
+(folder / f"continued.{dist.get_rank()}").touch()

@@ -26,7 +26,7 @@ from paceline.training.transforms import put_in_memory_format, torch_memory_form
 from paceline.worker.peers import join_peers
 from paceline.workloads.build import build_model
 
-STEPS = 20
+STEPS = 10
 CASES: dict[str, dict[str, Any]] = {
     "alexnet": {"model": "tiny-alexnet", "dropout": False},
     "alexnet-dropout": {"model": "tiny-alexnet", "dropout": True},

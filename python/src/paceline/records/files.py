@@ -108,7 +108,9 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk is reported without a name
         Path(temporary).unlink(missing_ok=True)
         raise
 
