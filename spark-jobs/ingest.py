@@ -1,6 +1,6 @@
-"""Photos to a Petastorm data set on a Spark cluster: spark-submit spark-jobs/ingest.py PHOTOS OUT.
+"""Ingest images on a Spark cluster: spark-submit spark-jobs/ingest.py IMAGES_DIR OUT_DATASET.
 
-PHOTOS is a folder that all executors see. The `paceline` package is taken from `paceline.zip`
+IMAGES_DIR is a folder that all executors see. The `paceline` package is taken from `paceline.zip`
 beside this script if it is there (and shipped to the executors), else from what is installed.
 """
 
@@ -16,18 +16,18 @@ ARCHIVE = Path(__file__).resolve().parent / "paceline.zip"
 
 
 def main() -> int:
-    """Ingest on the session that spark-submit configured; returns the exit code."""
-    parser = argparse.ArgumentParser(description="photos in class folders -> Petastorm data set")
-    parser.add_argument("photos", type=Path, help="folder with a sub-folder for each class")
-    parser.add_argument("out", help="new folder, or URL, of the data set")
+    """Ingest with the session that spark-submit configured; return the exit code."""
+    parser = argparse.ArgumentParser(description="convert images in class folders into a Petastorm data set")
+    parser.add_argument("images", type=Path, help="folder with one sub-folder per class")
+    parser.add_argument("out", help="new folder or URL of the data set")
     parser.add_argument("--on-bad-image", choices=("fail", "skip"), default="fail")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the samples")
-    parser.add_argument("--row-group-rows", type=int, default=None, help="photos a row group")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of the samples")
+    parser.add_argument("--row-group-rows", type=int, default=None, help="approximate images per row group")
     options = parser.parse_args()
 
     if ARCHIVE.is_file():
         sys.path.insert(0, str(ARCHIVE))
-    from paceline.data.ingest import ingest  # noqa: PLC0415  (only now on the path)
+    from paceline.data.ingest import ingest  # noqa: PLC0415  (on the path only now)
     from paceline.errors import PacelineError  # noqa: PLC0415
 
     spark = SparkSession.builder.appName("paceline ingest").getOrCreate()
@@ -35,7 +35,7 @@ def main() -> int:
         if ARCHIVE.is_file():
             spark.sparkContext.addPyFile(str(ARCHIVE))
         manifest = ingest(
-            options.photos,
+            options.images,
             options.out,
             on_bad_image=options.on_bad_image,
             seed=options.seed,

@@ -30,7 +30,7 @@ def make_trial():
 
     def make(ranks=1, oversubscribe=True, **training):
         values = {
-            "workload": "tiny", "model": "tiny-alexnet", "dataset": "none", "trust_dataset": False,
+            "workload": "tiny", "model": "tiny-alexnet", "dataset": "none",
             "seed": 3, "image_size": 32, "global_batch": 8, "epochs": 1, "max_steps": None,
             "warmup_steps": 0, "learning_rate": 0.01, "momentum": 0.9, "dropout": True,
             "reading": "memory", "precision": "fp32", "memory_format": "contiguous",

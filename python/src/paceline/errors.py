@@ -4,7 +4,6 @@ PacelineError           1  an internal error
 ├── UsageError          2  wrong command line or wrong spec
 ├── EnvironmentLacks    3  the machine or the cluster lacks something that the trial needs
 ├── DataError           4  an image, a data set or a record is bad or missing
-│   └── UntrustedDataError   opening the data set would run code that it contains
 ├── RankFailed          5  a rank failed or was killed
 ├── TimedOut            6  a wait reached its limit
 └── NotComparable       7  the trials are not the same training
@@ -77,10 +76,6 @@ class DataError(PacelineError):
     """An image, a data set or a record is missing, damaged, or not in the expected format."""
 
     exit_code = ExitCode.DATA
-
-
-class UntrustedDataError(DataError):
-    """Opening the data set would run code that it contains, and the user did not allow that."""
 
 
 class RankFailed(PacelineError):  # noqa: N818

@@ -108,7 +108,7 @@ def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, Path]
     for workload in experiment.workloads:
         if workload.data is not None:
             path = Path(workload.data).resolve()
-            open_dataset(path, trust=workload.trust_data)
+            open_dataset(path)
         else:
             progress.stage(f"data set for {workload.name}")
             path = ensure_dataset(
@@ -275,7 +275,7 @@ def check_equivalences(trials: Sequence[Trial], files: RunFiles, *, keep_tensors
 def _schedule(trial: Trial) -> Schedule:
     """The samples that the trial's steps should have seen."""
     training = trial.training
-    dataset = open_dataset(training.dataset, trust=training.trust_dataset)
+    dataset = open_dataset(training.dataset)
     return schedule_of(training, dataset.row_group_rows)
 
 

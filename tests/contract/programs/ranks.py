@@ -67,7 +67,7 @@ def make_trial(
 ) -> Trial:
     """A tiny trial on `ranks` ranks in all; `training` overrides values of its training."""
     values: dict[str, Any] = {
-        "workload": "tiny", "model": "tiny-alexnet", "dataset": "none", "trust_dataset": False,
+        "workload": "tiny", "model": "tiny-alexnet", "dataset": "none",
         "seed": 3, "image_size": 32, "global_batch": 10, "epochs": 4, "max_steps": None,
         "warmup_steps": 0, "learning_rate": 0.01, "momentum": 0.9, "dropout": True,
         "reading": "memory", "precision": "fp32", "memory_format": "contiguous",

@@ -134,7 +134,6 @@ def make_trial_value(way: Way, case: Case = Case(), repeat: int = 0) -> Trial:
                 workload=case.workload,
                 model=case.model,
                 dataset=f"data/{case.workload}",
-                trust_dataset=False,
                 seed=1,
                 image_size=64,
                 global_batch=case.global_batch,

@@ -15,11 +15,11 @@ from paceline.errors import EnvironmentLacks, TimedOut, UsageError
 
 @pytest.fixture
 def ingested(monkeypatch: pytest.MonkeyPatch, uneven: Any) -> list[tuple[int, int]]:
-    """Stands for Spark: records photos and seed, copies a ready data set."""
+    """Stands for Spark: records images and seed, copies a ready data set."""
     calls = []
 
-    def fake(photos: Path, target: Path, *, seed: int, progress: Any) -> None:
-        calls.append((sum(1 for _ in photos.glob("*/*")), seed))
+    def fake(images: Path, target: Path, *, seed: int, progress: Any) -> None:
+        calls.append((sum(1 for _ in images.glob("*/*")), seed))
         if progress:
             progress(2 * calls[-1][0], 2 * calls[-1][0])
         shutil.copytree(uneven.path, target)
@@ -43,7 +43,7 @@ def test_a_data_set_is_made_once_and_then_found(
     assert catalogue.ensure_dataset("tiny", images=6, seed=4, cache_dir=tmp_path) != first
 
 
-def test_a_failure_leaves_no_photos_and_no_data_set(
+def test_a_failure_leaves_no_images_and_no_data_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: Any, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""Opening a data set: what is missing or damaged is named, with how to mend it."""
+"""Opening and inspecting a data set: what is missing or damaged is named, with the remedy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paceline.data.dataset import inspect_dataset, local_path, open_dataset, verify_dataset
+from paceline.data.dataset import inspect_dataset, local_path, open_dataset
 from paceline.data.manifest import MANIFEST_NAME
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 
@@ -21,7 +21,6 @@ def test_a_whole_data_set_opens_from_path_and_url(uneven: Any) -> None:
         assert dataset.path == uneven.path
         assert dataset.row_group_rows == (5, 3, 4, 1, 6, 4)
         assert (dataset.samples, dataset.classes) == (23, ("fire", "no_fire", "smoke"))
-    verify_dataset(open_dataset(uneven.path))
 
 
 def test_a_missing_data_set_says_how_to_make_one(tmp_path: Path) -> None:
@@ -37,18 +36,12 @@ def test_a_path_that_petastorm_cannot_take_is_refused(name: str) -> None:
         local_path(name)
 
 
-def test_a_row_group_that_is_gone_cut_or_changed_is_named(dataset_of_rows: Any) -> None:
+def test_a_row_group_that_is_missing_truncated_or_changed_is_named(dataset_of_rows: Any) -> None:
     made = dataset_of_rows(3, 3)
     file = made.path / "part-00001.parquet"
     data = file.read_bytes()
-    changed = bytearray(data)
-    changed[100] ^= 1
-    file.write_bytes(changed)
-    dataset = open_dataset(made.path)
-    with pytest.raises(DataError, match=r"part-00001\.parquet: expected sha256"):
-        verify_dataset(dataset)
     file.write_bytes(data[:-8] + b"\0" * 8)
-    with pytest.raises(DataError, match=r"part-00001\.parquet: its Parquet footer is damaged"):
+    with pytest.raises(DataError, match=r"part-00001\.parquet .*: its Parquet footer is damaged"):
         open_dataset(made.path)
     file.write_bytes(data[:-1])
     with pytest.raises(DataError, match=rf"expected {len(data)} bytes, found {len(data) - 1}"):
@@ -58,20 +51,14 @@ def test_a_row_group_that_is_gone_cut_or_changed_is_named(dataset_of_rows: Any) 
         open_dataset(made.path)
 
 
-def test_a_data_set_without_petastorms_schema_is_incomplete(dataset_of_rows: Any) -> None:
-    made = dataset_of_rows(3, 3)
-    (made.path / "_common_metadata").unlink()
-    with pytest.raises(DataError, match="incomplete"):
-        open_dataset(made.path)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"schema": 99}, "expected manifest schema 1, got 99"),
-        ({"samples": 7}, "same samples"),
-        ({"classes": None}, "not a manifest"),
-        ({"row_groups": []}, "same samples"),
+        ({"samples": 7}, "the same samples"),
+        ({"classes": None}, "not a valid manifest .*: classes: "),
+        ({"row_groups": []}, "the same samples"),
+        ({"unknown": 1}, "unknown: Extra inputs"),
     ],
 )
 def test_a_manifest_that_does_not_add_up_is_refused(
@@ -100,4 +87,4 @@ def test_inspect_gives_json_that_adds_up(uneven: Any) -> None:
     assert found["row_groups"] == 6
     assert found["row_group_rows"] == {"min": 1, "max": 6}
     assert found["size_bytes"] == sum(file.stat().st_size for file in uneven.path.glob("*.parquet"))
-    assert found["untrusted"] is None
+    assert found["checksums"] == "verified"

@@ -21,7 +21,7 @@ def put(root: Path, *names: str) -> None:
         file.write_bytes(b"x")
 
 
-def test_classes_and_photos_come_sorted_and_junk_is_left_out(tmp_path: Path) -> None:
+def test_classes_and_images_come_sorted_and_junk_is_left_out(tmp_path: Path) -> None:
     put(
         tmp_path,
         "b class/2.jpg", "b class/1.jpg", "b class/deep er/3.jpg", "ä/it's 100%.png", "ä/no suffix",
@@ -30,7 +30,7 @@ def test_classes_and_photos_come_sorted_and_junk_is_left_out(tmp_path: Path) -> 
     )  # fmt: skip
     folder = scan(tmp_path)
     assert folder.classes == ("b class", "ä")
-    assert [(p.path, p.label) for p in folder.photos] == [
+    assert [(p.path, p.label) for p in folder.images] == [
         ("b class/1.jpg", 0), ("b class/2.jpg", 0), ("b class/deep er/3.jpg", 0),
         ("ä/it's 100%.png", 1), ("ä/no suffix", 1),
     ]  # fmt: skip
@@ -39,7 +39,7 @@ def test_classes_and_photos_come_sorted_and_junk_is_left_out(tmp_path: Path) -> 
 def test_every_empty_class_folder_is_named(tmp_path: Path) -> None:
     put(tmp_path, "fire/1.jpg", "smoke/Thumbs.db")
     (tmp_path / "no_fire").mkdir()
-    with pytest.raises(DataError, match=r"without a photo: 'no_fire', 'smoke'"):
+    with pytest.raises(DataError, match=r"without an image: 'no_fire', 'smoke'"):
         scan(tmp_path)
 
 
@@ -61,4 +61,4 @@ def test_a_missing_folder_and_a_file_are_told_apart(tmp_path: Path) -> None:
 def test_names_that_are_not_text_are_shown_escaped(tmp_path: Path) -> None:
     put(tmp_path, "a/1.jpg", "b/1.jpg")
     (tmp_path / "b/1.jpg").rename(tmp_path / os.fsdecode(b"b/\xff.jpg"))
-    assert printable(scan(tmp_path).photos[1].path) == "b/\\xff.jpg"
+    assert printable(scan(tmp_path).images[1].path) == "b/\\xff.jpg"

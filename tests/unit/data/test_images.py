@@ -1,4 +1,4 @@
-"""Photos: bad ones are told apart, odd ones made uniform, pixels come out as documented."""
+"""Images: bad ones are told apart, odd ones made uniform, pixels come out as documented."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_upright_rgb_is_kept_byte_for_byte(data: bytes) -> None:
         (b"\x89PNG\r\n\x1a\n" + b"\0" * 40, "damaged"),
     ],
 )
-def test_a_bad_photo_is_refused_with_the_reason(data: bytes, reason: str) -> None:
+def test_a_bad_image_is_refused_with_the_reason(data: bytes, reason: str) -> None:
     for judge in (inspect, normalise):
         with pytest.raises(BadImage, match=reason):
             judge(data)
@@ -127,7 +127,7 @@ def test_odd_modes_become_rgb_jpeg(data: bytes, left: tuple[int, int, int] | Non
         (8, (40, 60), "bottom"),
     ],
 )  # fmt: skip
-def test_rotated_photos_are_set_upright(orientation: int, size: tuple[int, int], red: str) -> None:
+def test_rotated_images_are_set_upright(orientation: int, size: tuple[int, int], red: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     stored, info = normalise(encoded(picture(), exif=exif))

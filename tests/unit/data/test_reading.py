@@ -1,7 +1,8 @@
-"""Both reading modes give every rank exactly the schedule's samples, and give up cleanly."""
+"""Both reading modes give every rank exactly the schedule's samples, and fail cleanly."""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import threading
 import time
@@ -19,9 +20,9 @@ from tests.unit.fabricated_cgroups import Machine
 
 from paceline.data import batches as batches_module
 from paceline.data import node as node_module
-from paceline.data.dataset import open_dataset
+from paceline.data.dataset import COLUMNS, Dataset, inspect_dataset, open_dataset
 from paceline.data.images import decode
-from paceline.data.reading import Batch, SoloNode, open_feed
+from paceline.data.reading import Batch, Feed, SoloNode, open_feed
 from paceline.errors import DataError, EnvironmentLacks, TimedOut, UsageError
 from paceline.plan.schedule import Schedule, flipped
 
@@ -115,7 +116,7 @@ def test_ranks_together_get_the_schedules_samples_and_pixels(
             assert part.images.dtype == np.uint8
             assert part.labels.dtype == np.int64
             for row, sample_id in enumerate(part.sample_ids.tolist()):
-                pixels = decode(uneven.photos[sample_id], SIZE)
+                pixels = decode(uneven.images[sample_id], SIZE)
                 if flipped(7, part.epoch, sample_id):
                     pixels = pixels[:, ::-1]
                 assert np.array_equal(part.images[row], pixels)
@@ -139,7 +140,7 @@ def test_ranks_beyond_the_last_batch_get_empty_batches(uneven: MadeDataset, mode
     assert last[2].images.shape == (0, SIZE, SIZE, 3)
 
 
-def test_memory_mode_decodes_each_used_photo_once_a_node(
+def test_memory_mode_decodes_each_used_image_once_a_node(
     uneven: MadeDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded = []
@@ -151,7 +152,7 @@ def test_memory_mode_decodes_each_used_photo_once_a_node(
     monkeypatch.setattr("paceline.data.memory_feed.decode", counting)
     schedule = schedule_of(uneven, max_steps=2)
     feed_all(uneven, schedule, "memory", 3)
-    used = [uneven.photos[i] for i in schedule.used_sample_ids()]
+    used = [uneven.images[i] for i in schedule.used_sample_ids()]
     assert sorted(decoded) == sorted(used)
     assert len(used) == 10
 
@@ -213,53 +214,109 @@ def test_free_memory_is_the_least_of_system_and_cgroup(tmp_path: Path) -> None:
     assert node_module.available_bytes(machine.proc) == 1000
 
 
-def damage_photo(dataset: MadeDataset, folder: Path) -> Path:
-    """A copy whose sample 6 has one changed byte, under a manifest that fits."""
-    shutil.copytree(dataset.path, folder)
-    file = folder / "part-00001.parquet"
+def open_feed_of(dataset: Dataset, schedule: Schedule, mode: Any) -> Feed:
+    """The feed of a single rank."""
+    return open_feed(dataset, schedule, mode=mode, image_size=SIZE, rank=0, world_size=1)
+
+
+def read_all(folder: Path, mode: Any) -> list[Batch]:
+    """One epoch of one rank."""
+    dataset = open_dataset(folder)
+    schedule = Schedule(dataset.row_group_rows, seed=7, global_batch=5, epochs=1)
+    with open_feed_of(dataset, schedule, mode) as feed:
+        return list(feed)
+
+
+def pages(file: Path) -> dict[str, tuple[int, int]]:
+    """First and last byte of every page of every column chunk, by column and kind."""
+    row_group = pq.ParquetFile(file).metadata.row_group(0)
+    found = {}
+    for number in range(row_group.num_columns):
+        column = row_group.column(number)
+        start = data = column.data_page_offset
+        if column.has_dictionary_page:
+            start = column.dictionary_page_offset
+            found[f"{column.path_in_schema} dictionary"] = (start, data)
+        found[f"{column.path_in_schema} data"] = (data, start + column.total_compressed_size)
+    return found
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("mode", ["memory", "stream"])
+def test_a_damaged_page_of_any_column_is_detected(uneven: MadeDataset, mode: Any) -> None:
+    file = uneven.path / "part-00001.parquet"
     data = file.read_bytes()
-    where = data.index(dataset.photos[6]) + 500
-    file.write_bytes(data[:where] + bytes([data[where] ^ 1]) + data[where + 1 :])
-    return folder
+    found = pages(file)
+    assert {name.split()[0] for name in found} == set(COLUMNS)
+    try:
+        for first, end in found.values():
+            for position in (first, (first + end) // 2, end - 1):
+                changed = bytearray(data)
+                changed[position] ^= 1
+                file.write_bytes(changed)
+                for read in (inspect_dataset, lambda path: read_all(path, mode)):
+                    with pytest.raises(
+                        DataError, match=r"part-00001\.parquet \(row group 1\): expected sha256"
+                    ):
+                        read(uneven.path)
+    finally:
+        file.write_bytes(data)
 
 
 @pytest.mark.contract
 @pytest.mark.parametrize("mode", ["memory", "stream"])
-def test_a_damaged_photo_is_named(uneven: MadeDataset, tmp_path: Path, mode: Any) -> None:
-    folder = damage_photo(uneven, tmp_path / "damaged")
-    with pytest.raises(DataError, match=r"sample 6 \(row 1 of row group 1\)"):
-        list(
-            open_feed(
-                open_dataset(folder),
-                schedule_of(uneven),
-                mode=mode,
-                image_size=SIZE,
-                rank=0,
-                world_size=1,
-            )
-        )
+def test_a_changed_label_is_detected(dataset_of_rows: Any, mode: Any) -> None:
+    """The value in the page, not only its encoding, is changed: 0 (fire) becomes 2 (smoke)."""
+    made, changed = dataset_of_rows(5, 4), dataset_of_rows(5, 4, first_label=2)
+    assert made.labels[0] == 0
+    name = "part-00000.parquet"
+    padding = (made.path / name).stat().st_size - (changed.path / name).stat().st_size
+    assert padding == 0
+    (made.path / name).write_bytes((changed.path / name).read_bytes())
+    with pytest.raises(DataError, match=r"\(row group 0\): expected sha256"):
+        read_all(made.path, mode)
 
 
 @pytest.mark.contract
 @pytest.mark.parametrize("mode", ["memory", "stream"])
-def test_rows_that_are_missing_are_noticed(uneven: MadeDataset, tmp_path: Path, mode: Any) -> None:
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_label_that_is_no_class_is_refused(dataset_of_rows: Any, mode: Any, label: int) -> None:
+    made = dataset_of_rows(5, 4, first_label=label)
+    with pytest.raises(DataError, match=r"part-00000.*\(row group 0\): expected labels 0\.\.2"):
+        read_all(made.path, mode)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("mode", ["memory", "stream"])
+def test_a_file_that_disappears_while_training_is_named(
+    uneven: MadeDataset, tmp_path: Path, mode: Any
+) -> None:
+    shutil.copytree(uneven.path, tmp_path / "set")
+    dataset = open_dataset(tmp_path / "set")
+    (tmp_path / "set" / "part-00003.parquet").unlink()
+    schedule = schedule_of(uneven)
+    with pytest.raises(DataError, match=r"part-00003.*\(row group 3\): cannot be read"):
+        list(open_feed_of(dataset, schedule, mode))
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("mode", ["memory", "stream"])
+def test_rows_that_are_missing_are_detected(uneven: MadeDataset, tmp_path: Path, mode: Any) -> None:
+    """As if Petastorm dropped a row: the checksum is right, but the middle row is missing."""
     folder = tmp_path / "short"
     shutil.copytree(uneven.path, folder)
-    dataset = open_dataset(folder)  # before the file is changed
+    opened = open_dataset(folder)
     file = folder / "part-00002.parquet"
     table = pq.read_table(file, use_legacy_dataset=False)
     pq.write_table(pa.concat_tables([table.slice(0, 1), table.slice(2)]), file)
-    with pytest.raises(DataError, match=r"part-00002.*expected samples 8..11, got 3 rows"):
-        list(
-            open_feed(
-                dataset,
-                schedule_of(uneven),
-                mode=mode,
-                image_size=SIZE,
-                rank=0,
-                world_size=1,
-            )
-        )
+    groups = list(opened.manifest.row_groups)
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    groups[2] = groups[2].model_copy(update={"sha256": sha256})
+    manifest = opened.manifest.model_copy(update={"row_groups": tuple(groups)})
+    with pytest.raises(
+        DataError, match=r"part-00002.*\(row group 2\): expected samples 8..11, got 3 rows"
+    ):
+        list(open_feed_of(Dataset(folder, manifest), schedule_of(uneven), mode))
 
 
 def test_closing_early_ends_the_threads(uneven: MadeDataset) -> None:
@@ -293,7 +350,7 @@ def test_a_consumer_that_closed_the_feed_meanwhile_is_let_go(uneven: MadeDataset
     assert list(batches) == []
 
 
-def test_prefetcher_stays_within_its_bound() -> None:
+def test_a_feed_stays_within_its_bound() -> None:
     made = []
 
     def make(stopped: threading.Event) -> Iterator[Batch]:
@@ -302,13 +359,13 @@ def test_prefetcher_stays_within_its_bound() -> None:
             empty = np.empty(0, np.int64)
             yield Batch(step, 0, empty, np.empty((0, 1, 1, 3), np.uint8), empty)
 
-    prefetcher = batches_module.Prefetcher(make, ahead=2)
+    feed = batches_module.Feed(make, ahead=2)
     deadline = time.monotonic() + 10
     while len(made) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.05)
     assert len(made) == 3  # two ready, one in hand
-    prefetcher.close()
+    feed.close()
 
 
 def test_a_schedule_of_another_data_set_is_refused(uneven: MadeDataset) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -35,6 +36,15 @@ def images() -> NDArray[np.uint8]:
 @pytest.fixture(scope="module")
 def labels() -> NDArray[np.int64]:
     return np.array([CLASSES.index(synth.class_of(index)) for index in range(TRAINING + TEST)])
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """The network is too small for more: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -110,6 +120,7 @@ def test_colour_statistics_do_not_decide_the_class(
     assert (distance.argmin(axis=1) == labels[TRAINING:]).mean() < 0.5
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_small_network_learns_the_classes(
     images: NDArray[np.uint8], labels: NDArray[np.int64]
 ) -> None:

@@ -45,7 +45,7 @@ def test_every_option_reaches_the_trial(by_hand):
         "--global-batch 12 --epochs 3 --max-steps 9 --warmup-steps 2 --image-size 96 "
         "--precision bf16 --memory-format channels_last --learning-rate 0.5 --momentum 0.25 "
         "--no-dropout --reading stream --seed 7 --repeat 4 --interface eth9 --bucket-mb 5 "
-        "--trust-data --oversubscribe --telemetry-interval 2.5 --no-sidecar --trial-timeout 11 "
+        "--oversubscribe --telemetry-interval 2.5 --no-sidecar --trial-timeout 11 "
         "--collective-timeout 12 --rendezvous-timeout 13 --threads-per-rank 2 --transport gloo "
         "--local-strategy processes --reduction flat --name mine"
     )
@@ -55,7 +55,7 @@ def test_every_option_reaches_the_trial(by_hand):
     assert (training.warmup_steps, training.image_size, training.precision) == (2, 96, "bf16")
     assert (training.memory_format, training.learning_rate) == ("channels_last", 0.5)
     assert (training.momentum, training.dropout, training.reading) == (0.25, False, "stream")
-    assert (training.seed, training.trust_dataset) == (7, True)
+    assert training.seed == 7
     assert (trial.repeat, trial.interface, trial.bucket_mb) == (4, "eth9", 5.0)
     assert (trial.telemetry.interval_s, trial.telemetry.enabled) == (2.5, False)
     assert (trial.limits.trial_s, trial.limits.collective_s, trial.limits.rendezvous_s) == (

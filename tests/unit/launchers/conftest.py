@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TRAINING = Training(
-    workload="tiny", model="tiny-alexnet", dataset="/data/tiny", trust_dataset=False, seed=1,
+    workload="tiny", model="tiny-alexnet", dataset="/data/tiny", seed=1,
     image_size=64, global_batch=32, epochs=1, max_steps=4, warmup_steps=1, learning_rate=0.01,
     momentum=0.9, dropout=True, reading="memory", precision="fp32", memory_format="contiguous",
 )  # fmt: skip

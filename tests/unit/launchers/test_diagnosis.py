@@ -89,7 +89,7 @@ def test_rank_that_waited_too_long_is_not_the_cause(outcome_of, tell):
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [("UsageError: x", 2), ("UntrustedDataError: x", 4), ("TimedOut: x", 6), ("ValueError: x", 5),
+    [("UsageError: x", 2), ("DataError: x", 4), ("TimedOut: x", 6), ("ValueError: x", 5),
      ("PacelineError: x", 5), ("ExitCode: x", 5), ("", 5)],
 )  # fmt: skip
 def test_exit_code_is_that_of_the_ranks_error(error, code, outcome_of, tell):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # what may differ between compared trainings: the first two are compared on purpose, the third is
 # a permission and no part of the training
-_FREE_VALUES = {"precision", "memory_format", "trust_dataset"}
+_FREE_VALUES = {"precision", "memory_format"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -179,7 +179,7 @@ def data_ingest(arguments: argparse.Namespace) -> int:
 
     with data_progress("images") as progress:
         manifest = ingest(
-            arguments.photos_dir,
+            arguments.images_dir,
             arguments.out_dataset,
             on_bad_image=arguments.on_bad_image,
             seed=arguments.seed,

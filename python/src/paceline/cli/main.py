@@ -192,7 +192,7 @@ def _add_report(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _add_data(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    data = verbs.add_parser("data", help="make, ingest and inspect data sets")
+    data = verbs.add_parser("data", help="synthesise, ingest and inspect data sets")
     actions = data.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     synth = actions.add_parser("synth", help="make images in class folders")
@@ -203,10 +203,12 @@ def _add_data(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     synth.set_defaults(command=commands.data_synth)
 
     ingest = actions.add_parser("ingest", help="class folders of images -> Petastorm data set")
-    ingest.add_argument("photos_dir", type=Path, metavar="PHOTOS_DIR")
+    ingest.add_argument("images_dir", type=Path, metavar="IMAGES_DIR")
     ingest.add_argument("out_dataset", type=Path, metavar="OUT_DATASET")
     ingest.add_argument("--on-bad-image", choices=("fail", "skip"), default="fail")
-    ingest.add_argument("--seed", type=int, default=1, metavar="S", help="order of the samples")
+    ingest.add_argument(
+        "--seed", type=int, default=1, metavar="S", help="seed of the order of the samples"
+    )
     ingest.set_defaults(command=commands.data_ingest)
 
     inspect = actions.add_parser("inspect", help="show the contents of a data set")

@@ -1,6 +1,6 @@
-"""Photos in, batches of numpy arrays out: synthesis, ingest through Spark, Petastorm reading.
+"""Images in, batches of NumPy arrays out: synthesis, ingest through Spark, reading with Petastorm.
 
-`synth` paints photos, `ingest` turns class folders into a Petastorm data set, `dataset` opens one
-and vouches for it, `reading` feeds a rank exactly the samples that `plan.schedule` names. Nothing
-here knows torch; pyspark is met only in `ingest*`.
+`synth` paints images. `ingest` converts class folders into a Petastorm data set. `dataset` opens
+and verifies one. `reading` gives each rank exactly the samples that `plan.schedule` names. Nothing
+here imports torch; only `ingest*` imports pyspark.
 """

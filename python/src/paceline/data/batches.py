@@ -1,4 +1,4 @@
-"""What a rank is fed, and a thread that prepares it ahead of the training."""
+"""Batches of a rank, and a thread that prepares them ahead of the training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import queue
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -15,14 +15,13 @@ from paceline.plan.schedule import flipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
     from numpy.typing import NDArray
 
-# How often a blocked thread looks whether it should end.
-_LOOK_S = 0.2
+_POLL_S = 0.2  # interval at which a blocked thread checks whether it should end
 _END_S = 30.0
 _READY_S = 600.0
+_STUCK = "is the data set's disk or network storage stuck?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class FeedOptions:
-    """Whose batches, of which size, prepared how."""
+    """Rank, size and preparation of the batches."""
 
     image_size: int
     rank: int
@@ -48,42 +47,26 @@ class FeedOptions:
     pixels: bool = True
 
 
-class Feed(Protocol):
-    """A rank's batches, one for each global step, in order; to be closed."""
-
-    def __iter__(self) -> Iterator[Batch]:
-        """All batches. May be called once."""
-
-    def close(self) -> None:
-        """End the threads within a bound and free the memory; harmless when called again."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
-
-
 def flip(images: NDArray[np.uint8], seed: int, epoch: int, sample_ids: NDArray[np.int64]) -> None:
-    """Mirror left to right, in place, the images that `plan.schedule.flipped` says."""
+    """Mirror images left to right, in place, where `plan.schedule.flipped` says so."""
     for row, sample_id in enumerate(sample_ids.tolist()):
         if flipped(seed, epoch, sample_id):
             images[row] = images[row, :, ::-1].copy()
 
 
-class Prefetcher:
-    """Runs a generator of batches in a thread, at most `ahead` batches ahead of its consumer.
+class Feed:
+    """A rank's batches, one per global step, in order, prepared by a thread.
 
-    An exception of the generator is raised where the batches are taken. The thread never outlives
-    `close` by more than the batch it is at, and an abandoned Prefetcher holds up nothing: its
-    thread is a daemon.
+    An exception of the thread is raised where the batches are taken. The thread ends with `close`
+    at the latest after the batch that it prepares, and it is a daemon, so an abandoned feed does
+    not keep the process alive. A feed can be iterated once, and is a context manager.
     """
 
     def __init__(self, make: Callable[[threading.Event], Iterator[Batch]], ahead: int) -> None:
-        """make(stopped) yields the batches, and should return soon after `stopped` is set."""
+        """Start the thread: make(stopped) yields the batches, at most `ahead` are kept ready.
+
+        `make` should return soon after `stopped` is set.
+        """
         self._make = make
         self._ready: queue.Queue[Batch | BaseException | None] = queue.Queue(max(1, ahead))
         self._stopped = threading.Event()
@@ -96,30 +79,32 @@ class Prefetcher:
                 raise item
             yield item
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Stop the thread and wait for it. Raises TimedOut if it does not end within 30 s."""
         self._stopped.set()
-        while not self._ready.empty():  # so that a thread that waits for room goes on at once
+        while not self._ready.empty():  # a thread that waits for room then continues at once
             with suppress(queue.Empty):
                 self._ready.get_nowait()
         self._thread.join(_END_S)
         if self._thread.is_alive():
-            raise TimedOut(
-                f"the reading thread did not end within {_END_S:.0f} s; is the data set's disk or "
-                "network storage stuck?"
-            )
+            raise TimedOut(f"the reading thread did not end within {_END_S:.0f} s; {_STUCK}")
 
     def _take(self) -> Batch | BaseException | None:
         waited_s = 0.0
         while not self._stopped.is_set():
             try:
-                return self._ready.get(timeout=_LOOK_S)
+                return self._ready.get(timeout=_POLL_S)
             except queue.Empty:
-                waited_s += _LOOK_S
+                waited_s += _POLL_S
                 if waited_s > _READY_S:
                     raise TimedOut(
-                        f"no batch was ready within {_READY_S:.0f} s; is the data set's disk or "
-                        "network storage stuck?"
+                        f"no batch was ready within {_READY_S:.0f} s; {_STUCK}"
                     ) from None
         return None
 
@@ -134,10 +119,10 @@ class Prefetcher:
         self._put(last)
 
     def _put(self, item: Batch | BaseException | None) -> bool:
-        """Wait for room; False if the consumer has closed the feed."""
+        """Wait for room; return False if the consumer has closed the feed."""
         while not self._stopped.is_set():
             try:
-                self._ready.put(item, timeout=_LOOK_S)
+                self._ready.put(item, timeout=_POLL_S)
             except queue.Full:
                 continue
             return True

@@ -1,4 +1,4 @@
-"""Synthetic data sets that are made once and kept: a preset's name is enough to get one."""
+"""Cache of synthetic data sets: each is made once, at its first use."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paceline.errors import EnvironmentLacks, TimedOut, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_LOCK_S = 1800.0  # making the biggest preset on a slow machine
+_LOCK_S = 1800.0  # enough for the biggest preset on a slow machine
 _POLL_S = 0.5
 
 
 def default_cache_dir() -> Path:
-    """$PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline."""
+    """Return $PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline."""
     if own := os.environ.get("PACELINE_CACHE"):
         return Path(own)
     if base := os.environ.get("XDG_CACHE_HOME"):
@@ -31,12 +31,12 @@ def default_cache_dir() -> Path:
 
 
 def dataset_name(preset: str, images: int, seed: int) -> str:
-    """Folder name of a preset's data set; another generator makes another name."""
+    """Return the folder name of a preset's data set, which contains the generator's version."""
     return f"{preset}-{images}-seed{seed}-v{GENERATOR_VERSION}"
 
 
 def dataset_path(preset: str, *, images: int, seed: int, cache_dir: Path | None = None) -> Path:
-    """Where `ensure_dataset` keeps a data set, whether it is there yet or not."""
+    """Return the path at which `ensure_dataset` keeps a data set, existing or not."""
     return (cache_dir or default_cache_dir()) / "datasets" / dataset_name(preset, images, seed)
 
 
@@ -49,10 +49,10 @@ def ensure_dataset(
     progress: Callable[[int, int], None] | None = None,
     lock_timeout_s: float = _LOCK_S,
 ) -> Path:
-    """The data set of a preset, made (photos, then ingest) if it is not there yet.
+    """Return the data set of a preset; make it (synthesis, then ingest) if it does not exist.
 
-    One process makes it, others wait for it up to `lock_timeout_s`; it appears whole or not at
-    all. progress(done, total): painting is a third of the total, ingest the rest.
+    One process makes it and others wait up to `lock_timeout_s`. It appears complete or not at all.
+    progress(done, total): synthesis is a third of the total, ingest the rest.
     Raises UsageError for an unknown preset, TimedOut if another process holds the lock too long,
     EnvironmentLacks if the folder cannot be written.
     """
@@ -67,7 +67,8 @@ def ensure_dataset(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EnvironmentLacks(
-            f"{folder}: cannot be made ({error.strerror}); set PACELINE_CACHE to a writable folder"
+            f"{folder}: cannot be created ({error.strerror}); set PACELINE_CACHE to a "
+            "writable folder"
         ) from None
     with _locked(folder / f".{target.name}.lock", lock_timeout_s):
         if not target.is_dir():
@@ -82,10 +83,10 @@ def _make(
     seed: int,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    from paceline.data.ingest import ingest  # noqa: PLC0415  (Spark, only when something is made)
+    from paceline.data.ingest import ingest  # noqa: PLC0415  (imports Spark)
 
-    photos = target.parent / f".{target.name}.photos"
-    shutil.rmtree(photos, ignore_errors=True)  # of a process that was killed
+    folder = target.parent / f".{target.name}.images"
+    shutil.rmtree(folder, ignore_errors=True)  # a killed process may have left it
 
     def forward(offset: int) -> Callable[[int, int], None] | None:
         if progress is None:
@@ -93,15 +94,15 @@ def _make(
         return lambda done, _: progress(offset + done, 3 * images)
 
     try:
-        synthesise(photos, preset, images, seed, forward(0))
-        ingest(photos, target, seed=seed, progress=forward(images))
+        synthesise(folder, preset, images, seed, forward(0))
+        ingest(folder, target, seed=seed, progress=forward(images))
     finally:
-        shutil.rmtree(photos, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def _locked(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold an exclusive lock; the kernel releases it if the holder dies."""
+    """Hold an exclusive lock; the kernel releases it if the process ends."""
     deadline = time.monotonic() + timeout_s
     with path.open("a") as file:
         while True:
@@ -111,8 +112,8 @@ def _locked(path: Path, timeout_s: float) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise TimedOut(
-                        f"{path}: another process has been making this data set for "
-                        f"{timeout_s:.0f} s; wait for it or end it"
+                        f"{path}: another process has held this lock for {timeout_s:.0f} s to make "
+                        "the data set; wait for it or end it"
                     ) from None
                 time.sleep(_POLL_S)
         yield

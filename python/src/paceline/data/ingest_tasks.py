@@ -1,4 +1,4 @@
-"""What runs inside Spark tasks at ingest: look at photos, read them for storing."""
+"""Code that runs in the Spark tasks of an ingest: examine images, then read them for storing."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Row = tuple[int, int, bytearray, str, str]  # in the order of dataset.COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What the first pass found: `info` of a good photo or `reason` of a bad one."""
+class Finding:
+    """Result of the first pass: `info` of a good image or `reason` of a bad one."""
 
     index: int  # in the scanned folder
     size_bytes: int
@@ -30,41 +30,40 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Which photo becomes which sample."""
+    """The sample that an image becomes."""
 
     sample_id: int
     label: int
-    path: str  # relative to the photo folder
-    sha256: str  # of the file when it was looked at
+    path: str  # relative to the image folder
+    sha256: str  # of the file in the first pass
 
 
-def look_at_photos(root: str, photos: Iterable[tuple[int, str]]) -> Iterator[Look]:
-    """Decode (index, path) photos fully, one in memory at a time."""
-    for index, path in photos:
+def examine(root: str, images: Iterable[tuple[int, str]]) -> Iterator[Finding]:
+    """Decode (index, path) images fully, one in memory at a time."""
+    for index, path in images:
         try:
             data = _read(root, path)
         except OSError as error:
-            reason = f"cannot be read: {error.strerror or error}"
-            yield Look(index, 0, "", None, reason)
+            yield Finding(index, 0, "", None, f"cannot be read: {error.strerror or error}")
             continue
         digest = hashlib.sha256(data).hexdigest()
         try:
-            yield Look(index, len(data), digest, inspect(data), "")
+            yield Finding(index, len(data), digest, inspect(data), "")
         except BadImage as error:
-            yield Look(index, len(data), digest, None, str(error))
+            yield Finding(index, len(data), digest, None, str(error))
 
 
 def rows_of(root: str, assignments: Iterable[Assignment]) -> Iterator[Row]:
-    """The rows to store, one photo in memory at a time.
+    """Yield the rows to store, one image in memory at a time.
 
-    Raises DataError if a photo is not the one that was looked at.
+    Raises DataError if an image was changed after the first pass.
     """
     for item in assignments:
         data = _read(root, item.path)
         if hashlib.sha256(data).hexdigest() != item.sha256:
             raise DataError(
-                f"{printable(item.path)}: the photo was changed while it was ingested; "
-                "run the ingest again when nobody writes to the folder"
+                f"{printable(item.path)}: the image was changed while it was ingested; run the "
+                "ingest again while no other process writes to the folder"
             )
         stored, _ = normalise(data)
         digest = hashlib.sha256(stored).hexdigest()

@@ -1,14 +1,15 @@
-"""The manifest of a data set: what it holds, in which order, with checksums.
+"""The manifest of a data set: what it contains, in which order, with checksums.
 
-It lies in the data set as `_paceline_manifest.json`; Parquet readers take names that begin with
-an underscore for metadata and leave them alone.
+The file is `_paceline_manifest.json` in the data set's folder. Parquet readers ignore names that
+begin with an underscore.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from paceline.errors import DataError
 
@@ -16,28 +17,29 @@ MANIFEST_NAME = "_paceline_manifest.json"
 SCHEMA_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """One Parquet file, which holds one row group."""
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RowGroup(_Model):
+    """One Parquet file, which contains one row group."""
 
     file: str  # name within the data set
-    rows: int
+    rows: int = Field(ge=1)
     first_sample_id: int  # its samples are first_sample_id .. first_sample_id + rows - 1
     size_bytes: int
     sha256: str  # of the file
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedPhoto:
-    """A photo that was left out, and why."""
+class SkippedImage(_Model):
+    """An image that ingest left out, and the reason."""
 
     path: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ImageStats:
-    """What the photos of a data set look like; sides are of the upright pictures, in pixels."""
+class ImageStats(_Model):
+    """Sizes of the images of a data set; sides are those of the upright images, in pixels."""
 
     total_bytes: int
     mean_bytes: int
@@ -45,67 +47,61 @@ class ImageStats:
     width_max: int
     height_min: int
     height_max: int
-    reencoded: int  # photos not stored verbatim
+    reencoded: int  # images that are not stored verbatim
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetManifest:
-    """Everything about a data set but its samples."""
+class DatasetManifest(_Model):
+    """Everything about a data set except its samples."""
 
+    schema_version: int = Field(default=SCHEMA_VERSION, alias="schema")
     classes: tuple[str, ...]  # label i is classes[i]
     class_counts: tuple[int, ...]
     samples: int
     seed: int  # of the order of the samples
-    content_sha256: str  # over (sample id, label, sha256 of the photo) in order
+    content_sha256: str  # over (sample id, label, sha256 of the image) in order
     row_groups: tuple[RowGroup, ...]
     image_stats: ImageStats
-    skipped: tuple[SkippedPhoto, ...]
+    skipped: tuple[SkippedImage, ...]
     versions: dict[str, str]
     created: str  # ISO 8601, UTC
-    schema: int = SCHEMA_VERSION
 
     def as_json(self) -> dict[str, Any]:
-        """The document that `from_json` reads."""
-        document = asdict(self)
-        return {"schema": document.pop("schema"), **document}
+        """Return the document that `from_json` reads."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        expected_id = 0
+        for group in self.row_groups:
+            if group.first_sample_id != expected_id:
+                raise ValueError(f"row group {group.file}: sample ids are not consecutive")
+            if PurePosixPath(group.file).name != group.file or group.file.startswith("."):
+                raise ValueError(f"row group file {group.file!r} is not a plain name")
+            expected_id += group.rows
+        in_classes = sum(self.class_counts)
+        if not self.row_groups or not expected_id == self.samples == in_classes:
+            raise ValueError(
+                "expected row groups and classes to contain the same samples, got "
+                f"{expected_id} in row groups, {in_classes} in classes, {self.samples} in total"
+            )
+        if len(self.classes) != len(self.class_counts):
+            raise ValueError(f"{len(self.classes)} classes, but {len(self.class_counts)} counts")
+        return self
 
 
 def from_json(document: dict[str, Any], where: str) -> DatasetManifest:
-    """The manifest in `document`. Raises DataError naming `where` and what is wrong."""
+    """Return the manifest in `document`. Raises DataError with `where` and what is wrong."""
     version = document.get("schema")
     if version != SCHEMA_VERSION:
         raise DataError(
-            f"{where}: expected manifest schema {SCHEMA_VERSION}, got {version!r}; make the data "
-            "set anew with `paceline data ingest` of this version"
+            f"{where}: expected manifest schema {SCHEMA_VERSION}, got {version!r}; ingest the "
+            "images again with `paceline data ingest` of this version"
         )
     try:
-        fields = dict(document)
-        fields["classes"] = tuple(str(name) for name in document["classes"])
-        fields["class_counts"] = tuple(int(count) for count in document["class_counts"])
-        fields["row_groups"] = tuple(RowGroup(**group) for group in document["row_groups"])
-        fields["image_stats"] = ImageStats(**document["image_stats"])
-        fields["skipped"] = tuple(SkippedPhoto(**photo) for photo in document["skipped"])
-        manifest = DatasetManifest(**fields)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{where}: not a manifest that Paceline wrote: {error!r}") from None
-    _check(manifest, where)
-    return manifest
-
-
-def _check(manifest: DatasetManifest, where: str) -> None:
-    expected_id = 0
-    for group in manifest.row_groups:
-        if group.first_sample_id != expected_id or group.rows < 1:
-            raise DataError(f"{where}: row group {group.file}: sample ids do not follow each other")
-        if PurePosixPath(group.file).name != group.file or group.file.startswith("."):
-            raise DataError(f"{where}: row group file {group.file!r} is not a plain name")
-        expected_id += group.rows
-    counts_agree = expected_id == manifest.samples == sum(manifest.class_counts) and len(
-        manifest.classes
-    ) == len(manifest.class_counts)
-    if not counts_agree or not manifest.row_groups:
-        raise DataError(
-            f"{where}: expected row groups and classes to hold the same samples, got "
-            f"{expected_id} in row groups, {sum(manifest.class_counts)} in classes, "
-            f"{manifest.samples} in all"
+        return DatasetManifest.model_validate(document)
+    except ValidationError as error:
+        faults = "; ".join(
+            ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"])))
+            for fault in error.errors()
         )
+        raise DataError(f"{where}: not a valid manifest of a Paceline data set: {faults}") from None

@@ -1,8 +1,8 @@
-"""Memory that the ranks of one node share, and how they find it.
+"""Memory that the ranks of one node share.
 
-Decoded photos, say, are kept once a node, not once a rank: local rank 0 makes an anonymous memory
-file (memfd_create, Linux) and the others open it through /proc. It has no name in any file system,
-so nothing is left behind however the ranks die.
+Decoded images, for example, are kept once per node instead of once per rank. Local rank 0 creates
+an anonymous memory file (memfd_create, Linux) and the others open it through /proc. The file has
+no name in any file system, so nothing is left behind however the ranks end.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _LACKS = "lacks: "
 
 
 class NodeShare(Protocol):
-    """The ranks of a job that run on one node and see one another's /proc.
+    """The ranks of a job that run on one node and see each other's /proc.
 
-    The names published are seen by these ranks only and are new for each feed: make one NodeShare
-    (say, a store with a prefix of its own) for each.
+    Only these ranks see the published names, and each use needs its own NodeShare, for example a
+    store with its own prefix.
     """
 
     @property
@@ -35,31 +35,31 @@ class NodeShare(Protocol):
     def ranks_on_node(self) -> int: ...
 
     def publish(self, name: str, value: str) -> None:
-        """Let the node's ranks see `value` under `name`."""
+        """Publish `value` under `name` to the node's ranks."""
 
     def lookup(self, name: str, timeout_s: float) -> str:
-        """What was published; waits for it. Raises TimedOut after `timeout_s`."""
+        """Wait for a published value and return it. Raises TimedOut after `timeout_s`."""
 
     def barrier(self, timeout_s: float) -> None:
-        """Wait until all ranks of the node are here. Raises TimedOut after `timeout_s`."""
+        """Wait until all ranks of the node have called it. Raises TimedOut after `timeout_s`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SoloNode:
-    """One rank alone."""
+    """A node with a single rank."""
 
     local_rank: int = 0
     ranks_on_node: int = 1
 
     def publish(self, name: str, value: str) -> None:
-        """Nobody else listens."""
+        """Do nothing: there is no other rank."""
 
     def lookup(self, name: str, timeout_s: float) -> str:  # noqa: ARG002
-        """A rank alone has nobody to ask: reaching this is a defect."""
+        """Raise LookupError: a single rank must not look anything up."""
         raise LookupError(name)
 
     def barrier(self, timeout_s: float) -> None:
-        """Everybody is here."""
+        """Return at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,28 +67,28 @@ class NodeMemory:
     """Memory of `size` bytes, zero at first."""
 
     buffer: mmap.mmap
-    shared: bool  # whether all ranks of the node see the same bytes; else each has its own
+    shared: bool  # all ranks of the node see the same bytes; otherwise each rank has its own
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What memory is for: for the message to a user whose machine has not enough of it."""
+    """Purpose of the memory, for the message to a user whose machine has too little."""
 
     what: str
     advice: str
 
 
-PHOTOS = MemoryUse(
-    "the decoded photos", 'use data mode "stream", a smaller image size or fewer steps'
+IMAGES = MemoryUse(
+    "the decoded images", 'use data mode "stream", a smaller image size or fewer steps'
 )
 
 
 def node_memory(
-    share: NodeShare, size: int, timeout_s: float, use: MemoryUse = PHOTOS
+    share: NodeShare, size: int, timeout_s: float, use: MemoryUse = IMAGES
 ) -> NodeMemory:
-    """Memory that all ranks of the node share, or, if any cannot, private memory for each.
+    """Return memory that all ranks of the node share, or private memory if any rank cannot.
 
-    Raises EnvironmentLacks if the machine has not that much free, TimedOut if the ranks of the
+    size: in bytes. Raises EnvironmentLacks if less memory is free, TimedOut if the ranks of the
     node do not answer.
     """
     if share.ranks_on_node == 1:
@@ -114,10 +114,10 @@ def node_memory(
 
 
 def _create(share: NodeShare, size: int, use: MemoryUse) -> tuple[int, mmap.mmap | None]:
-    """Make the memory file and publish where it is; returns its open descriptor (-1: none).
+    """Create the memory file and publish its path; return its open descriptor (-1: none).
 
-    A nonce at its end tells whoever opens the path that it is this file: in another PID namespace
-    the same path may be somebody else's.
+    A nonce at its end identifies the file: in another PID namespace the same path may lead to a
+    different file.
     """
     try:
         _require_free(size, use)
@@ -155,14 +155,16 @@ def _require_free(size: int, use: MemoryUse) -> None:
     free = available_bytes()
     if size > free:
         raise EnvironmentLacks(
-            f"the node must have {size / 2**20:.0f} MiB of memory free for {use.what}, "
-            f"{free / 2**20:.0f} MiB are; {use.advice}"
+            f"expected {size / 2**20:.0f} MiB of free memory on the node for {use.what}, got "
+            f"{free / 2**20:.0f} MiB; {use.advice}"
         )
 
 
 def available_bytes(proc: Path = Path("/proc")) -> int:
-    """Memory that can still be had, in bytes: the system's (MemAvailable of /proc/meminfo), or the
-    control groups' where it is less."""
+    """Return the available memory in bytes.
+
+    The smaller of MemAvailable of /proc/meminfo and what the control groups leave.
+    """
     known = [
         room
         for room in (_meminfo(proc / "meminfo"), memory_room_bytes(proc=proc))

@@ -1,4 +1,4 @@
-"""Feeds a rank the samples that the schedule names, in either mode."""
+"""Open the feed of a rank: the samples that the schedule names, in either mode."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Batch", "Feed", "Mode", "NodeShare", "SoloNode", "open_feed"]
 Mode = Literal["memory", "stream"]
 
 
-def open_feed(  # noqa: PLR0913  (the one place where all choices meet)
+def open_feed(  # noqa: PLR0913  (the only place that needs all of them)
     dataset: Dataset,
     schedule: Schedule,
     *,
@@ -33,20 +33,20 @@ def open_feed(  # noqa: PLR0913  (the one place where all choices meet)
     prefetch_batches: int = 2,
     timeout_s: float = 1800.0,
 ) -> Feed:
-    """Batches for `rank` of `world_size`, one for each step of `schedule`.
+    """Return the batches of `rank`, one for each step of `schedule`.
 
-    `memory` decodes every photo that the training uses before it returns, once a node, and checks
-    first that they fit; `stream` starts at once and holds two shuffle windows of encoded photos.
-    Both give the same samples and the same pixels; `pixels` off gives samples and labels alone, for
-    a stage of a pipeline that is not the first. timeout_s: how long ranks wait for each other
-    to decode. Sets OpenCV to use no threads of its own in this process.
+    `memory` decodes every image that the training uses before it returns, once per node, and first
+    checks that they fit. `stream` starts at once and keeps two shuffle windows of encoded images.
+    Both modes give the same samples and the same pixels. Without `pixels`, batches contain only
+    sample ids and labels, for pipeline stages after the first. timeout_s: how long ranks wait for
+    each other to decode. Disables OpenCV's own threads in this process.
     Raises UsageError for values that cannot work, EnvironmentLacks if the memory is too small,
-    DataError (also while iterating) if a photo or file is damaged.
+    DataError (also while iterating) if a file is damaged or differs from the manifest.
     """
     if tuple(schedule.row_group_rows) != dataset.row_group_rows:
         raise UsageError(
-            f"{dataset.path}: the schedule was made for other row groups than this data set has; "
-            "make it from dataset.row_group_rows"
+            f"{dataset.path}: the schedule has other row groups than this data set; make it from "
+            "dataset.row_group_rows"
         )
     if not 0 <= rank < world_size:
         raise UsageError(f"rank: expected 0..{world_size - 1}, got {rank} of {world_size}")

@@ -20,7 +20,7 @@ def check_dataset(dataset: str) -> None:
     if not path.is_dir():
         raise EnvironmentLacks(
             f"data set {path}: expected a directory, there is none here; make one with "
-            "`paceline data ingest PHOTOS_DIR OUT_DATASET`, or correct the path"
+            "`paceline data ingest IMAGES_DIR OUT_DATASET`, or correct the path"
         )
 
 

@@ -97,12 +97,6 @@ def _add_task(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--momentum", type=float, metavar="X")
     group.add_argument("--no-dropout", action="store_true", default=None)
     group.add_argument("--reading", metavar="memory|stream")
-    group.add_argument(
-        "--trust-data",
-        action="store_true",
-        default=None,
-        help="open a data set of unknown origin; its schema is a program that then runs",
-    )
 
 
 def _add_placement(group: argparse._ArgumentGroup) -> None:

@@ -95,7 +95,6 @@ def _spec_text(options: argparse.Namespace, trials: Sequence[dict[str, Any]]) ->
     workload = {
         "name": options.workload,
         "data": _absolute(options.data),
-        "trust_data": options.trust_data,
         "dropout": False if options.no_dropout else None,
         **{name: getattr(options, name) for name in _TRAINING},
     }

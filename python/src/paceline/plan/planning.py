@@ -91,7 +91,6 @@ def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset:
         workload=workload.name,
         model=defaults.model,
         dataset=dataset,
-        trust_dataset=workload.trust_data,
         seed=experiment.seed,
         image_size=value("image_size", defaults.image_size),
         global_batch=value("global_batch", defaults.global_batch),

@@ -111,7 +111,6 @@ class Training(_Value):
     workload: WorkloadName
     model: ModelName
     dataset: str
-    trust_dataset: bool
     seed: int
     image_size: int
     global_batch: int

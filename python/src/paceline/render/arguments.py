@@ -71,7 +71,6 @@ def _options(trial: Trial, data: str, run_dir: str) -> Iterator[_Option]:
     yield "momentum", training.momentum
     yield "no-dropout", not training.dropout
     yield "reading", training.reading
-    yield "trust-data", training.trust_dataset
     usual = Limits()
     yield "trial-timeout", _unless(limits.trial_s, usual.trial_s)
     yield "rendezvous-timeout", _unless(limits.rendezvous_s, usual.rendezvous_s)

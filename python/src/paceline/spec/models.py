@@ -69,7 +69,6 @@ class WorkloadRequest(_WorkloadOverrides):
     name: WorkloadName
     data: str | None = None
     images: Annotated[int, Field(ge=8)] | None = None
-    trust_data: bool = False
 
 
 class TrialRequest(_Overrides):

@@ -136,7 +136,7 @@ class _Worker:
     def _open_feed(self) -> tuple[Schedule, int, Feed]:
         training, context = self._trial.training, self._context
         shares_on_node = context.ranks_on_node // self._trial.stages
-        dataset = open_dataset(training.dataset, trust=training.trust_dataset)
+        dataset = open_dataset(training.dataset)
         schedule = schedule_of(training, dataset.row_group_rows)
         feed = open_feed(
             dataset,

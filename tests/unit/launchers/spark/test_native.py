@@ -13,7 +13,7 @@ def trial(transport, *, model="alexnet", ranks=2, collective_s=120.0, memory="1g
         local_strategy="processes",
         placement=Placement(nodes=1, ranks_per_node=ranks, threads_per_rank=1),
         training=Training(
-            workload="tiny", model=model, dataset="none", trust_dataset=False, seed=1,
+            workload="tiny", model=model, dataset="none", seed=1,
             image_size=32, global_batch=8, epochs=1, max_steps=None, warmup_steps=0,
             learning_rate=0.1, momentum=0.9, dropout=False, reading="memory", precision="fp32",
             memory_format="contiguous",

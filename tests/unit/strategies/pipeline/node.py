@@ -74,7 +74,7 @@ class BoardPeers:
 def pipeline_trial(stages, micro_batches, replicas=1, pipeline=None, **training):
     """pipeline: other pipeline settings; training: other values of the training."""
     values = {
-        "workload": "tiny", "model": "tiny-alexnet", "dataset": "none", "trust_dataset": False,
+        "workload": "tiny", "model": "tiny-alexnet", "dataset": "none",
         "seed": 3, "image_size": 32, "global_batch": 8, "epochs": 1, "max_steps": None,
         "warmup_steps": 0, "learning_rate": 0.01, "momentum": 0.9, "dropout": False,
         "reading": "memory", "precision": "fp32", "memory_format": "contiguous",

@@ -157,7 +157,7 @@ class RoundWorker:
 
     def _open(self) -> None:
         training = self._trial.training
-        self._dataset = open_dataset(training.dataset, trust=training.trust_dataset)
+        self._dataset = open_dataset(training.dataset)
         self._schedule = schedule_of(training, self._dataset.row_group_rows)
 
     def _build(self) -> None:
