@@ -17,12 +17,16 @@ ARCHIVE = Path(__file__).resolve().parent / "paceline.zip"
 
 def main() -> int:
     """Ingest with the session that spark-submit configured; return the exit code."""
-    parser = argparse.ArgumentParser(description="convert images in class folders into a Petastorm data set")
+    parser = argparse.ArgumentParser(
+        description="convert images in class folders into a Petastorm data set"
+    )
     parser.add_argument("images", type=Path, help="folder with one sub-folder per class")
     parser.add_argument("out", help="new folder or URL of the data set")
     parser.add_argument("--on-bad-image", choices=("fail", "skip"), default="fail")
     parser.add_argument("--seed", type=int, default=0, help="seed of the order of the samples")
-    parser.add_argument("--row-group-rows", type=int, default=None, help="approximate images per row group")
+    parser.add_argument(
+        "--row-group-rows", type=int, default=None, help="approximate images per row group"
+    )
     options = parser.parse_args()
 
     if ARCHIVE.is_file():

@@ -1,11 +1,15 @@
 """The commands besides `run`, as a user types them."""
 
+import collections
 import json
 import os
+import pickle
+import shutil
 import subprocess
 import sys
 
 import pytest
+from pyarrow import parquet
 from tests.functional.cli_runs import SMALL, trial
 
 pytestmark = pytest.mark.functional
@@ -84,6 +88,66 @@ def test_photos_to_data_set_and_back(paceline, tmp_path):
     assert facts["samples"] == 12
     assert sum(facts["classes"].values()) == 12
     assert "fire" in paceline.main("data", "inspect", dataset).stdout
+
+
+def test_report_is_written_where_the_user_says(paceline, small_run, tmp_path):
+    before = (small_run / "report.html").read_bytes()
+    written = paceline.main("report", small_run, "-o", tmp_path / "mine.html")
+    assert (written.returncode, written.stdout) == (0, f"{tmp_path / 'mine.html'}\n")
+    assert "</html>" in (tmp_path / "mine.html").read_text()
+    assert (small_run / "report.html").read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["compare", "report"])
+def test_run_without_a_finished_baseline_is_not_comparable(paceline, small_run, tmp_path, command):
+    run = shutil.copytree(small_run, tmp_path / "run")
+    for outcome in run.glob("trials/*/outcome.json"):
+        outcome.unlink()
+    compared = paceline.main(command, run)
+    assert compared.returncode == 7
+    assert "--resume" in compared.stderr
+
+
+def test_reader_that_has_ended_is_no_error(paceline, small_run):
+    reading, writing = os.pipe()
+    os.close(reading)  # from now on, whoever writes gets EPIPE
+    with os.fdopen(writing, "wb") as output:
+        ended = subprocess.run(
+            paceline.argv("compare", small_run, "--json"),
+            env=paceline.environment,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_data_set_with_an_unknown_program_needs_trust(paceline, tiny_dataset, tmp_path):
+    """The schema of a Petastorm data set is a pickle; this one names a class of its own."""
+    dataset = shutil.copytree(tiny_dataset, tmp_path / "data")
+    replace_schema(dataset, pickle.dumps(collections.Counter(fire=1)))
+    spec, out = tmp_path / "spec.toml", tmp_path / "run"
+    short = SMALL.replace("max_steps = 20", "max_steps = 4")
+    spec.write_text(short.replace("images = 48", f'data = "{dataset}"'))
+    refused = paceline.main("run", spec, "--out", out)
+    assert refused.returncode == 4
+    assert "collections.Counter" in refused.stderr
+    assert not out.exists()
+    with_trust = short.replace("images = 48", f'data = "{dataset}"\ntrust_data = true')
+    spec.write_text(with_trust + trial("mpi", "mpi"))
+    done = paceline("run", spec, "--out", out)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((out / "comparison.json").read_text())["rows"]
+    assert [row["equivalent"] for row in rows] == [True, True]
+
+
+def replace_schema(dataset, schema_pickle):
+    file = dataset / "_common_metadata"
+    schema = parquet.read_schema(file)
+    metadata = {**schema.metadata, b"dataset-toolkit.unischema.v1": schema_pickle}
+    parquet.write_metadata(schema.with_metadata(metadata), file)
 
 
 def test_sidecar_by_hand_writes_a_trace_until_its_process_ends(paceline, tmp_path):

@@ -97,5 +97,5 @@ def test_disk_without_room_for_the_first_file_is_reported_before_a_trial(start) 
     code, output = run.end()
     assert code == 3, output
     assert "No space left on device" in output
-    assert "manifest" in output
+    assert f"paceline: {run.folder}/run/" in output, "the file is named"
     assert "Traceback" not in output

@@ -93,6 +93,8 @@ def test_run_whose_rank_0_was_killed_is_completed_by_the_same_command(
     assert {row["launcher"]: row["equivalent"] for row in rows} == {"local": True, "mpi": True}
     (killed,) = (out / "attempts").iterdir()
     assert killed.name.startswith("tiny.mpi.")
+    kept = {p.parents[1].name.split(".")[1] for p in out.glob("trials/*/tensors/*.safetensors")}
+    assert kept == {"local"}, "tensors are deleted after the comparison, but not the baseline's"
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["spec_toml"] == spec.read_text(), "one spec, never changed"
 

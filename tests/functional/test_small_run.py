@@ -23,7 +23,11 @@ WAYS = {
 def finished(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("small")
     spec = folder / "small.toml"
-    spec.write_text(SMALL + "".join(trial(w[0], w[1]) for w in sorted(WAYS) if w[1] != "none"))
+    spec.write_text(
+        "keep_tensors = true\n"
+        + SMALL
+        + "".join(trial(w[0], w[1]) for w in sorted(WAYS) if w[1] != "none")
+    )
     environment = {**os.environ, "PACELINE_CACHE": str(cache), "COLUMNS": "80", "NO_COLOR": "1"}
     cli = Cli(environment=environment, cwd=folder)
     result = cli("run", spec, "--out", folder / "run")
@@ -86,6 +90,14 @@ def test_ranks_had_what_they_were_given(finished):
         had = json.loads(path.read_text())
         assert had["intraop_threads"] == 1, path
         assert had["interface"] == "lo"
+
+
+def test_tensors_of_every_trial_are_kept_if_the_spec_says_so(finished):
+    _, _, run_dir, _ = finished
+    trials = sorted((run_dir / "trials").iterdir())
+    assert len(trials) == len(WAYS)
+    for trial_folder in trials:
+        assert (trial_folder / "tensors" / "weights_final.safetensors").stat().st_size > 0
 
 
 def test_finished_run_resumes_to_nothing(finished):

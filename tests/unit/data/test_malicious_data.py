@@ -14,7 +14,6 @@ from paceline.data.dataset import inspect_dataset, open_dataset
 from paceline.data.reading import open_feed
 from paceline.plan.schedule import Schedule
 
-
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # Petastorm on pyarrow 14
 
 

@@ -1,4 +1,7 @@
+import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,3 +112,50 @@ def test_trials_and_ranks_are_found_in_order(tmp_path):
         run.trial("a").rank(rank).root.mkdir(parents=True)
     assert [name for name, _ in run.trials()] == ["a", "b"]
     assert [rank for rank, _ in run.trial("a").ranks()] == [2, 10]
+
+
+# Writes rows of 60 bytes into a file that the kernel lets grow to 100 bytes: the second row is
+# written in part, and only the next call gets the error.
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from paceline.records.files import JsonlWriter
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+with JsonlWriter(Path(sys.argv[1])) as writer:
+    writer.write({"step": 0, "pad": "x" * 38})
+    try:
+        writer.write({"step": 1, "pad": "x" * 38})
+    except OSError as error:
+        print(error.strerror)
+"""
+
+
+def test_row_that_the_kernel_takes_in_part_is_an_error_and_costs_no_other_row(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, path],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "File too large\n"), done.stderr
+    assert path.stat().st_size == 100
+    assert [row["step"] for row in read_jsonl(path)] == [0]
+
+
+class TakesAFewBytes(io.RawIOBase):
+    """Writes at most seven bytes a call, as write(2) may."""
+
+    def __init__(self) -> None:
+        self.taken = b""
+
+    def write(self, data) -> int:
+        self.taken += bytes(data[:7])
+        return min(7, len(data))
+
+
+def test_row_is_written_whole_however_little_each_write_takes(tmp_path, monkeypatch):
+    writer = JsonlWriter(tmp_path / "rows.jsonl")
+    writer.close()
+    partial = TakesAFewBytes()
+    monkeypatch.setattr(writer, "_file", partial)
+    writer.write_all([{"step": 0}, {"step": 1}])
+    assert partial.taken == b'{"step":0}\n{"step":1}\n'

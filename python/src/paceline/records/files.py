@@ -109,7 +109,7 @@ def write_text(path: Path, text: str) -> None:
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except BaseException as error:
-        if isinstance(error, OSError) and error.filename is None:
+        if isinstance(error, OSError) and error.errno and error.filename is None:
             error.filename = str(path)  # a full disk is reported without a name
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from paceline.errors import EnvironmentLacks, RankFailed, TimedOut
 from paceline.strategies.threads.worker_pool import Stopped, WorkerPool
 
 ALL = sorted(os.sched_getaffinity(0))
-SOON_S = 5.0
 
 
 @pytest.fixture
@@ -84,26 +82,25 @@ def test_error_of_a_thread_is_raised_while_another_waits_to_meet_it(make_pool, c
             raise ValueError("no such thing")
         pool.barrier(worker)
 
-    started_s = time.monotonic()
+    # after the barrier's limit it would be a TimedOut
     with pytest.raises(RankFailed, match="rank 4: replica 1 of 3 failed: ValueError: no such"):
         pool.run(task)
-    assert time.monotonic() - started_s < SOON_S
     assert "in task" in capsys.readouterr().err  # the trace, for the rank's log
 
 
 def test_error_of_a_thread_does_not_wait_for_what_another_is_at(make_pool):
     pool = make_pool(2)
-    busy = threading.Event()
+    busy, ended = threading.Event(), threading.Event()
 
     def task(worker):
         if worker == 1:
             raise ValueError("no such thing")
         busy.wait(30)
+        ended.set()
 
-    started_s = time.monotonic()
     with pytest.raises(RankFailed, match="replica 1"):
         pool.run(task)
-    assert time.monotonic() - started_s < SOON_S
+    assert not ended.is_set()
     busy.set()
 
 

@@ -1,0 +1,116 @@
+"""Files that users copy: the Slurm template trains for real, Gradle's tasks call real commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.functional.cli_runs import LIMIT_S, Cli
+
+from paceline.host.tools import find_mpirun
+
+pytestmark = pytest.mark.functional
+
+ROOT = Path(__file__).resolve().parents[2]
+# Stands for srun with two tasks on one node. It refuses any option but the one that the template
+# must give, and makes the training small: the file's values are for a real cluster.
+SRUN = """#!/bin/bash
+[ "$1" = --mpi=pmix ] || {{ echo "srun: unexpected option $1" >&2; exit 9; }}
+shift
+set -- "${{@/#simple-big/tiny}}"
+set -- "${{@/#eth0/lo}}"
+exec "{mpirun}" -n "$SLURM_NTASKS" --host localhost:2 --bind-to none "$@" \\
+    --epochs 2 --max-steps 4 --warmup-steps 1 --global-batch 16 --image-size 64 \\
+    --no-sidecar --oversubscribe
+"""
+
+
+def test_slurm_template_trains_with_the_ranks_that_slurm_gives(
+    paceline: Cli, tiny_dataset: Path, tmp_path: Path
+) -> None:
+    home, programs = tmp_path / "home", tmp_path / "bin"
+    python = home / "paceline" / ".venv" / "bin" / "python"
+    for folder in (python.parent, home / "datasets", programs):
+        folder.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (programs / "srun").write_text(SRUN.format(mpirun=find_mpirun().path))
+    for program in (python, programs / "srun"):
+        program.chmod(0o755)
+    (home / "paceline" / "mpi-jobs").symlink_to(ROOT / "mpi-jobs")
+    (home / "datasets" / "simple-big").symlink_to(tiny_dataset)
+    template = ROOT / "mpi-jobs" / "train.sbatch"
+    ended = subprocess.run(
+        ["bash", template],
+        env={
+            **paceline.environment,
+            "HOME": str(home),
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "7",
+            "SLURM_NTASKS": "2",
+            "SLURM_CPUS_PER_TASK": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    [trial] = (home / "runs" / "7" / "trials").iterdir()
+    assert json.loads((trial / "outcome.json").read_text())["status"] == "ok"
+    for rank in ("0", "1"):
+        environment = json.loads((trial / "ranks" / rank / "environment.json").read_text())
+        assert environment["intraop_threads"] == 1
+        assert len((trial / "ranks" / rank / "steps.jsonl").read_text().splitlines()) == 4
+
+
+def test_slurm_template_asks_for_the_cores_that_its_ranks_use() -> None:
+    text = (ROOT / "mpi-jobs" / "train.sbatch").read_text()
+    asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)", text, re.MULTILINE))
+    assert asked["cpus-per-task"] == "1"
+    assert '--threads-per-rank "${SLURM_CPUS_PER_TASK:-1}"' in text
+    assert '--ranks "$SLURM_NTASKS"' in text
+
+
+def test_gradle_tasks_call_commands_that_exist() -> None:
+    text = (ROOT / "build.gradle").read_text()
+    call = re.compile(r"^calls\('(\w+)'.*\[pacelinew, '(\w+)'\]", re.MULTILINE)
+    commands = dict(call.findall(text))
+    assert commands == {"setup": "setup", "test": "test", "check": "check"}
+    wrapper = (ROOT / "pacelinew").read_text()
+    for command in commands.values():
+        assert re.search(rf"^    {command}\)$", wrapper, re.MULTILINE), command
+    for path in re.findall(r"new File\(root, '(python/[^']+)'\)", text):
+        assert (ROOT / path).is_file(), path
+    deleted = text.rpartition("delete '")[2]
+    assert "'.venv'" not in deleted
+    assert "'runs'" not in deleted
+
+
+@pytest.mark.skipif(shutil.which("gradle") is None, reason="Gradle is not installed")
+def test_gradle_knows_every_task(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    for name in ("build.gradle", "settings.gradle"):
+        shutil.copy(ROOT / name, checkout)
+    (checkout / "pacelinew").write_text('#!/bin/sh\necho "called: $*"\n')
+    (checkout / "pacelinew").chmod(0o755)
+    home = ["--gradle-user-home", str(tmp_path / "gradle")]
+    ended = subprocess.run(
+        ["gradle", *home, "--offline", "--quiet", "setup", "test", "check", "run", "clean",
+         "-Pargs=plan 'my spec.toml'"],
+        cwd=checkout, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    called = [line for line in ended.stdout.splitlines() if line.startswith("called: ")]
+    assert sorted(called) == [
+        "called: check", "called: plan my spec.toml", "called: setup", "called: test",
+    ]  # fmt: skip
