@@ -16,8 +16,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
 from common import median_interval, shown, write_results
-from paceline.analysis.reading import load_trial
+from paceline.analysis.reading import load_trial, read_hosts
+from paceline.analysis.steps import read_steps
 from paceline.data.catalogue import ensure_dataset
 from paceline.plan.planning import plan_trials
 from paceline.records.layout import TrialFiles
@@ -25,9 +28,7 @@ from paceline.runner import run_trial
 from paceline.spec.loading import parse_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from paceline.analysis.reading import HostTrace, TrialRecord
+    from paceline.analysis.reading import TrialRecord
 
 ASKED = 0.05
 RANKS = 2
@@ -114,41 +115,29 @@ def conclusion(rows: list[dict[str, float]]) -> dict[str, Any]:
 
 def cpu_seconds(record: TrialRecord) -> dict[str, float]:
     """CPU time of the ranks, the run and the host while all ranks trained."""
-    (host,) = record.hosts
-    first = max(rank.steps[0].started_unix_s for rank in record.ranks)
-    last = min(rank.steps[-1].started_unix_s for rank in record.ranks)
-    times = {s.unix_s for s in host.samples if first <= s.unix_s <= last}
-    for rank in record.ranks:  # a rank is found within a second
-        times &= {row.unix_s for row in host.ranks if row.rank == rank.rank}
-    window = (min(times), max(times))
-    return {
-        "seconds": window[1] - window[0],
-        "ranks_s": ranks_cpu_s(host, window),
-        "run_s": rise(host.samples, window, lambda sample: sample.run_cpu_seconds),
-        "host_s": rise(
-            host.samples, window, lambda sample: sum(sample.cpu_seconds[mode] for mode in BUSY)
-        ),
-    }
-
-
-def ranks_cpu_s(host: HostTrace, window: tuple[float, float]) -> float:
-    numbers = {row.rank for row in host.ranks}
-    return sum(
-        rise(
-            [row for row in host.ranks if row.rank == number],
-            window,
-            lambda row: row.cpu_seconds,
-        )
-        for number in numbers
+    (host,) = read_hosts(record.files)
+    started = (
+        read_steps(record)
+        .group_by("rank")
+        .agg(pl.col("started_s").first().alias("first"), pl.col("started_s").last().alias("last"))
     )
-
-
-def rise(
-    rows: Sequence[Any], window: tuple[float, float], seconds: Callable[[Any], float]
-) -> float:
-    """What a counter rose by in the window; rows of one tick have the same time."""
-    by_time = {row.unix_s: seconds(row) for row in rows}
-    return by_time[window[1]] - by_time[window[0]]
+    training = pl.col("unix_s").is_between(started["first"].max(), started["last"].min())
+    complete = (
+        host.ranks.filter(training)
+        .group_by("unix_s")
+        .agg(pl.col("cpu_seconds").sum(), pl.len())
+        .filter(pl.col("len") == len(record.ranks))  # a rank is found within a second
+        .join(host.samples, on="unix_s", suffix="_host")
+        .sort("unix_s")
+    )
+    busy = [pl.col("cpu_seconds_host").struct.field(mode) for mode in BUSY]
+    rises = complete.select(
+        pl.col("unix_s").alias("seconds"),
+        pl.col("cpu_seconds").alias("ranks_s"),
+        pl.col("run_cpu_seconds").alias("run_s"),
+        pl.sum_horizontal(busy).alias("host_s"),
+    ).select(pl.all().last() - pl.all().first())
+    return rises.row(0, named=True)
 
 
 if __name__ == "__main__":

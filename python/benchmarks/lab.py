@@ -27,8 +27,9 @@ from common import write_results
 from paceline.errors import PacelineError
 from paceline.lab import INTERFACE, Lab, LabSettings, why_not
 from paceline.lab.removal import traces_of
-from paceline.records.files import read_json, read_jsonl
+from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
+from paceline.records.tables import row_dicts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -207,7 +208,7 @@ def traces(hosts: Iterable[tuple[str, Any]]) -> dict[str, dict[str, float]]:
     for host, files in hosts:
         if not files.trace.exists():
             continue
-        times = [row["unix_s"] for row in read_jsonl(files.trace) if "unix_s" in row]
+        times = [row["unix_s"] for row in row_dicts(files.trace) if "unix_s" in row]
         if times:
             found[host] = {
                 "samples": len(times),

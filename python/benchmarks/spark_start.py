@@ -23,8 +23,9 @@ from pathlib import Path
 from common import median_interval, paired_ratio, shown, write_results
 from paceline.host.tools import find_java, find_spark
 from paceline.plan.planning import plan_trials
-from paceline.records.files import read_json, read_jsonl
+from paceline.records.files import read_json
 from paceline.records.layout import TrialFiles
+from paceline.records.tables import row_dicts
 from paceline.runner import run_trial
 from paceline.spec.loading import parse_spec
 from training import SPEC
@@ -86,7 +87,7 @@ def ours(dataset: Path, folder: Path) -> float:
     if outcome.status != "ok":
         raise RuntimeError(outcome.message)
     launched = float(read_json(files.outcome)["launched_unix_s"])
-    first = [next(read_jsonl(rank.steps)) for _, rank in files.ranks()]
+    first = [next(row_dicts(rank.steps)) for _, rank in files.ranks()]
     return float(max(row["started_unix_s"] + row["step_s"] for row in first) - launched)
 
 

@@ -26,7 +26,9 @@ import numpy as np
 from common import call, median_interval, shown, write_results
 from paceline.analysis.communication import trial_communication
 from paceline.analysis.reading import load_run
+from paceline.analysis.steps import read_steps
 from paceline.analysis.stragglers import ready_times
+from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:
@@ -100,7 +102,7 @@ def measure(
     (record,) = load_run(RunFiles(place))
     profile = trial_communication(record)
     assert profile is not None, "two ranks communicate"
-    (found,) = profile.straggling
+    (found,) = profile.stragglers
     return {
         "transport": transport,
         "slowed": slowed,
@@ -108,19 +110,19 @@ def measure(
         "later_s": None if slowed is None or every == 1 else later_s(record, slowed, every),
         "named": found.straggler,
         "reason": found.reason,
-        "loss_s": {each.rank: each.loss_s.to_json() for each in found.ranks},
+        "delay_s": {each.rank: jsonable(each.delay_s) for each in found.ranks},
         "last_share": {each.rank: each.last_share for each in found.ranks},
         "phase": found.phase,
         "phase_excess_s": found.phase_excess_s,
         "step_s": max(rank.step_s for rank in profile.ranks),
-        "checks": [check.to_json() for check in profile.checks],
+        "checks": jsonable(profile.checks),
     }
 
 
 def later_s(record: TrialRecord, slowed: int, every: int) -> list[float]:
     """By how much more the slowed rank was behind the other in a slowed step than in the mean of
     the steps before and after it; one for each slowed step that has both neighbours."""
-    ready, steps, _ = ready_times(record, record.ranks)
+    ready, steps, _ = ready_times(record, read_steps(record), record.ranks)
     others = np.delete(ready, slowed, axis=0).max(axis=0)
     behind = dict(zip(steps, ready[slowed] - others, strict=True))
     return [
@@ -139,7 +141,7 @@ def conclude(raw: list[dict[str, Any]], slow_s: float) -> dict[str, Any]:
         every_other = [run["later_s"] for run in runs if run["later_s"] is not None]
         found = median_interval([later / slow_s for run in every_other for later in run])
         shown(f"{transport}: later in slowed steps over {1000 * slow_s:g} ms", found)
-        ratio = median_interval([run["loss_s"][run["slowed"]]["mean"] / slow_s for run in slowed])
+        ratio = median_interval([run["delay_s"][run["slowed"]]["mean"] / slow_s for run in slowed])
         shown(f"{transport}: loss named over {1000 * slow_s:g} ms", ratio)
         plain = {run["repeat"]: run["step_s"] for run in runs if run["slowed"] is None}
         longer = median_interval([(r["step_s"] - plain[r["repeat"]]) / slow_s for r in slowed])

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from common import call, median_interval, paired_ratio, shown
 from paceline.launchers.registry import launcher_for
 from paceline.plan.planning import plan_trials
-from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
+from paceline.records.tables import row_dicts
 from paceline.runner import run_trial
 from paceline.spec.loading import parse_spec
 
@@ -74,7 +74,7 @@ def paceline(trial: Trial, folder: Path) -> StepEnds:
 
 def step_ends(files: TrialFiles) -> StepEnds:
     return [
-        [row["started_unix_s"] + row["step_s"] for row in read_jsonl(rank.steps)]
+        [row["started_unix_s"] + row["step_s"] for row in row_dicts(rank.steps)]
         for _, rank in files.ranks()
     ]
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.environment import QUICK_JVM
 
+from paceline.records.tables import row_dicts
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -151,11 +153,10 @@ def training_options(dataset: Path, run_dir: Path) -> list[str | Path]:
 
 
 def assert_every_rank_trained(run_dir: Path) -> None:
-    steps = sorted(run_dir.rglob("ranks/*/steps.jsonl"))
+    steps = sorted(run_dir.rglob("ranks/*/steps.*"))
     assert [file.parent.name for file in steps] == [str(rank) for rank in range(RANKS)]
     for file in steps:
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        assert len([row for row in rows if "step" in row]) == STEPS
+        assert len(list(row_dicts(file.with_suffix(".jsonl")))) == STEPS
 
 
 def test_same_sources_give_the_same_bytes_whatever_the_umask(

@@ -32,6 +32,7 @@ from paceline.launchers.diagnosis import diagnose
 from paceline.launchers.registry import launcher_for
 from paceline.launchers.supervise import supervise
 from paceline.records.layout import RunFiles
+from paceline.records.tables import row_dicts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,13 +126,13 @@ def check_records(out: Path, launcher: str) -> None:
     assert [rank for rank, _ in files.ranks()] == [0, 1]
     for _, rank in files.ranks():
         assert json.loads(rank.status.read_text())["state"] == "done"
-        assert len(rank.steps.read_text().splitlines()) == 2
+        assert len(list(row_dicts(rank.steps))) == 2
         environment = json.loads(rank.environment.read_text())
         assert environment["intraop_threads"] == 1
         assert environment["omp_environment"]["OMP_NUM_THREADS"] == "1"
     assert "--max-steps 2" in files.command.read_text()
     [(_, host)] = files.hosts()
-    assert host.trace.stat().st_size > 0
+    assert list(row_dicts(host.trace))
 
 
 @contextmanager

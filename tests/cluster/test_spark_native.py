@@ -18,6 +18,7 @@ from paceline.launchers import supervise as supervise_module
 from paceline.launchers.diagnosis import diagnose
 from paceline.launchers.registry import launcher_for
 from paceline.launchers.supervise import supervise
+from paceline.records.tables import row_dicts
 
 pytestmark = [
     pytest.mark.cluster,
@@ -50,8 +51,8 @@ def rows(tmp_path_factory, shared_cache):
 
 
 def lines(run_dir, transport, rank, name):
-    (file,) = run_dir.glob(f"trials/tiny.*.{transport}.*/ranks/{rank}/{name}.jsonl")
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    (folder,) = run_dir.glob(f"trials/tiny.*.{transport}.*/ranks/{rank}")
+    return list(row_dicts(folder / f"{name}.jsonl"))
 
 
 def test_messages_of_barrier_tasks_give_the_very_training(rows):

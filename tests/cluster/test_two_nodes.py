@@ -101,7 +101,7 @@ def assert_same_training_on_two_nodes(rows: list[dict[str, object]], folder: Pat
         row["configuration"]: True for row in rows
     }
     for row in rows:
-        traces = folder.glob(f"run/trials/{row['configuration']}.r0/hosts/*/trace.jsonl")
+        traces = folder.glob(f"run/trials/{row['configuration']}.r0/hosts/*/trace.*")
         assert len(list(traces)) == 2, row["configuration"]
 
 

@@ -17,8 +17,8 @@ from tests.functional.prometheus_api import fill_in, numbers
 from tests.functional.promql import series_in
 from tests.functional.test_dashboards import DOCUMENTS, queries
 
-from paceline.records.files import read_jsonl
 from paceline.records.layout import RunFiles
+from paceline.records.tables import row_dicts
 
 if TYPE_CHECKING:
     from tests.functional.prometheus_api import Prometheus
@@ -148,7 +148,7 @@ def test_prometheus_and_the_trace_agree_within_a_sampling_step(scraped, launcher
     trial_id, _, _ = scraped.trials[launcher]
     start, end = scraped.training(launcher)
     [(_, host)] = scraped.run.trial(trial_id).hosts()
-    rows = [row for row in read_jsonl(host.trace) if "unix_s" in row]
+    rows = [row for row in row_dicts(host.trace) if "unix_s" in row]
     by_value = {round(row["cpu_seconds"]["user"], 3): row["unix_s"] for row in rows}
     span_s = round(end - start)
     [series] = scraped.api.instant(

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tests.functional.cli_runs import SMALL, Cli
 
+from paceline.records.tables import row_dicts
+
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(500)]
 
 STARTED_WITHIN_S = 150.0
@@ -69,12 +71,12 @@ def left_in(tmp_path: Path) -> list[Path]:
 
 
 def rows_of(out: Path, name: str) -> list[dict]:
-    (path,) = out.glob(f"trials/*/hosts/*/{name}")
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    (host,) = out.glob("trials/*/hosts/*")
+    return list(row_dicts(host / name))
 
 
 def steps_of(out: Path) -> int:
-    return sum(len(p.read_text().splitlines()) for p in out.glob("trials/*/ranks/*/steps.jsonl"))
+    return sum(len(list(row_dicts(p / "steps.jsonl"))) for p in out.glob("trials/*/ranks/*"))
 
 
 def end(process) -> None:
@@ -167,5 +169,5 @@ def test_runtime_folder_of_another_user_costs_the_trace_and_nothing_else(pacelin
     result = paceline("run", spec, "--out", out)
     assert result.returncode == 0, result.stderr
     assert "belongs to user 12345" in result.stderr
-    assert list(out.glob("trials/*/hosts/*/trace.jsonl")) == []
+    assert list(out.glob("trials/*/hosts/*/trace.*")) == []
     assert sampler_of(tmp_path) is None

@@ -1,3 +1,3 @@
 """Paceline: which way of distributing this training is fastest here, by how much, and why?"""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

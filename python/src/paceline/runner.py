@@ -27,6 +27,7 @@ from paceline.launchers.supervise import supervise
 from paceline.plan.planning import plan_trials
 from paceline.plan.schedule import schedule_of
 from paceline.records.attempts import set_aside
+from paceline.records.compact import compact_trial
 from paceline.records.files import read_json, write_json, write_text
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import SCHEMA, Outcome
@@ -235,6 +236,8 @@ def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
             sidecar.stop()
     outcome = diagnose(trial, files, ended, launcher)
     write_json(files.outcome, asdict(outcome))
+    if outcome.status == "ok":
+        compact_trial(files)
     return outcome
 
 

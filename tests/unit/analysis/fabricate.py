@@ -72,6 +72,15 @@ __all__ = [
 
 LAUNCHED = 1_700_000_000.0
 LEARNED = 0.02  # loss lost a step
+CORES = 2  # of every host
+# Shares that older sidecars wrote. Nothing reads them.
+NO_SHARES = {
+    f.name: None
+    for f in dataclasses.fields(HostSample)
+    if f.name.endswith("_percent") and f.name != "core_busy_percent"
+}
+if "iowait_valid" in {f.name for f in dataclasses.fields(HostSample)}:
+    NO_SHARES["iowait_valid"] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,23 +378,25 @@ def _make_trace(
     host = f"node{node}"
     threads = 7 * way.ranks if way.run_threads is None else way.run_threads
     with JsonlWriter(files.host(host).trace) as trace:
-        trace.write({"schema": SCHEMA, "host": host, "cores": 2, "interval_s": 0.5})
+        trace.write({"schema": SCHEMA, "host": host, "cores": CORES, "interval_s": 0.5})
         ticks = np.arange(launched + 0.5, ended, 0.5)
+        cpu_seconds = dict.fromkeys(("user", "system", "idle", "iowait", "steal", "other"), 100.0)
+        run_cpu_seconds = 0.0
         for number, now in enumerate(ticks):
             training = train_start < now <= train_end
             loading = not training and train_start - way.data_load_s - 0.2 < now <= train_start
             busy = way.cpu_percent if training else 25.0
             iowait = 10.0 if loading else 1.0
+            if number:
+                percent = {"user": busy - 5, "system": 4.0, "other": 1.0, "iowait": iowait}
+                percent["idle"] = 100.0 - busy - iowait
+                for mode, share in percent.items():
+                    cpu_seconds[mode] += CORES * 0.5 * share / 100
+                run_cpu_seconds += 0.5 * 2 * busy / 100
             trace.write(
                 HostSample(
                     unix_s=float(now),
-                    cpu_user_percent=None if number == 0 else busy - 5,
-                    cpu_system_percent=None if number == 0 else 4.0,
-                    cpu_idle_percent=None if number == 0 else 100 - busy - iowait,
-                    cpu_iowait_percent=None if number == 0 else iowait,
-                    cpu_steal_percent=None if number == 0 else 0.0,
-                    cpu_other_percent=None if number == 0 else 1.0,
-                    iowait_valid=True,
+                    **NO_SHARES,
                     ram_used_bytes=way.ram_bytes if training else 2_000_000_000,
                     ram_total_bytes=16_000_000_000,
                     swap_used_bytes=0,
@@ -394,15 +405,15 @@ def _make_trace(
                     network_sent_bytes=0,
                     network_received_bytes=0,
                     run_processes=way.ranks,
-                    run_cpu_seconds=0.0,
-                    run_cpu_percent=2 * busy,
+                    run_cpu_seconds=run_cpu_seconds,
                     run_rss_bytes=way.run_rss_bytes,
                     run_pss_bytes=None if number % 4 else way.run_pss_bytes,
                     run_threads=threads + (number % 2 if not training else 0),
-                    run_voluntary_context_switches=0,
-                    run_involuntary_context_switches=0,
+                    run_voluntary_context_switches=None,
+                    run_involuntary_context_switches=None,
                     sidecar_cpu_seconds=0.5 + 0.002 * number,
                     sidecar_rss_bytes=30_000_000,
+                    cpu_seconds=dict(cpu_seconds),
                 )
             )
 
@@ -464,11 +475,11 @@ def _communication(way: Way) -> dict[str, object]:
 
 def _manifest(ids: list[str], cases: Sequence[Case]) -> dict[str, object]:
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "name": "fabricated",
         "spec_toml": 'schema = 1\nname = "fabricated"\n',
         "created_unix_s": LAUNCHED,
-        "versions": {"paceline": "0.1.0", "torch": "2.13.0", "pyspark": "3.5.9"},
+        "versions": {"paceline": "0.2.0", "torch": "2.13.0", "pyspark": "3.5.9"},
         "host": {
             "name": "node0",
             "cpu_model": "Fabricated CPU @ 2.00GHz",

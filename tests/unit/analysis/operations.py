@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.reading import load_trial
 from paceline.records.files import JsonlWriter
-from paceline.records.rows import CommunicationRow
+from paceline.records.rows import CommunicationRow, StepRow
+from paceline.records.tables import rows
 
 if TYPE_CHECKING:
     from paceline.analysis.reading import RankRecord, TrialRecord
@@ -38,16 +39,22 @@ def row(
     return CommunicationRow(**{**fields, **changes})
 
 
-def write(files: TrialFiles, rank: int, *rows: CommunicationRow) -> None:
+def write(files: TrialFiles, rank: int, *operations: CommunicationRow) -> None:
     with JsonlWriter(files.rank(rank).communication) as out:
-        for each in rows:
+        for each in operations:
             out.write(each)
 
 
-def ready_s(rank: RankRecord, step: int) -> float:
+def step_rows(record: TrialRecord, rank: RankRecord) -> tuple[StepRow, ...]:
+    return rows(record.files.rank(rank.rank).steps, StepRow)
+
+
+def ready_s(record: TrialRecord, rank: RankRecord, step: int) -> float:
     """On rank 0's clock."""
     return next(
-        found.comm_ready_unix_s + rank.clock_offset_s for found in rank.steps if found.step == step
+        found.comm_ready_unix_s + rank.clock_offset_s
+        for found in step_rows(record, rank)
+        if found.step == step
     )
 
 
@@ -60,9 +67,9 @@ def two_buckets(files: TrialFiles, **changes: Any) -> TrialRecord:
     record = load_trial(files)
     for rank in record.ranks:
         found = []
-        for step in rank.steps:
-            last_s = max(ready_s(other, step.step) for other in record.ranks)
-            own_s = ready_s(rank, step.step)
+        for step in step_rows(record, rank):
+            last_s = max(ready_s(record, other, step.step) for other in record.ranks)
+            own_s = ready_s(record, rank, step.step)
             first_end_s, end_s = last_s - EARLY_S + FIRST_S, own_s + step.comm_s
             number = 2 * step.step
             first = {"payload_bytes": FIRST_BYTES, **changes}

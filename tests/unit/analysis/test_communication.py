@@ -11,6 +11,7 @@ from tests.unit.analysis import operations as made
 from paceline.analysis.communication import TrialCommunication, trial_communication
 from paceline.analysis.reading import load_trial
 from paceline.errors import DataError
+from paceline.records.files import jsonable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +69,7 @@ def test_waiting_is_told_from_transfer_whatever_the_clocks(make: Any, offset_s: 
         assert first.transfer_s == pytest.approx(MEASURED * made.FIRST_S, abs=1e-5)
         assert second.wait_s == pytest.approx(MEASURED * wait_s, abs=1e-5)
         assert second.transfer_s == pytest.approx(MEASURED * 0.01, abs=1e-5)
-        assert second.bandwidth == pytest.approx(made.SECOND_BYTES / 0.01, rel=1e-3)
+        assert second.bandwidth_bytes_per_s == pytest.approx(made.SECOND_BYTES / 0.01, rel=1e-3)
 
 
 def test_exposed_and_overlapped_time_are_told_apart(make: Any) -> None:
@@ -105,8 +106,10 @@ def test_operations_that_do_not_fill_the_communication_fail_the_check(make: Any)
     record = load_trial(files)
     for rank in record.ranks:
         rows = [
-            made.row(rank, step.step, made.ready_s(rank, step.step), _half(rank, step))
-            for step in rank.steps
+            made.row(
+                rank, step.step, made.ready_s(record, rank, step.step), _half(record, rank, step)
+            )
+            for step in made.step_rows(record, rank)
         ]
         made.write(files, rank.rank, *rows)
     found = profile(record)
@@ -118,16 +121,16 @@ def test_operations_that_do_not_fill_the_communication_fail_the_check(make: Any)
     assert operations.difference == pytest.approx(0.06 / last.step_s, abs=1e-4)  # rank 0's
 
 
-def _half(rank: Any, step: Any) -> float:
-    return made.ready_s(rank, step.step) + step.comm_s / 2
+def _half(record: Any, rank: Any, step: Any) -> float:
+    return made.ready_s(record, rank, step.step) + step.comm_s / 2
 
 
 def test_operations_at_the_same_time_are_not_counted_twice(make: Any) -> None:
     files = make(lead_s=0.0, transfer_s=0.1)
     record = load_trial(files)
     for rank in record.ranks:
-        for step in rank.steps:
-            ready_s = made.ready_s(rank, step.step)
+        for step in made.step_rows(record, rank):
+            ready_s = made.ready_s(record, rank, step.step)
             number = 2 * step.step
             made.write(
                 files,
@@ -146,8 +149,8 @@ def test_waiting_for_its_turn_is_not_waiting_for_a_rank(make: Any) -> None:
     files = make(lead_s=0.0, transfer_s=0.1)
     record = load_trial(files)
     for rank in record.ranks:
-        for step in rank.steps:
-            ready_s = made.ready_s(rank, step.step)
+        for step in made.step_rows(record, rank):
+            ready_s = made.ready_s(record, rank, step.step)
             turn_s = ready_s + 0.03 + 0.02 * rank.rank
             operation = made.row(rank, step.step, ready_s, ready_s + 0.1, started_s=turn_s)
             made.write(files, rank.rank, operation)
@@ -181,7 +184,7 @@ def test_all_reduce_that_ends_before_the_last_rank_came_betrays_the_clocks(
     assert found.ranks[0].clock_error_s == pytest.approx(0.26, abs=1e-4)
     assert found.ranks[1].clock_error_s == pytest.approx(1e-5)
     assert found.ranks[0].bins[1].wait_s == 0
-    assert found.straggling[0].straggler is None
+    assert found.stragglers[0].straggler is None
 
 
 def test_operation_that_another_rank_did_not_record_has_no_waiting(make: Any) -> None:
@@ -189,18 +192,20 @@ def test_operation_that_another_rank_did_not_record_has_no_waiting(make: Any) ->
     made.two_buckets(files)
     files.rank(1).communication.unlink()
     found = profile(load_trial(files))
-    assert found.recorded
-    assert [(b.wait_s, b.transfer_s, b.bandwidth) for b in found.bins] == [(None, None, None)] * 2
+    assert found.operations_recorded
+    assert [(b.wait_s, b.transfer_s, b.bandwidth_bytes_per_s) for b in found.bins] == [
+        (None, None, None)
+    ] * 2
     assert found.ranks[0].exposed_s is not None
 
 
 def test_run_without_recorded_operations_still_has_waiting_and_straggler(make: Any) -> None:
     found = profile(load_trial(make(lead_s=0.02)))
-    assert not found.recorded
+    assert not found.operations_recorded
     assert found.bins == ()
-    assert found.ranks[0].phases["comm_wait"] == pytest.approx(0.02, abs=1e-5)
+    assert found.ranks[0].phases_s["comm_wait"] == pytest.approx(0.02, abs=1e-5)
     assert found.ranks[0].exposed_s is None
-    assert found.straggling[0].straggler == 1
+    assert found.stragglers[0].straggler == 1
     assert [check.passed for check in found.checks] == [True]
 
 
@@ -213,7 +218,7 @@ def test_operations_outside_steps_count_in_the_totals_alone(make: Any) -> None:
     files = make()
     record = made.two_buckets(files)
     for rank in record.ranks:
-        before_s = rank.steps[0].started_unix_s + rank.clock_offset_s - 1
+        before_s = made.step_rows(record, rank)[0].started_unix_s + rank.clock_offset_s - 1
         made.write(
             files,
             rank.rank,
@@ -270,11 +275,11 @@ def test_what_an_algorithm_is_to_send_stands_beside_what_it_sent(
 
 
 def test_json_has_every_number_and_none_where_there_is_none(make: Any) -> None:
-    document = profile(made.two_buckets(make())).to_json()
+    document = jsonable(profile(made.two_buckets(make())))
     assert document["operations_recorded"] is True
     assert len(document["ranks"]) == 2
     each = document["bins"][0]
-    assert each["size_bytes"] == [10**6, 10**7]
+    assert (each["least_bytes"], each["most_bytes"]) == (10**6, 10**7)
     assert each["sent_bytes"] is None
     assert {c["name"]: c["passed"] for c in document["checks"]}
     assert document["stragglers"][0]["straggler"] == 1

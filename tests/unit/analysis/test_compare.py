@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from paceline.analysis.compare import compare_run
-from paceline.analysis.phases import PHASES
 from paceline.errors import DataError, NotComparable
 from paceline.records.layout import RunFiles
+from paceline.records.phases import PHASES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,18 +140,6 @@ def test_what_was_not_measured_is_null(fabricate: ModuleType, tmp_path: Path) ->
     assert row["cpu_percent"] is None
     assert row["threads_median"] is None
     assert row["phases_s"]["comm_transfer"] is None
-
-
-def test_iowait_counts_only_where_the_counter_is_valid(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
-    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL])
-    (files,) = (f for _, f in run.trials())
-    trace = files.host("node0").trace
-    trace.write_text(trace.read_text().replace('"iowait_valid":true', '"iowait_valid":false'))
-    row = compare_run(run).rows[0]
-    assert row.iowait_percent is None
-    assert row.cpu_percent == pytest.approx(50)
 
 
 def test_one_repeat_is_noted(fabricate: ModuleType, tmp_path: Path) -> None:

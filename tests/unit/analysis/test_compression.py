@@ -55,7 +55,7 @@ def test_other_weights_of_a_compressed_trial_are_neither_same_nor_different(
     trial = _compressed_trial(fabricate, tmp_path)
     found = read_equivalence(trial.equivalence)
     assert found.equivalent is None
-    assert found.does_not_apply == "gradients are sent compressed (topk 0.01)"
+    assert found.does_not_apply == "gradients are compressed (topk 0.01)"
     last = found.checks[-1]
     assert (last.name, last.passed, last.decisive) == ("final_weights", None, False)
     assert last.value == pytest.approx(0.9, rel=0.01)
@@ -111,9 +111,7 @@ def test_what_sends_less_is_not_ranked_and_says_so(comparison: Comparison) -> No
     row = next(r for r in comparison.rows if r.compression is not None)
     assert row.equivalent is None
     assert not row.ranked
-    assert (
-        row.to_json()["equivalence_does_not_apply"] == "gradients are sent compressed (topk 0.01)"
-    )
+    assert row.to_json()["equivalence_does_not_apply"] == "gradients are compressed (topk 0.01)"
     assert any(note.startswith("equivalent does not apply") for note in row.notes)
     assert comparison.best["tiny"].configuration == "tiny.mpi.mpi.processes.n1r2t1.fp32"
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import polars as pl
 import pytest
 
-from paceline.analysis.phases import communication_waits, trial_phases
+from paceline.analysis.phases import RankPhases, trial_phases
 from paceline.analysis.reading import load_trial
+from paceline.analysis.steps import read_steps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,9 +24,23 @@ def _trial(fabricate: ModuleType, root: Path, way: object, jitter: float = 0.0) 
     return load_trial(next(files for _, files in run.trials()))
 
 
+def phases_of(record: TrialRecord, steps: pl.DataFrame | None = None) -> list[RankPhases]:
+    return trial_phases(record, read_steps(record) if steps is None else steps)
+
+
+def waits_of(record: TrialRecord) -> dict[tuple[int, int], float]:
+    """Waiting by rank and step."""
+    return {
+        (rank, step): wait_s
+        for rank, step, wait_s in read_steps(record)
+        .select("rank", "step", "comm_wait_s")
+        .iter_rows()
+    }
+
+
 def test_every_phase_is_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -> None:
     way = dataclasses.replace(fabricate.MPI, clock_offset_s=-3.5)
-    first, second = trial_phases(_trial(fabricate, tmp_path, way))
+    first, second = phases_of(_trial(fabricate, tmp_path, way))
     # MPI: rank 0 is 0.02 s ahead of rank 1; 12 steps
     assert first.whole == pytest.approx(
         {
@@ -58,7 +74,7 @@ def test_phases_add_up_to_the_wall_time(fabricate: ModuleType, tmp_path: Path, w
     record = _trial(fabricate, tmp_path, getattr(fabricate, way), jitter=0.2)
     assert record.outcome is not None
     wall = record.outcome.ended_unix_s - record.outcome.launched_unix_s
-    for rank in trial_phases(record):
+    for rank in phases_of(record):
         assert sum(v for v in rank.whole.values() if v is not None) == pytest.approx(wall)
         assert rank.wall_s == pytest.approx(wall)
 
@@ -66,7 +82,7 @@ def test_phases_add_up_to_the_wall_time(fabricate: ModuleType, tmp_path: Path, w
 def test_a_rank_alone_has_no_communication_to_measure(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
-    (rank,) = trial_phases(_trial(fabricate, tmp_path, fabricate.SEQUENTIAL))
+    (rank,) = phases_of(_trial(fabricate, tmp_path, fabricate.SEQUENTIAL))
     assert rank.whole["comm_wait"] is None
     assert rank.whole["comm_transfer"] is None
     assert rank.step["comm_wait"] is None
@@ -76,12 +92,11 @@ def test_step_phases_leave_out_the_warm_up_and_add_up_to_a_step(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
     record = _trial(fabricate, tmp_path, fabricate.MPI)
-    slow_start = tuple(
-        dataclasses.replace(row, forward_s=9.0) if row.step < 2 else row
-        for row in record.ranks[0].steps
+    slow = (pl.col("rank") == 0) & (pl.col("step") < 2)
+    steps = read_steps(record).with_columns(
+        pl.when(slow).then(9.0).otherwise(pl.col("forward_s")).alias("forward_s")
     )
-    ranks = (dataclasses.replace(record.ranks[0], steps=slow_start), record.ranks[1])
-    first = trial_phases(dataclasses.replace(record, ranks=ranks))[0]
+    first = phases_of(record, steps)[0]
     assert first.step["forward"] == pytest.approx(0.1)
     assert sum(v or 0 for v in first.step.values()) == pytest.approx(fabricate.MPI.step_s)
 
@@ -90,14 +105,14 @@ def test_waits_follow_the_slowest_rank_of_each_step_on_one_clock(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
     way = dataclasses.replace(fabricate.MPI, ranks=4, clock_offset_s=120.0)
-    waits = communication_waits(_trial(fabricate, tmp_path, way))
-    assert waits[0][5] == pytest.approx(3 * 0.02, abs=1e-5)
-    assert waits[2][5] == pytest.approx(0.02, abs=1e-5)
-    assert waits[3][5] == pytest.approx(0, abs=1e-5)
+    waits = waits_of(_trial(fabricate, tmp_path, way))
+    assert waits[0, 5] == pytest.approx(3 * 0.02, abs=1e-5)
+    assert waits[2, 5] == pytest.approx(0.02, abs=1e-5)
+    assert waits[3, 5] == pytest.approx(0, abs=1e-5)
 
 
 def test_the_bubble_is_a_phase_of_its_own(fabricate: ModuleType, tmp_path: Path) -> None:
-    first, second = trial_phases(_trial(fabricate, tmp_path, fabricate.PIPELINE))
+    first, second = phases_of(_trial(fabricate, tmp_path, fabricate.PIPELINE))
     # the second stage computes 0.01 s less and waits 0.01 s more
     assert first.whole["bubble"] == pytest.approx(12 * 0.05)
     assert first.step["bubble"] == pytest.approx(0.05)
@@ -111,8 +126,8 @@ def test_stages_wait_only_for_the_same_stage_of_other_replicas(
 ) -> None:
     # ranks 0 to 3 are 3, 2, 1 and 0 leads early; the first stage is ranks 0 and 2
     way = dataclasses.replace(fabricate.HYBRID, lead_s=0.01)
-    waits = communication_waits(_trial(fabricate, tmp_path, way))
-    assert [waits[rank][5] for rank in range(4)] == pytest.approx([0.02, 0.02, 0, 0], abs=1e-5)
+    waits = waits_of(_trial(fabricate, tmp_path, way))
+    assert [waits[rank, 5] for rank in range(4)] == pytest.approx([0.02, 0.02, 0, 0], abs=1e-5)
 
 
 def test_waiting_is_at_most_the_communication(fabricate: ModuleType, tmp_path: Path) -> None:
@@ -123,10 +138,10 @@ def test_waiting_is_at_most_the_communication(fabricate: ModuleType, tmp_path: P
     late = dataclasses.replace(
         record.ranks[1], environment=dataclasses.replace(environment, clock_offset_s=60.0)
     )
-    waits = communication_waits(dataclasses.replace(record, ranks=(record.ranks[0], late)))
-    assert waits[0][0] == pytest.approx(0.03)
+    waits = waits_of(dataclasses.replace(record, ranks=(record.ranks[0], late)))
+    assert waits[0, 0] == pytest.approx(0.03)
 
 
 def test_a_trial_without_outcome_has_no_phases(fabricate: ModuleType, tmp_path: Path) -> None:
     record = _trial(fabricate, tmp_path, fabricate.MPI)
-    assert trial_phases(dataclasses.replace(record, outcome=None)) == []
+    assert phases_of(dataclasses.replace(record, outcome=None)) == []

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import polars as pl
 import pytest
 
-from paceline.analysis.pipeline import median_pipeline, theoretical_bubble, trial_pipeline
+from paceline.analysis.pipeline import Pipeline, median_pipeline, theoretical_bubble, trial_pipeline
 from paceline.analysis.reading import load_trial
+from paceline.analysis.steps import read_steps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,11 +24,15 @@ def _trial(fabricate: ModuleType, root: Path, way: object, jitter: float = 0.0) 
     return load_trial(next(files for _, files in run.trials()))
 
 
+def pipeline_of(record: TrialRecord, steps: pl.DataFrame | None = None) -> Pipeline | None:
+    return trial_pipeline(record, read_steps(record) if steps is None else steps)
+
+
 def test_the_bubble_is_the_mean_share_of_waiting_over_the_stages(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
     # all steps are longer and shorter alike, so shares stay what they are
-    found = trial_pipeline(_trial(fabricate, tmp_path, fabricate.PIPELINE, jitter=0.2))
+    found = pipeline_of(_trial(fabricate, tmp_path, fabricate.PIPELINE, jitter=0.2))
     assert found is not None
     # each stage's span is 0.105 + 0.21 + 0.05; the second waits 0.01 of it more
     assert found.bubble_measured == pytest.approx((0.05 + 0.06) / 2 / 0.365)
@@ -36,7 +42,7 @@ def test_the_bubble_is_the_mean_share_of_waiting_over_the_stages(
 
 def test_stages_of_several_replicas_are_told_apart(fabricate: ModuleType, tmp_path: Path) -> None:
     way = dataclasses.replace(fabricate.HYBRID, stages=3, ranks=6, nodes=2, skew_s=0.02)
-    found = trial_pipeline(_trial(fabricate, tmp_path, way))
+    found = pipeline_of(_trial(fabricate, tmp_path, way))
     assert found is not None
     assert [s.stage for s in found.stages] == [0, 1, 2]
     assert [s.forward_s for s in found.stages] == pytest.approx([0.12, 0.10, 0.08])
@@ -46,25 +52,21 @@ def test_stages_of_several_replicas_are_told_apart(fabricate: ModuleType, tmp_pa
 
 def test_warm_up_steps_are_left_out(fabricate: ModuleType, tmp_path: Path) -> None:
     record = _trial(fabricate, tmp_path, fabricate.PIPELINE)
-    slow_start = tuple(
-        dataclasses.replace(row, bubble_s=9.0) if row.step < 2 else row
-        for row in record.ranks[0].steps
+    # of 10 steady steps, 4 waited long: the median does not show it
+    slow = (pl.col("rank") == 0) & ((pl.col("step") < 2) | (pl.col("step") >= 8))
+    steps = read_steps(record).with_columns(
+        pl.when(slow).then(9.0).otherwise(pl.col("bubble_s")).alias("bubble_s")
     )
-    # of 10 steady steps, 4 waited long: not seen by the median
-    some_slow = tuple(
-        dataclasses.replace(row, bubble_s=9.0) if row.step >= 8 else row for row in slow_start
-    )
-    ranks = (dataclasses.replace(record.ranks[0], steps=some_slow), record.ranks[1])
-    found = trial_pipeline(dataclasses.replace(record, ranks=ranks))
+    found = pipeline_of(record, steps)
     assert found is not None
     assert found.bubble_measured == pytest.approx((0.05 + 0.06) / 2 / 0.365)
 
 
 def test_cuts_are_named_with_the_bytes_that_cross(fabricate: ModuleType, tmp_path: Path) -> None:
     way = dataclasses.replace(fabricate.PIPELINE, stages=3, ranks=3, split_points=(4, 7))
-    found = trial_pipeline(_trial(fabricate, tmp_path, way))
+    found = pipeline_of(_trial(fabricate, tmp_path, way))
     assert found is not None
-    assert [c.to_json() for c in found.split_points] == [
+    assert [dataclasses.asdict(c) for c in found.split_points] == [
         {"before": "features.4", "bytes_forward": 6e6, "bytes_backward": 6e6},
         {"before": "features.7", "bytes_forward": 10.5e6, "bytes_backward": 10.5e6},
     ]
@@ -74,25 +76,24 @@ def test_what_the_strategy_did_not_say_is_none(fabricate: ModuleType, tmp_path: 
     record = _trial(fabricate, tmp_path, fabricate.PIPELINE)
     assert record.result is not None
     silent = dataclasses.replace(record.result, communication={"split_points": [3]})
-    found = trial_pipeline(dataclasses.replace(record, result=silent))
+    found = pipeline_of(dataclasses.replace(record, result=silent))
     assert found is not None
     assert [(c.before, c.bytes_forward) for c in found.split_points] == [("3", None)]
 
 
 def test_a_trial_without_steps_or_without_a_pipeline(fabricate: ModuleType, tmp_path: Path) -> None:
     record = _trial(fabricate, tmp_path / "pipeline", fabricate.PIPELINE)
-    nothing = tuple(dataclasses.replace(rank, steps=()) for rank in record.ranks)
-    found = trial_pipeline(dataclasses.replace(record, ranks=nothing))
+    found = pipeline_of(record, read_steps(record).clear())
     assert found is not None
     assert found.stages == ()
     assert found.bubble_measured is None
-    assert trial_pipeline(_trial(fabricate, tmp_path / "other", fabricate.PROCESSES)) is None
+    assert pipeline_of(_trial(fabricate, tmp_path / "other", fabricate.PROCESSES)) is None
 
 
 def test_repeats_are_put_together_by_their_median(fabricate: ModuleType, tmp_path: Path) -> None:
     bubbles = (0.02, 0.05, 0.5)
     found = [
-        trial_pipeline(
+        pipeline_of(
             _trial(
                 fabricate,
                 tmp_path / str(bubble),

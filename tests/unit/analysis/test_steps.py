@@ -14,7 +14,6 @@ def steps_of(times_s: list[float], samples: int = 8) -> GlobalSteps:
         step=np.arange(len(times_s)),
         samples=np.full(len(times_s), samples),
         time_s=np.array(times_s),
-        started_unix_s=ended - times_s,
         ended_unix_s=ended,
         loss=np.ones(len(times_s)),
     )

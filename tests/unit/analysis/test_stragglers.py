@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from paceline.analysis.reading import load_trial
-from paceline.analysis.stragglers import costs_of, find_straggler
+from paceline.analysis.steps import read_steps
+from paceline.analysis.stragglers import delays_of, find_straggler
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.stragglers import Straggling
     from paceline.records.layout import TrialFiles
 
 NO_ERROR = dict.fromkeys(range(8), 0.0)
@@ -31,6 +34,10 @@ def make(fabricate: ModuleType, tmp_path: Path) -> Any:
         return next(files for _, files in run.trials())
 
     return trial
+
+
+def straggler_of(record: TrialRecord, errors_s: Any = NO_ERROR) -> tuple[Straggling, ...]:
+    return find_straggler(record, read_steps(record), errors_s)
 
 
 def shift_ready(files: TrialFiles, rank: int, by_s: NDArray[np.float64]) -> None:
@@ -47,20 +54,20 @@ def shift_ready(files: TrialFiles, rank: int, by_s: NDArray[np.float64]) -> None
 
 def test_cost_is_the_last_ranks_lead_over_the_next() -> None:
     ready = np.array([[1.0, 2.0, 5.0], [3.0, 2.5, 4.0], [2.0, 9.0, 4.5]])
-    assert costs_of(ready).tolist() == [[0, 0, 0.5], [1.0, 0, 0], [0, 6.5, 0]]
+    assert delays_of(ready).tolist() == [[0, 0, 0.5], [1.0, 0, 0], [0, 6.5, 0]]
 
 
 @pytest.mark.parametrize("offset_s", [0.0, -3.5])
 def test_rank_that_is_always_late_is_named_with_its_loss(make: Any, offset_s: float) -> None:
     record = load_trial(make(lead_s=0.05, clock_offset_s=offset_s))
-    (found,) = find_straggler(record, NO_ERROR)
+    (found,) = straggler_of(record, NO_ERROR)
     assert found.straggler == 1
     assert found.steps == 38
     worst = found.ranks[0]
     assert worst.last_share == 1
-    assert worst.loss_s.mean == pytest.approx(0.05, abs=1e-5)
-    assert worst.loss_s.low <= worst.loss_s.mean <= worst.loss_s.high
-    assert worst.loss_share == pytest.approx(0.05 / record.ranks[0].steps[0].step_s, rel=1e-4)
+    assert worst.delay_s.mean == pytest.approx(0.05, abs=1e-5)
+    assert worst.delay_s.low <= worst.delay_s.mean <= worst.delay_s.high
+    assert worst.delay_share == pytest.approx(0.05 / read_steps(record)["step_s"][0], rel=1e-4)
     # rank 0's backward pass is as much shorter
     assert found.phase == "backward"
     assert found.phase_excess_s == pytest.approx(0.05, abs=1e-6)
@@ -69,10 +76,10 @@ def test_rank_that_is_always_late_is_named_with_its_loss(make: Any, offset_s: fl
 def test_rank_that_is_late_now_and_then_costs_its_mean(make: Any) -> None:
     files = make(lead_s=0.0)
     shift_ready(files, 0, np.where(np.arange(40) % 4 == 0, 0.1, 0.0))
-    (found,) = find_straggler(load_trial(files), NO_ERROR)
+    (found,) = straggler_of(load_trial(files))
     assert found.straggler == 0
     # of steps 2..39, the nine that four divides
-    assert found.ranks[0].loss_s.mean == pytest.approx(9 * 0.1 / 38, abs=1e-5)
+    assert found.ranks[0].delay_s.mean == pytest.approx(9 * 0.1 / 38, abs=1e-5)
 
 
 def test_slowed_rank_is_found_in_noise_to_within_a_tenth(make: Any) -> None:
@@ -80,12 +87,12 @@ def test_slowed_rank_is_found_in_noise_to_within_a_tenth(make: Any) -> None:
     files = make(steps=200, ranks=3, lead_s=0.0, backward_s=1.0)
     for rank in range(3):
         shift_ready(files, rank, noise[rank] + (0.05 if rank == 1 else 0.0))
-    (found,) = find_straggler(load_trial(files), NO_ERROR)
+    (found,) = straggler_of(load_trial(files))
     assert found.straggler == 1
     # With two others the last of them is late by 0.56 standard deviations (Blom's expected normal
     # order statistics), so of 0.05 s the others are spared 0.044.
-    assert found.ranks[0].loss_s.mean == pytest.approx(0.05 - 0.0056, abs=0.002)
-    assert found.ranks[0].loss_s.low < 0.0444 < found.ranks[0].loss_s.high
+    assert found.ranks[0].delay_s.mean == pytest.approx(0.05 - 0.0056, abs=0.002)
+    assert found.ranks[0].delay_s.low < 0.0444 < found.ranks[0].delay_s.high
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -94,24 +101,24 @@ def test_ranks_that_are_late_by_chance_are_not_named(make: Any, seed: int) -> No
     files = make(steps=100, lead_s=0.0)
     for rank in range(2):
         shift_ready(files, rank, noise[rank])
-    (found,) = find_straggler(load_trial(files), NO_ERROR)
+    (found,) = straggler_of(load_trial(files))
     assert found.straggler is None
-    assert "about as often" in found.reason
+    assert "similar delays" in found.reason
 
 
 @pytest.mark.parametrize(
     ("lead_s", "steps", "errors_s", "reason"),
     [
         (0.05, 6, NO_ERROR, "4 steps are too few"),
-        (0.05, 40, {0: 0.0, 1: 0.06}, "less than the clocks may be off"),
-        (0.002, 40, NO_ERROR, "less than 1% of a step"),
+        (0.05, 40, {0: 0.0, 1: 0.06}, "smaller than the clock error"),
+        (0.002, 40, NO_ERROR, "below 1% of a step"),
     ],
 )
 def test_what_cannot_or_need_not_be_claimed_is_not(
     make: Any, lead_s: float, steps: int, errors_s: dict[int, float], reason: str
 ) -> None:
     record = load_trial(make(lead_s=lead_s, steps=steps))
-    (found,) = find_straggler(record, errors_s)
+    (found,) = straggler_of(record, errors_s)
     assert found.straggler is None
     assert reason in found.reason
 
@@ -122,11 +129,11 @@ def test_replicas_of_each_stage_are_judged_among_themselves(
     # replica 1 (ranks 2 and 3) is late in stage 1, rank 3, alone
     files = make(fabricate.HYBRID)
     shift_ready(files, 3, np.full(40, 0.015))
-    found = find_straggler(load_trial(files), NO_ERROR)
+    found = straggler_of(load_trial(files))
     assert [f.stage for f in found] == [0, 1]
     assert [f.straggler for f in found] == [None, 3]
-    assert found[1].ranks[0].loss_s.mean == pytest.approx(0.015, abs=1e-5)
+    assert found[1].ranks[0].delay_s.mean == pytest.approx(0.015, abs=1e-5)
 
 
 def test_pipeline_of_one_replica_has_nobody_to_compare(make: Any, fabricate: ModuleType) -> None:
-    assert find_straggler(load_trial(make(fabricate.PIPELINE)), NO_ERROR) == ()
+    assert straggler_of(load_trial(make(fabricate.PIPELINE))) == ()

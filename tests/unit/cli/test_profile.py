@@ -43,7 +43,7 @@ def test_one_trial_is_shown_in_detail(run_dir: Path, capsys: Any) -> None:
 def test_json_has_all_or_the_one(run_dir: Path, capsys: Any) -> None:
     assert main(["profile", str(run_dir), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert [t["operations_recorded"] for t in document["trials"]] == [True, False]
     assert main(["profile", str(run_dir), "--trial", MPI, "--json"]) == 0
     assert [t["trial"] for t in json.loads(capsys.readouterr().out)["trials"]] == [MPI]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.unit.analysis.fabricate import LAUNCHED, edit_json, make_run
-from tests.unit.monitor.recorded import CORES, CPU, MPI, SEQUENTIAL, TWO_HOSTS, make_recorded_run
+from tests.unit.monitor.recorded import MPI, SEQUENTIAL, TWO_HOSTS, make_recorded_run
 
 from paceline.errors import EnvironmentLacks, TimedOut
 from paceline.monitor.backfill import Backfilled, import_blocks, write_openmetrics
 from paceline.records.files import JsonlWriter, read_jsonl
-from paceline.records.rows import TraceGap
 from paceline.telemetry.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
@@ -144,39 +142,19 @@ def test_failed_rank_shows_at_its_last_sign_of_life(tmp_path) -> None:
     assert {v for _, v in course(values, "paceline_rank_failed", 'rank="0"')[:-1]} == {0}
 
 
-def test_traces_with_shares_of_cpu_time_only_get_counters_from_them(tmp_path) -> None:
-    run = make_run(tmp_path / "run", (dataclasses.replace(SEQUENTIAL, cpu_percent=50.0),))
-    _, values = imported(run, tmp_path)
-    total = [
-        sum(v)
-        for v in zip(
-            *(
-                [
-                    value
-                    for _, value in course(values, "paceline_host_cpu_seconds_total", f'"{mode}"')
-                ]
-                for mode in CPU
-            ),
-            strict=True,
-        )
-    ]
-    # rows are half a second apart, and all shares are 100 % of all cores
-    assert total == pytest.approx([0.5 * CORES * number for number in range(len(total))])
-
-
-def test_sidecar_that_had_died_counts_from_the_end_of_the_gap(tmp_path) -> None:
+def test_stretch_without_samples_counts_as_a_restart_from_its_end(tmp_path) -> None:
     run = make_recorded_run(tmp_path / "run", (SEQUENTIAL,))
     [(_, files)] = run.trials()
-    with JsonlWriter(files.host("node0").trace) as trace:
-        trace.write(
-            TraceGap(
-                gap_started_unix_s=LAUNCHED + 4, gap_ended_unix_s=LAUNCHED + 5, reason="killed"
-            )
-        )
+    trace = files.host("node0").trace
+    rows = list(read_jsonl(trace))
+    ended = rows[9]["unix_s"]
+    trace.unlink()
+    with JsonlWriter(trace) as out:
+        out.write_all([*rows[:6], *rows[9:]])
     _, values = imported(run, tmp_path)
     restarts = course(values, "paceline_sidecar_restarts_total")
-    assert {value for at, value in restarts if at < LAUNCHED + 5} == {0}
-    assert {value for at, value in restarts if at >= LAUNCHED + 5} == {1}
+    assert {value for at, value in restarts if at < ended} == {0}
+    assert {value for at, value in restarts if at >= ended} == {1}
 
 
 def test_row_before_the_one_before_it_is_left_out(tmp_path) -> None:

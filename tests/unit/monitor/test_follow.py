@@ -108,7 +108,7 @@ def test_hosts_show_pressure_of_the_last_tick_and_count_gaps(run, trials):
 def test_the_rank_that_others_wait_for_is_named(run, trials, monkeypatch):
     watching.plan(run, trials)
     _two_ranks(run, trials, steps=20)
-    assert "rank 1 on node0 costs 20% of a step" in RunFollower(run).look().trial.straggler
+    assert "rank 1 on node0 delays each step by 20%" in RunFollower(run).look().trial.straggler
     monkeypatch.setattr(follow, "_MOST_RANKS_COMPARED", 1)
     assert RunFollower(run).look().trial.straggler is None
 

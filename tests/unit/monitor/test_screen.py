@@ -12,7 +12,7 @@ from paceline.monitor.screen import plain_line, screen, sparkline
 from paceline.monitor.views import HostView, RankView, RunView, TrialView
 from paceline.records.layout import RunFiles
 from paceline.records.rows import HostSample
-from paceline.records.typed import rows
+from paceline.records.tables import rows
 
 
 def _trial(**values) -> TrialView:

@@ -7,6 +7,8 @@ from tests.unit.monitor.recorded import MPI, PAYLOAD_BYTES, make_recorded_run
 
 from paceline.analysis.reading import load_trial
 from paceline.monitor.training import RankHistory
+from paceline.records.rows import StepRow
+from paceline.records.tables import rows
 
 
 @pytest.fixture
@@ -14,22 +16,24 @@ def history(tmp_path):
     run = make_recorded_run(tmp_path / "run", (MPI,))
     [(_, files)] = run.trials()
     record = load_trial(files)
-    return RankHistory(record.ranks[0], files.rank(0), record.trial.replicas), record.ranks[0]
+    return RankHistory(record.ranks[0], files.rank(0), record.trial.replicas), rows(
+        files.rank(0).steps, StepRow
+    )
 
 
 def test_nothing_has_happened_before_the_first_step(history) -> None:
-    rank, record = history
-    progress = rank.until(record.steps[0].started_unix_s)
+    rank, steps = history
+    progress = rank.until(steps[0].started_unix_s)
     assert progress.steps == 0
     assert progress.epoch is None
     assert progress.operations == {}
 
 
 def test_steps_and_operations_that_ended_are_added_up(history) -> None:
-    rank, record = history
-    at = record.steps[9].started_unix_s + record.steps[9].step_s + 1e-6
+    rank, steps = history
+    at = steps[9].started_unix_s + steps[9].step_s + 1e-6
     progress = rank.until(at)
-    first = record.steps[:10]
+    first = steps[:10]
     assert progress.steps == 10
     assert progress.images == sum(step.samples for step in first)
     assert progress.phase_s["comm"] == pytest.approx(sum(step.comm_s for step in first))
@@ -40,7 +44,7 @@ def test_steps_and_operations_that_ended_are_added_up(history) -> None:
 
 
 def test_all_is_known_at_the_end(history) -> None:
-    rank, record = history
-    progress = rank.until(record.steps[-1].started_unix_s + 100)
-    assert progress.steps == len(record.steps)
+    rank, steps = history
+    progress = rank.until(steps[-1].started_unix_s + 100)
+    assert progress.steps == len(steps)
     assert not progress.failed

@@ -15,7 +15,8 @@ from paceline.records.rows import (
     RankEnvironment,
     WorkerEnvironment,
 )
-from paceline.records.typed import document, rows, typed
+from paceline.records.tables import rows
+from paceline.records.typed import document, typed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,19 @@ def test_no_file_gives_nothing(tmp_path):
 
 
 def test_rows_of_the_package_know_their_nested_types():
-    fields = {f.name: None for f in dataclasses.fields(RankEnvironment)}
     worker = {"worker": 1, "thread_id": 2, "intraop_threads": 1, "affinity": [0]}
-    environment = typed({**fields, "workers": [worker]}, RankEnvironment, "file")
+    fields = {
+        **dict.fromkeys(("rank", "world_size", "local_rank", "node_index", "pid"), 0),
+        **dict.fromkeys(("intraop_threads", "interop_threads"), 1),
+        **dict.fromkeys(("host", "cpu_model", "precision", "memory_format", "transport"), "a"),
+        **dict.fromkeys(("interface", "initial_weights_sha256"), "b"),
+        **dict.fromkeys(("clock_offset_s", "clock_error_s"), 0.0),
+        "omp_environment": {},
+        "affinity": [],
+        "cgroup_cpu_limit": None,
+        "cgroup_memory_limit_bytes": None,
+        "versions": {},
+        "workers": [worker],
+    }
+    environment = typed(fields, RankEnvironment, "file")
     assert environment.workers == [WorkerEnvironment(**worker)]

@@ -58,8 +58,8 @@ def test_page_names_the_straggler_beside_the_tables(run: RunFiles) -> None:
     page = render(compare_run(run))
     assert '<a href="#communication">' in page
     section = page[page.index('id="communication"') : page.index('id="resources"')]
-    assert "Straggler: rank 1 on node1 comes last in 100% of the steps" in section
-    assert "50 ms a step" in section
+    assert "Straggler: rank 1 on node1 is last in 100% of the steps" in section
+    assert "delays each step by 50 ms" in section
     assert "allreduce" in section
     assert "No operation was recorded" in section  # the other two
     assert "Straggler of stage" not in section

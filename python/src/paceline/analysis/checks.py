@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.analysis import sample_log as sample_logs
-from paceline.analysis.steps import global_steps
 from paceline.analysis.tensors import TensorDifference, tensor_differences
 from paceline.analysis.tolerances import UNIT_ROUNDOFF_FP32, Tolerance
 from paceline.errors import NotComparable
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.steps import GlobalSteps
     from paceline.plan.schedule import Schedule
 
 # what may differ between compared trainings: the first two are compared on purpose, the third is
@@ -110,8 +110,7 @@ def _initial_hashes(record: TrialRecord) -> dict[int, str]:
     }
 
 
-def loss_check(trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance) -> Check:
-    ours, theirs = global_steps(trial), global_steps(baseline)
+def loss_check(ours: GlobalSteps, theirs: GlobalSteps, allowed: Tolerance) -> Check:
     if not len(ours.loss) or not len(theirs.loss):
         return Check(name="first_loss", passed=None, reason="there is no step to compare")
     a, b = float(ours.loss[0]), float(theirs.loss[0])

@@ -1,11 +1,12 @@
-"""Operations of one kind and size together: how many, how large, how long, how fast."""
+"""Group operations by kind and size: number, payload, time and bandwidth."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import computed_field
+from pydantic.dataclasses import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,9 +24,9 @@ BOUNDS_BYTES = (10**5, 10**6, 10**7, 10**8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bin:
-    """Operations of one kind, algorithm and range of sizes; of one rank, or of several summed.
+    """Operations of one kind, algorithm and range of sizes; of one rank, or summed over ranks.
 
-    Seconds and bytes are sums. wait_s and transfer_s are of the operations that all ranks recorded;
+    Seconds and bytes are sums. wait_s and transfer_s cover the operations that all ranks recorded;
     None if there are none. sent_bytes and sent_messages are None where the transport does not count
     them.
     """
@@ -33,7 +34,7 @@ class Bin:
     operation: str
     algorithm: str | None
     least_bytes: int
-    most_bytes: int | None  # below; None for any number
+    most_bytes: int | None  # exclusive; None for no limit
     count: int
     payload_bytes: int
     time_s: float
@@ -41,46 +42,28 @@ class Bin:
     transfer_s: float | None
     exposed_s: float
     overlapped_s: float
-    matched_bytes: int  # payload of the operations that transfer_s is of
+    matched_bytes: int  # payload of the operations in transfer_s
     sent_bytes: int | None
     sent_messages: int | None
-    expected_bytes: int | None  # what all ranks are to send by the algorithm, where that is known
-    expected_messages: int | None  # at least: long ones are sent in pieces
+    expected_bytes: int | None  # sent by all ranks according to the algorithm's formula
+    expected_messages: int | None  # lower bound: long messages are sent in several parts
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
-    def bandwidth(self) -> float | None:
-        """Payload over transfer, bytes a second; None where there was no transfer."""
+    def bandwidth_bytes_per_s(self) -> float | None:
+        """Payload over transfer time; None where there was no transfer."""
         if not self.transfer_s or not self.matched_bytes:
             return None
         return self.matched_bytes / self.transfer_s
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "operation": self.operation,
-            "algorithm": self.algorithm,
-            "size_bytes": [self.least_bytes, self.most_bytes],
-            "count": self.count,
-            "payload_bytes": self.payload_bytes,
-            "time_s": self.time_s,
-            "wait_s": self.wait_s,
-            "transfer_s": self.transfer_s,
-            "exposed_s": self.exposed_s,
-            "overlapped_s": self.overlapped_s,
-            "bandwidth_bytes_per_s": self.bandwidth,
-            "sent_bytes": self.sent_bytes,
-            "expected_bytes": self.expected_bytes,
-            "sent_messages": self.sent_messages,
-            "expected_messages": self.expected_messages,
-        }
 
 
 def bins(
     operations: Operations, times: OperationTimes, chosen: NDArray[np.bool_], *, all_ranks: bool
 ) -> tuple[Bin, ...]:
-    """Of the `chosen` rows: by operation, algorithm and size.
+    """Group the `chosen` rows by operation, algorithm and size.
 
-    all_ranks: whether these are all ranks' rows, so that what was sent can be compared with what
-    the algorithm is to send; ranks send different parts of that.
+    all_ranks: True if these are the rows of all ranks. Only then the bytes sent can be compared
+    with the formula of the algorithm, because ranks send different parts.
     """
     sizes = np.searchsorted(BOUNDS_BYTES, operations.payload_bytes, side="right")
     rows = np.flatnonzero(chosen)
@@ -138,10 +121,10 @@ def _expected(
     ranks: NDArray[np.int64],
     payloads: NDArray[np.int64],
 ) -> tuple[int, int] | None:
-    """Bytes and messages that the ranks of so many all-reduces are to send together.
+    """Return the bytes and messages that the algorithm sends in these all-reduces, over all ranks.
 
-    ranks, payloads: of each row, one row a rank. A message longer than a piece is sent in several,
-    which are not counted here: the messages are the least that there can be.
+    ranks, payloads: of each row, one row per rank. Long messages are sent in several parts, so the
+    number of messages is a lower bound.
     """
     if operation != "allreduce" or algorithm not in _FORMULAS:
         return None

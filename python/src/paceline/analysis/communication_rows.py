@@ -1,43 +1,25 @@
-"""Every rank's operations in columns: runs are long, and rows of Python objects would not fit.
-
-Times are brought to rank 0's clock here, once.
-"""
+"""Operations of every rank in columns. Times are converted to rank 0's clock here, once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
+import polars as pl
 
-from paceline.analysis.reading import read_communication
+from paceline.records.rows import CommunicationRow
+from paceline.records.tables import has_rows, read_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    import numpy as np
     from numpy.typing import NDArray
 
     from paceline.analysis.reading import RankRecord, TrialRecord
-    from paceline.records.rows import CommunicationRow
 
 _COLUMNS = (
-    "rank", "group", "operation", "algorithm", "ranks", "sequence", "payload_bytes",
-    "asked_s", "turn_s", "ended_s", "sent_bytes", "sent_messages",
+    "rank", "ranks", "sequence", "payload_bytes", "asked_s", "turn_s", "ended_s", "sent_bytes",
+    "sent_messages",
 )  # fmt: skip
-
-
-@dataclass(slots=True)
-class Names:
-    """Strings by number."""
-
-    names: list[str] = field(default_factory=list)
-    _numbers: dict[str, int] = field(default_factory=dict)
-
-    def number(self, name: str) -> int:
-        if name not in self._numbers:
-            self._numbers[name] = len(self.names)
-            self.names.append(name)
-        return self._numbers[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +27,12 @@ class Operations:
     """Arrays of one length, an entry for each operation of each rank, by rank and turn.
 
     Times are unix seconds on rank 0's clock. `turn_s` is when the operation could begin for this
-    rank: when it was asked for, or, where a group's operations queue, when those before it were
-    done. NaN where the transport does not count.
+    rank: when it was requested, or, where the operations of a group queue, when the earlier ones
+    were done. sent_bytes and sent_messages are NaN where the transport does not count.
     """
 
     rank: NDArray[np.int64]
-    group: NDArray[np.int64]  # number in `groups`; as the next two
+    group: NDArray[np.int64]  # index into `groups`; likewise the next two
     operation: NDArray[np.int64]
     algorithm: NDArray[np.int64]
     ranks: NDArray[np.int64]  # of the group
@@ -70,60 +52,64 @@ class Operations:
 
 
 def load_operations(record: TrialRecord) -> Operations | None:
-    """All ranks' operations; None if no rank recorded any (older versions did not).
+    """Read all ranks' operations; None if no rank recorded any.
 
     Raises DataError if a file is damaged.
     """
-    groups, operations, algorithms = Names(), Names(), Names()
-    parts: list[NDArray[np.float64]] = []
-    for rank in record.ranks:
-        rows = read_communication(record.files.rank(rank.rank))
-        if rows is None:
-            continue
-        found = np.fromiter(
-            _values(rank, rows, groups, operations, algorithms), dtype=(np.float64, len(_COLUMNS))
-        )
-        parts.append(found)
+    paths = [(rank, record.files.rank(rank.rank).communication) for rank in record.ranks]
+    parts = [
+        _on_one_clock(rank, read_table(path, CommunicationRow))
+        for rank, path in paths
+        if has_rows(path)
+    ]
     if not parts:
         return None
-    table = np.concatenate(parts)
-    table = table[np.lexsort((table[:, _COLUMNS.index("turn_s")], table[:, 0]))]
-    columns = dict(zip(_COLUMNS, table.T, strict=True))
-    whole = {name: columns.pop(name).astype(np.int64) for name in _COLUMNS[:7]}
+    table = pl.concat(parts).sort("rank", "turn_s", maintain_order=True)
+    groups, group = _numbered(table["group"])
+    operations, operation = _numbered(table["operation"])
+    algorithms, algorithm = _numbered(table["algorithm"])
+    columns = {name: table[name].to_numpy() for name in _COLUMNS}
     return Operations(
-        **whole,
-        **columns,
-        groups=tuple(groups.names),
-        operations=tuple(operations.names),
-        algorithms=tuple(algorithms.names),
+        rank=columns["rank"],
+        group=group,
+        operation=operation,
+        algorithm=algorithm,
+        ranks=columns["ranks"],
+        sequence=columns["sequence"],
+        payload_bytes=columns["payload_bytes"],
+        asked_s=columns["asked_s"],
+        turn_s=columns["turn_s"],
+        ended_s=columns["ended_s"],
+        sent_bytes=columns["sent_bytes"],
+        sent_messages=columns["sent_messages"],
+        groups=groups,
+        operations=operations,
+        algorithms=algorithms,
     )
 
 
-def _values(
-    rank: RankRecord,
-    rows: Iterator[CommunicationRow],
-    groups: Names,
-    operations: Names,
-    algorithms: Names,
-) -> Iterator[tuple[float, ...]]:
-    """In the order of _COLUMNS; every whole number here is exact in a float (below 2**53)."""
+def _numbered(names: pl.Series) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Return the distinct names, and for each row the index of its name."""
+    found = names.unique(maintain_order=True)
+    numbers = names.replace_strict(found, range(len(found)), return_dtype=pl.Int64)
+    return tuple(found.to_list()), numbers.to_numpy()
+
+
+def _on_one_clock(rank: RankRecord, rows: pl.DataFrame) -> pl.DataFrame:
     offset_s = rank.clock_offset_s
-    for row in rows:
-        asked_s = row.arrived_unix_s + offset_s
-        turn_s = asked_s
-        if row.started_unix_s is not None:
-            turn_s = max(asked_s, row.started_unix_s + offset_s)
-        yield (
-            rank.rank,
-            groups.number(row.group),
-            operations.number(row.operation),
-            algorithms.number(row.algorithm or ""),
-            row.ranks,
-            row.sequence,
-            row.payload_bytes,
-            asked_s,
-            turn_s,
-            max(turn_s, row.ended_unix_s + offset_s),
-            np.nan if row.sent_bytes is None else row.sent_bytes,
-            np.nan if row.sent_messages is None else row.sent_messages,
-        )
+    asked = pl.col("arrived_unix_s") + offset_s
+    turn = pl.max_horizontal(asked, pl.col("started_unix_s") + offset_s)
+    return rows.select(
+        pl.lit(rank.rank).cast(pl.Int64).alias("rank"),
+        "group",
+        "operation",
+        pl.col("algorithm").fill_null(""),
+        "ranks",
+        "sequence",
+        "payload_bytes",
+        asked.alias("asked_s"),
+        turn.alias("turn_s"),
+        pl.max_horizontal(turn, pl.col("ended_unix_s") + offset_s).alias("ended_s"),
+        pl.col("sent_bytes").cast(pl.Float64).fill_null(float("nan")),
+        pl.col("sent_messages").cast(pl.Float64).fill_null(float("nan")),
+    )

@@ -1,14 +1,13 @@
-"""Of each operation: waiting against transfer, and exposed against overlapped time.
+"""Divide the time of each operation: waiting and transfer, exposed and overlapped.
 
-Waiting is from a rank's turn to the turn of the group's last rank; transfer is from then to the
-rank's own end. Turns are compared on rank 0's clock, so a wait is known to within both ranks' clock
-errors; one that is shorter is not claimed, and counts as transfer.
+Waiting runs from a rank's turn to the turn of the group's last rank; transfer runs from then to the
+rank's own end. Turns are compared on rank 0's clock. A wait that is shorter than the clock errors
+of both ranks cannot be measured, and counts as transfer.
 
-Exposed is what lies within the step's exposed window, from this rank's last gradient being ready to
-all gradients averaged (StepRow.comm_s); overlapped is what lies beside computation. Where several
-operations are under way at once, that time is the one's that began first, so that nothing is
-counted twice: the exposed times of a step's operations, and what lies between them, add up to its
-comm_s, and the overlapped ones are never more than the computation that they run beside.
+Exposed time lies within the step's exposed window: from this rank's last gradient being ready to
+all gradients averaged (StepRow.comm_s). Overlapped time runs in parallel with computation. Where
+several operations are active at once, the time counts for the one that began first. So nothing is
+counted twice: the exposed times of a step's operations and the gaps between them add up to comm_s.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.analysis.communication_rows import Operations
-    from paceline.analysis.reading import RankRecord, TrialRecord
+    from paceline.analysis.reading import TrialRecord
 
-# Operations that no rank can end before the last has come: what ends earlier betrays the clocks.
-_MEETINGS = ("allreduce", "allgather", "reduce_scatter", "alltoall", "barrier", "shared_reduce")
+# Operations that no rank can end before all have begun: an earlier end shows a clock error.
+_BLOCKING = ("allreduce", "allgather", "reduce_scatter", "alltoall", "barrier", "shared_reduce")
 NO_STEP = -1
 
 
@@ -40,8 +40,8 @@ class OperationTimes:
     rows are missing.
     """
 
-    step: NDArray[np.int64]  # in which it was asked for; NO_STEP before, between and after
-    last_rank: NDArray[np.int64]  # who came last to it
+    step: NDArray[np.int64]  # in which it was requested; NO_STEP outside of steps
+    last_rank: NDArray[np.int64]  # the last rank to begin it
     time_s: NDArray[np.float64]
     wait_s: NDArray[np.float64]
     transfer_s: NDArray[np.float64]
@@ -50,22 +50,23 @@ class OperationTimes:
 
 
 def clock_errors(record: TrialRecord, operations: Operations | None = None) -> dict[int, float]:
-    """How far each rank's times may be off rank 0's clock.
+    """Return the largest clock error of each rank against rank 0, in seconds.
 
-    What was stated when the ranks met; more where operations show that clocks have moved since: no
-    rank can end an all-reduce before all have come to it. One that seems to bounds the move from
-    both sides: at least as much as it ends too early, at most both ranks' time in it more.
+    This is the error measured at the rendezvous. It is larger where operations show that the clocks
+    have drifted since: no rank can end an all-reduce before all ranks have begun it. The drift is
+    at least the time by which the operation ended too early, and at most the time of both ranks in
+    it more.
     """
     stated = {rank.rank: rank.clock_error_s for rank in record.ranks}
     if operations is None or not len(operations):
         return stated
     last, complete = _last_rows(operations)
-    meets = np.isin(
+    blocking = np.isin(
         operations.operation,
-        [n for n, name in enumerate(operations.operations) if name in _MEETINGS],
+        [n for n, name in enumerate(operations.operations) if name in _BLOCKING],
     )
     time_s = operations.ended_s - operations.turn_s
-    early_s = np.where(complete & meets, operations.turn_s[last] - operations.ended_s, 0.0)
+    early_s = np.where(complete & blocking, operations.turn_s[last] - operations.ended_s, 0.0)
     for rank, error_s in stated.items():
         own = np.flatnonzero(operations.rank == rank)
         if not len(own):
@@ -77,18 +78,21 @@ def clock_errors(record: TrialRecord, operations: Operations | None = None) -> d
 
 
 def operation_times(
-    record: TrialRecord, operations: Operations, errors_s: Mapping[int, float]
+    steps: pl.DataFrame, operations: Operations, errors_s: Mapping[int, float]
 ) -> OperationTimes:
-    """errors_s: of each rank's clock, from `clock_errors`."""
+    """Divide the time of every operation.
+
+    steps: from `step_table`. errors_s: of each rank's clock, from `clock_errors`.
+    """
     last, complete = _last_rows(operations)
     last_rank, last_turn = operations.rank[last], operations.turn_s[last]
     time_s = operations.ended_s - operations.turn_s
     error_s = _each(operations.rank, errors_s) + _each(last_rank, errors_s)
     late_s = last_turn - operations.turn_s
-    # who comes after the end was not waited for, or the clocks are wrong
+    # a rank that begins after the end was not waited for, or the clocks are wrong
     claimed = np.where((late_s > error_s) & (late_s < time_s), late_s, 0.0)
     wait_s = np.where(complete, claimed, np.nan)
-    step, opened, closed = _windows(record, operations)
+    step, opened, closed = _windows(steps, operations)
     alone_from = operations.turn_s.copy()  # from when no operation that began earlier is under way
     for rank in np.unique(operations.rank):
         own = np.flatnonzero(operations.rank == rank)
@@ -109,8 +113,10 @@ def operation_times(
 
 
 def _last_rows(operations: Operations) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """For each row: the row of the rank that came last to the same operation, and whether the rows
-    of all its ranks are there."""
+    """Return, for each row, the row of the last rank of the same operation.
+
+    Also returns a mask of the rows whose operation has the rows of all its ranks.
+    """
     order = np.lexsort(
         (operations.turn_s, operations.sequence, operations.operation, operations.group)
     )
@@ -127,17 +133,20 @@ def _last_rows(operations: Operations) -> tuple[NDArray[np.int64], NDArray[np.bo
 
 
 def _windows(
-    record: TrialRecord, operations: Operations
+    table: pl.DataFrame, operations: Operations
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """For each row: its step, and when that step's exposed window opened and closed.
+    """Return, for each row, its step, and the start and end of the step's exposed window.
 
-    An empty window, which nothing lies in, where there is none.
+    Where there is none, the window is empty. table: from `step_table`.
     """
     step = np.full(len(operations), NO_STEP, dtype=np.int64)
     opened, closed = np.full(len(operations), np.inf), np.full(len(operations), -np.inf)
-    for rank in record.ranks:
-        own = np.flatnonzero(operations.rank == rank.rank)
-        steps, started, ended, ready, communicated = _step_columns(rank)
+    for rank in np.unique(operations.rank):
+        own = np.flatnonzero(operations.rank == rank)
+        rows = table.filter(pl.col("rank") == rank).sort("started_s")
+        steps, started, ended, ready, communicated = (
+            rows[name].to_numpy() for name in ("step", "started_s", "ended_s", "ready_s", "comm_s")
+        )
         if not len(own) or not len(steps):
             continue
         place = np.searchsorted(started, operations.asked_s[own], side="right") - 1
@@ -150,32 +159,8 @@ def _windows(
     return step, opened, closed
 
 
-def _step_columns(
-    rank: RankRecord,
-) -> tuple[
-    NDArray[np.int64],
-    NDArray[np.float64],
-    NDArray[np.float64],
-    NDArray[np.float64],
-    NDArray[np.float64],
-]:
-    """Step, start, end, last gradient's being ready, and comm_s, by start; on rank 0's clock."""
-    rows = sorted(rank.steps, key=lambda row: row.started_unix_s)
-    offset_s = rank.clock_offset_s
-    started = np.array([row.started_unix_s + offset_s for row in rows])
-    ready = [np.nan if (r := row.comm_ready_unix_s) is None else r + offset_s for row in rows]
-    communicated = [np.nan if row.comm_s is None else row.comm_s for row in rows]
-    return (
-        np.array([row.step for row in rows], dtype=np.int64),
-        started,
-        started + np.array([row.step_s for row in rows]),
-        np.array(ready),
-        np.array(communicated),
-    )
-
-
 def _each(ranks: NDArray[np.int64], values: Mapping[int, float]) -> NDArray[np.float64]:
-    """The value of each rank in `ranks`; 0 for one that is not known."""
+    """Look up the value of each rank in `ranks`; 0 for an unknown rank."""
     table = np.zeros(max(int(ranks.max(initial=0)), *values, 0) + 1)
     for rank, value in values.items():
         table[rank] = value

@@ -11,26 +11,27 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from paceline.analysis import resources
+from paceline.analysis.background_load import disturbance, disturbance_flags
 from paceline.analysis.comparison import (
     Best,
     Comparison,
     Difference,
     Tie,
-    TrialAnalysis,
     UnfinishedTrial,
 )
 from paceline.analysis.compression import relate_less_to_send
-from paceline.analysis.disturbance import disturbance_flags
 from paceline.analysis.equivalence import equivalence_of
 from paceline.analysis.local_global import relate
-from paceline.analysis.phases import STEP_PHASES, trial_phases
+from paceline.analysis.phases import trial_phases
 from paceline.analysis.pipeline import trial_pipeline
-from paceline.analysis.reading import TrialRecord, load_manifest, load_run
+from paceline.analysis.reading import TrialRecord, load_manifest, load_run, read_hosts
 from paceline.analysis.rows import Measured, configuration_row
 from paceline.analysis.statistics import Interval, Series, ratio_interval, run_noise, series
-from paceline.analysis.steps import global_steps
+from paceline.analysis.steps import global_steps, read_steps
+from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.analysis.usage import trial_usage
 from paceline.errors import NotComparable
+from paceline.records.phases import STEP_PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -163,7 +164,9 @@ def _compare_workload(workload: str, records: Sequence[TrialRecord]) -> _Workloa
 
 
 def _analyse(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnalysis:
-    steps = global_steps(record)
+    table = read_steps(record)
+    steps = global_steps(record, table)
+    hosts = read_hosts(record.files)
     warmup = record.trial.training.warmup_steps
     period = record.trial.round_steps
     first = None
@@ -172,9 +175,10 @@ def _analyse(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnalysis:
     return TrialAnalysis(
         record=record,
         steps=steps,
-        phases=trial_phases(record),
-        usage=trial_usage(record),
-        pipeline=trial_pipeline(record),
+        phases=trial_phases(record, table),
+        usage=trial_usage(record, hosts),
+        disturbance=disturbance(record, hosts),
+        pipeline=trial_pipeline(record, table),
         equivalence=None if baseline is None else equivalence_of(record.files, baseline),
         samples_per_s=series(steps.samples_per_s(warmup, period), record.trial.id),
         step_s=series(steps.step_s(warmup, period), record.trial.id),
@@ -230,7 +234,14 @@ def _flags(finished: Sequence[TrialRecord], parts: Sequence[_WorkloadPart]) -> l
     ]
     flags += resources.flags_between(finished)
     flags += resources.core_budget_flags(finished)
-    flags += disturbance_flags(finished)
+    flags += disturbance_flags(
+        {
+            trial.record.trial.id: trial.disturbance
+            for part in parts
+            for found in part.trials.values()
+            for trial in found
+        }
+    )
     return list(dict.fromkeys(flags))
 
 

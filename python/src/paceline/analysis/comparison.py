@@ -11,36 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.analysis.compression import LessToSend
-    from paceline.analysis.equivalence import Equivalence
     from paceline.analysis.local_global import LocalGlobal
-    from paceline.analysis.phases import RankPhases
-    from paceline.analysis.pipeline import Pipeline
-    from paceline.analysis.reading import TrialRecord
     from paceline.analysis.row import Row
-    from paceline.analysis.statistics import Interval, Series
-    from paceline.analysis.steps import GlobalSteps
-    from paceline.analysis.usage import Usage
+    from paceline.analysis.statistics import Interval
+    from paceline.analysis.trial_analysis import TrialAnalysis
 
 SCHEMA = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialAnalysis:
-    """One finished trial with all that was computed of it alone."""
-
-    record: TrialRecord
-    steps: GlobalSteps
-    phases: list[RankPhases]
-    usage: Usage
-    pipeline: Pipeline | None
-    equivalence: Equivalence | None
-    samples_per_s: Series | None
-    step_s: Series | None
-    time_to_first_step_s: float | None
-
-    @property
-    def repeat(self) -> int:
-        return self.record.trial.repeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

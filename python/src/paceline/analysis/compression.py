@@ -17,8 +17,8 @@ from paceline.analysis.steps import FINAL_STEPS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from paceline.analysis.comparison import TrialAnalysis
     from paceline.analysis.row import Row
+    from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.plan.trial import Trial
 
     Trials = Mapping[str, Sequence[TrialAnalysis]]  # by configuration
@@ -74,16 +74,6 @@ class LessToSend:
             "against_loss": self.against_loss,
             "loss_difference": self.loss_difference,
         }
-
-
-def why_not_equivalent(trial: Trial) -> str | None:
-    """Why nobody may expect a trial to end as the baseline does; None where it must."""
-    reasons = []
-    if trial.compression is not None:
-        reasons.append(f"gradients are sent compressed ({trial.compression})")
-    if trial.averaging is not None:
-        reasons.append(f"ranks step by themselves and average weights ({trial.averaging})")
-    return " and ".join(reasons) or None
 
 
 def relate_less_to_send(

@@ -1,7 +1,7 @@
-"""Where the time went: from the launch command to its exit, per rank, adding up to the whole.
+"""Time accounting: from the launch command to its exit, per rank, adding up to the whole.
 
-`other` is what no other phase claims: rendezvous, building the model, writing results, and what a
-step does beside its phases. So the phases of a rank always add up to the wall time.
+`other` is the time that no other phase claims: rendezvous, building the model, writing results, and
+the rest of a step. Therefore the phases of a rank always add up to the wall time.
 """
 
 from __future__ import annotations
@@ -10,42 +10,15 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from paceline.analysis.ranks import stage_of
-from paceline.analysis.steps import rows_by_step
+import polars as pl
+
+from paceline.records.phases import OTHER_SPANS, PHASES, STEP_PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from paceline.analysis.reading import RankRecord, TrialRecord
-    from paceline.records.rows import StepRow
-
-PHASES = (
-    "launch",
-    "imports",
-    "data_load",
-    "data_wait",
-    "forward",
-    "backward",
-    "bubble",
-    "comm_wait",
-    "comm_transfer",
-    "optimizer",
-    "other",
-    "teardown",
-)
-STEP_PHASES = (
-    "data_wait",
-    "forward",
-    "backward",
-    "bubble",
-    "comm_wait",
-    "comm_transfer",
-    "optimizer",
-    "other",
-)
-OTHER_SPANS = ("rendezvous", "model_build", "bookkeeping")
-
-Phases = dict[str, float | None]
+    from paceline.records.phases import Phases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,68 +39,58 @@ class RankPhases:
     other_parts: Phases
 
 
-def trial_phases(record: TrialRecord) -> list[RankPhases]:
-    """Every rank's time; empty if the trial has no outcome (its end is unknown)."""
+def trial_phases(record: TrialRecord, steps: pl.DataFrame) -> list[RankPhases]:
+    """Compute every rank's time; empty if the trial has no outcome (its end is unknown).
+
+    steps: from `step_table`.
+    """
     if record.outcome is None:
         return []
-    waits = communication_waits(record)
     launched, ended = record.outcome.launched_unix_s, record.outcome.ended_unix_s
-    warmup = record.trial.training.warmup_steps
-    return [_rank_phases(r, launched, ended, waits[r.rank], warmup) for r in record.ranks]
+    sums = _by_rank(steps, pl.Expr.sum)
+    means = mean_steps(steps, record.trial.training.warmup_steps)
+    return [_rank_phases(r, launched, ended, sums, means) for r in record.ranks]
 
 
-def mean_step(rank: RankRecord, waits: Mapping[int, float], warmup: int) -> Phases:
-    """The mean over a rank's steps from `warmup` on, by STEP_PHASES; all None without such steps.
+def mean_steps(steps: pl.DataFrame, warmup: int) -> dict[int, Phases]:
+    """Return each rank's mean step from step `warmup` on, by STEP_PHASES.
 
-    waits: the rank's, from `communication_waits`.
+    Ranks without such a step are left out. steps: from `step_table`.
     """
-    steady = [row for row in rows_by_step(rank).values() if row.step >= warmup]
-    if not steady:
-        return dict.fromkeys(STEP_PHASES)
-    sums = _step_sums(steady, waits)
-    sums["other"] = sum(row.other_s for row in steady)
-    return {name: None if (v := sums[name]) is None else v / len(steady) for name in STEP_PHASES}
+    return _by_rank(steps.filter(pl.col("step") >= warmup), pl.Expr.mean)
 
 
-def communication_waits(record: TrialRecord) -> dict[int, dict[int, float]]:
-    """For each rank and step, how much of `comm_s` was waiting for the slowest rank's gradients.
-
-    That is from this rank's gradients being ready to the last rank's, on one clock, at most
-    `comm_s`; the rest is transfer. Of a pipeline, only ranks of one stage average with one another.
-    Steps without communication are left out.
-    """
-    stages = {rank.rank: stage_of(record.trial, rank) for rank in record.ranks}
-    slowest: dict[tuple[int, int], float] = {}
-    for rank in record.ranks:
-        for row in rank.steps:
-            if row.comm_ready_unix_s is not None:
-                key = (stages[rank.rank], row.step)
-                ready = row.comm_ready_unix_s + rank.clock_offset_s
-                slowest[key] = max(slowest.get(key, ready), ready)
-    return {
-        rank.rank: {
-            row.step: _wait(row, slowest[stages[rank.rank], row.step] - rank.clock_offset_s)
-            for row in rank.steps
-            if row.comm_s is not None and row.comm_ready_unix_s is not None
-        }
-        for rank in record.ranks
-    }
-
-
-def _wait(row: StepRow, slowest_unix_s: float) -> float:
-    if row.comm_s is None or row.comm_ready_unix_s is None:
-        return 0.0
-    return min(row.comm_s, max(0.0, slowest_unix_s - row.comm_ready_unix_s))
+def mean_step(means: Mapping[int, Phases], rank: int) -> Phases:
+    """Return a rank's mean step; all None if it has none."""
+    return means.get(rank) or dict.fromkeys(STEP_PHASES)
 
 
 def mean_over_ranks(ranks: Sequence[Mapping[str, float | None]]) -> Phases:
-    """Each phase's mean; None where no rank has it."""
+    """Return each phase's mean; None where no rank has it."""
     return _reduced(ranks, fmean)
 
 
 def median_over_repeats(repeats: Sequence[Mapping[str, float | None]]) -> Phases:
-    """Each phase's median; None where no repeat has it."""
+    """Return each phase's median; None where no repeat has it."""
     return _reduced(repeats, median)
+
+
+def _by_rank(steps: pl.DataFrame, reduce: Callable[[pl.Expr], pl.Expr]) -> dict[int, Phases]:
+    """Reduce each phase over the steps of each rank; None where no step has it.
+
+    A phase that only some steps have (communication every few steps) counts as 0 in the others.
+    """
+    columns = [f"{name}_s" for name in STEP_PHASES]
+    reduced = steps.group_by("rank", maintain_order=True).agg(
+        pl.when(pl.col(column).count() > 0)
+        .then(reduce(pl.col(column).fill_null(0.0)))
+        .alias(column)
+        for column in columns
+    )
+    return {
+        row["rank"]: {name: row[f"{name}_s"] for name in STEP_PHASES}
+        for row in reduced.iter_rows(named=True)
+    }
 
 
 def _reduced(
@@ -139,18 +102,22 @@ def _reduced(
 
 
 def _rank_phases(
-    rank: RankRecord, launched: float, ended: float, waits: Mapping[int, float], warmup: int
+    rank: RankRecord,
+    launched: float,
+    ended: float,
+    sums: Mapping[int, Phases],
+    means: Mapping[int, Phases],
 ) -> RankPhases:
-    rows = list(rows_by_step(rank).values())
     offset = rank.clock_offset_s
     started = _process_start(rank)
     last = max((s.ended_unix_s for s in rank.spans), default=None)
+    in_steps = {n: v for n, v in mean_step(sums, rank.rank).items() if n != "other"}
     whole: Phases = {
-        # the launcher's clock is taken for rank 0's
+        # the launcher's clock is assumed to be rank 0's
         "launch": None if started is None else max(0.0, started + offset - launched),
         "imports": _span_s(rank, "imports"),
         "data_load": _span_s(rank, "data_load"),
-        **_step_sums(rows, waits),
+        **in_steps,
         "teardown": None if last is None else max(0.0, ended - last - offset),
     }
     wall = ended - launched
@@ -160,7 +127,7 @@ def _rank_phases(
         host=rank.host,
         wall_s=wall,
         whole={name: whole[name] for name in PHASES},
-        step=mean_step(rank, waits, warmup),
+        step=mean_step(means, rank.rank),
         other_parts={name: _span_s(rank, name) for name in OTHER_SPANS},
     )
 
@@ -175,21 +142,3 @@ def _process_start(rank: RankRecord) -> float | None:
 def _span_s(rank: RankRecord, name: str) -> float | None:
     spans = [s.ended_unix_s - s.started_unix_s for s in rank.spans if s.name == name]
     return sum(spans) if spans else None
-
-
-def _step_sums(rows: Sequence[StepRow], waits: Mapping[int, float]) -> Phases:
-    """Totals over `rows`; bubble and communication are None where there was none."""
-    if not rows:
-        return dict.fromkeys(name for name in STEP_PHASES if name != "other")
-    communicated = [(row.step, row.comm_s) for row in rows if row.comm_s is not None]
-    wait = sum(waits.get(step, 0.0) for step, _ in communicated)
-    bubbles = [row.bubble_s for row in rows if row.bubble_s is not None]
-    return {
-        "data_wait": sum(row.data_wait_s for row in rows),
-        "forward": sum(row.forward_s for row in rows),
-        "backward": sum(row.backward_s for row in rows),
-        "bubble": sum(bubbles) if bubbles else None,
-        "comm_wait": wait if communicated else None,
-        "comm_transfer": sum(s for _, s in communicated) - wait if communicated else None,
-        "optimizer": sum(row.optimizer_s for row in rows),
-    }

@@ -18,9 +18,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 
 from paceline.analysis.ranks import stage_of
-from paceline.analysis.steps import common_steps, rows_by_step
+from paceline.analysis.steps import common_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,15 +41,6 @@ class StageTimes:
     bubble_s: float
     busy_share: float  # (forward + backward) / (forward + backward + bubble)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "stage": self.stage,
-            "forward_s": self.forward_s,
-            "backward_s": self.backward_s,
-            "bubble_s": self.bubble_s,
-            "busy_share": self.busy_share,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPoint:
@@ -57,13 +49,6 @@ class SplitPoint:
     before: str  # the first layer after the cut
     bytes_forward: float | None
     bytes_backward: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "before": self.before,
-            "bytes_forward": self.bytes_forward,
-            "bytes_backward": self.bytes_backward,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,35 +60,27 @@ class Pipeline:
     bubble_theoretical: float
     split_points: tuple[SplitPoint, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "stages": [stage.to_json() for stage in self.stages],
-            "bubble_measured": self.bubble_measured,
-            "bubble_theoretical": self.bubble_theoretical,
-            "split_points": [cut.to_json() for cut in self.split_points],
-        }
-
 
 def theoretical_bubble(stages: int, micro_batches: int) -> float:
     """Idle share of a pipeline whose stages and micro-batches all take the same time."""
     return (stages - 1) / (micro_batches + stages - 1)
 
 
-def trial_pipeline(record: TrialRecord) -> Pipeline | None:
-    """The pipeline of one trial; None if it has none."""
+def trial_pipeline(record: TrialRecord, steps: pl.DataFrame) -> Pipeline | None:
+    """Compute the pipeline of one trial; None if it has none. steps: from `step_table`."""
     settings = record.trial.pipeline
     if settings is None:
         return None
     warmup = record.trial.training.warmup_steps
-    steps = [step for step in common_steps(record) if step >= warmup]
-    times = _times(record, steps)
+    common = [step for step in common_steps(steps, len(record.ranks)) if step >= warmup]
+    times = _times(steps, common, len(record.ranks))
     busy = _share(times[:, :, 0] + times[:, :, 1], times.sum(axis=2))
     stages = np.array([stage_of(record.trial, rank) for rank in record.ranks], dtype=np.int64)
     return Pipeline(
         stages=tuple(
             _stage(stage, times[stages == stage], busy[stages == stage])
             for stage in range(settings.stages)
-            if len(steps) and (stages == stage).any()
+            if common and (stages == stage).any()
         ),
         bubble_measured=1 - float(np.median(busy.mean(axis=0))) if busy.size else None,
         bubble_theoretical=theoretical_bubble(settings.stages, settings.micro_batches),
@@ -131,15 +108,12 @@ def median_pipeline(repeats: Sequence[Pipeline]) -> Pipeline | None:
     )
 
 
-def _times(record: TrialRecord, steps: Sequence[int]) -> NDArray[np.float64]:
-    """Forward, backward and bubble, seconds, shape (ranks, steps, 3)."""
-    times = np.zeros((len(record.ranks), len(steps), 3))
-    for i, rank in enumerate(record.ranks):
-        rows = rows_by_step(rank)
-        for j, step in enumerate(steps):
-            row = rows[step]
-            times[i, j] = (row.forward_s, row.backward_s, row.bubble_s or 0.0)
-    return times
+def _times(steps: pl.DataFrame, common: Sequence[int], ranks: int) -> NDArray[np.float64]:
+    """Return forward, backward and bubble in seconds, shape (ranks, steps, 3)."""
+    chosen = steps.filter(pl.col("step").is_in(common)).select(
+        "forward_s", "backward_s", pl.col("bubble_s").fill_null(0.0)
+    )
+    return chosen.to_numpy().reshape(len(common), ranks, 3).transpose(1, 0, 2)
 
 
 def _share(part: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:

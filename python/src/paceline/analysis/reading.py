@@ -1,11 +1,12 @@
-"""A finished trial's files as typed values.
+"""Read the files of a trial: small documents as values, rows as Polars frames.
 
-A row that its writer did not finish is passed over, and fields that this version does not know are
-ignored; a field that is missing or damaged is an error that names the file.
+An unfinished last row and unknown fields are ignored. A missing or damaged field raises an error
+that names the file.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,9 @@ from pydantic import ValidationError
 
 from paceline.errors import DataError
 from paceline.plan.trial import Trial
-from paceline.records.files import read_json, read_jsonl
+from paceline.records.files import read_json
 from paceline.records.rows import (
-    CommunicationRow,
+    SCHEMA,
     HostSample,
     Outcome,
     RankEnvironment,
@@ -23,35 +24,38 @@ from paceline.records.rows import (
     RankStatus,
     SpanRow,
     StepRow,
-    TraceGap,
     TrainingResult,
 )
-from paceline.records.typed import document, rows, typed
+from paceline.records.tables import read_header, read_table, rows
+from paceline.records.typed import document
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+
+    import polars as pl
 
     from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
+
+_OLD_VERSION = "0.1"  # wrote schema 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
-    """What one rank left behind."""
+    """The documents of one rank."""
 
     rank: int
     spans: tuple[SpanRow, ...]
-    steps: tuple[StepRow, ...]
     environment: RankEnvironment | None
     status: RankStatus | None
 
     @property
     def clock_offset_s(self) -> float:
-        """Add to this rank's unix times to get rank 0's; 0 where it was not measured."""
+        """Seconds to add to this rank's unix times to get rank 0's; 0 if not measured."""
         return 0.0 if self.environment is None else self.environment.clock_offset_s
 
     @property
     def clock_error_s(self) -> float:
-        """How far off `clock_offset_s` may be; 0 on rank 0's own host."""
+        """Largest error of `clock_offset_s` in seconds; 0 on the host of rank 0."""
         return 0.0 if self.environment is None else self.environment.clock_error_s
 
     @property
@@ -61,124 +65,142 @@ class RankRecord:
         return None if self.status is None else self.status.host
 
     def span(self, name: str) -> SpanRow | None:
-        """The first span called `name`."""
+        """Return the first span called `name`."""
         return next((s for s in self.spans if s.name == name), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTrace:
-    """One host's sidecar trace; `header` is its first line (cores, interval, ...)."""
+    """The trace of one host's sidecar: counters and gauges as they were recorded.
+
+    header: facts about the host and the sidecar (cores, interval_s, boot_id).
+    samples: one row per tick, the fields of HostSample. ranks: the fields of RankSample.
+    """
 
     host: str
     header: Mapping[str, Any]
-    samples: tuple[HostSample, ...]
-    ranks: tuple[RankSample, ...] = ()
-    gaps: tuple[TraceGap, ...] = ()  # where the sidecar had died
+    samples: pl.DataFrame
+    ranks: pl.DataFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
-    """Everything that one trial left behind."""
+    """A trial with its small documents. Steps and traces are large and are read when needed."""
 
     trial: Trial
     files: TrialFiles
     outcome: Outcome | None
     result: TrainingResult | None
     ranks: tuple[RankRecord, ...]  # in order of rank
-    hosts: tuple[HostTrace, ...]
     command: str | None
 
     @property
     def finished(self) -> bool:
-        """Whether it ended well, so that it may be compared."""
+        """Tell whether the trial ended well, so that it can be compared."""
         return self.outcome is not None and self.outcome.status == "ok"
 
 
 def load_run(run: RunFiles) -> list[TrialRecord]:
-    """All trials of a run, in the order in which the manifest planned them, the rest by name.
+    """Read all trials of a run: first in the order of the manifest, then the others by name.
 
     Raises DataError if a file is damaged.
     """
     found = dict(run.trials())
-    planned = load_manifest(run).get("trials", [])
+    planned = dict.fromkeys(load_manifest(run).get("trials", []))
     order = [i for i in planned if i in found] + [i for i in found if i not in planned]
     return [load_trial(found[trial_id]) for trial_id in order]
 
 
 def load_manifest(run: RunFiles) -> dict[str, Any]:
-    """The run's manifest; empty where there is none (trials that were started by hand)."""
-    return read_json(run.manifest) if run.manifest.exists() else {}
+    """Read the manifest; empty where there is none (trials that were started by hand).
+
+    Raises DataError if the run was written by a version with another schema.
+    """
+    if not run.manifest.exists():
+        return {}
+    manifest = read_json(run.manifest)
+    schema = manifest.get("schema")
+    if schema == 1:
+        raise DataError(_old_schema(f"{run.manifest}"))
+    if schema not in (None, SCHEMA):
+        raise DataError(f"{run.manifest}: expected schema {SCHEMA}, got {schema!r}")
+    return manifest
 
 
 def load_trial(files: TrialFiles) -> TrialRecord:
-    """Read one trial. Raises DataError if a file that is there is damaged."""
+    """Read one trial. Raises DataError if a file is damaged."""
     return TrialRecord(
         trial=read_trial(files),
         files=files,
         outcome=document(files.outcome, Outcome),
-        result=document(files.result, TrainingResult),
+        result=read_result(files),
         ranks=tuple(_load_rank(rank, rank_files) for rank, rank_files in files.ranks()),
-        hosts=tuple(_load_host(name, host_files) for name, host_files in files.hosts()),
         command=files.command.read_text("utf-8") if files.command.exists() else None,
     )
 
 
 def read_trial(files: TrialFiles) -> Trial:
-    """The trial as it was planned. Raises DataError if `trial.json` is not one."""
+    """Read the trial as it was planned. Raises DataError if `trial.json` is damaged."""
     try:
-        return Trial.model_validate_json(files.trial.read_bytes())
-    except (OSError, ValidationError) as error:
+        text = files.trial.read_bytes()
+        return Trial.model_validate_json(text)
+    except OSError as error:
+        raise DataError(f"{files.trial}: expected a trial: {error}") from error
+    except ValidationError as error:
+        if _schema_of(text) == 1 != SCHEMA:
+            raise DataError(_old_schema(f"{files.trial}")) from error
         raise DataError(f"{files.trial}: expected a trial of this version: {error}") from error
 
 
 def read_environment(files: RankFiles) -> RankEnvironment | None:
-    """What a rank really had, if it got as far as saying so."""
+    """Read the resources that a rank really had; None if it did not get that far."""
     return document(files.environment, RankEnvironment)
 
 
-def read_communication(files: RankFiles) -> Iterator[CommunicationRow] | None:
-    """A rank's operations as they ended; None where none were recorded.
-
-    Not part of a TrialRecord: there may be very many.
-    """
-    path = files.communication
-    if not path.exists():
-        return None
-    return (typed(row, CommunicationRow, path) for row in read_jsonl(path))
-
-
 def read_result(files: TrialFiles) -> TrainingResult | None:
-    """What rank 0 said at the end, if it got there."""
+    """Read what rank 0 wrote at the end; None if it did not get that far."""
     return document(files.result, TrainingResult)
+
+
+def read_hosts(files: TrialFiles) -> tuple[HostTrace, ...]:
+    """Read the traces of all hosts of a trial. Raises DataError if a row is damaged."""
+    return tuple(read_host(name, host_files) for name, host_files in files.hosts())
+
+
+def read_host(name: str, files: HostFiles) -> HostTrace:
+    """Read the trace of one host. Raises DataError if a row is damaged."""
+    return HostTrace(
+        host=name,
+        header=read_header(files.trace),
+        samples=read_table(files.trace, HostSample),
+        ranks=read_table(files.ranks, RankSample),
+    )
+
+
+def read_rank_steps(files: TrialFiles, ranks: tuple[RankRecord, ...]) -> dict[int, pl.DataFrame]:
+    """Read the step rows of each rank, the fields of StepRow."""
+    return {r.rank: read_table(files.rank(r.rank).steps, StepRow) for r in ranks}
 
 
 def _load_rank(rank: int, files: RankFiles) -> RankRecord:
     return RankRecord(
         rank=rank,
         spans=rows(files.spans, SpanRow),
-        steps=rows(files.steps, StepRow),
         environment=read_environment(files),
         status=document(files.status, RankStatus),
     )
 
 
-def _load_host(name: str, files: HostFiles) -> HostTrace:
-    if not files.trace.exists():
-        return HostTrace(host=name, header={}, samples=())
-    header: dict[str, Any] = {}
-    samples: list[HostSample] = []
-    gaps: list[TraceGap] = []
-    for row in read_jsonl(files.trace):
-        if "unix_s" in row:
-            samples.append(typed(row, HostSample, files.trace))
-        elif "gap_started_unix_s" in row:
-            gaps.append(typed(row, TraceGap, files.trace))
-        else:
-            header = row
-    return HostTrace(
-        host=name,
-        header=header,
-        samples=tuple(samples),
-        ranks=rows(files.ranks, RankSample),
-        gaps=tuple(gaps),
+def _schema_of(text: bytes) -> object:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found.get("schema_version") if isinstance(found, dict) else None
+
+
+def _old_schema(file: str) -> str:
+    return (
+        f"{file}: this run was written by Paceline {_OLD_VERSION} (schema 1), expected schema "
+        f"{SCHEMA}; read it with Paceline {_OLD_VERSION}, or run the spec again"
     )

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.phases import PHASES, STEP_PHASES
 from paceline.analysis.statistics import interval_json
+from paceline.records.files import jsonable
+from paceline.records.phases import PHASES, STEP_PHASES
 
 if TYPE_CHECKING:
-    from paceline.analysis.phases import Phases
     from paceline.analysis.pipeline import Pipeline
     from paceline.analysis.statistics import Interval
     from paceline.analysis.usage import MemoryKind
+    from paceline.records.phases import Phases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,7 @@ class Row:
             "memory_peak_kind": self.memory_peak_kind,
             "threads_median": self.threads_median,
             "threads_peak": self.threads_peak,
-            "pipeline": None if self.pipeline is None else self.pipeline.to_json(),
+            "pipeline": None if self.pipeline is None else jsonable(self.pipeline),
             "final_loss": self.final_loss,
             "equivalent": self.equivalent,
             "equivalence_does_not_apply": self.does_not_apply,

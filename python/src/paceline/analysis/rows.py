@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.analysis.compression import why_not_equivalent
+from paceline.analysis.equivalence import why_not_equivalent
 from paceline.analysis.phases import mean_over_ranks, median_over_repeats
 from paceline.analysis.pipeline import median_pipeline
 from paceline.analysis.row import Row
@@ -23,9 +23,10 @@ from paceline.analysis.statistics import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from paceline.analysis.comparison import TrialAnalysis
-    from paceline.analysis.phases import Phases, RankPhases
+    from paceline.analysis.phases import RankPhases
+    from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.analysis.usage import MemoryKind
+    from paceline.records.phases import Phases
 
 _SUPERLINEAR = 1.05  # efficiency above which a result asks for an explanation
 

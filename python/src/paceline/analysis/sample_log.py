@@ -1,13 +1,15 @@
-"""Which samples every global step saw: the proof that trials trained on the same batches."""
+"""Sample log: which samples every global step saw, the proof that trials used the same batches."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
 from paceline.errors import DataError
-from paceline.records.files import read_jsonl
+from paceline.records.rows import SampleLogRow
+from paceline.records.tables import has_rows, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,33 +24,41 @@ StepSamples = tuple[int, "NDArray[np.int64]"]
 
 
 def read_sample_log(files: TrialFiles) -> dict[int, StepSamples]:
-    """The union of all ranks' sample logs by global step; empty if no rank wrote one.
+    """Join all ranks' sample logs by global step; empty if no rank wrote one.
 
-    Raises DataError if a row is damaged.
+    Raises DataError if a row is damaged, or if ranks disagree on the epoch of a step.
     """
-    ids: dict[int, list[int]] = {}
-    epochs: dict[int, int] = {}
-    for rank, rank_files in files.ranks():
-        if not rank_files.sample_log.exists():
-            continue
-        for row in read_jsonl(rank_files.sample_log):
-            try:
-                step, epoch, samples = int(row["step"]), int(row["epoch"]), row["sample_ids"]
-            except (KeyError, TypeError, ValueError) as error:
-                raise DataError(f"{rank_files.sample_log}: not a sample log row: {row}") from error
-            if epochs.setdefault(step, epoch) != epoch:
-                raise DataError(
-                    f"{rank_files.sample_log}: rank {rank} has step {step} in epoch {epoch}, "
-                    f"another rank in epoch {epochs[step]}"
-                )
-            ids.setdefault(step, []).extend(samples)
+    paths = [rank_files.sample_log for _, rank_files in files.ranks()]
+    parts = [read_table(path, SampleLogRow) for path in paths if has_rows(path)]
+    if not parts:
+        return {}
+    steps = (
+        pl.concat(parts)
+        .group_by("step")
+        .agg(
+            pl.col("epoch").min(),
+            pl.col("epoch").max().alias("last_epoch"),
+            pl.col("sample_ids").explode().drop_nulls().sort(),
+        )
+        .sort("step")
+    )
+    unequal = steps.filter(pl.col("epoch") != pl.col("last_epoch"))
+    if not unequal.is_empty():
+        step, first, last = unequal.select("step", "epoch", "last_epoch").row(0)
+        raise DataError(
+            f"{files.root}: sample logs of its ranks put step {step} in epoch {first} and in "
+            f"epoch {last}; expected one epoch"
+        )
     return {
-        step: (epochs[step], np.sort(np.array(ids[step], dtype=np.int64))) for step in sorted(ids)
+        step: (epoch, ids.to_numpy())
+        for step, epoch, ids in zip(
+            steps["step"].to_list(), steps["epoch"].to_list(), steps["sample_ids"], strict=True
+        )
     }
 
 
 def own_faults(sample_log: Mapping[int, StepSamples]) -> list[str]:
-    """What is wrong with a sample log by itself: gaps, samples seen twice, epochs that differ."""
+    """List the faults of one sample log: missing steps, repeated samples, unequal epochs."""
     steps = list(sample_log)
     faults = []
     if steps != list(range(len(steps))):
@@ -62,7 +72,7 @@ def own_faults(sample_log: Mapping[int, StepSamples]) -> list[str]:
         twice = np.unique(ids[1:][ids[1:] == ids[:-1]])
         if len(twice):
             faults.append(f"epoch {epoch} saw samples {_some(twice.tolist())} more than once")
-    # every epoch but the last ran to its end, so all of those saw the same samples
+    # every epoch but the last is complete, so all of these saw the same samples
     whole = [epochs[e] for e in sorted(epochs)[:-1]]
     for epoch, ids in zip(sorted(epochs)[1:], whole[1:], strict=False):
         if not np.array_equal(ids, whole[0]):
@@ -75,7 +85,7 @@ def own_faults(sample_log: Mapping[int, StepSamples]) -> list[str]:
 def differences(
     sample_log: Mapping[int, StepSamples], other: Mapping[int, StepSamples], name: str
 ) -> list[str]:
-    """Where a sample log differs from `other`, which is called `name` in the sentences."""
+    """List the differences from `other`, which is called `name` in the sentences."""
     faults = []
     if len(sample_log) != len(other):
         faults.append(f"{len(sample_log)} steps, {name} has {len(other)}")
@@ -90,7 +100,7 @@ def differences(
 
 
 def scheduled(schedule: Schedule) -> dict[int, StepSamples]:
-    """The sample log that a schedule promises."""
+    """Return the sample log that follows from a schedule."""
     planned = (schedule.step(step) for step in range(schedule.steps))
     return {p.step: (p.epoch, np.sort(p.sample_ids)) for p in planned}
 

@@ -1,9 +1,8 @@
-"""Global steps: what all ranks of a trial did together, from the rows that each wrote alone.
+"""Steps of a trial as one frame, and global steps: what all ranks did together.
 
-A global step ends when the last rank ends it. Its time is from the end of the step before to its
-own end, so the times of all steps add up to the time that the training took, and nothing between
-two steps (an epoch's end, a row being written) is left out. The first step, which has none before
-it, is counted from the first rank's start.
+A global step ends when the last rank ends it. Its time runs from the end of the previous step to
+its own end, so the times of all steps add up to the time of the training, and nothing between two
+steps (the end of an epoch, writing a row) is left out. The first step starts with its first rank.
 """
 
 from __future__ import annotations
@@ -12,14 +11,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
+
+from paceline.analysis.ranks import stage_of
+from paceline.analysis.reading import read_rank_steps
+from paceline.records.rows import StepRow
+from paceline.records.tables import schema_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
-    from paceline.analysis.reading import RankRecord, TrialRecord
-    from paceline.records.rows import StepRow
+    from paceline.analysis.reading import TrialRecord
 
-FINAL_STEPS = 10  # the final loss is the mean over so many last steps: one step is noise
+FINAL_STEPS = 10  # the final loss is the mean over the last steps: one step is too noisy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,38 +33,49 @@ class GlobalSteps:
     """Arrays of one length: an entry for each step that every rank finished."""
 
     step: NDArray[np.int64]
-    samples: NDArray[np.int64]  # trained on, of all ranks
+    samples: NDArray[np.int64]  # trained on, by all ranks
     time_s: NDArray[np.float64]
-    started_unix_s: NDArray[np.float64]  # on rank 0's clock
-    ended_unix_s: NDArray[np.float64]
+    ended_unix_s: NDArray[np.float64]  # on rank 0's clock
     loss: NDArray[np.float64]  # mean over the samples of the global batch
 
     def steady(self, warmup_steps: int) -> NDArray[np.bool_]:
-        """Mask of the steps after the warm-up."""
+        """Return the mask of the steps after the warm-up."""
         return self.step >= warmup_steps
 
     def samples_per_s(self, warmup_steps: int, period: int = 1) -> NDArray[np.float64]:
-        """Samples of each steady round of `period` steps over its time, shape (rounds,)."""
-        masks = self._rounds(warmup_steps, period)
-        return np.array([self.samples[mask].sum() / self.time_s[mask].sum() for mask in masks])
+        """Return the rate of each steady round of `period` steps, shape (rounds,)."""
+        samples, seconds, _ = self._rounds(warmup_steps, period)
+        return samples / seconds
 
     def step_s(self, warmup_steps: int, period: int = 1) -> NDArray[np.float64]:
-        """Mean time of a step of each steady round, shape (rounds,)."""
-        masks = self._rounds(warmup_steps, period)
-        return np.array([float(np.mean(self.time_s[mask])) for mask in masks])
+        """Return the mean step time of each steady round, shape (rounds,)."""
+        _, seconds, steps = self._rounds(warmup_steps, period)
+        return seconds / steps
 
-    def _rounds(self, warmup_steps: int, period: int) -> list[NDArray[np.bool_]]:
-        """A mask of each complete round that begins after the warm-up.
+    def _rounds(
+        self, warmup_steps: int, period: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return samples, seconds and steps of each complete round after the warm-up.
 
-        Where weights are averaged every so many steps, a median over steps would be one of steps
-        that send nothing. Rounds begin at multiples of `period`; if none is complete, all steady
-        steps are one.
+        Where weights are averaged every `period` steps, a median over steps would be that of steps
+        without communication. Rounds begin at multiples of `period`; if none is complete, all
+        steady steps form one.
         """
         steady = self.steady(warmup_steps)
+        samples, seconds = self.samples[steady].astype(np.float64), self.time_s[steady]
+        if period == 1 or not len(samples):
+            return samples, seconds, np.ones(len(samples))
         first = -(-warmup_steps // period) * period
-        rounds = (self.step - first) // period
-        kept = [r for r in np.unique(rounds[steady]) if r >= 0 and np.sum(rounds == r) == period]
-        return [rounds == r for r in kept] or ([steady] if steady.any() else [])
+        rounds = (self.step[steady] - first) // period
+        numbers, which, counts = np.unique(rounds, return_inverse=True, return_counts=True)
+        kept = (numbers >= 0) & (counts == period)
+        if not kept.any():
+            return samples.sum(keepdims=True), seconds.sum(keepdims=True), np.array([len(samples)])
+        return (
+            np.bincount(which, samples)[kept],
+            np.bincount(which, seconds)[kept],
+            counts[kept].astype(np.float64),
+        )
 
     @property
     def final_loss(self) -> float | None:
@@ -69,48 +86,83 @@ class GlobalSteps:
         return float(np.average(self.loss[-FINAL_STEPS:], weights=weights))
 
 
-def rows_by_step(rank: RankRecord) -> dict[int, StepRow]:
-    """A rank's rows by global step; of a step that was written twice, the last."""
-    return {row.step: row for row in rank.steps}
+def read_steps(record: TrialRecord) -> pl.DataFrame:
+    """Read the steps of all ranks; see `step_table`. Raises DataError if a row is damaged."""
+    return step_table(record, read_rank_steps(record.files, record.ranks))
 
 
-def common_steps(record: TrialRecord) -> list[int]:
-    """Steps that every rank finished, in order; empty if there are no ranks."""
-    written = [{row.step for row in rank.steps} for rank in record.ranks]
-    return sorted(set.intersection(*written)) if written else []
+def step_table(record: TrialRecord, rows: Mapping[int, pl.DataFrame]) -> pl.DataFrame:
+    """Join the step rows of all ranks into one frame, sorted by step and rank.
 
+    The frame has the fields of StepRow and: rank, stage, started_s, ended_s and ready_s (when the
+    rank's last gradient was ready) on rank 0's clock, comm_wait_s and comm_transfer_s. Of a step
+    that was written twice, the last row counts.
 
-def global_steps(record: TrialRecord) -> GlobalSteps:
-    """Merge the ranks' rows, bringing their clocks to rank 0's."""
-    steps = common_steps(record)
-    shape = (len(record.ranks), len(steps))
-    started, ended, loss = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-    samples = np.zeros(shape, dtype=np.int64)
-    for i, rank in enumerate(record.ranks):
-        rows = rows_by_step(rank)
-        for j, step in enumerate(steps):
-            row = rows[step]
-            started[i, j] = row.started_unix_s + rank.clock_offset_s
-            ended[i, j] = started[i, j] + row.step_s
-            samples[i, j] = row.samples
-            loss[i, j] = row.loss_sum
-    if not steps:
-        nothing = np.zeros(0)
-        return GlobalSteps(
-            step=np.zeros(0, np.int64),
-            samples=np.zeros(0, np.int64),
-            time_s=nothing,
-            started_unix_s=nothing,
-            ended_unix_s=nothing,
-            loss=nothing,
+    comm_wait_s is the part of comm_s in which a rank waited for the slowest rank's gradients; the
+    rest is transfer. In a pipeline, only ranks of one stage average with one another.
+
+    rows: the fields of StepRow by rank.
+    """
+    parts = [
+        rows[rank.rank].with_columns(
+            pl.lit(rank.rank).cast(pl.Int64).alias("rank"),
+            pl.lit(stage_of(record.trial, rank)).cast(pl.Int64).alias("stage"),
+            (pl.col("started_unix_s") + rank.clock_offset_s).alias("started_s"),
+            (pl.col("comm_ready_unix_s") + rank.clock_offset_s).alias("ready_s"),
         )
-    total = samples.sum(axis=0)
-    first, last = started.min(axis=0), ended.max(axis=0)
-    return GlobalSteps(
-        step=np.array(steps, dtype=np.int64),
-        samples=total,
-        time_s=np.diff(last, prepend=first[0]),
-        started_unix_s=first,
-        ended_unix_s=last,
-        loss=loss.sum(axis=0) / np.maximum(total, 1),
+        for rank in record.ranks
+    ]
+    joined = pl.concat(parts) if parts else _empty()
+    repeated = pl.struct("step", "rank").is_duplicated()
+    if joined.select(repeated.any()).item():
+        joined = joined.unique(["step", "rank"], keep="last", maintain_order=True)
+    slowest = pl.col("ready_s").max().over("step", "stage")
+    wait = pl.min_horizontal("comm_s", (slowest - pl.col("ready_s")).clip(0.0))
+    communicated = pl.col("comm_s").is_not_null()
+    return (
+        joined.sort("step", "rank")
+        .with_columns(
+            (pl.col("started_s") + pl.col("step_s")).alias("ended_s"),
+            pl.when(communicated)
+            .then(pl.when(pl.col("ready_s").is_not_null()).then(wait).otherwise(0.0))
+            .alias("comm_wait_s"),
+        )
+        .with_columns((pl.col("comm_s") - pl.col("comm_wait_s")).alias("comm_transfer_s"))
     )
+
+
+def common_steps(steps: pl.DataFrame, ranks: int) -> list[int]:
+    """List the steps that every rank finished, in order; empty if there are no ranks."""
+    counts = steps.group_by("step", maintain_order=True).len()
+    return counts.filter(pl.col("len") == ranks)["step"].to_list()
+
+
+def global_steps(record: TrialRecord, steps: pl.DataFrame | None = None) -> GlobalSteps:
+    """Merge the rows of all ranks. steps: from `step_table`; None reads them."""
+    steps = read_steps(record) if steps is None else steps
+    merged = (
+        steps.group_by("step", maintain_order=True)
+        .agg(
+            pl.len().alias("ranks"),
+            pl.col("samples").sum(),
+            pl.col("started_s").min(),
+            pl.col("ended_s").max(),
+            pl.col("loss_sum").sum(),
+        )
+        .filter(pl.col("ranks") == len(record.ranks))
+    )
+    ended = merged["ended_s"].to_numpy()
+    samples = merged["samples"].to_numpy()
+    first = merged["started_s"].to_numpy()[:1]
+    return GlobalSteps(
+        step=merged["step"].to_numpy(),
+        samples=samples,
+        time_s=np.diff(ended, prepend=first),
+        ended_unix_s=ended,
+        loss=merged["loss_sum"].to_numpy() / np.maximum(samples, 1),
+    )
+
+
+def _empty() -> pl.DataFrame:
+    schema = {**(schema_of(StepRow) or {}), "rank": pl.Int64(), "stage": pl.Int64()}
+    return pl.DataFrame(schema={**schema, "started_s": pl.Float64(), "ready_s": pl.Float64()})

@@ -1,17 +1,18 @@
-"""What the hosts did while a trial trained, from their sidecars' traces."""
+"""Use of CPU, memory and threads during a trial, from the traces of its hosts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import fmean, median
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import polars as pl
+
+from paceline.analysis.host_frames import gaps, host_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from paceline.analysis.reading import HostTrace, RankRecord, TrialRecord
-    from paceline.records.rows import HostSample
 
 MemoryKind = Literal["pss", "rss"]
 
@@ -20,12 +21,11 @@ MemoryKind = Literal["pss", "rss"]
 class Usage:
     """One trial's use of its hosts during the `train` span; None where nothing was sampled.
 
-    CPU and IOWait are means over time and hosts, percent of all of a host's cores; IOWait only of
-    ticks at which the kernel's counter is valid. RAM is the mean over time and hosts, and the
-    highest share of any host's. Threads are those of the run, over time, summed over hosts.
-    memory_peak_bytes is of the trial's whole life, not only of the training: the most that its
-    processes held on each host, summed over hosts; as the proportional set size (`pss`, shared
-    memory counted once) where it was read at least once, else as resident set size (`rss`).
+    CPU and IOWait are means over time and hosts, in percent of all cores of a host. RAM is the mean
+    over time and hosts, and the highest share of any host. Threads are those of the run, over time,
+    summed over hosts. memory_peak_bytes covers the whole trial: the peak of its processes on each
+    host, summed over hosts; as proportional set size (`pss`, shared memory counted once) if it was
+    read at least once on every host, else as resident set size (`rss`).
     """
 
     cpu_percent: float | None
@@ -37,56 +37,46 @@ class Usage:
     threads_median: float | None
     threads_peak: float | None
     run_cpu_percent: float | None  # of one core, mean over time, summed over hosts
-    sidecar_core_percent: float | None  # of one core, the dearest host's
+    sidecar_core_percent: float | None  # of one core, on the host with the highest cost
     sidecar_rss_peak_bytes: int | None
+    sidecar_interval_s: float | None  # the shortest of all hosts
+    sidecar_samples: int  # of all hosts
+    sidecar_missed_ticks: int
+    sidecar_gaps: int  # stretches without samples
 
 
-def trial_usage(record: TrialRecord) -> Usage:
+def trial_usage(record: TrialRecord, hosts: Sequence[HostTrace]) -> Usage:
     """Summarise the traces of all hosts of a trial."""
-    train = [(host, during_training(host, record)) for host in record.hosts]
-    sampled = [samples for _, samples in train if samples]
-    memory, kind = _memory_peak([h.samples for h in record.hosts if h.samples])
+    frames = [(host.host, host_frame(host)) for host in hosts if not host.samples.is_empty()]
+    summaries = [
+        _summary(frame, span_on_host(record, name, "train")).row(0, named=True)
+        for name, frame in frames
+    ]
+    in_training = [s for s in summaries if s["samples"]]
+    memory, kind = _memory_peak([frame for _, frame in frames])
     return Usage(
-        cpu_percent=_mean(_mean(busy_percent(s) for s in samples) for samples in sampled),
-        iowait_percent=_mean(_mean(iowait_percent(s) for s in samples) for samples in sampled),
-        ram_percent_mean=_mean(_mean(ram_percent(s) for s in samples) for samples in sampled),
-        ram_percent_peak=max(
-            (ram_percent(s) for samples in sampled for s in samples), default=None
-        ),
+        cpu_percent=_mean(s["cpu"] for s in in_training),
+        iowait_percent=_mean(s["iowait"] for s in in_training),
+        ram_percent_mean=_mean(s["ram_mean"] for s in in_training),
+        ram_percent_peak=max(_known(s["ram_peak"] for s in in_training), default=None),
         memory_peak_bytes=memory,
         memory_peak_kind=kind,
-        threads_median=_total(sampled, lambda s: median(x.run_threads for x in s)),
-        threads_peak=_total(sampled, lambda s: max(x.run_threads for x in s)),
-        run_cpu_percent=_total(sampled, lambda s: _mean(x.run_cpu_percent for x in s)),
-        sidecar_core_percent=max(
-            (v for h in record.hosts if (v := _sidecar_percent(h)) is not None), default=None
-        ),
-        sidecar_rss_peak_bytes=max(
-            (s.sidecar_rss_bytes for h in record.hosts for s in h.samples), default=None
-        ),
+        threads_median=_total(s["threads_median"] for s in in_training),
+        threads_peak=_total(s["threads_peak"] for s in in_training),
+        run_cpu_percent=_total(s["run_cpu"] for s in in_training),
+        sidecar_core_percent=max(_known(s["sidecar_cpu"] for s in summaries), default=None),
+        sidecar_rss_peak_bytes=max((s["sidecar_rss"] for s in summaries), default=None),
+        sidecar_interval_s=min(_known(h.header.get("interval_s") for h in hosts), default=None),
+        sidecar_samples=sum(len(h.samples) for h in hosts),
+        sidecar_missed_ticks=sum(s["missed"] for s in summaries),
+        sidecar_gaps=sum(len(gaps(h)) for h in hosts),
     )
 
 
-def busy_percent(sample: HostSample) -> float | None:
-    """CPU that computed for anyone: user, system and the small kinds, not idle, IOWait or steal."""
-    parts = (sample.cpu_user_percent, sample.cpu_system_percent, sample.cpu_other_percent)
-    known = [p for p in parts if p is not None]
-    return sum(known) if known else None
-
-
-def iowait_percent(sample: HostSample) -> float | None:
-    """IOWait, None where the kernel's counter means nothing."""
-    return sample.cpu_iowait_percent if sample.iowait_valid else None
-
-
-def ram_percent(sample: HostSample) -> float:
-    return 100 * sample.ram_used_bytes / sample.ram_total_bytes
-
-
 def span_on_host(record: TrialRecord, host: str, name: str) -> tuple[float, float] | None:
-    """First start to last end of the ranks' spans `name` on `host`, on that host's clock.
+    """Return first start and last end of the ranks' spans `name` on `host`, on its clock.
 
-    Where no rank says it ran on `host` (a trace under another name), all ranks are taken.
+    Where no rank ran on `host` (a trace under another name), all ranks are taken.
     """
     there = [r for r in record.ranks if r.host == host] or list(record.ranks)
     spans = [s for r in there if (s := r.span(name)) is not None]
@@ -96,7 +86,10 @@ def span_on_host(record: TrialRecord, host: str, name: str) -> tuple[float, floa
 
 
 def launch_on_host(record: TrialRecord, host: str) -> float | None:
-    """When the trial was launched, on `host`'s clock (the launcher's is taken for rank 0's)."""
+    """Return when the trial was launched, on the clock of `host`.
+
+    The launcher's clock is assumed to be rank 0's.
+    """
     if record.outcome is None:
         return None
     there: list[RankRecord] = [r for r in record.ranks if r.host == host]
@@ -104,70 +97,114 @@ def launch_on_host(record: TrialRecord, host: str) -> float | None:
     return record.outcome.launched_unix_s - offset
 
 
-def during_training(trace: HostTrace, record: TrialRecord) -> list[HostSample]:
-    """The samples of one host that tell of the `train` span."""
-    train = span_on_host(record, trace.host, "train")
-    if train is None:
-        return []
-    # a tick tells of the time before it
-    return [s for s in trace.samples if train[0] < s.unix_s <= train[1]]
+class BackgroundLoad(NamedTuple):
+    """Counters of one host from its first to its last sample in training, as shares of CPU time."""
+
+    computing: float  # user and system time of all processes
+    run: float  # CPU time of the trial's own processes
+    stolen: float  # CPU time that the hypervisor gave to other machines
 
 
-def _memory_peak(
-    hosts: Sequence[tuple[HostSample, ...]],
-) -> tuple[int | None, MemoryKind | None]:
-    """Hosts' peaks, summed; proportional only if every host has read it at least once."""
-    if not hosts:
+def load_in_training(record: TrialRecord, host: HostTrace) -> BackgroundLoad | None:
+    """Return the CPU shares of one host during the `train` span; None without two samples."""
+    span = span_on_host(record, host.host, "train")
+    frame = host.samples
+    if span is None or not isinstance(frame.schema.get("cpu_seconds"), pl.Struct):
+        return None
+    # a sample describes the time before it
+    inside = frame.filter(
+        (pl.col("unix_s") > span[0]) & (pl.col("unix_s") <= span[1]),
+        pl.col("cpu_seconds").struct.field("user").is_not_null(),
+    )
+    if len(inside) < 2:
+        return None
+    spent = inside.select(
+        pl.col("cpu_seconds").struct.unnest(), pl.col("run_cpu_seconds").alias("run")
+    ).select((pl.all().last() - pl.all().first()).clip(0.0).fill_null(0.0))
+    seconds = spent.row(0, named=True)
+    run_s = seconds.pop("run")
+    total_s = sum(seconds.values())
+    if total_s <= 0:
+        return None
+    return BackgroundLoad(
+        computing=(seconds.get("user", 0.0) + seconds.get("system", 0.0)) / total_s,
+        run=run_s / total_s,
+        stolen=seconds.get("steal", 0.0) / total_s,
+    )
+
+
+def _summary(frame: pl.DataFrame, train: tuple[float, float] | None) -> pl.DataFrame:
+    """Summarise one host; samples inside the training describe the time before them."""
+    begin, end = train or (0.0, -1.0)
+    inside = (pl.col("unix_s") > begin) & (pl.col("unix_s") <= end)
+
+    def training(column: str) -> pl.Expr:
+        known = column in frame.columns
+        return pl.col(column).filter(inside) if known else pl.lit(None, dtype=pl.Float64)
+
+    elapsed_s = pl.col("unix_s").last() - pl.col("unix_s").first()
+    return frame.select(
+        inside.sum().alias("samples"),
+        training("cpu_busy_percent").mean().alias("cpu"),
+        training("cpu_iowait_percent").mean().alias("iowait"),
+        training("ram_percent").mean().alias("ram_mean"),
+        training("ram_percent").max().alias("ram_peak"),
+        training("run_threads").median().alias("threads_median"),
+        training("run_threads").max().alias("threads_peak"),
+        training("run_cpu_percent").mean().alias("run_cpu"),
+        pl.when(elapsed_s > 0)
+        .then(100 * _risen("sidecar_cpu_seconds") / elapsed_s)
+        .alias("sidecar_cpu"),
+        pl.col("sidecar_rss_bytes").max().alias("sidecar_rss"),
+        _risen("sidecar_missed_ticks").alias("missed"),
+    )
+
+
+def _risen(column: str) -> pl.Expr:
+    """Return the total increase of a counter of the sidecar; after a restart it begins at 0."""
+    counter = pl.col(column).fill_null(0)
+    increase = counter.diff()
+    return pl.when(increase >= 0).then(increase).otherwise(counter).slice(1).sum()
+
+
+def _memory_peak(frames: Sequence[pl.DataFrame]) -> tuple[int | None, MemoryKind | None]:
+    """Sum the hosts' peaks; proportional only if every host has read it at least once."""
+    if not frames:
         return None, None
-    proportional = [_proportional_peak(samples) for samples in hosts]
-    known = [peak for peak in proportional if peak is not None]
-    if len(known) == len(hosts):
+    known = [peak for frame in frames if (peak := _proportional_peak(frame)) is not None]
+    if len(known) == len(frames):
         return sum(known), "pss"
-    return sum(max(s.run_rss_bytes for s in host) for host in hosts), "rss"
+    peaks = [frame.select(pl.col("run_rss_bytes").max()).item() for frame in frames]
+    return sum(peaks), "rss"
 
 
-def _proportional_peak(samples: Sequence[HostSample]) -> int | None:
-    """The proportional set size is read on few ticks, which may miss the peak: in between it is
-    taken to be the same share of the resident set, which is read on all, as at the nearest."""
-    shares = [
-        (s.unix_s, s.run_pss_bytes / s.run_rss_bytes)
-        for s in samples
-        if s.run_pss_bytes is not None and s.run_rss_bytes > 0
-    ]
-    if not shares:
-        return None
-    return round(
-        max(
-            s.run_rss_bytes * min(shares, key=lambda known: abs(known[0] - s.unix_s))[1]
-            for s in samples
-        )
+def _proportional_peak(frame: pl.DataFrame) -> int | None:
+    """Estimate the peak of the proportional set size, which is read on few ticks.
+
+    Between two readings its share of the resident set, which is read on all ticks, is taken to be
+    that of the nearest reading.
+    """
+    read = frame.filter(pl.col("run_pss_bytes").is_not_null(), pl.col("run_rss_bytes") > 0).select(
+        "unix_s", (pl.col("run_pss_bytes") / pl.col("run_rss_bytes")).alias("share")
     )
-
-
-def _sidecar_percent(trace: HostTrace) -> float | None:
-    if len(trace.samples) < 2:
+    if read.is_empty():
         return None
-    first, last = trace.samples[0], trace.samples[-1]
-    elapsed = last.unix_s - first.unix_s
-    if elapsed <= 0:
-        return None
-    return 100 * risen(s.sidecar_cpu_seconds for s in trace.samples) / elapsed
-
-
-def risen(counts: Iterable[float]) -> float:
-    """How far a counter of the sidecar's own rose; one that was started again began at 0."""
-    return sum(
-        later - earlier if later >= earlier else later for earlier, later in pairwise(counts)
+    joined = frame.select("unix_s", "run_rss_bytes").join_asof(
+        read, on="unix_s", strategy="nearest"
     )
+    peak: float = joined.select((pl.col("run_rss_bytes") * pl.col("share")).max()).item()
+    return round(peak)
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [v for v in values if v is not None]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return fmean(known) if known else None
+    known = _known(values)
+    return sum(known) / len(known) if known else None
 
 
-def _total(
-    hosts: Sequence[list[HostSample]], value: Callable[[list[HostSample]], float | None]
-) -> float | None:
-    known = [v for host in hosts if (v := value(host)) is not None]
+def _total(values: Iterable[float | None]) -> float | None:
+    known = _known(values)
     return sum(known) if known else None

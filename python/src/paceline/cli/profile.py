@@ -10,6 +10,7 @@ from paceline.analysis.communication import SCHEMA, trial_communication
 from paceline.analysis.reading import load_run, load_trial
 from paceline.cli.console import plain_console
 from paceline.errors import DataError, UsageError
+from paceline.records.files import jsonable
 from paceline.report.profile import overview, profile_view
 from paceline.report.trace import write_trace
 
@@ -41,7 +42,7 @@ def show_profile(run: RunFiles, *, trial_id: str | None, as_json: bool, trace: P
 
 def _show(profiles: list[TrialCommunication], as_json: bool) -> None:
     if as_json:
-        document = {"schema": SCHEMA, "trials": [profile.to_json() for profile in profiles]}
+        document = {"schema": SCHEMA, "trials": jsonable(profiles)}
         json.dump(document, sys.stdout, indent=1)
         print()
         return
@@ -50,7 +51,7 @@ def _show(profiles: list[TrialCommunication], as_json: bool) -> None:
         console.print(profile_view(profiles[0]))
         return
     console.print(overview(profiles))
-    print(f"\nin detail: paceline profile RUN_DIR --trial {profiles[0].trial_id}")
+    print(f"\nin detail: paceline profile RUN_DIR --trial {profiles[0].trial}")
 
 
 def _write_trace(records: list[TrialRecord], out: Path) -> None:

@@ -8,17 +8,19 @@ Prometheus would show the last value for five minutes more, into the next trial.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from paceline.analysis.reading import load_trial
+from paceline.analysis.host_frames import gaps
+from paceline.analysis.reading import load_trial, read_host
 from paceline.errors import DataError, EnvironmentLacks, TimedOut
 from paceline.monitor.children import guarded
 from paceline.monitor.training import RankHistory
-from paceline.telemetry.catalogue import CATALOGUE, CPU_MODES
+from paceline.records.rows import HostSample, RankSample
+from paceline.records.tables import rows
+from paceline.telemetry.catalogue import CATALOGUE
 from paceline.telemetry.exposition import series_name
 from paceline.telemetry.facts import facts_of
 from paceline.telemetry.measures import (
@@ -37,9 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from paceline.analysis.reading import HostTrace, TrialRecord
-    from paceline.records.layout import RunFiles
-    from paceline.records.rows import HostSample, RankSample, TraceGap
+    from paceline.analysis.reading import TrialRecord
+    from paceline.records.layout import RunFiles, TrialFiles
 
 _MARK_AFTER_S = 0.001  # Prometheus's resolution; any next trial begins later
 _LONGEST_S = 600.0
@@ -54,6 +55,33 @@ class Backfilled:
     left_out: tuple[str, ...] = ()  # trials whose files are damaged, and how
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trace:
+    """One host's trace as rows, in the order in which they were written."""
+
+    host: str
+    header: Mapping[str, object]
+    samples: tuple[HostSample, ...]
+    ranks: tuple[RankSample, ...]
+    gaps: list[tuple[float, float]]  # begin and end, unix seconds
+
+
+def _traces(files: TrialFiles) -> list[_Trace]:
+    found = []
+    for name, host_files in files.hosts():
+        trace = read_host(name, host_files)
+        found.append(
+            _Trace(
+                host=name,
+                header=trace.header,
+                samples=rows(host_files.trace, HostSample),
+                ranks=rows(host_files.ranks, RankSample),
+                gaps=gaps(trace),
+            )
+        )
+    return [trace for trace in found if trace.samples]
+
+
 def write_openmetrics(run: RunFiles, out: Path) -> Backfilled:
     """Write all trials of `run` that have a trace into `out`, in order of time.
 
@@ -63,10 +91,8 @@ def write_openmetrics(run: RunFiles, out: Path) -> Backfilled:
     records, left_out = _records(run)
     trials = samples = 0
     with out.open("w", encoding="utf-8") as file:
-        for record in records:
-            written = sum(
-                _write_host(file, _label(run, host), record, host) for host in record.hosts
-            )
+        for record, traces in records:
+            written = sum(_write_host(file, _label(run, host), record, host) for host in traces)
             trials += written > 0
             samples += written
         file.write("# EOF\n")
@@ -103,32 +129,31 @@ def import_blocks(
         )
 
 
-def _records(run: RunFiles) -> tuple[list[TrialRecord], list[str]]:
+def _records(run: RunFiles) -> tuple[list[tuple[TrialRecord, list[_Trace]]], list[str]]:
     """Trials with a trace, by the time of its first sample."""
-    found: list[tuple[float, TrialRecord]] = []
+    found: list[tuple[float, TrialRecord, list[_Trace]]] = []
     left_out: list[str] = []
     for trial_id, files in run.trials():
         try:
-            record = load_trial(files)
+            record, traces = load_trial(files), _traces(files)
         except DataError as error:
             left_out.append(f"{trial_id}: {error}")
             continue
-        starts = [host.samples[0].unix_s for host in record.hosts if host.samples]
-        if starts:
-            found.append((min(starts), record))
-    return [record for _, record in sorted(found, key=lambda pair: pair[0])], left_out
+        if traces:
+            found.append((min(trace.samples[0].unix_s for trace in traces), record, traces))
+    ordered = sorted(found, key=lambda each: each[0])
+    return [(record, traces) for _, record, traces in ordered], left_out
 
 
-def _label(run: RunFiles, trace: HostTrace) -> str:
+def _label(run: RunFiles, trace: _Trace) -> str:
     """As a scrape told it; traces of older versions say nothing of it."""
     told = trace.header.get("run")
     return told if isinstance(told, str) else run.root.absolute().name
 
 
-def _write_host(file: TextIO, run: str, record: TrialRecord, trace: HostTrace) -> int:
+def _write_host(file: TextIO, run: str, record: TrialRecord, trace: _Trace) -> int:
     offset_s = next((r.clock_offset_s for r in record.ranks if r.host == trace.host), 0.0)
     history = _History(run, record, trace)
-    cpu = _CpuSeconds(trace.header.get("cores"))
     gauges: dict[str, None] = {}
     written = 0
     last_unix_s = -math.inf
@@ -136,7 +161,7 @@ def _write_host(file: TextIO, run: str, record: TrialRecord, trace: HostTrace) -
         if sample.unix_s <= last_unix_s:
             continue  # the clock was set back: Prometheus takes time in order only
         last_unix_s = sample.unix_s
-        for measure in history.measures(cpu.completed(sample)):
+        for measure in history.measures(sample):
             is_gauge = measure.metric.kind in ("gauge", "info")
             for each in series(measure):
                 name = series_name(each)
@@ -153,7 +178,7 @@ def _write_host(file: TextIO, run: str, record: TrialRecord, trace: HostTrace) -
 class _History:
     """One trial on one host, sample by sample."""
 
-    def __init__(self, run: str, record: TrialRecord, trace: HostTrace) -> None:
+    def __init__(self, run: str, record: TrialRecord, trace: _Trace) -> None:
         self._run, self._trace = run, trace
         self._facts = facts_of(record.trial)
         self._launched_unix_s = (
@@ -167,7 +192,6 @@ class _History:
         self._ranks: dict[float, list[RankSample]] = {}
         for sample in trace.ranks:
             self._ranks.setdefault(sample.unix_s, []).append(sample)
-        self._gaps: list[TraceGap] = sorted(trace.gaps, key=lambda gap: gap.gap_ended_unix_s)
         self._taken = 0
 
     def measures(self, sample: HostSample) -> Iterator[Measure]:
@@ -199,32 +223,10 @@ class _History:
         yield self._of_host("sidecar_watches", 1)
         yield self._of_host("sidecar_samples", self._taken)
         yield self._of_host(
-            "sidecar_restarts", sum(gap.gap_ended_unix_s <= unix_s for gap in self._gaps)
+            "sidecar_restarts", sum(ended <= unix_s for _, ended in self._trace.gaps)
         )
         if isinstance(interval_s, int | float):
             yield self._of_host("sidecar_interval_seconds", interval_s)
 
     def _of_host(self, name: str, value: float, *more: str) -> Measure:
         return Measure(CATALOGUE[f"paceline_{name}"], (self._trace.host, *more), value)
-
-
-class _CpuSeconds:
-    """CPU time by state of traces that have only its shares (before the sidecar wrote both): the
-    shares, added up over time, on all cores."""
-
-    def __init__(self, cores: object) -> None:
-        self._cores = cores if isinstance(cores, int) else None
-        self._seconds = dict.fromkeys(CPU_MODES, 0.0)
-        self._last_unix_s: float | None = None
-
-    def completed(self, sample: HostSample) -> HostSample:
-        """`sample` with its counters; as it is where it has them, or nothing is known."""
-        if sample.cpu_seconds or self._cores is None:
-            return sample
-        if self._last_unix_s is not None:
-            core_seconds = (sample.unix_s - self._last_unix_s) * self._cores
-            for mode in CPU_MODES:
-                percent: float | None = getattr(sample, f"cpu_{mode}_percent")
-                self._seconds[mode] += max(0.0, percent or 0.0) / 100.0 * core_seconds
-        self._last_unix_s = sample.unix_s
-        return dataclasses.replace(sample, cpu_seconds=dict(self._seconds))

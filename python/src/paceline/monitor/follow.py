@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.analysis.communication_times import clock_errors
-from paceline.analysis.phases import communication_waits, mean_over_ranks, mean_step
+from paceline.analysis.phases import mean_over_ranks, mean_step, mean_steps
 from paceline.analysis.reading import (
     RankRecord,
     TrialRecord,
@@ -17,16 +17,19 @@ from paceline.analysis.reading import (
     read_environment,
     read_trial,
 )
-from paceline.analysis.steps import GlobalSteps, global_steps
+from paceline.analysis.steps import GlobalSteps, global_steps, step_table
 from paceline.analysis.stragglers import find_straggler
 from paceline.errors import DataError
 from paceline.monitor.tail import RowTail
 from paceline.monitor.views import HostView, RankView, RunView, TrialView
 from paceline.records.rows import HostSample, Outcome, RankSample, RankStatus, StepRow, TraceGap
+from paceline.records.tables import frame_of
 from paceline.records.typed import document, typed
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import polars as pl
 
     from paceline.plan.trial import Trial
     from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
@@ -55,12 +58,18 @@ class _Rank:
             self._environment = read_environment(self._files)
         return bool(rows)
 
+    @property
+    def last_step(self) -> StepRow | None:
+        return self._steps[-1] if self._steps else None
+
+    def frame(self) -> pl.DataFrame:
+        """Return its last steps."""
+        return frame_of(list(self._steps), StepRow)
+
     def record(self) -> RankRecord:
-        """What is known of it, with its last steps only."""
         return RankRecord(
             rank=self._rank,
             spans=(),
-            steps=tuple(self._steps),
             environment=self._environment,
             status=document(self._files.status, RankStatus),
         )
@@ -125,26 +134,27 @@ class TrialFollower:
 
     def view(self, number: int | None) -> TrialView:
         record = self._record()
-        steps = global_steps(record) if self._all_there(record) else None
+        table = step_table(record, {n: rank.frame() for n, rank in self._ranks.items()})
+        steps = global_steps(record, table) if self._all_there(record) else None
         recent = slice(-_RECENT_STEPS, None)
-        waits = communication_waits(record)
-        means = {r.rank: mean_step(r, waits[r.rank], 0) for r in record.ranks}
+        means = mean_steps(table, 0)
+        last_steps = [step for r in self._ranks.values() if (step := r.last_step) is not None]
         return TrialView(
             trial_id=self.trial.id,
             number=number,
             steps=0 if steps is None or not len(steps.step) else int(steps.step[-1]) + 1,
             steps_planned=self.trial.training.max_steps,
-            epoch=max((r.steps[-1].epoch for r in record.ranks if r.steps), default=None),
+            epoch=max((step.epoch for step in last_steps), default=None),
             samples_per_s=None
             if steps is None or not len(steps.step)
             else float(steps.samples[recent].sum() / max(1e-9, steps.time_s[recent].sum())),
             loss=None if steps is None or not len(steps.loss) else float(steps.loss[-1]),
             rates=_rates(steps),
             losses=() if steps is None else tuple(map(float, steps.loss)),
-            phases=mean_over_ranks([m for r in record.ranks if r.steps for m in [means[r.rank]]]),
-            ranks=tuple(self._rank_view(r, means[r.rank]) for r in record.ranks),
+            phases=mean_over_ranks(list(means.values())),
+            ranks=tuple(self._rank_view(r, mean_step(means, r.rank)) for r in record.ranks),
             hosts=tuple(v for h in self._hosts.values() if (v := h.view()) is not None),
-            straggler=self._find_straggler(record),
+            straggler=self._find_straggler(record, table),
         )
 
     def _record(self) -> TrialRecord:
@@ -154,7 +164,6 @@ class TrialFollower:
             outcome=None,
             result=None,
             ranks=tuple(self._ranks[rank].record() for rank in sorted(self._ranks)),
-            hosts=(),
             command=None,
         )
 
@@ -163,20 +172,21 @@ class TrialFollower:
         return len(record.ranks) == self.trial.placement.ranks
 
     def _rank_view(self, rank: RankRecord, mean: dict[str, float | None]) -> RankView:
-        step_s = sum(v for v in mean.values() if v is not None) if rank.steps else None
+        last = self._ranks[rank.rank].last_step
+        step_s = None if last is None else sum(v for v in mean.values() if v is not None)
         waited = sum(mean[name] or 0.0 for name in ("comm_wait", "bubble"))
         samples = [h.ranks[rank.rank] for h in self._hosts.values() if rank.rank in h.ranks]
         return RankView(
             rank=rank.rank,
             host=rank.host,
             state="starting" if rank.status is None else rank.status.state,
-            steps=rank.steps[-1].step + 1 if rank.steps else 0,
+            steps=0 if last is None else last.step + 1,
             step_s=step_s,
             waiting_share=waited / step_s if step_s and self.trial.placement.ranks > 1 else None,
             sample=max(samples, key=lambda s: s.unix_s, default=None),
         )
 
-    def _find_straggler(self, record: TrialRecord) -> str | None:
+    def _find_straggler(self, record: TrialRecord, table: pl.DataFrame) -> str | None:
         now = time.monotonic()
         if now - self._straggler_found_s < _STRAGGLER_EVERY_S:
             return self._straggler
@@ -184,9 +194,9 @@ class TrialFollower:
             return None
         self._straggler_found_s = now
         found = [
-            f"rank {late.rank} on {late.host} costs {late.loss_share:.0%} of a step"
+            f"rank {late.rank} on {late.host} delays each step by {late.delay_share:.0%}"
             + (f", in {verdict.phase}" if verdict.phase else "")
-            for verdict in find_straggler(record, clock_errors(record))
+            for verdict in find_straggler(record, table, clock_errors(record))
             if verdict.straggler is not None
             for late in verdict.ranks[:1]
         ]

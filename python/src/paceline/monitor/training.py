@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from paceline.records.rows import CommunicationRow
-from paceline.records.typed import rows
+from paceline.records.rows import CommunicationRow, StepRow
+from paceline.records.tables import rows
 from paceline.telemetry.progress import advance, advance_operation
 from paceline.telemetry.ticks import TrainingProgress
 
 if TYPE_CHECKING:
     from paceline.analysis.reading import RankRecord
     from paceline.records.layout import RankFiles
-    from paceline.records.rows import StepRow
 
 
 class RankHistory:
@@ -23,7 +22,7 @@ class RankHistory:
     def __init__(self, record: RankRecord, files: RankFiles, replicas: int) -> None:
         self._replicas = replicas
         self._failed = record.status is not None and record.status.state == "failed"
-        self._steps = sorted(record.steps, key=_step_ended)
+        self._steps = sorted(rows(files.steps, StepRow), key=_step_ended)
         self._operations = sorted(
             rows(files.communication, CommunicationRow), key=lambda row: row.ended_unix_s
         )

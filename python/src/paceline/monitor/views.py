@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paceline.analysis.phases import Phases
+    from paceline.records.phases import Phases
     from paceline.records.rows import HostSample, RankSample
 
 

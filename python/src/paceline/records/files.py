@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import pydantic_core
+
 from paceline.errors import DataError
 
 if TYPE_CHECKING:
@@ -90,6 +92,11 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                     f"{path}:{number}: expected a JSON object, got {type(row).__name__}"
                 )
             yield row
+
+
+def jsonable(value: object) -> Any:
+    """Convert dataclasses and models, also nested ones, to JSON values; NaN becomes null."""
+    return pydantic_core.from_json(pydantic_core.to_json(value, inf_nan_mode="null"))
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:

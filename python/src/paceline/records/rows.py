@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-SCHEMA = 1
+SCHEMA = 2
 
 SpanName = Literal[
     "imports",  # interpreter start to all modules imported
@@ -251,12 +251,12 @@ class HostSample:
     network_received_bytes: int | None
     run_processes: int
     run_cpu_seconds: float  # CPU time since the watch began, ended children included
-    run_cpu_percent: float | None  # percent of one core over the last tick
+    run_cpu_percent: float | None
     run_rss_bytes: int
     run_pss_bytes: int | None  # None on ticks at which it is not read (it is costly)
     run_threads: int
-    run_voluntary_context_switches: int
-    run_involuntary_context_switches: int
+    run_voluntary_context_switches: int | None  # None on ticks at which they are not read
+    run_involuntary_context_switches: int | None
     sidecar_cpu_seconds: float  # the sidecar's own cost, since it started
     sidecar_rss_bytes: int
     cpu_seconds: dict[str, float] = field(default_factory=dict)  # since boot by state, as above
@@ -298,8 +298,8 @@ class RankSample:
     rss_bytes: int
     pss_bytes: int | None
     threads: int
-    voluntary_context_switches: int
-    involuntary_context_switches: int
+    voluntary_context_switches: int | None
+    involuntary_context_switches: int | None
     read_bytes: int | None  # from and to storage
     written_bytes: int | None
     open_files: int | None

@@ -1,19 +1,17 @@
-"""Rows of files as the dataclasses that wrote them.
+"""Read files as the dataclasses that wrote them. Pydantic does the conversion.
 
-Fields that this version does not know are ignored; one that is missing, or nested values of the
-wrong shape, are errors that name the file.
+Unknown fields are ignored. A missing field, or a nested value of the wrong shape, raises an error
+that names the file.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from paceline.errors import DataError
-from paceline.records.files import read_json, read_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -23,55 +21,36 @@ _Row = TypeVar("_Row")
 
 
 def typed(fields: Mapping[str, Any], kind: type[_Row], path: Path) -> _Row:
-    """`fields` as the dataclass `kind`, dataclasses within it too. Raises DataError."""
+    """Convert `fields` to the dataclass `kind`. Raises DataError that names `path`."""
     try:
-        return _build(fields, kind)
-    except (TypeError, AttributeError) as error:
-        raise DataError(f"{path}: expected the fields of {kind.__name__}: {error}") from error
-
-
-def rows(path: Path, kind: type[_Row]) -> tuple[_Row, ...]:
-    """All rows of a file of JSON lines; none where there is no such file."""
-    if not path.exists():
-        return ()
-    return tuple(typed(row, kind, path) for row in read_jsonl(path))
+        return _adapter(kind).validate_python(fields)
+    except ValidationError as error:
+        raise _mismatch(path, kind, error) from error
 
 
 def document(path: Path, kind: type[_Row]) -> _Row | None:
-    """A JSON document; None where there is no such file."""
-    return typed(read_json(path), kind, path) if path.exists() else None
+    """Read a JSON document as `kind`; None where there is no such file.
+
+    Raises DataError if it is damaged.
+    """
+    try:
+        return _adapter(kind).validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise _mismatch(path, kind, error) from error
 
 
-def _build(fields: Mapping[str, Any], kind: type[_Row]) -> _Row:
-    known, nested = _shape(typing.cast("Hashable", kind))
-    values = {name: value for name, value in fields.items() if name in known}
-    for name, build in nested.items():
-        if values.get(name) is not None:
-            values[name] = build(values[name])
-    return kind(**values)
+def _adapter(kind: type[_Row]) -> TypeAdapter[_Row]:
+    return cast("TypeAdapter[_Row]", _adapter_of(cast("Hashable", kind)))
 
 
 @cache
-def _shape(kind: Any) -> tuple[frozenset[str], dict[str, typing.Callable[[Any], Any]]]:
-    """The names of a dataclass's fields, and what builds those that hold dataclasses."""
-    hints = typing.get_type_hints(kind)
-    names = frozenset(f.name for f in dataclasses.fields(kind))
-    nested = {name: build for name in names if (build := _builder(hints[name])) is not None}
-    return names, nested
+def _adapter_of(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
-def _builder(hint: Any) -> typing.Callable[[Any], Any] | None:
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        inner = hint
-        return lambda value: _build(value, inner)
-    parts = typing.get_args(hint)
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        found = [build for part in parts if (build := _builder(part)) is not None]
-        return found[0] if found else None
-    build = _builder(parts[-1]) if origin in (list, dict) else None
-    if build is None:
-        return None
-    if origin is list:
-        return lambda value: [build(item) for item in value]
-    return lambda value: {key: build(item) for key, item in value.items()}
+def _mismatch(path: Path, kind: type[object], error: ValidationError) -> DataError:
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"])) or "the document"
+    return DataError(f"{path}: expected the fields of {kind.__name__}: {where}: {first['msg']}")

@@ -12,7 +12,7 @@ from paceline.report.wording import PHASE_WORDS, listed, milliseconds, number
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline.analysis.communication import Check, TrialCommunication
+    from paceline.analysis.communication import SumCheck, TrialCommunication
     from paceline.analysis.communication_bins import Bin
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.stragglers import Straggling
@@ -48,7 +48,7 @@ def communication(comparison: Comparison, add: Add) -> list[dict[str, Any]]:
 def _way(name: str, profile: TrialCommunication) -> dict[str, Any]:
     return {
         "name": name,
-        "sentences": [straggler_sentence(found) for found in profile.straggling],
+        "sentences": [straggler_sentence(found) for found in profile.stragglers],
         "rows": [(size_words(b), per_step(b, profile), b) for b in profile.bins],
         "facts": [
             clock_sentence(profile),
@@ -59,19 +59,20 @@ def _way(name: str, profile: TrialCommunication) -> dict[str, Any]:
 
 
 def straggler_sentence(found: Straggling) -> str:
-    """Who made the others wait, by how much; or that nobody stands out, and why not."""
+    """Describe the straggler and its delay; or say that there is none, and why."""
     where = "" if found.stage is None else f" of stage {found.stage}"
     if found.straggler is None:
-        costs = [f"rank {r.rank} {milliseconds(r.loss_s.mean)}" for r in found.ranks[:2]]
-        lost = f"; a step, {listed(costs)}" if costs else ""
-        return f"No straggler{where}: {found.reason}{lost}."
+        delays = [f"rank {r.rank} {milliseconds(r.delay_s.mean)}" for r in found.ranks[:2]]
+        shown = f"; straggler delay per step: {listed(delays)}" if delays else ""
+        return f"No straggler{where}: {found.reason}{shown}."
     first = found.ranks[0]
     host = "" if first.host is None else f" on {first.host}"
-    loss = first.loss_s
+    delay = first.delay_s
     sentence = (
-        f"Straggler{where}: rank {first.rank}{host} comes last in {first.last_share:.0%} of the "
-        f"steps and costs all of them {milliseconds(loss.mean)} a step "
-        f"({milliseconds(loss.low)}{DASH}{milliseconds(loss.high)}), {first.loss_share:.1%} of it"
+        f"Straggler{where}: rank {first.rank}{host} is last in {first.last_share:.0%} of the "
+        f"steps and delays each step by {milliseconds(delay.mean)} "
+        f"({milliseconds(delay.low)}{DASH}{milliseconds(delay.high)}), "
+        f"{first.delay_share:.1%} of it"
     )
     if found.phase is not None and found.phase_excess_s is not None:
         more = milliseconds(found.phase_excess_s)
@@ -90,7 +91,7 @@ def clock_sentence(profile: TrialCommunication) -> str:
     )
 
 
-def check_sentence(check: Check) -> str:
+def check_sentence(check: SumCheck) -> str:
     word = "yes" if check.passed else "NO"
     return f"{check.name}: {word}, to {abs(check.difference):.2%} (allowed {check.allowed:.0%})"
 
@@ -122,7 +123,9 @@ def per_step(each: Bin, profile: TrialCommunication) -> dict[str, float | None]:
         "transfer_ms": ms(each.transfer_s),
         "exposed_ms": ms(each.exposed_s),
         "overlapped_ms": ms(each.overlapped_s),
-        "bandwidth": None if each.bandwidth is None else each.bandwidth / 1e9,
+        "bandwidth": None
+        if each.bandwidth_bytes_per_s is None
+        else each.bandwidth_bytes_per_s / 1e9,
     }
 
 

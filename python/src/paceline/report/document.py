@@ -12,8 +12,9 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from paceline.analysis.compare import compare_run
-from paceline.analysis.phases import PHASES
+from paceline.analysis.host_frames import read_series
 from paceline.records.files import write_text
+from paceline.records.phases import PHASES
 from paceline.report import (
     communication,
     compression,
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from paceline.analysis.comparison import Comparison, TrialAnalysis
+    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.records.layout import RunFiles
     from paceline.report.figures import Chart
 
@@ -164,10 +166,12 @@ def _resources(comparison: Comparison, book: ChartBook) -> list[dict[str, Any]]:
 
 
 def _repeat(trial: TrialAnalysis, book: ChartBook) -> dict[str, Any]:
-    more = figures.telemetry_charts(trial)
+    hosts = read_series(trial.record.files)
+    more = figures.telemetry_charts(trial, hosts)
+    charts = figures.resource_charts(trial.record, hosts)
     return {
         "repeat": trial.repeat,
-        "hosts": [(book.add(use), book.add(idle)) for use, idle in figures.resource_charts(trial)],
+        "hosts": [(book.add(use), book.add(idle)) for use, idle in charts],
         "more": [book.add(chart) for chart in more],
         "more_words": wording.listed([_in_sentence(chart.title) for chart in more]) if more else "",
     }
@@ -180,12 +184,7 @@ def _in_sentence(title: str) -> str:
 
 
 def _has_gaps(comparison: Comparison) -> bool:
-    return any(
-        host.gaps
-        for trials in comparison.trials.values()
-        for trial in trials
-        for host in trial.record.hosts
-    )
+    return any(t.usage.sidecar_gaps for trials in comparison.trials.values() for t in trials)
 
 
 def _date(unix_s: float | None) -> str | None:

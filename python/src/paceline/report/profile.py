@@ -36,14 +36,14 @@ _NOT_RECORDED = (
 def profile_view(profile: TrialCommunication) -> RenderableType:
     """One trial: its ranks, its operations, who was late, and whether the sums agree."""
     parts: list[RenderableType] = [Text(_title(profile), style="bold")]
-    if not profile.recorded:
+    if not profile.operations_recorded:
         parts.append(Text(_NOT_RECORDED, style="yellow"))
     parts += [Text("\nA step of each rank, ms"), _rank_table(profile)]
-    if profile.recorded:
+    if profile.operations_recorded:
         heading = "\nOperations in a step of a rank, mean over the ranks; times in ms"
         parts += [Text(heading), _operation_table(profile)]
     parts.append(Text(""))
-    for found in profile.straggling:
+    for found in profile.stragglers:
         style = "bold" if found.straggler is not None else ""
         parts.append(Padding(Text(straggler_sentence(found), style=style), (0, 0, 1, 0)))
     lines = [clock_sentence(profile), *sent_sentences(profile.bins)]
@@ -59,15 +59,15 @@ def overview(profiles: Sequence[TrialCommunication]) -> RenderableType:
     for profile in profiles:
         count = len(profile.ranks)
         named = [
-            f"rank {s.straggler}: {number(1000 * s.ranks[0].loss_s.mean, 2)}"
-            for s in profile.straggling
+            f"rank {s.straggler}: {number(1000 * s.ranks[0].delay_s.mean, 2)}"
+            for s in profile.stragglers
             if s.straggler is not None
         ]
         table.add_row(
-            profile.trial_id,
+            profile.trial,
             _ms(sum(r.step_s for r in profile.ranks) / count),
-            _ms(sum(r.phases["comm_wait"] or 0.0 for r in profile.ranks) / count),
-            _ms(sum(r.phases["comm_transfer"] or 0.0 for r in profile.ranks) / count),
+            _ms(sum(r.phases_s["comm_wait"] or 0.0 for r in profile.ranks) / count),
+            _ms(sum(r.phases_s["comm_transfer"] or 0.0 for r in profile.ranks) / count),
             ", ".join(named) or NOT_MEASURED,
         )
     return table
@@ -75,26 +75,26 @@ def overview(profiles: Sequence[TrialCommunication]) -> RenderableType:
 
 def _title(profile: TrialCommunication) -> str:
     steps = max(rank.steps for rank in profile.ranks)
-    return f"{profile.trial_id}\n{steps} steps after the warm-up, {len(profile.ranks)} ranks"
+    return f"{profile.trial}\n{steps} steps after the warm-up, {len(profile.ranks)} ranks"
 
 
 def _rank_table(profile: TrialCommunication) -> Table:
-    has_bubble = any(rank.phases["bubble"] is not None for rank in profile.ranks)
+    has_bubble = any(rank.phases_s["bubble"] is not None for rank in profile.ranks)
     columns = ["rank", "host", "step", "compute", *(["bubble"] if has_bubble else [])]
     columns += ["waiting", "transfer"]
-    if profile.recorded:
+    if profile.operations_recorded:
         columns += ["over-\nlapped", "be-\ntween"]
     table = _table(*columns)
     for rank in profile.ranks:
-        table.add_row(*_rank_cells(rank, has_bubble, profile.recorded))
+        table.add_row(*_rank_cells(rank, has_bubble, profile.operations_recorded))
     return table
 
 
 def _rank_cells(rank: RankCommunication, has_bubble: bool, recorded: bool) -> list[str]:
     cells = [str(rank.rank), rank.host or NOT_MEASURED, _ms(rank.step_s), _ms(rank.compute_s)]
     if has_bubble:
-        cells.append(_ms(rank.phases["bubble"]))
-    cells += [_ms(rank.phases["comm_wait"]), _ms(rank.phases["comm_transfer"])]
+        cells.append(_ms(rank.phases_s["bubble"]))
+    cells += [_ms(rank.phases_s["comm_wait"]), _ms(rank.phases_s["comm_transfer"])]
     if recorded:
         cells += [_ms(rank.overlapped_s), _ms(rank.between_s)]
     return cells

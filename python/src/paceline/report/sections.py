@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from paceline.analysis.checks import Check
-    from paceline.analysis.comparison import Comparison, TrialAnalysis
+    from paceline.analysis.comparison import Comparison
     from paceline.analysis.row import Row
+    from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.records.rows import RankEnvironment
 
 _CHECK_WORDS = {

@@ -1,63 +1,59 @@
-"""What the report says of the sidecar's own cost: its CPU and memory, and what training noticed."""
+"""Cost of the sidecar in the report: its CPU and memory, and its effect on step times."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.host_curves import sidecar_effects
-from paceline.analysis.usage import risen
+from paceline.analysis.sidecar_effect import sidecar_effects
 from paceline.report import wording
 from paceline.report.labels import short_name
 
 if TYPE_CHECKING:
-    from paceline.analysis.comparison import Comparison, TrialAnalysis
-    from paceline.analysis.host_curves import SidecarEffect
+    from collections.abc import Iterable
+
+    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.sidecar_effect import SidecarEffect
+    from paceline.analysis.trial_analysis import TrialAnalysis
 
 
 def sidecar_cost(comparison: Comparison) -> dict[str, Any] | None:
-    """The dearest sidecar of the run, and sentences on trials with it against trials without.
+    """Return the highest cost of a sidecar in the run, and its effect on step times.
 
     None where there was no sidecar.
     """
     trials = [t for found in comparison.trials.values() for t in found]
-    cores = [v for t in trials if (v := t.usage.sidecar_core_percent) is not None]
-    memory = [v for t in trials if (v := t.usage.sidecar_rss_peak_bytes) is not None]
+    cores = _known(t.usage.sidecar_core_percent for t in trials)
+    memory = _known(t.usage.sidecar_rss_peak_bytes for t in trials)
     if not cores or not memory:
         return None
     effects = sidecar_effects(comparison.trials.values())
     return {
         "core_percent": max(cores),
         "rss_mib": max(memory) / 2**20,
-        "interval_s": _interval_s(trials),
+        "interval_s": min(_known(t.usage.sidecar_interval_s for t in trials), default=None),
         "missed_words": _missed(trials),
         "effects": [_effect(comparison, effect) for effect in effects],
     }
 
 
-def _interval_s(trials: list[TrialAnalysis]) -> float | None:
-    """The shortest of all traces."""
-    headers = [host.header for trial in trials for host in trial.record.hosts if host.samples]
-    found = [float(h["interval_s"]) for h in headers if h.get("interval_s") is not None]
-    return min(found, default=None)
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _missed(trials: list[TrialAnalysis]) -> str:
-    hosts = [host for trial in trials for host in trial.record.hosts if host.samples]
-    samples = sum(len(host.samples) for host in hosts)
-    missed = round(sum(risen(s.sidecar_missed_ticks for s in host.samples) for host in hosts))
-    gaps = sum(len(host.gaps) for host in hosts)
+    samples = sum(t.usage.sidecar_samples for t in trials)
+    missed = sum(t.usage.sidecar_missed_ticks for t in trials)
+    gaps = sum(t.usage.sidecar_gaps for t in trials)
     words = f"It missed {missed} of {samples + missed} samples"
     if gaps:
-        words += f", and died and was started again {gaps} {'time' if gaps == 1 else 'times'}"
+        words += f"; {gaps} {'stretch has' if gaps == 1 else 'stretches have'} no samples"
     return f"{words}."
 
 
 def _effect(comparison: Comparison, effect: SidecarEffect) -> str:
     row = comparison.row(effect.configuration)
     ratio = effect.step_ratio
-    verdict = (
-        "no difference outside the noise" if ratio.contains(1) else "a difference beyond the noise"
-    )
+    verdict = "no significant difference" if ratio.contains(1) else "a significant difference"
     pairs = f"{effect.pairs} {'pair' if effect.pairs == 1 else 'pairs'} of repeats"
     name = f"{row.workload}, {short_name(row, comparison.rows)}"
     return (

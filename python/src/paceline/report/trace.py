@@ -18,20 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 
 from paceline.analysis.communication_rows import load_operations
 from paceline.analysis.communication_times import clock_errors, operation_times
-from paceline.analysis.steps import rows_by_step
+from paceline.analysis.steps import read_steps
 from paceline.errors import UsageError
 from paceline.report.wording import PHASE_WORDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from paceline.analysis.communication_rows import Operations
     from paceline.analysis.communication_times import OperationTimes
     from paceline.analysis.reading import RankRecord, TrialRecord
-    from paceline.records.rows import StepRow
 
 _EXPOSED = "exposed communication"
 _STEPS, _COMMUNICATION = 1, 2  # thread numbers; further lanes of operations follow
@@ -51,17 +51,18 @@ def write_trace(record: TrialRecord, out: Path) -> None:
 def trace_events(record: TrialRecord) -> Iterator[dict[str, Any]]:
     """The events, one rank after the other."""
     operations = load_operations(record)
+    steps = read_steps(record)
     times = None
     if operations is not None and len(operations):
-        times = operation_times(record, operations, clock_errors(record, operations))
-    began_s = _began(record, operations)
+        times = operation_times(steps, operations, clock_errors(record, operations))
+    began_s = _began(steps, operations)
     for rank in record.ranks:
         yield from _names(rank, record.trial.transport)
         ended_s = 0.0
-        for row in rows_by_step(rank).values():
-            # clocks count in quarters of a microsecond this long after 1970
-            started_s = max(ended_s, row.started_unix_s + rank.clock_offset_s - began_s)
-            ended_s = started_s + row.step_s
+        for row in steps.filter(pl.col("rank") == rank.rank).iter_rows(named=True):
+            # unix seconds in a float are exact to a quarter of a microsecond
+            started_s = max(ended_s, row["started_s"] - began_s)
+            ended_s = started_s + row["step_s"]
             yield from _step(rank.rank, row, started_s, ended_s)
         if operations is not None and times is not None:
             yield from _operations(rank.rank, operations, times, began_s)
@@ -86,11 +87,11 @@ def _write(record: TrialRecord, out: Path) -> None:
         raise
 
 
-def _began(record: TrialRecord, operations: Operations | None) -> float:
-    """The earliest time there is: what is near 0 keeps its microseconds in a float."""
-    started = [row.started_unix_s + r.clock_offset_s for r in record.ranks for row in r.steps]
+def _began(steps: pl.DataFrame, operations: Operations | None) -> float:
+    """Return the earliest time: numbers near 0 keep their microseconds in a float."""
+    started = steps["started_s"].to_numpy()
     asked = operations.asked_s if operations is not None else np.zeros(0)
-    return float(min([*started, *([asked.min()] if len(asked) else [])], default=0.0))
+    return min((float(found.min()) for found in (started, asked) if len(found)), default=0.0)
 
 
 def _names(rank: RankRecord, transport: str) -> Iterator[dict[str, Any]]:
@@ -102,10 +103,12 @@ def _names(rank: RankRecord, transport: str) -> Iterator[dict[str, Any]]:
     yield _metadata("thread_name", rank.rank, {"name": name}, _COMMUNICATION)
 
 
-def _step(rank: int, row: StepRow, started_s: float, ended_s: float) -> Iterator[dict[str, Any]]:
+def _step(
+    rank: int, row: Mapping[str, Any], started_s: float, ended_s: float
+) -> Iterator[dict[str, Any]]:
     """The step and its phases, each where it was as far as the row says."""
-    arguments = {"epoch": row.epoch, "samples": row.samples, "loss_sum": row.loss_sum}
-    yield _slice(rank, _STEPS, f"step {row.step}", started_s, ended_s, arguments)
+    arguments = {"epoch": row["epoch"], "samples": row["samples"], "loss_sum": row["loss_sum"]}
+    yield _slice(rank, _STEPS, f"step {row['step']}", started_s, ended_s, arguments)
     free_s = started_s
     for name, at_s, length_s in _places(row, started_s, ended_s):
         begin_s, end_s = max(at_s, free_s), min(at_s + length_s, ended_s)
@@ -114,32 +117,36 @@ def _step(rank: int, row: StepRow, started_s: float, ended_s: float) -> Iterator
             free_s = end_s
 
 
-def _places(row: StepRow, started_s: float, ended_s: float) -> Iterator[tuple[str, float, float]]:
+def _places(
+    row: Mapping[str, Any], started_s: float, ended_s: float
+) -> Iterator[tuple[str, float, float]]:
     """Phase, begin and length, in order.
 
     Known are the step's start and end, and when communication began. What a step does beside its
     phases lies before the forward pass; a pipeline's passes alternate, here they are in a row.
     """
-    comm_s, bubble_s = row.comm_s or 0.0, row.bubble_s or 0.0
-    optimizing_s = ended_s - row.optimizer_s
+    comm_s, bubble_s = row["comm_s"] or 0.0, row["bubble_s"] or 0.0
+    optimizing_s = ended_s - row["optimizer_s"]
     ready_s = optimizing_s - comm_s
     averaged_last = False  # weights, after the optimiser, instead of gradients before it
-    if row.comm_ready_unix_s is not None:
-        known_s = started_s + row.comm_ready_unix_s - row.started_unix_s
-        averaged_last = known_s + comm_s > ended_s - row.optimizer_s / 2
-        optimizing_s = known_s - row.optimizer_s if averaged_last else optimizing_s
+    if row["ready_s"] is not None:
+        known_s = started_s + row["ready_s"] - row["started_s"]
+        averaged_last = known_s + comm_s > ended_s - row["optimizer_s"] / 2
+        optimizing_s = known_s - row["optimizer_s"] if averaged_last else optimizing_s
         ready_s = optimizing_s if averaged_last else known_s
-    at_s = max(started_s + row.data_wait_s, ready_s - row.forward_s - row.backward_s - bubble_s)
-    yield "data_wait", started_s, row.data_wait_s
-    yield "forward", at_s, row.forward_s
-    yield "bubble", at_s + row.forward_s, bubble_s
-    yield "backward", at_s + row.forward_s + bubble_s, row.backward_s
+    at_s = max(
+        started_s + row["data_wait_s"], ready_s - row["forward_s"] - row["backward_s"] - bubble_s
+    )
+    yield "data_wait", started_s, row["data_wait_s"]
+    yield "forward", at_s, row["forward_s"]
+    yield "bubble", at_s + row["forward_s"], bubble_s
+    yield "backward", at_s + row["forward_s"] + bubble_s, row["backward_s"]
     if averaged_last:
-        yield "optimizer", optimizing_s, row.optimizer_s
-        yield _EXPOSED, optimizing_s + row.optimizer_s, comm_s
+        yield "optimizer", optimizing_s, row["optimizer_s"]
+        yield _EXPOSED, optimizing_s + row["optimizer_s"], comm_s
     else:
         yield _EXPOSED, ready_s, comm_s
-        yield "optimizer", optimizing_s, row.optimizer_s
+        yield "optimizer", optimizing_s, row["optimizer_s"]
 
 
 def _operations(

@@ -146,8 +146,8 @@ class Ranks:
             switches=SwitchAccount(
                 self._figures,
                 from_birth=young and before is None,
-                voluntary=before.voluntary_context_switches if before else 0,
-                involuntary=before.involuntary_context_switches if before else 0,
+                voluntary=(before.voluntary_context_switches or 0) if before else 0,
+                involuntary=(before.involuntary_context_switches or 0) if before else 0,
             ),
             io=IoAccount(self._figures, tree.was_there_at_first),
         )

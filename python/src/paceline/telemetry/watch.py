@@ -123,8 +123,8 @@ class Watch:
             self._note_alive(row, deep=row.run_open_files is not None)
         self._switches = SwitchAccount(
             figures,
-            voluntary=row.run_voluntary_context_switches if row else 0,
-            involuntary=row.run_involuntary_context_switches if row else 0,
+            voluntary=(row.run_voluntary_context_switches or 0) if row else 0,
+            involuntary=(row.run_involuntary_context_switches or 0) if row else 0,
         )
         self._io = IoAccount(
             figures,

@@ -17,12 +17,11 @@ from plotly.offline import get_plotlyjs
 from paceline.spec.values import LocalStrategy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numpy.typing import NDArray
 
-    from paceline.analysis.comparison import Comparison, TrialAnalysis
+    from paceline.analysis.comparison import Comparison
     from paceline.analysis.row import Row
+    from paceline.analysis.trial_analysis import TrialAnalysis
 
 _POINTS = 600  # of a curve: more cannot be seen, and would make the page heavy
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B8A900", "#999999")
@@ -100,11 +99,6 @@ def chart(
 
 def first_repeats(comparison: Comparison, workload: str) -> list[tuple[Row, TrialAnalysis]]:
     return [(row, comparison.trials[row.configuration][0]) for row in comparison.rows_of(workload)]
-
-
-def curve(values: Iterable[float | None]) -> NDArray[np.float32]:
-    """A curve's values with gaps where nothing was measured."""
-    return thinned(np.array([np.nan if v is None else v for v in values], dtype=np.float32))
 
 
 def thinned(values: NDArray[Any]) -> NDArray[np.float32]:

@@ -71,8 +71,8 @@ def _add(
 def _part(rank: RankCommunication, name: str) -> float:
     found = {
         "compute": rank.compute_s,
-        "waiting for neighbouring stages": rank.phases["bubble"],
-        "exposed waiting": rank.phases["comm_wait"],
-        "exposed transfer": rank.phases["comm_transfer"],
+        "waiting for neighbouring stages": rank.phases_s["bubble"],
+        "exposed waiting": rank.phases_s["comm_wait"],
+        "exposed transfer": rank.phases_s["comm_transfer"],
     }[name]
     return found or 0.0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from paceline.analysis.phases import PHASES, STEP_PHASES
+from paceline.records.phases import PHASES, STEP_PHASES
 from paceline.report.figures.charts import PHASE_COLOURS, chart, first_repeats
 from paceline.report.labels import short_name
 from paceline.report.wording import PHASE_WORDS
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.analysis.comparison import Comparison
-    from paceline.analysis.phases import Phases
+    from paceline.records.phases import Phases
     from paceline.report.figures.charts import Chart
 
 

@@ -15,8 +15,9 @@ from paceline.report.wording import NOT_MEASURED, with_bounds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.analysis.comparison import Comparison, TrialAnalysis
+    from paceline.analysis.comparison import Comparison
     from paceline.analysis.row import Row
+    from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.report.figures.charts import Chart
 
 

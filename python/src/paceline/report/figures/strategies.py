@@ -5,40 +5,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from paceline.analysis.usage import busy_percent, ram_percent
+from paceline.analysis.host_frames import read_series
 from paceline.report.figures.charts import (
     GREY,
     PALETTE,
     PHASE_COLOURS,
     chart,
     colours,
-    curve,
-    thinned,
 )
-from paceline.report.figures.usage import time_zero
+from paceline.report.figures.usage import times, values
 from paceline.report.labels import local_name, short_name, strategy_name
 from paceline.report.wording import DASH, bounds, place_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.local_global import Elsewhere, LocalGlobal, StrategyLine
-    from paceline.analysis.reading import HostTrace
     from paceline.analysis.row import Row
     from paceline.analysis.statistics import Interval
-    from paceline.records.rows import HostSample
     from paceline.report.figures.charts import Chart
 
-_USES: tuple[tuple[str, Callable[[HostSample], float | None]], ...] = (
-    ("CPU, %", busy_percent),
-    ("RAM, %", ram_percent),
-    ("threads", lambda sample: sample.run_threads),
-)
+_USES = (("CPU, %", "cpu_busy_percent"), ("RAM, %", "ram_percent"), ("threads", "run_threads"))
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS = ("circle", "diamond", "triangle-up", "star", "cross", "x")
 
@@ -53,18 +44,17 @@ def local_use_chart(comparison: Comparison, workload: str, rows: Sequence[Row]) 
     drawn: list[str] = []  # colours; what shares one is told apart by its dashes
     for row in rows:
         trial = comparison.trials[row.configuration][0]
-        host: HostTrace | None = next((h for h in trial.record.hosts if h.samples), None)
+        host = next(iter(read_series(trial.record.files)), None)
         if host is None:
             continue
         colour = palette[row.configuration]
         dash = _DASHES[drawn.count(colour) % len(_DASHES)]
         drawn.append(colour)
-        start = time_zero(trial.record, host)
-        time = thinned(np.array([s.unix_s - start for s in host.samples]))
-        for number, (_, value) in enumerate(_USES, start=1):
+        time = times(trial.record, host)
+        for number, (_, column) in enumerate(_USES, start=1):
             figure.add_scatter(
                 x=time,
-                y=curve([value(s) for s in host.samples]),
+                y=values(host, column),
                 name=local_name(row, comparison.rows),
                 legendgroup=row.configuration,
                 showlegend=number == 1,

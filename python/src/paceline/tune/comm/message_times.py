@@ -17,6 +17,7 @@ from paceline.analysis.communication_bins import BOUNDS_BYTES
 from paceline.analysis.communication_rows import load_operations
 from paceline.analysis.communication_times import clock_errors, operation_times
 from paceline.analysis.reading import load_trial
+from paceline.analysis.steps import read_steps
 from paceline.tune.spaces import repeated
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def bin_times(record: TrialRecord) -> tuple[float | None, ...] | None:
     operations = load_operations(record)
     if operations is None:
         return None
-    times = operation_times(record, operations, clock_errors(record, operations))
+    times = operation_times(read_steps(record), operations, clock_errors(record, operations))
     steady = times.step >= record.trial.training.warmup_steps
     chosen = steady & (operations.payload_bytes > 0) & ~np.isnan(times.transfer_s)
     if not chosen.any():

@@ -1,4 +1,4 @@
-"""Counters become the rates that they rose at; pairs of repeats show the sidecar's effect."""
+"""Pairs of repeats show the effect of the sidecar on step times."""
 
 from __future__ import annotations
 
@@ -8,47 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from paceline.analysis.host_curves import rates, sidecar_effects
+from paceline.analysis.sidecar_effect import sidecar_effects
 from paceline.analysis.statistics import series
-from paceline.analysis.usage import risen
-
-
-@dataclass(frozen=True)
-class _Sample:
-    unix_s: float
-    value: float | None
-
-
-def _rates(*points, seldom=False):
-    samples = [_Sample(unix_s, value) for unix_s, value in points]
-    return rates(samples, lambda s: s.value, seldom=seldom)
-
-
-def test_a_rate_is_the_rise_over_the_time_since_the_sample_before() -> None:
-    assert _rates((10.0, 100), (12.0, 140), (12.5, 140)) == [None, 20.0, 0.0]
-
-
-def test_what_was_not_measured_has_no_rate_and_is_bridged() -> None:
-    assert _rates((0.0, 0), (1.0, None), (4.0, 8)) == [None, None, 2.0]
-
-
-def test_a_counter_that_began_anew_has_no_rate_there() -> None:
-    assert _rates((0.0, 50), (1.0, 10), (2.0, 14)) == [None, None, 4.0]
-
-
-def test_a_sample_at_once_after_another_counts_with_the_next() -> None:
-    assert _rates((0.0, 0), (1.0, 10), (1.001, 11), (2.0, 20)) == [None, 10.0, None, 10.0]
-
-
-def test_a_counter_that_is_seldom_read_rises_from_change_to_change() -> None:
-    points = ((0.0, 5), (1.0, 5), (2.0, 5), (3.0, 35), (4.0, 35))
-    assert _rates(*points, seldom=True) == [None, None, None, 10.0, None]
-    assert _rates(*points) == [None, 0.0, 0.0, 30.0, 0.0]
-
-
-def test_what_the_sidecar_cost_goes_on_after_it_was_started_again() -> None:
-    assert risen([5.0, 6.0, 8.0, 0.5, 1.5]) == pytest.approx(3.0 + 0.5 + 1.0)
-    assert risen([4.0]) == 0
 
 
 @dataclass

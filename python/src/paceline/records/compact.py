@@ -1,0 +1,77 @@
+"""Replace the JSON lines of an ended trial by Parquet files, which are smaller and faster to read.
+
+A kill at any moment loses nothing: the Parquet file gets its name only when it is complete and on
+disk, and only then the JSON lines are deleted. Readers prefer the Parquet file.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from paceline.records.rows import (
+    CommunicationRow,
+    HostSample,
+    RankSample,
+    SampleLogRow,
+    StepRow,
+)
+from paceline.records.tables import parquet_path, read_header, read_table, write_parquet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from paceline.records.layout import TrialFiles
+
+_ATTEMPTS = 3  # for a file that is still growing
+
+
+def compact_trial(files: TrialFiles) -> None:
+    """Compact all rows of a trial that has ended. Files that are already compact are left alone.
+
+    Raises DataError if a row is damaged; the JSON lines are then kept.
+    """
+    for path, kind in _row_files(files):
+        if path.exists():
+            _compact(path, kind)
+
+
+def _row_files(files: TrialFiles) -> Iterator[tuple[Path, type]]:
+    for _, rank in files.ranks():
+        yield rank.steps, StepRow
+        yield rank.communication, CommunicationRow
+        yield rank.sample_log, SampleLogRow
+    for _, host in files.hosts():
+        yield host.trace, HostSample
+        yield host.ranks, RankSample
+
+
+def _compact(path: Path, kind: type) -> None:
+    target = parquet_path(path)
+    if target.exists():  # a compaction was interrupted before it deleted the JSON lines
+        path.unlink()
+        return
+    temporary = path.with_suffix(".parquet.tmp")
+    for _ in range(_ATTEMPTS):
+        size = path.stat().st_size
+        write_parquet(read_table(path, kind), temporary, read_header(path))
+        if path.stat().st_size == size:
+            break
+    else:
+        temporary.unlink()
+        return  # it is still growing, for example by the sidecar of another host
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(target)
+    _sync_folder(path.parent)
+    path.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename durable before anything is deleted."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,67 @@
+"""The phases of a trial and of a step: the one list that every reader of records uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Phases = dict[str, float | None]  # seconds by phase name; None where there is nothing to measure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One phase of a rank's time; `in_step` phases repeat in every step."""
+
+    name: str
+    label: str
+    meaning: str
+    in_step: bool
+
+
+def _phase(name: str, label: str, meaning: str, *, in_step: bool = True) -> Phase:
+    return Phase(name=name, label=label, meaning=meaning, in_step=in_step)
+
+
+# in the order of time
+ALL_PHASES = (
+    _phase("launch", "launch", "launch command to start of the rank's process", in_step=False),
+    _phase("imports", "imports", "interpreter start to all modules imported", in_step=False),
+    _phase(
+        "data_load",
+        "data loading",
+        "opening the data set; in memory mode also decoding it",
+        in_step=False,
+    ),
+    _phase("data_wait", "data wait", "waiting for the batch of a step"),
+    _phase("forward", "forward", "forward pass and loss"),
+    _phase("backward", "backward", "backward pass, until this rank's last gradient is ready"),
+    _phase("bubble", "pipeline bubble", "a pipeline stage waiting for its neighbours"),
+    _phase(
+        "comm_wait",
+        "waiting for the slowest rank",
+        "from this rank's last gradient to the slowest rank's last gradient",
+    ),
+    _phase(
+        "comm_transfer",
+        "gradient averaging",
+        "the rest of the exposed communication: transfer and summation",
+    ),
+    _phase("optimizer", "optimiser", "optimiser step"),
+    _phase(
+        "other",
+        "other",
+        "rendezvous, model building, writing results, and time that no other phase covers",
+    ),
+    _phase(
+        "teardown",
+        "teardown",
+        "end of the rank's work to exit of the launcher",
+        in_step=False,
+    ),
+)
+PHASES = tuple(phase.name for phase in ALL_PHASES)
+STEP_PHASES = tuple(phase.name for phase in ALL_PHASES if phase.in_step)
+LABELS = {phase.name: phase.label for phase in ALL_PHASES}
+# What one rank can measure by itself: waiting and transfer are separated only by comparing ranks.
+RANK_STEP_PHASES = ("data_wait", "forward", "backward", "bubble", "comm", "optimizer", "other")
+# Spans whose time is counted in "other"
+OTHER_SPANS = ("rendezvous", "model_build", "bookkeeping")

@@ -1,0 +1,228 @@
+"""Rows as Polars frames: JSON lines while a trial runs, Parquet after it was compacted.
+
+Callers name the file of JSON lines. If a Parquet file of the same name is beside it, that file is
+complete and is read instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import types
+import typing
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import polars as pl
+
+from paceline.errors import DataError
+from paceline.records.files import read_jsonl
+from paceline.records.typed import typed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from polars._typing import PolarsDataType
+
+_Row = TypeVar("_Row")
+_HEADER = "paceline_header"  # key in the metadata of a Parquet file
+_SIMPLE: dict[Any, PolarsDataType] = {
+    int: pl.Int64,
+    float: pl.Float64,
+    str: pl.String,
+    bool: pl.Boolean,
+}
+
+
+def parquet_path(path: Path) -> Path:
+    """Return the compacted form of the JSON lines file `path`."""
+    return path.with_suffix(".parquet")
+
+
+def has_rows(path: Path) -> bool:
+    """Tell whether the rows of `path` exist in either form."""
+    return path.exists() or parquet_path(path).exists()
+
+
+def read_table(path: Path, kind: type, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """Read the rows of `path` in either form; no rows where there is no file.
+
+    kind: the dataclass of the rows. columns: only these; None reads all.
+    Raises DataError if a row is damaged or lacks a required field.
+    """
+    frame = _read_parquet(path, columns)
+    if frame is not None:
+        return frame
+    if not path.exists():
+        frame = pl.DataFrame(schema=_known_schema(kind))
+    elif schema_of(kind) is None:
+        frame = _frame_of_nested(read_samples(path), kind, path)
+    else:
+        frame = _read_lines(path, kind)
+    return frame if columns is None else frame.select(columns)
+
+
+def rows(path: Path, kind: type[_Row]) -> tuple[_Row, ...]:
+    """Read all rows of `path` in either form as dataclasses; rows of other kinds are skipped."""
+    required = {f.name for f in dataclasses.fields(typing.cast("Any", kind)) if not _has_default(f)}
+    is_trace = "unix_s" in required
+    return tuple(
+        typed({k: v for k, v in row.items() if v is not None or k in required}, kind, path)
+        for row in row_dicts(path)
+        if not is_trace or "unix_s" in row
+    )
+
+
+def row_dicts(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of `path` in either form as dictionaries.
+
+    The header of a trace is a row of its JSON lines, but not of its Parquet file.
+    """
+    frame = _read_parquet(path, None)
+    if frame is not None:
+        for row in frame.iter_rows(named=True):
+            yield {name: _without_nulls(value) for name, value in row.items()}
+    elif path.exists():
+        yield from read_jsonl(path)
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Read the first line of a trace: facts about the host. Empty where there is none."""
+    if parquet_path(path).exists():
+        text = pl.read_parquet_metadata(parquet_path(path)).get(_HEADER, "{}")
+        header: dict[str, Any] = json.loads(text)
+        return header
+    first = next(read_jsonl(path), None) if path.exists() else None
+    return first if first is not None and "unix_s" not in first else {}
+
+
+def read_samples(path: Path) -> list[dict[str, Any]]:
+    """Read the samples of an uncompacted trace; its header and other rows are left out."""
+    return [row for row in read_jsonl(path) if "unix_s" in row]
+
+
+def write_parquet(frame: pl.DataFrame, path: Path, header: dict[str, Any]) -> None:
+    """Write `frame` with its header to `path`."""
+    frame.write_parquet(
+        path, compression="zstd", statistics=False, metadata={_HEADER: json.dumps(header)}
+    )
+
+
+def frame_of(found: Sequence[object], kind: type) -> pl.DataFrame:
+    """Turn dataclasses of `kind` into a frame."""
+    schema = _known_schema(kind)
+    fields = [f.name for f in dataclasses.fields(kind)]
+    return pl.DataFrame([[getattr(row, f) for f in fields] for row in found], schema, orient="row")
+
+
+@cache
+def schema_of(kind: Any) -> dict[str, PolarsDataType] | None:
+    """Return the column types of a dataclass; None where rows differ in nested fields."""
+    types_found = {name: _data_type(hint) for name, hint in typing.get_type_hints(kind).items()}
+    if None in types_found.values():
+        return None
+    return {name: found for name, found in types_found.items() if found is not None}
+
+
+@cache
+def _known_schema(kind: Any) -> dict[str, PolarsDataType]:
+    found = {name: _data_type(hint) for name, hint in typing.get_type_hints(kind).items()}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+@cache
+def _required(kind: Any) -> tuple[str, ...]:
+    """Name the fields that may be neither missing nor null."""
+    hints = typing.get_type_hints(kind)
+    return tuple(
+        field.name
+        for field in dataclasses.fields(kind)
+        if types.NoneType not in typing.get_args(hints[field.name]) and not _has_default(field)
+    )
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    return (
+        field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+    )
+
+
+def _data_type(hint: Any) -> PolarsDataType | None:
+    """Return the column type of a field; None for dictionaries and nested rows."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        kinds = [part for part in parts if part is not types.NoneType]
+        return _data_type(kinds[0])
+    if origin is typing.Literal:
+        return pl.String
+    if origin is list:
+        inner = _data_type(parts[0])
+        return None if inner is None else pl.List(inner)
+    return _SIMPLE.get(hint)
+
+
+def _read_parquet(path: Path, columns: Sequence[str] | None) -> pl.DataFrame | None:
+    try:
+        return pl.read_parquet(
+            parquet_path(path), columns=None if columns is None else list(columns)
+        )
+    except FileNotFoundError:
+        return None
+    except pl.exceptions.PolarsError as error:
+        raise DataError(f"{parquet_path(path)}: not readable as Parquet: {error}") from error
+
+
+def _read_lines(path: Path, kind: type) -> pl.DataFrame:
+    schema = _known_schema(kind)
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]  # the writer may have been killed within the last row
+    try:
+        frame = pl.read_ndjson(io.BytesIO(whole), schema=schema) if whole else None
+    except pl.exceptions.PolarsError:
+        frame = _read_slowly(path, kind)  # NaN is valid here, but not for Polars
+    if frame is None:
+        return pl.DataFrame(schema=schema)
+    return _checked(frame, kind, path)
+
+
+def _read_slowly(path: Path, kind: type) -> pl.DataFrame:
+    """Read line by line: accepts NaN, and names the damaged line."""
+    found = list(read_jsonl(path))
+    try:
+        return pl.DataFrame(found, schema=_known_schema(kind))
+    except (pl.exceptions.PolarsError, TypeError) as error:
+        raise DataError(f"{path}: expected the fields of {kind.__name__}: {error}") from error
+
+
+def _frame_of_nested(found: list[dict[str, Any]], kind: type, path: Path) -> pl.DataFrame:
+    """Turn rows with dictionaries into a frame; a dictionary becomes a struct of all its keys."""
+    schema = _known_schema(kind)
+    names = {f.name for f in dataclasses.fields(kind)}
+    kept = [{k: v for k, v in row.items() if k in names and v not in ({}, [])} for row in found]
+    try:
+        frame = pl.DataFrame(kept, schema_overrides=schema, infer_schema_length=None, strict=False)
+    except (pl.exceptions.PolarsError, TypeError) as error:
+        raise DataError(f"{path}: expected the fields of {kind.__name__}: {error}") from error
+    missing = [pl.lit(None, dtype=kind).alias(n) for n, kind in schema.items() if n not in frame]
+    return _checked(frame.with_columns(missing), kind, path)
+
+
+def _checked(frame: pl.DataFrame, kind: type, path: Path) -> pl.DataFrame:
+    for name in _required(kind):
+        if frame[name].null_count():
+            raise DataError(
+                f"{path}: expected the fields of {kind.__name__}: {name} is missing in row "
+                f"{frame[name].is_null().arg_max()}"
+            )
+    return frame
+
+
+def _without_nulls(value: Any) -> Any:
+    """Drop null entries: a struct has the keys of all rows, and absent fields have defaults."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    return value
