@@ -82,7 +82,7 @@ def test_document_is_replaced_whole_and_leaves_no_temporary(tmp_path):
 def test_failed_write_keeps_the_old_document(tmp_path, monkeypatch):
     path = tmp_path / "doc.json"
     write_json(path, {"a": 1})
-    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "disk full")))
     with pytest.raises(OSError, match="disk full"):
         write_json(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 1}
