@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, TimedOut
-from paceline.monitor.children import guarded
+from paceline.host.processes import guarded
 
 if TYPE_CHECKING:
     from monitoring.pictures.page import Page

@@ -29,7 +29,7 @@ from paceline.data.ingest_tasks import rows_of as write_rows
 from paceline.data.reading import open_feed
 from paceline.data.synth import image_bytes, synthesise
 from paceline.errors import DataError, UsageError
-from paceline.host.tools import find_java
+from paceline.host.java import find_java
 from paceline.plan.schedule import Schedule
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.environment import QUICK_JVM, is_kept
 
+from paceline.host.java import find_java
 from paceline.host.processes import (
     TOKEN_VARIABLE,
     command_line_of,
@@ -25,11 +26,12 @@ from paceline.host.processes import (
     send,
     wait_until,
 )
-from paceline.host.tools import find_java, find_spark
-from paceline.job.options import job_of, parser
+from paceline.job.options import parse_options
+from paceline.job.trial import job_of
 from paceline.launchers import supervise as supervise_module
 from paceline.launchers.diagnosis import diagnose
 from paceline.launchers.registry import launcher_for
+from paceline.launchers.spark.tools import find_spark
 from paceline.launchers.supervise import supervise
 from paceline.records.layout import RunFiles
 from paceline.records.tables import row_dicts
@@ -101,9 +103,16 @@ def spark_submit(*words: str) -> list[str]:
     return [str(find_spark().path / "bin" / "spark-submit"), *words]
 
 
+TORCHRUN = [str(BIN / "torchrun")]
 STARTS = {
     "local": [sys.executable, "-m", "paceline.launchers.local", "--ranks", "2"],
-    "torchrun": [str(BIN / "torchrun"), "--nproc-per-node", "2", "-m", "paceline.launchers.local"],
+    "torchrun": [
+        str(BIN / "torchrun"),
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "paceline.launchers.torchrun",
+    ],
     "mpi": [*MPIRUN, "-n", "2", sys.executable, MPI_JOB],
     "spark": spark_submit("--master", "local[2]", SPARK_JOB, "--ranks", "2"),
 }
@@ -198,7 +207,7 @@ def endless(launcher: str, dataset: Path, out: Path) -> tuple[Trial, TrialFiles]
     """Return a trial that the test ends."""
     words = [*task(dataset, out), "--epochs", "100000", "--no-sidecar"]
     words[words.index("--max-steps") + 1] = "100000"
-    job = job_of(parser("test").parse_args(words), launcher, nodes=1, ranks_per_node=2)
+    job = job_of(parse_options("test", words), launcher, nodes=1, ranks_per_node=2)
     job.files.root.mkdir(parents=True)
     job.files.trial.write_text(job.trial.model_dump_json())
     return job.trial, job.files
@@ -280,7 +289,7 @@ def test_killed_supervisor_leaves_no_process(launcher, dataset, tmp_path):
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from paceline.job.options import read_trial\n"
+        "from paceline.job.trial import read_trial\n"
         "from paceline.launchers.registry import launcher_for\n"
         "from paceline.launchers.supervise import supervise\n"
         "from paceline.records.layout import TrialFiles\n"

@@ -21,7 +21,8 @@ from paceline.host.processes import (
     send,
     wait_until,
 )
-from paceline.job.options import job_of, parser
+from paceline.job.options import parse_options
+from paceline.job.trial import job_of
 from paceline.lab import INTERFACE
 from paceline.launchers import supervise as supervise_module
 from paceline.launchers.diagnosis import diagnose
@@ -152,7 +153,7 @@ def endless(dataset: Path, out: Path) -> tuple[Trial, TrialFiles]:
     """A trial that somebody has to end."""
     words = f"--workload tiny --data {dataset} --out {out} --global-batch 16 --image-size 32"
     words += " --max-steps 100000 --epochs 100000 --no-sidecar --transport mpi --oversubscribe"
-    options = parser("test").parse_args(words.split())
+    options = parse_options("test", words.split())
     job = job_of(options, "spark", nodes=1, ranks_per_node=2)
     job.files.root.mkdir(parents=True)
     job.files.trial.write_text(job.trial.model_dump_json())

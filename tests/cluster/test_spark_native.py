@@ -13,7 +13,8 @@ from tests.environment import is_kept
 from tests.functional.cli_runs import SMALL, Cli, trial
 
 from paceline.host.processes import pids_with_token
-from paceline.job.options import job_of, parser
+from paceline.job.options import parse_options
+from paceline.job.trial import job_of
 from paceline.launchers import supervise as supervise_module
 from paceline.launchers.diagnosis import diagnose
 from paceline.launchers.registry import launcher_for
@@ -101,7 +102,7 @@ def endless(transport, dataset, tmp_path):
     ).split()
     if transport == "spark-rounds":
         words += ["--averaging-period", "100000"]
-    job = job_of(parser("test").parse_args(words), "spark", nodes=1, ranks_per_node=2)
+    job = job_of(parse_options("test", words), "spark", nodes=1, ranks_per_node=2)
     job.files.root.mkdir(parents=True)
     job.files.trial.write_text(job.trial.model_dump_json())
     return job.trial, job.files

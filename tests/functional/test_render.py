@@ -14,7 +14,7 @@ import pytest
 import yaml
 from tests.functional.cli_runs import LIMIT_S, SMALL, Cli, trial
 
-from paceline.host.tools import find_mpirun
+from paceline.launchers.mpi.tools import find_mpirun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,6 +85,7 @@ def test_sbatch_files_train_what_the_spec_says(
         **paceline.environment,
         "PATH": f"{programs}:{paceline.environment['PATH']}",
         "SLURM_JOB_ID": "1",
+        "SLURM_SUBMIT_DIR": str(tmp_path / "jobs"),
     }
     files = sorted((tmp_path / "jobs").glob("*.sbatch"))
     assert len(files) == 2
@@ -113,7 +114,10 @@ def test_the_commands_of_kubernetes_objects_train_what_the_spec_says(
         "/etc/mpi/hostfile": str(hostfile),
     }
     for file in sorted((tmp_path / "jobs").glob("*.yaml")):
-        document = yaml.safe_load(file.read_text("utf-8"))
+        trial_map, document = yaml.safe_load_all(file.read_text("utf-8"))
+        trial_file = tmp_path / "trial.json"
+        trial_file.write_text(trial_map["data"]["trial.json"], "utf-8")
+        here["/etc/paceline/trial.json"] = str(trial_file)
         container = _container(document)
         variables = {each["name"]: each["value"] for each in container["env"]}
         command = [here.get(word, word) for word in container["command"]]

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.unit.analysis import fabricate as fabricator
 
-from paceline.job.options import job_of, parser
+from paceline.job.options import parse_options
+from paceline.job.trial import job_of
 from paceline.plan.trial import Placement, Training, Trial
 from paceline.training.context import RankContext
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from paceline.job.options import Job
+    from paceline.job.trial import Job
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +73,7 @@ def make_context(rank=0, world_size=1, host="alpha", store=None):
 def make_job(tmp_path: Path) -> Callable[..., Job]:
     def make(*words: str, launcher: str = "mpi", ranks: int = 2) -> Job:
         given = ["--workload", "tiny", "--data", str(tmp_path), "--out", str(tmp_path / "run")]
-        options = parser("train.py").parse_args([*given, "--no-sidecar", *words])
+        options = parse_options("train.py", [*given, "--no-sidecar", *words])
         return job_of(options, launcher, nodes=1, ranks_per_node=ranks)
 
     return make

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.job.options import job_of, parser
+from paceline.job.options import parse_options
+from paceline.job.trial import job_of
 from paceline.launchers.diagnosis import diagnose
 from paceline.launchers.registry import launcher_for
 from paceline.launchers.supervise import supervise
@@ -38,8 +39,10 @@ def placed(trial: Trial, launcher: str, where: str) -> Trial:
 
 def main() -> None:
     name, where, outcome = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    options = parser("supervised.py").parse_args(sys.argv[4:])
-    job = job_of(options, name, nodes=2, ranks_per_node=options.ranks_per_node or 1)
+    options = parse_options("supervised.py", sys.argv[4:])
+    job = job_of(
+        options, name, nodes=2, ranks_per_node=options.value("trials", "ranks_per_node") or 1
+    )
     trial = placed(job.trial, name, where)
     job.files.root.mkdir(parents=True)
     job.files.trial.write_text(trial.model_dump_json())

@@ -1,4 +1,4 @@
-"""What /proc is asked, against what this process knows of itself and its children."""
+"""Readings of /proc against facts that this process knows about itself and its children."""
 
 import os
 import subprocess
@@ -7,11 +7,15 @@ import time
 
 from paceline.host.processes import (
     TOKEN_VARIABLE,
+    Process,
     command_line_of,
+    end_processes,
+    guarded,
     is_alive,
     parent_of,
     pids_with_token,
     process_started_unix_s,
+    read_stat,
     wait_until,
 )
 
@@ -71,6 +75,79 @@ def test_token_finds_its_own_and_nobody_else():
         for child in (ours, longer):
             child.kill()
             child.wait()
+
+
+def test_identity_includes_the_start_time():
+    own = Process.current()
+    assert own.pid == os.getpid()
+    assert own.is_alive()
+    assert not Process(own.pid, own.start_ticks - 1).is_alive()
+
+
+def test_identity_of_a_zombie_and_of_an_ended_process_is_not_alive():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    stat = read_stat(child.pid)
+    identity = Process(child.pid, stat.start_ticks)
+    assert identity.is_alive()
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not collected yet
+    assert not identity.is_alive()
+    child.communicate()
+    assert not identity.is_alive()
+
+
+DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); "
+
+
+def test_processes_are_ended_in_order_and_then_by_force():
+    deaf = subprocess.Popen([sys.executable, "-c", DEAF + "time.sleep(60)"], stdout=subprocess.PIPE)
+    assert deaf.stdout.readline() == b"1\n"
+    polite = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    ended.wait()
+    assert end_processes([deaf, polite, ended], 0.5) == [-9, -15, 3]
+    deaf.stdout.close()
+
+
+def assert_ends(pid):
+    assert wait_until(lambda: not is_alive(pid), 10)
+
+
+def start_parent(argv, **settings):
+    """A process that starts `guarded(argv)`, prints its pid after its first line, and waits."""
+    program = (
+        "import subprocess, sys\n"
+        "from paceline.host.processes import guarded\n"
+        f"argv = guarded({argv!r}, **{settings!r})\n"
+        "process = subprocess.Popen(argv, stdout=subprocess.PIPE)\n"
+        "process.stdout.readline()\n"
+        "print(process.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+
+
+def test_guarded_program_ends_with_its_parent():
+    with start_parent(["sh", "-c", "echo 1; exec sleep 60"]) as parent:
+        child = int(parent.stdout.readline())
+        assert is_alive(child)
+        parent.kill()
+    assert_ends(child)
+
+
+def test_guarded_program_that_ignores_sigterm_is_killed():
+    argv = [sys.executable, "-c", DEAF + "time.sleep(60)"]
+    with start_parent(argv, kill_after_s=0.3) as parent:
+        child = int(parent.stdout.readline())
+        parent.kill()
+    assert_ends(child)
+
+
+def test_guard_becomes_the_program():
+    done = subprocess.run(guarded(["echo", "a b"]), capture_output=True, check=True)
+    assert done.stdout == b"a b\n"
 
 
 def test_wait_until_gives_up():

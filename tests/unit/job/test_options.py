@@ -5,18 +5,13 @@ import os
 import pytest
 
 from paceline.errors import EnvironmentLacks, UsageError
-from paceline.job import trial_by_hand as module
-from paceline.job.options import (
-    asked_ranks,
-    check_not_alone,
-    check_world_size,
-    job_of,
-    parser,
-)
+from paceline.job import trial as module
+from paceline.job.options import parse_options
+from paceline.job.trial import asked_ranks, check_not_alone, check_world_size, job_of
 
 
 def options(*words: object):
-    return parser("train.py").parse_args([str(word) for word in words])
+    return parse_options("train.py", [str(word) for word in words])
 
 
 @pytest.fixture
@@ -37,7 +32,7 @@ def test_defaults_are_those_of_a_spec(by_hand, tmp_path):
     assert trial.training.dropout
     assert trial.telemetry.enabled
     assert job.files.root == tmp_path / "run" / "trials" / trial.id
-    assert not job.managed
+    assert not job.supervised
 
 
 def test_every_option_reaches_the_trial(by_hand):
@@ -226,6 +221,22 @@ def test_what_is_missing_is_named():
         job_of(options(), "mpi", nodes=1, ranks_per_node=2)
 
 
+def test_every_key_of_a_trial_is_an_option():
+    given = options(
+        "--stages", "auto", "--split-points", "4,9", "--mpi-parameters", '{"btl": "self"}',
+        "--no-dropout", "--oversubscribe",
+    )  # fmt: skip
+    assert given.tables == {
+        "workloads": {"dropout": False},
+        "trials": {
+            "stages": "auto",
+            "split_points": [4, 9],
+            "mpi_parameters": {"btl": "self"},
+            "oversubscribe": True,
+        },
+    }
+
+
 @pytest.mark.parametrize(
     "words", ["--epochs many", "--no-such 1", "--epoch 1", "--split-points 4,x"]
 )
@@ -256,16 +267,30 @@ def test_trial_file_is_read_as_it_was_written(trial_file):
     job = job_of(asked, "mpi", nodes=1, ranks_per_node=2)
     assert job.trial.training.seed == 3
     assert job.files.root == trial_file.parent
-    assert job.managed
+    assert job.supervised
     assert asked_ranks(asked) == 2
     unstarted = job_of(asked, "mpi", nodes=1, ranks_per_node=None)
     assert unstarted.trial == job.trial
 
 
-def test_trial_file_allows_nothing_beside_it(trial_file):
-    asked = options("--trial", trial_file, "--seed", 4, "--no-sidecar")
-    with pytest.raises(UsageError, match="leave out --seed, --no-sidecar"):
+def test_trial_file_allows_no_other_key(trial_file):
+    asked = options("--trial", trial_file, "--seed", 4, "--no-sidecar", "--global-batch", 8)
+    with pytest.raises(UsageError, match="leave out --seed, --global-batch, --no-sidecar"):
         job_of(asked, "mpi", nodes=1, ranks_per_node=2)
+
+
+def test_trial_file_with_out_is_kept_in_that_run_directory(trial_file, tmp_path):
+    asked = options("--trial", trial_file, "--out", tmp_path / "other", "--repeat", 3)
+    job = job_of(asked, "mpi", nodes=1, ranks_per_node=2)
+    assert not job.supervised
+    assert (job.trial.repeat, job.trial.id[-3:]) == (3, ".r3")
+    assert job.trial.training.seed == 3
+    assert job.files.root == tmp_path / "other" / "trials" / job.trial.id
+
+
+def test_repeat_of_a_trial_file_needs_a_run_directory(trial_file):
+    with pytest.raises(UsageError, match="leave out --repeat"):
+        job_of(options("--trial", trial_file, "--repeat", 1), "mpi", ranks_per_node=2)
 
 
 def test_trial_file_of_another_launcher_is_refused(trial_file):

@@ -9,8 +9,9 @@ import pytest
 
 from paceline.errors import DataError, RankFailed, TimedOut
 from paceline.job import rank as module
-from paceline.job.byhand import prepare
-from paceline.job.rank import RankEnd, is_secondary, run_rank
+from paceline.job.rank import run_rank
+from paceline.job.rank_status import RankEnd, is_secondary
+from paceline.job.run_directory import prepare
 from paceline.transports import PeerLost
 
 
@@ -18,12 +19,12 @@ from paceline.transports import PeerLost
 def run(make_job, job_context, monkeypatch):
     """Run rank 1 with `training` in place of the worker."""
     monkeypatch.setattr(module, "die_with_parent", lambda _parent: None)  # the parent is pytest's
-    monkeypatch.setattr(module, "_LET_THE_CAUSE_SPEAK_S", 0.0)
+    monkeypatch.setattr(module, "_CAUSE_FIRST_S", 0.0)
 
-    def go(training, *, managed=False):
+    def go(training, *, supervised=False):
         job = make_job()
         prepare(job)
-        if managed:
+        if supervised:
             job = dataclasses.replace(job, run=None)
             # pytest's own sys.stderr is not on descriptor 2
             plain = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
@@ -64,7 +65,7 @@ def test_error_of_ours_is_told_without_a_trace(run, capfd):
 
 
 def test_unexpected_error_leaves_its_trace_in_the_log(run, capfd):
-    end, status, job = run(failing(ZeroDivisionError("by zero")), managed=True)
+    end, status, job = run(failing(ZeroDivisionError("by zero")), supervised=True)
     assert end.exit_code == 5
     assert status["error"] == "ZeroDivisionError: by zero"
     log = job.files.rank(1).log.read_text()
@@ -79,7 +80,7 @@ def test_what_c_code_prints_goes_to_the_ranks_log_too(run, capfd):
         os.write(1, b"from below\n")
         os.write(2, b"and beside\n")
 
-    _, _, job = run(training, managed=True)
+    _, _, job = run(training, supervised=True)
     log = job.files.rank(1).log.read_text()
     assert "from below\nand beside\n" in log
     assert "rank 1 of 2 (host here" in log

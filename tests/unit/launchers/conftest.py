@@ -65,7 +65,7 @@ def files(tmp_path: Path) -> TrialFiles:
 
 
 @pytest.fixture
-def tell(files: TrialFiles) -> Callable[..., None]:
+def write_status(files: TrialFiles) -> Callable[..., None]:
     """Write a rank's status."""
 
     def write(rank: int, state: str, error: str | None = None, **changes: Any) -> None:

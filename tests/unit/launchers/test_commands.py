@@ -9,7 +9,7 @@ from paceline.host.tools import Tool
 from paceline.job import checks
 from paceline.launchers.base import Command
 from paceline.launchers.mpi import launcher as mpi
-from paceline.launchers.mpi import mca
+from paceline.launchers.mpi import parameters
 from paceline.launchers.mpi.launcher import hostfile_slots
 from paceline.launchers.registry import launcher_for
 from paceline.launchers.spark import launcher as spark
@@ -77,7 +77,7 @@ def test_torchrun_meets_over_a_file_and_opens_no_port(make_launch_trial, files):
         "--rdzv-id=the-trial", "--rdzv-backend=c10d",
         f"--rdzv-endpoint={files.root}/torchrun.rendezvous",
         "--rdzv-conf=store_type=file", "--local-addr=127.0.0.1",
-        "-m", "paceline.launchers.local", "--trial", str(files.trial),
+        "-m", "paceline.launchers.torchrun", "--trial", str(files.trial),
     )  # fmt: skip
     assert made.environment == {**THREADS, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
@@ -120,7 +120,9 @@ def test_mpi_parameters_become_mca_arguments_before_those_of_the_spec(make_launc
 def test_parameter_that_mpirun_would_pass_over_in_silence_is_refused(
     make_launch_trial, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(mca, "known_parameters", lambda _mpirun: frozenset({"btl_tcp_links"}))
+    monkeypatch.setattr(
+        parameters, "known_parameters", lambda _mpirun: frozenset({"btl_tcp_links"})
+    )
     trial = make_launch_trial("mpi", dataset=str(tmp_path), mpi_parameters={"btl_tpc_links": "2"})
     with pytest.raises(
         EnvironmentLacks, match=r"no parameter btl_tpc_links, did you mean btl_tcp_"
@@ -205,7 +207,7 @@ def test_shell_line_can_be_pasted():
 @pytest.mark.parametrize("launcher", ["local", "torchrun", "mpi", "spark"])
 def test_missing_dataset_is_refused(launcher, make_launch_trial, tmp_path):
     trial = make_launch_trial(launcher, dataset=str(tmp_path / "nothing"))
-    with pytest.raises(EnvironmentLacks, match="nothing: expected a directory"):
+    with pytest.raises(EnvironmentLacks, match="nothing: expected a directory, found none"):
         launcher_for(launcher).preflight(trial)
 
 
@@ -214,7 +216,7 @@ def test_more_threads_than_cores_are_refused_with_both_numbers(
     launcher, make_launch_trial, tmp_path
 ):
     trial = make_launch_trial(launcher, ranks=3, threads=3, dataset=str(tmp_path))
-    with pytest.raises(EnvironmentLacks, match="want 9 cores on a node, there are 8"):
+    with pytest.raises(EnvironmentLacks, match="need 9 cores on a node, there are 8"):
         launcher_for(launcher).preflight(trial)
     shared = make_launch_trial(
         launcher, ranks=3, threads=3, dataset=str(tmp_path), oversubscribe=True
@@ -269,7 +271,10 @@ def test_hostfile_slots_are_read_as_open_mpi_reads_them():
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [("one slots=4\n", "wants 2 nodes, it lists 1"), ("one slots=2\ntwo\n", "1 of its hosts")],
+    [
+        ("one slots=4\n", "at least 2 nodes, found 1"),
+        ("one slots=2\ntwo\n", "1 of its hosts"),
+    ],
 )
 def test_hostfile_with_too_little_room_is_refused(text, complaint, make_launch_trial, tmp_path):
     hostfile = tmp_path / "hosts"

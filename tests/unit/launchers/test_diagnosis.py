@@ -29,25 +29,25 @@ def outcome_of(make_launch_trial, files):
     return diagnosed
 
 
-def test_all_ranks_done_is_ok(outcome_of, tell):
-    tell(0, "done")
-    tell(1, "done")
+def test_all_ranks_done_is_ok(outcome_of, write_status):
+    write_status(0, "done")
+    write_status(1, "done")
     outcome = outcome_of(ended(0))
     assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("ok", 0, None)
     assert (outcome.launched_unix_s, outcome.ended_unix_s) == (100.0, 107.5)
     assert outcome.message is None
 
 
-def test_launcher_that_ends_well_without_all_ranks_is_a_failure(outcome_of, tell):
-    tell(0, "done")
+def test_launcher_that_ends_well_without_all_ranks_is_a_failure(outcome_of, write_status):
+    write_status(0, "done")
     outcome = outcome_of(ended(0))
     assert (outcome.status, outcome.exit_code) == ("failed", 5)
     assert "1 of 2 ranks finished" in outcome.message
 
 
-def test_rank_killed_without_a_word_is_named(outcome_of, tell, files):
-    tell(0, "failed", PEER, secondary=True)
-    tell(1, "running", pid=4711)
+def test_rank_killed_without_a_word_is_named(outcome_of, write_status, files):
+    write_status(0, "failed", PEER, secondary=True)
+    write_status(1, "running", pid=4711)
     files.rank(1).log.write_text("\n".join(f"line {n}" for n in range(50)))
     outcome = outcome_of(ended(137), log="prterun noticed that process rank 1 with PID 4711 on")
     assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("failed", 5, 1)
@@ -58,31 +58,31 @@ def test_rank_killed_without_a_word_is_named(outcome_of, tell, files):
     assert str(files.rank(1).log) in outcome.message
 
 
-def test_rank_seen_dying_is_named_where_the_log_is_silent(outcome_of, tell):
-    tell(0, "running")
-    tell(1, "running")
+def test_rank_seen_dying_is_named_where_the_log_is_silent(outcome_of, write_status):
+    write_status(0, "running")
+    write_status(1, "running")
     assert outcome_of(ended(1, dead_ranks=(1,))).failed_rank == 1
 
 
-def test_own_error_outweighs_peers_that_were_killed_for_it(outcome_of, tell):
-    tell(0, "running")
-    tell(1, "failed", "NameError: name 'x' is not defined")
+def test_own_error_outweighs_peers_that_were_killed_for_it(outcome_of, write_status):
+    write_status(0, "running")
+    write_status(1, "failed", "NameError: name 'x' is not defined")
     outcome = outcome_of(ended(5, dead_ranks=(0,)))
     assert outcome.failed_rank == 1
     assert "NameError" in outcome.message
 
 
-def test_rank_that_only_missed_its_peer_is_never_blamed(outcome_of, tell):
-    tell(0, "failed", PEER, secondary=True)
-    tell(1, "failed", "DataError: photo 3 is damaged")
+def test_rank_that_only_missed_its_peer_is_never_blamed(outcome_of, write_status):
+    write_status(0, "failed", PEER, secondary=True)
+    write_status(1, "failed", "DataError: photo 3 is damaged")
     outcome = outcome_of(ended(5), log="MPI_ABORT was invoked on rank 0 in communicator")
     assert (outcome.failed_rank, outcome.exit_code, outcome.status) == (1, 4, "refused")
     assert "photo 3 is damaged" in outcome.message
 
 
-def test_rank_that_waited_too_long_is_not_the_cause(outcome_of, tell):
-    tell(0, "failed", "TimedOut: waited 30 s for ranks [1]")
-    tell(1, "failed", "EnvironmentLacks: too few cores")
+def test_rank_that_waited_too_long_is_not_the_cause(outcome_of, write_status):
+    write_status(0, "failed", "TimedOut: waited 30 s for ranks [1]")
+    write_status(1, "failed", "EnvironmentLacks: too few cores")
     outcome = outcome_of(ended(6))
     assert (outcome.failed_rank, outcome.exit_code, outcome.status) == (1, 3, "refused")
 
@@ -92,8 +92,8 @@ def test_rank_that_waited_too_long_is_not_the_cause(outcome_of, tell):
     [("UsageError: x", 2), ("DataError: x", 4), ("TimedOut: x", 6), ("ValueError: x", 5),
      ("PacelineError: x", 5), ("ExitCode: x", 5), ("", 5)],
 )  # fmt: skip
-def test_exit_code_is_that_of_the_ranks_error(error, code, outcome_of, tell):
-    tell(0, "failed", error)
+def test_exit_code_is_that_of_the_ranks_error(error, code, outcome_of, write_status):
+    write_status(0, "failed", error)
     assert outcome_of(ended(1)).exit_code == code
 
 
@@ -103,17 +103,17 @@ def test_job_that_refused_before_any_rank_keeps_its_code_and_words(outcome_of):
     assert "  | paceline: world size: expected 2 ranks, got 1" in outcome.message
 
 
-def test_time_limit_says_which_ranks_were_not_done(outcome_of, tell):
-    tell(0, "done")
-    tell(1, "running")
+def test_time_limit_says_which_ranks_were_not_done(outcome_of, write_status):
+    write_status(0, "done")
+    write_status(1, "running")
     outcome = outcome_of(ended(143, timed_out=True))
     assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("timed_out", 6, None)
     assert "limit of 1800 s" in outcome.message
     assert "ranks not done: 1" in outcome.message
 
 
-def test_processes_that_stayed_are_told(outcome_of, tell):
-    tell(0, "running")
+def test_processes_that_stayed_are_told(outcome_of, write_status):
+    write_status(0, "running")
     assert "could not be ended: 7 8" in outcome_of(ended(left_behind=(7, 8))).message
 
 
@@ -139,9 +139,9 @@ def test_log_tail_leaves_out_the_frames_of_torchs_library(tmp_path):
     ]
 
 
-def test_wordless_rank_is_told_in_the_words_of_the_job_script(outcome_of, tell):
-    tell(0, "running")
-    tell(1, "running", pid=4711)
+def test_wordless_rank_is_told_in_the_words_of_the_job_script(outcome_of, write_status):
+    write_status(0, "running")
+    write_status(1, "running", pid=4711)
     log = "paceline: rank 1 of 2 failed: TimedOut: round 3: rank 1 (elsewhere) did not end it"
     outcome = outcome_of(ended(6, dead_ranks=(0,)), log=log)
     assert (outcome.status, outcome.exit_code, outcome.failed_rank) == ("timed_out", 6, 1)

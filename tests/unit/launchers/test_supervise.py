@@ -125,14 +125,16 @@ def test_interrupt_ends_the_whole_tree(files, tmp_path):
     assert [pid for pid in pids_in(pids) if is_alive(pid)] == []
 
 
-def test_dead_rank_ends_a_launcher_that_does_not_notice(files, tell, monkeypatch):
-    monkeypatch.setattr(module, "_LAUNCHER_NOTICES_S", 0.2)
-    monkeypatch.setattr(module, "_LOOK_AT_RANKS_S", 0.1)
+def test_dead_rank_ends_a_launcher_that_does_not_notice(files, write_status, monkeypatch):
+    monkeypatch.setattr(module, "_NOTICE_S", 0.2)
+    monkeypatch.setattr(module, "_STATUS_INTERVAL_S", 0.1)
     gone = subprocess.Popen([sys.executable, "-c", "pass"])
     started = process_started_unix_s(gone.pid)
     gone.wait()
-    tell(0, "running", host=host_name(), process_started_unix_s=process_started_unix_s(os.getpid()))
-    tell(1, "running", host=host_name(), pid=gone.pid, process_started_unix_s=started)
+    write_status(
+        0, "running", host=host_name(), process_started_unix_s=process_started_unix_s(os.getpid())
+    )
+    write_status(1, "running", host=host_name(), pid=gone.pid, process_started_unix_s=started)
 
     monkeypatch.setattr(module, "_living_ranks", lambda _files: set())  # rank 0 is this very test
     ended = supervise(python("import time; time.sleep(300)"), files, limit_s=60)
@@ -141,10 +143,10 @@ def test_dead_rank_ends_a_launcher_that_does_not_notice(files, tell, monkeypatch
     assert ended.exit_status == -signal.SIGTERM
 
 
-def test_rank_on_another_host_is_not_looked_for_here(files, tell, monkeypatch):
-    monkeypatch.setattr(module, "_LAUNCHER_NOTICES_S", 0.1)
-    monkeypatch.setattr(module, "_LOOK_AT_RANKS_S", 0.1)
-    tell(0, "running", host="elsewhere", pid=2**22 + 1)
+def test_rank_on_another_host_is_not_looked_for_here(files, write_status, monkeypatch):
+    monkeypatch.setattr(module, "_NOTICE_S", 0.1)
+    monkeypatch.setattr(module, "_STATUS_INTERVAL_S", 0.1)
+    write_status(0, "running", host="elsewhere", pid=2**22 + 1)
     ended = supervise(python("import time; time.sleep(0.8)"), files, limit_s=60)
     assert ended.exit_status == 0
     assert ended.dead_ranks == ()
@@ -180,11 +182,13 @@ def test_killed_supervisor_takes_the_launcher_along(files, tmp_path):
         time.sleep(0.02)
 
 
-def test_rank_that_dies_after_another_gave_its_reason_is_not_called_dead(files, tell, monkeypatch):
-    monkeypatch.setattr(module, "_LAUNCHER_NOTICES_S", 0.2)
-    monkeypatch.setattr(module, "_LOOK_AT_RANKS_S", 0.1)
-    tell(0, "failed", "TimedOut: rank 0: a collective did not end")
-    tell(1, "running", host=host_name(), pid=2**22 + 1)
+def test_rank_that_dies_after_another_gave_its_reason_is_not_called_dead(
+    files, write_status, monkeypatch
+):
+    monkeypatch.setattr(module, "_NOTICE_S", 0.2)
+    monkeypatch.setattr(module, "_STATUS_INTERVAL_S", 0.1)
+    write_status(0, "failed", "TimedOut: rank 0: a collective did not end")
+    write_status(1, "running", host=host_name(), pid=2**22 + 1)
     ended = supervise(python("import time; time.sleep(300)"), files, limit_s=60)
     assert ended.dead_ranks == ()
     assert ended.exit_status == -signal.SIGTERM

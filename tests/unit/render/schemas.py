@@ -6,7 +6,7 @@ Written down from the types of the operators, every object closed, so that a mis
   api/v1beta2/sparkapplication_types.go (and the CRD that controller-gen makes of it)
 - MPIJob v2beta1: https://github.com/kubeflow/mpi-operator,
   manifests/base/kubeflow.org_mpijobs.yaml, pkg/apis/kubeflow/v2beta1/types.go
-- Job, pod templates, volumes: Kubernetes API reference, batch/v1 and core/v1
+- Job, pod templates, volumes, ConfigMap: Kubernetes API reference, batch/v1 and core/v1
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ _VOLUMES = {
                 {"name": _STRING, "emptyDir": _closed({"medium": {"enum": ["", "Memory"]}})},
                 "name",
                 "emptyDir",
+            ),
+            _closed(
+                {"name": _STRING, "configMap": _closed({"name": _NAME}, "name")},
+                "name",
+                "configMap",
             ),
         ]
     },
@@ -195,4 +200,22 @@ JOB = _object(
     ),
 )
 
-BY_KIND = {"MPIJob": MPI_JOB, "SparkApplication": SPARK_APPLICATION, "Job": JOB}
+CONFIG_MAP = _closed(
+    {
+        "apiVersion": {"const": "v1"},
+        "kind": {"const": "ConfigMap"},
+        "metadata": _METADATA,
+        "data": _STRING_MAP,
+    },
+    "apiVersion",
+    "kind",
+    "metadata",
+    "data",
+)
+
+BY_KIND = {
+    "MPIJob": MPI_JOB,
+    "SparkApplication": SPARK_APPLICATION,
+    "Job": JOB,
+    "ConfigMap": CONFIG_MAP,
+}

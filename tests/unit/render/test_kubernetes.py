@@ -11,8 +11,9 @@ import yaml
 from tests.unit.render.schemas import BY_KIND
 
 from paceline.plan.planning import plan_trials
+from paceline.plan.trial import Trial
+from paceline.render.files import Places
 from paceline.render.kubernetes import KubernetesSettings, object_name, render_kubernetes
-from paceline.render.places import Places
 from paceline.spec.loading import parse_spec
 
 _SETTINGS = KubernetesSettings(
@@ -65,8 +66,14 @@ def _objects(text: str, settings: KubernetesSettings = _SETTINGS):
 
 def _of_kind(kind: str):
     documents, _ = _objects(_TWO_NODES)
-    (found,) = [objects for objects in documents.values() if objects[0]["kind"] == kind]
-    return found
+    (found,) = [objects for objects in documents.values() if objects[1]["kind"] == kind]
+    trial_map, *objects = found
+    assert trial_map["kind"] == "ConfigMap"
+    return objects
+
+
+def _shipped(objects) -> Trial:
+    return Trial.model_validate_json(objects[0]["data"]["trial.json"])
 
 
 @pytest.mark.parametrize(
@@ -112,8 +119,32 @@ def test_an_mpi_job_has_a_worker_a_node_and_a_slot_a_rank() -> None:
     assert command[:3] == ["mpirun", "-n", "6"]
     assert command[command.index("--map-by") + 1] == "ppr:3:node"
     assert command[command.index("btl_tcp_if_include") + 1] == "eth0"
-    assert command[command.index("--data") + 1] == "/shared/data/tiny"
-    assert command[-2:] == ["--repeat", "0"]
+    assert command[-6:] == [
+        "--trial", "/etc/paceline/trial.json", "--out", "/shared/runs/x", "--repeat", "0",
+    ]  # fmt: skip
+    for pod in (worker, launcher):
+        spec = pod["template"]["spec"]
+        assert {"name": "trial", "mountPath": "/etc/paceline"} in spec["containers"][0][
+            "volumeMounts"
+        ]
+        (volume,) = [v for v in spec["volumes"] if v["name"] == "trial"]
+        assert volume["configMap"]["name"] == _maps()["mpi"]["metadata"]["name"]
+
+
+def _maps():
+    documents, _ = _objects(_TWO_NODES)
+    return {_shipped(objects).launcher: objects[0] for objects in documents.values()}
+
+
+def test_the_shipped_trial_is_the_planned_one_with_the_data_of_the_cluster() -> None:
+    documents, _ = _objects(_TWO_NODES)
+    planned = {trial.configuration: trial for trial in _trials(_TWO_NODES) if trial.repeat == 0}
+    for objects in documents.values():
+        shipped = _shipped(objects)
+        assert shipped.training.dataset == "/shared/data/tiny"
+        training = shipped.training.model_copy(update={"dataset": "/data"})
+        same = shipped.model_copy(update={"training": training})
+        assert same == planned[shipped.configuration]
 
 
 def test_a_spark_application_has_an_executor_a_node_with_room_beside_the_jvm() -> None:
@@ -127,8 +158,9 @@ def test_a_spark_application_has_an_executor_a_node_with_room_beside_the_jvm() -
     assert spec["sparkConf"]["spark.dynamicAllocation.enabled"] == "false"
     assert "spark.driver.host" not in spec["sparkConf"]  # that of a local master
     assert not {"spark.executor.instances", "spark.executor.cores"} & set(spec["sparkConf"])
-    arguments = spec["arguments"]
-    assert arguments[arguments.index("--ranks-per-node") + 1] == "1"
+    assert _maps()["spark"]["data"]["trial.json"]
+    assert spec["arguments"][:2] == ["--trial", "/etc/paceline/trial.json"]
+    assert {"name": "trial", "mountPath": "/etc/paceline"} in spec["driver"]["volumeMounts"]
 
 
 def test_images_volume_and_namespace_are_the_clusters_own() -> None:
@@ -137,6 +169,8 @@ def test_images_volume_and_namespace_are_the_clusters_own() -> None:
     for objects in documents.values():
         for each in objects:
             assert each["metadata"]["namespace"] == "training"
+            if each["kind"] == "ConfigMap":
+                continue
             text = yaml.safe_dump(each)
             assert "image: registry.example/paceline" in text
             assert "claimName: volume" in text
@@ -162,12 +196,12 @@ targets_dir = "/shared/targets"
     documents, left_out = _objects(_TWO_NODES + seen)
     assert left_out == []
     for objects in documents.values():
-        text = yaml.safe_dump(objects[0])
-        for word in ("--telemetry-listen-host", "0.0.0.0", "9464", "/shared/targets"):
-            assert word in text
+        telemetry = _shipped(objects).telemetry
+        assert (telemetry.listen_host, telemetry.listen_port) == ("0.0.0.0", 9464)
+        assert telemetry.targets_dir == "/shared/targets"
     hidden = seen + 'bearer_token_file = "/etc/token"\ntextfile_dir = "/shared/text"\n'
     documents, left_out = _objects(_TWO_NODES + hidden)
     assert documents == {}
     assert {each.reason for each in left_out} == {
-        "pods see nothing but /shared of [telemetry] bearer_token_file = '/etc/token'"
+        "pods see only /shared, not [telemetry] bearer_token_file = '/etc/token'"
     }

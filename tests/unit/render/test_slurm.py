@@ -6,7 +6,8 @@ import shlex
 import subprocess
 
 from paceline.plan.planning import plan_trials
-from paceline.render.places import Places
+from paceline.plan.trial import Trial
+from paceline.render.files import Places
 from paceline.render.slurm import SlurmSettings, render_slurm
 from paceline.spec.loading import parse_spec
 
@@ -42,7 +43,6 @@ trial_s = 601
 _SETTINGS = SlurmSettings(
     places=Places(run_dir="/scratch/my runs", data_dir="/data"),
     python="/opt/my python/bin/python",
-    mpi_script="/opt/jobs/mpi-jobs/train.py",
 )
 
 
@@ -52,8 +52,16 @@ def _rendered(text: str = _SPEC):
     return {file.name: file.text for file in rendered}, left_out
 
 
+def _trial(launcher: str, text: str = _SPEC) -> Trial:
+    """The trial that is shipped beside the sbatch file."""
+    files = _rendered(text)[0]
+    (found,) = [t for name, t in files.items() if f".{launcher}." in name and ".json" in name]
+    return Trial.model_validate_json(found)
+
+
 def _one(launcher: str, text: str = _SPEC) -> str:
-    (found,) = [t for name, t in _rendered(text)[0].items() if f".{launcher}." in name]
+    files = _rendered(text)[0]
+    (found,) = [t for name, t in files.items() if f".{launcher}." in name and ".sbatch" in name]
     return found
 
 
@@ -63,7 +71,9 @@ def _options(text: str) -> dict[str, str]:
 
 
 def test_bash_accepts_every_file() -> None:
-    for text in _rendered()[0].values():
+    scripts = [text for name, text in _rendered()[0].items() if name.endswith(".sbatch")]
+    assert len(scripts) == 3
+    for text in scripts:
         subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=10)
 
 
@@ -77,10 +87,11 @@ def test_an_mpi_trial_asks_for_its_nodes_ranks_and_threads() -> None:
     words = _command(text)
     assert words[:2] == ["srun", "--mpi=pmix"]
     assert "/opt/my python/bin/python" in words
-    assert words[words.index("--ranks") + 1] == "6"
-    assert words[words.index("--interface") + 1] == "ib0"
     assert words[words.index("--out") + 1] == "/scratch/my runs"
-    assert words[words.index("--data") + 1] == "/data/tiny"
+    trial = _trial("mpi")
+    assert words[words.index("--trial") + 1] == f"$SLURM_SUBMIT_DIR/{trial.configuration}.json"
+    assert (trial.placement.ranks, trial.interface) == (6, "ib0")
+    assert trial.training.dataset == "/data/tiny"
 
 
 def test_repeats_are_an_array_of_which_one_runs_at_a_time() -> None:
@@ -113,17 +124,23 @@ def _command(text: str) -> list[str]:
     return shlex.split(text.rpartition("\n\n")[2].replace("\\\n", " "))
 
 
-def test_the_sidecar_is_told_all_that_the_spec_says_of_it() -> None:
-    said = """
+def test_trial_has_the_settings_of_the_sidecar(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = """
 [telemetry]
 listen_host = "0.0.0.0"
 listen_port = 9464
 tls_certificate = "/etc/my certificates/host.pem"
 tls_key = "/etc/my certificates/host.key"
+textfile_dir = "text"
 """
     for launcher in ("local", "mpi", "torchrun"):
-        words = _command(_one(launcher, _SPEC + said))
-        assert words[words.index("--telemetry-listen-host") + 1] == "0.0.0.0"
-        assert words[words.index("--telemetry-listen-port") + 1] == "9464"
-        key = words[words.index("--telemetry-tls-key") + 1]
-        assert key == "/etc/my certificates/host.key"
+        telemetry = _trial(launcher, _SPEC + settings).telemetry
+        assert (telemetry.listen_host, telemetry.listen_port) == ("0.0.0.0", 9464)
+        assert telemetry.tls_key == "/etc/my certificates/host.key"
+        assert telemetry.textfile_dir == str(tmp_path / "text")  # a job may start anywhere
+
+
+def test_mca_parameters_reach_srun_as_variables() -> None:
+    text = _SPEC.replace("ranks_per_node = 3", 'ranks_per_node = 3\nmpi_parameters = {pml = "^x"}')
+    assert "\nexport OMPI_MCA_pml='^x'\n" in _one("mpi", text)

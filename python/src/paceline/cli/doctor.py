@@ -7,23 +7,15 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.data.catalogue import default_cache_dir
-from paceline.errors import EnvironmentLacks
 from paceline.host.cgroups import read_limits
 from paceline.host.machine import machine_facts, package_versions, torch_cuda
-from paceline.host.tools import (
-    Tool,
-    find_java,
-    find_mpirun,
-    find_spark,
-    find_torchrun,
-    mpi_mismatch,
-)
+from paceline.host.tools import Finding
+from paceline.launchers.registry import launcher_findings
 
 # Tensors of two trials of the largest workload (VGG16: weights and gradient, 537 MB each) and its
 # images.
@@ -38,19 +30,6 @@ _IMPORT_LIMIT_S = 120.0
 _ATTACH_LIMIT_S = 30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """The result of one examination; `why` says where it was found, or how to get it."""
-
-    what: str
-    ok: bool
-    found: str
-    why: str
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 def examine() -> list[Finding]:
     """Examine everything that a trial may need. This changes nothing."""
     facts = machine_facts()
@@ -61,11 +40,7 @@ def examine() -> list[Finding]:
         _limits(),
         _shared_memory(),
         _python(),
-        _tool("Open MPI", find_mpirun),
-        _mpi4py(),
-        _tool("Java", find_java),
-        _tool("Spark", find_spark),
-        _tool("torchrun", find_torchrun),
+        *launcher_findings(),
         _disk(),
     ]
 
@@ -179,27 +154,6 @@ def _import_fault(module: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return None if ended.returncode == 0 else ended.stderr.strip().rpartition("\n")[2]
-
-
-def _tool(what: str, find: Callable[[], Tool]) -> Finding:
-    try:
-        tool = find()
-    except EnvironmentLacks as error:
-        return Finding(what=what, ok=False, found="missing", why=str(error))
-    return Finding(what=what, ok=True, found=tool.version, why=f"{tool.why}: {tool.path}")
-
-
-def _mpi4py() -> Finding:
-    try:
-        mismatch = mpi_mismatch(find_mpirun())
-    except EnvironmentLacks:
-        return Finding(what="mpi4py", ok=False, found="no mpirun", why="see Open MPI above")
-    return Finding(
-        what="mpi4py",
-        ok=mismatch is None,
-        found=package_versions().get("mpi4py", "missing"),
-        why=mismatch or "loads the same MPI library as mpirun",
-    )
 
 
 def _disk() -> Finding:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.plan.trial import Trial
-    from paceline.render.places import LeftOut, Rendered
+    from paceline.render.files import LeftOut, Rendered
     from paceline.spec import Experiment
 
 
@@ -82,8 +82,7 @@ def _cores(text: str) -> int:
 
 
 def _slurm(arguments: argparse.Namespace) -> int:
-    from paceline.host.tools import job_script
-    from paceline.render.places import Places
+    from paceline.render.files import Places
     from paceline.render.slurm import SlurmSettings, render_slurm
 
     experiment, trials = _planned(arguments)
@@ -91,7 +90,6 @@ def _slurm(arguments: argparse.Namespace) -> int:
     settings = SlurmSettings(
         places=Places(run_dir=run_dir, data_dir=arguments.data_dir),
         python=arguments.python or sys.executable,
-        mpi_script=str(job_script("mpi-jobs", "train.py")),
     )
     for dataset in sorted({settings.places.dataset(trial) for trial in trials}):
         if not Path(dataset).exists():
@@ -105,8 +103,8 @@ def _slurm(arguments: argparse.Namespace) -> int:
 
 
 def _kubernetes(arguments: argparse.Namespace) -> int:
+    from paceline.render.files import Places
     from paceline.render.kubernetes import MOUNT, KubernetesSettings, render_kubernetes
-    from paceline.render.places import Places
 
     experiment, trials = _planned(arguments)
     settings = KubernetesSettings(

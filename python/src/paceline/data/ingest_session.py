@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from paceline.errors import DataError, EnvironmentLacks, UsageError
-from paceline.host.tools import find_java
+from paceline.host.java import find_java
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

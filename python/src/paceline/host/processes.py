@@ -1,59 +1,102 @@
-"""Processes of this host as /proc tells of them: who lives, since when, who belongs to a trial.
+"""Processes of this host, from /proc: identity, parents, command lines, and their orderly end.
 
-A trial's processes are found by a token in their environment, as Jenkins' ProcessTreeKiller does:
-unlike a process group or a walk over parents it finds those that made a session of their own
-(mpirun's ranks) and those whose parent has died.
+The processes of a trial carry a token in their environment, as with Jenkins' ProcessTreeKiller.
+Unlike a process group or a walk over parents, a token also finds processes that started a session
+of their own (mpirun's ranks) and processes whose parent has died.
 """
 
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
 import signal
+import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+from paceline.host import exec_guarded
 
-# Set by `supervise` for the launcher; inherited by everything it starts on this host.
-TOKEN_VARIABLE = "PACELINE_TRIAL_TOKEN"  # noqa: S105  (marks processes, opens nothing)
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterable, Sequence
+
+# The supervisor sets it for the launcher; everything that the launcher starts here inherits it.
+TOKEN_VARIABLE = "PACELINE_TRIAL_TOKEN"  # noqa: S105  (marks processes, gives no access)
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_START_TIME_FIELD = 22  # proc_pid_stat(5), counted from 1
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# A start time is computed from two clocks; a tick is 10 ms.
-_SAME_START_S = 1.0
+# A start time in seconds is computed from two clocks; a tick is 10 ms.
+_START_TOLERANCE_S = 1.0
+_KILL_S = 5.0
 
 
-def _stat_fields(pid: int) -> list[str] | None:
-    """Fields 3 and up of /proc/<pid>/stat; the name before them may hold anything."""
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """The fields of /proc/PID/stat (proc_pid_stat(5)) that identify a process."""
+
+    state: str
+    parent: int
+    start_ticks: int  # clock ticks since boot
+
+    @property
+    def is_running(self) -> bool:
+        """False for a zombie: it has ended, and its parent has not collected it yet."""
+        return self.state not in "ZX"
+
+    @property
+    def started_unix_s(self) -> float:
+        """Return the start time, to about 10 ms."""
+        since_boot_s = self.start_ticks / _TICKS_PER_S
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s)
+
+
+def read_stat(pid: int) -> Stat | None:
+    """Read /proc/PID/stat; None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    return text.rpartition(")")[2].split()
+    # The second field is the program's name in brackets and may contain blanks and brackets.
+    fields = text.rpartition(")")[2].split()
+    return Stat(state=fields[0], parent=int(fields[1]), start_ticks=int(fields[19]))
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """The identity of a process: its start time tells it from a later process with its pid."""
+
+    pid: int
+    start_ticks: int
+
+    @classmethod
+    def current(cls) -> Process:
+        stat = read_stat(os.getpid())
+        assert stat is not None, "this process exists"
+        return cls(os.getpid(), stat.start_ticks)
+
+    def is_alive(self) -> bool:
+        stat = read_stat(self.pid)
+        return stat is not None and stat.is_running and stat.start_ticks == self.start_ticks
 
 
 def process_started_unix_s(pid: int) -> float | None:
-    """When `pid` was started, to about 10 ms; None if there is no such process."""
-    fields = _stat_fields(pid)
-    if fields is None:
-        return None
-    since_boot_s = int(fields[_START_TIME_FIELD - 3]) / _TICKS_PER_S
-    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s)
+    """Return when `pid` was started, to about 10 ms; None if there is no such process."""
+    stat = read_stat(pid)
+    return None if stat is None else stat.started_unix_s
 
 
 def parent_of(pid: int) -> int | None:
-    """The parent's pid; None if there is no such process."""
-    fields = _stat_fields(pid)
-    return None if fields is None else int(fields[1])
+    """Return the parent's pid; None if there is no such process."""
+    stat = read_stat(pid)
+    return None if stat is None else stat.parent
 
 
 def command_line_of(pid: int) -> list[str]:
-    """The arguments `pid` was started with; [] if there is no such process."""
+    """Return the arguments that `pid` was started with; [] if there is no such process."""
     try:
         raw = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -62,18 +105,17 @@ def command_line_of(pid: int) -> list[str]:
 
 
 def is_alive(pid: int, started_unix_s: float | None = None) -> bool:
-    """Whether `pid` runs: a zombie does not, nor does a later process with a reused pid."""
-    fields = _stat_fields(pid)
-    if fields is None or fields[0] in "ZX":
+    """Return whether `pid` runs and, if a start time is given, is the process started then."""
+    stat = read_stat(pid)
+    if stat is None or not stat.is_running:
         return False
     if started_unix_s is None:
         return True
-    now_started = process_started_unix_s(pid)
-    return now_started is not None and abs(now_started - started_unix_s) < _SAME_START_S
+    return abs(stat.started_unix_s - started_unix_s) < _START_TOLERANCE_S
 
 
 def pids_with_token(token: str) -> set[int]:
-    """Living processes of ours that carry `token`."""
+    """Return the running processes of this user that carry `token`."""
     wanted = f"{TOKEN_VARIABLE}={token}".encode()
     found = set()
     for entry in Path("/proc").iterdir():
@@ -82,21 +124,21 @@ def pids_with_token(token: str) -> set[int]:
         try:
             environment = (entry / "environ").read_bytes()
         except OSError:
-            continue  # gone meanwhile, or another user's
+            continue  # it has ended meanwhile, or belongs to another user
         if wanted in environment.split(b"\0") and is_alive(int(entry.name)):
             found.add(int(entry.name))
     return found - {os.getpid()}
 
 
 def send(pids: Iterable[int], signal_number: signal.Signals) -> None:
-    """Signal each of `pids` that is still there."""
+    """Signal each of `pids` that still exists."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal_number)
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float, poll_s: float = 0.05) -> bool:
-    """Poll `condition` for at most `limit_s`; whether it came true."""
+    """Poll `condition` for at most `limit_s`; return whether it became true."""
     deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline:
@@ -105,10 +147,34 @@ def wait_until(condition: Callable[[], bool], limit_s: float, poll_s: float = 0.
     return True
 
 
+def end_processes(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> list[int]:
+    """Send SIGTERM to every process, and SIGKILL to those that still run after `grace_s`.
+
+    Return the exit statuses.
+    """
+    for process in processes:
+        process.terminate()  # does nothing if it has ended
+    wait_until(lambda: all(p.poll() is not None for p in processes), grace_s)
+    for process in processes:
+        process.kill()
+    return [process.wait(timeout=_KILL_S) for process in processes]
+
+
+def guarded(argv: Sequence[str], kill_after_s: float | None = None) -> list[str]:
+    """Return a command that becomes `argv` and gets SIGTERM when the calling thread ends.
+
+    kill_after_s: send SIGKILL if it still runs that long after the end of this process.
+    """
+    limit = "" if kill_after_s is None else f":{kill_after_s:g}"
+    # The source instead of the path: the package may be in an archive.
+    guard = [sys.executable, "-I", "-S", "-c", inspect.getsource(exec_guarded)]
+    return [*guard, f"{os.getpid()}{limit}", *argv]
+
+
 def die_with_parent(parent: int, signal_number: signal.Signals = signal.SIGKILL) -> None:
     """Have the kernel signal this process when the thread that started it ends (prctl(2)).
 
-    parent: the pid it must have; if that one died before the call, this process ends at once.
+    parent: the expected pid of the parent; if it has died already, this process ends at once.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0)
     if os.getppid() != parent:

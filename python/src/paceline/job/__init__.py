@@ -1,4 +1,50 @@
-"""What a job script does with its ranks: options, rendezvous, one rank from start to end.
+"""The job side of a launcher: what runs in the processes that a launcher starts.
 
-Between `report` and the layers below: `launch` starts job scripts, and they come here.
+A launcher has two sides. The command side (`paceline.launchers.base.Launcher`) turns a trial into a
+command. The job side is the program of that command. It finds out rank and peers and calls the one
+worker. This is the interface for the job side, the same for built-in and third-party launchers:
+
+1. `parse_job(NAME, PROG)` reads the command line: `--trial trial.json`, or all options by hand.
+2. `prepare(job)` makes the trial's directory. Call it in one process, before any rank starts.
+3. Start `job.trial.placement.ranks` processes. `Job` can be pickled and sent to them.
+4. In the process of rank 0, `address = listen_on(job.trial.interface)` opens the rendezvous socket.
+   Send `address.host` and `address.port` to the other ranks; they need a
+   `StoreAddress(host=…, port=…)`. Rank 0 keeps its own `address`, which has the open socket.
+5. In every rank, `rank_context(rank, hosts, address)` is its place among its peers, where `hosts`
+   has the host name of every rank, by rank. `run_rank(job, context)` then trains and returns a
+   `RankEnd`; it writes the rank's status and never raises.
+6. `trial_end(job, ends)` picks the end that stands for the trial: the rank that failed first.
+   `finish(job, end)` records it. `end.exit_code` is the program's exit code.
+7. `run_guarded(main)` runs the program and turns a PacelineError into a message and an exit code.
+
+`paceline.launchers.local` is the shortest example; CONTRIBUTING.md explains how to add a launcher.
 """
+
+from paceline.job.context import nodes_of, rank_context
+from paceline.job.failure import trial_end
+from paceline.job.messages import run_guarded, say
+from paceline.job.rank import run_rank
+from paceline.job.rank_status import RankEnd
+from paceline.job.rendezvous import check_reachable, close_listener, listen_on
+from paceline.job.run_directory import finish, prepare
+from paceline.job.trial import Job, parse_job
+from paceline.training.context import RankContext, StoreAddress
+
+__all__ = [
+    "Job",
+    "RankContext",
+    "RankEnd",
+    "StoreAddress",
+    "check_reachable",
+    "close_listener",
+    "finish",
+    "listen_on",
+    "nodes_of",
+    "parse_job",
+    "prepare",
+    "rank_context",
+    "run_guarded",
+    "run_rank",
+    "say",
+    "trial_end",
+]

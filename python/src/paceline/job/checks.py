@@ -1,4 +1,4 @@
-"""What every launcher checks of a machine before it starts anything."""
+"""Checks of this machine that every launcher makes before it starts anything."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 def check_dataset(dataset: str) -> None:
-    """Raise EnvironmentLacks if a data set on a local path is not there."""
+    """Raise EnvironmentLacks if a data set on a local path is missing."""
     if "://" in dataset and not dataset.startswith("file://"):
-        return  # on a remote store: opening it tells
+        return  # on a remote store; opening it shows
     path = Path(dataset.removeprefix("file://"))
     if not path.is_dir():
         raise EnvironmentLacks(
-            f"data set {path}: expected a directory, there is none here; make one with "
+            f"data set {path}: expected a directory, found none; make one with "
             "`paceline data ingest IMAGES_DIR OUT_DATASET`, or correct the path"
         )
 
 
 def check_cores(trial: Trial, cores: int | None = None) -> None:
-    """Raise EnvironmentLacks if this node has fewer cores than the trial's ranks want."""
+    """Raise EnvironmentLacks if this node has fewer cores than the trial's ranks need."""
     cores = usable_cores() if cores is None else cores
     place = trial.placement
     if place.core_budget is not None and place.core_budget > cores:
@@ -35,7 +35,7 @@ def check_cores(trial: Trial, cores: int | None = None) -> None:
         )
     if place.cores_per_node > cores and not place.oversubscribe:
         raise EnvironmentLacks(
-            f"{trial.id}: {place.ranks_per_node} ranks of {place.threads_per_rank} thread(s) want "
+            f"{trial.id}: {place.ranks_per_node} ranks of {place.threads_per_rank} thread(s) need "
             f"{place.cores_per_node} cores on a node, there are {cores} here; use fewer ranks or "
             "threads, or set oversubscribe (--oversubscribe) to share cores on purpose"
         )

@@ -1,7 +1,8 @@
-"""The variables that every launcher sets alike, because left alone they disagree.
+"""Environment variables that every launcher sets to the same values.
 
-Spark sets OMP_NUM_THREADS to spark.task.cpus, torchrun to 1, mpirun not at all. The worker sets
-and checks its threads itself; these are for libraries that read them before the worker runs.
+Their own defaults differ: Spark sets OMP_NUM_THREADS to spark.task.cpus, torchrun to 1, mpirun not
+at all. The worker sets and checks its threads itself; the variables are for libraries that read
+them earlier.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
 
-# Set by the runner to the name of the host that it watches itself, for the ranks there.
+# The runner sets it to the name of its own host, where it starts the sidecar itself.
 SIDECAR_HOST_VARIABLE = "PACELINE_SIDECAR_HOST"
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -22,8 +23,8 @@ THREAD_VARIABLES = (
 
 
 def rank_environment(trial: Trial) -> dict[str, str]:
-    """Sizes of thread pools for every rank, and output that reaches the log when it is written."""
-    threads = str(trial.threads_per_worker)  # replicas in threads have a pool each
+    """Return the sizes of thread pools for every rank, and the setting for unbuffered output."""
+    threads = str(trial.threads_per_worker)  # every replica in a thread has a pool of its own
     return {
         **dict.fromkeys(THREAD_VARIABLES, threads),
         "OMP_DYNAMIC": "FALSE",

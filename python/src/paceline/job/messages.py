@@ -1,4 +1,4 @@
-"""What a job script says on standard error, and how an error becomes its exit code."""
+"""Messages of a job script on standard error, and its exit code after an error."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def say(text: str) -> None:
-    """One message of ours on standard error, at once."""
+    """Print one message on standard error and flush it."""
     print(f"paceline: {text}", file=sys.stderr, flush=True)
 
 
 def rank_failed_line(rank: int, ranks: int, error: str) -> str:
-    """The line by which `launch` knows the failed rank (launch.base.OWN_FAILURE)."""
+    """Return the line from which the launcher's log shows the failed rank (OWN_FAILURE)."""
     return f"rank {rank} of {ranks} failed: {error}"
 
 
 def run_guarded(main: Callable[[], int]) -> int:
-    """Run a job script's `main`; a user's mistake is told without a stack trace."""
+    """Run a job script's `main` and return its exit code; a PacelineError gets no stack trace."""
     warnings.showwarning = _show_warning
     try:
         return main()
@@ -34,9 +34,9 @@ def run_guarded(main: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         say("interrupted")
         return ExitCode.INTERRUPTED
-    except Exception as error:  # noqa: BLE001  (the last resort; the trace goes to the log)
+    except Exception as error:  # noqa: BLE001  (the stack trace goes to the log)
         traceback.print_exc()
-        say(f"unexpected {type(error).__name__}: {error}; the trace above tells where")
+        say(f"unexpected {type(error).__name__}: {error}; see the stack trace above")
         return ExitCode.RANK_FAILED
 
 
@@ -48,6 +48,6 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    del filename, lineno, file, line  # our warnings are about the machine, not about a line
+    del filename, lineno, file, line  # our warnings are about the machine, not about a line of code
     if issubclass(category, PacelineWarning):
         say(f"warning: {message}")

@@ -13,20 +13,18 @@ from paceline.errors import EnvironmentLacks, ExitCode, PacelineError, TimedOut
 from paceline.host.processes import die_with_parent
 from paceline.job.checks import check_dataset
 from paceline.job.messages import rank_failed_line, say
-from paceline.job.rank_status import RankEnd, RankStatusFile, is_secondary, log_of, terminated
+from paceline.job.rank_status import RankEnd, RankStatusFile, log_of, terminated
 from paceline.job.sidecars import host_sidecar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.job.options import Job
+    from paceline.job.trial import Job
     from paceline.training.context import RankContext
 
-__all__ = ["RankEnd", "check_shared", "is_secondary", "run_rank"]
-
-# A rank that only misses a peer ends later than that peer, so that launchers, which report and
-# act upon the first end, see the cause first.
-_LET_THE_CAUSE_SPEAK_S = 2.0
+# A rank that only lost a peer ends later than that peer. Launchers report and act on the first end,
+# so they see the cause first.
+_CAUSE_FIRST_S = 2.0
 
 
 def run_rank(
@@ -36,18 +34,19 @@ def run_rank(
     *,
     parent_is_launcher: bool = True,
 ) -> RankEnd:
-    """Train as one rank and leave its status; never raises a PacelineError or Exception.
+    """Train as one rank and write its status; never raises a PacelineError or Exception.
 
-    watched_pids: roots of this node's process trees, for a sidecar that has to be started here.
-    parent_is_launcher: then this rank does not outlive it; a shell, though, may well end first.
+    watched_pids: roots of the process trees on this node that a sidecar observes, if this rank has
+    to start one. parent_is_launcher: this rank ends with its parent process; False if that is a
+    shell, which may end first.
     """
     if parent_is_launcher:
         die_with_parent(os.getppid())
     end = _run(job, context, watched_pids)
     if end.secondary:
-        time.sleep(_LET_THE_CAUSE_SPEAK_S)
-    if job.managed and end.error is not None and not end.secondary:
-        # the rank's own log has it already; this is for the launcher's
+        time.sleep(_CAUSE_FIRST_S)
+    if job.supervised and end.error is not None and not end.secondary:
+        # The rank's own log has this line already; this one is for the launcher's log.
         say(rank_failed_line(end.rank, job.trial.placement.ranks, end.error))
     return end
 
@@ -63,7 +62,7 @@ def _run(job: Job, context: RankContext, watched_pids: Sequence[int]) -> RankEnd
                 _train(job, context)
         except PacelineError as error:
             return status.failed(error)
-        except Exception as error:  # noqa: BLE001  (told in the log and in the status)
+        except Exception as error:  # noqa: BLE001  (the log and the status report it)
             traceback.print_exc()
             return status.failed(error)
         status.write("done")
@@ -74,28 +73,28 @@ def _run(job: Job, context: RankContext, watched_pids: Sequence[int]) -> RankEnd
 def _train(job: Job, context: RankContext) -> None:
     from paceline.training.resources import apply_resources  # noqa: PLC0415
 
-    if job.trial.placement.nodes > 1 or not job.managed:
-        check_dataset(job.trial.training.dataset)  # else the launcher has looked on this node
+    if job.trial.placement.nodes > 1 or not job.supervised:
+        check_dataset(job.trial.training.dataset)  # else preflight has checked it on this node
     apply_resources(context, job.trial)
-    # Only now: it imports torch, which reads what apply_resources sets.
+    # The worker imports torch, which reads the settings of apply_resources at its import.
     from paceline.worker.worker import train  # noqa: PLC0415
 
     train(job.trial, context, job.files)
 
 
 def check_shared(job: Job, host: str) -> None:
-    """Raise EnvironmentLacks if the trial is not to be seen from this host."""
+    """Raise EnvironmentLacks if the trial's directory cannot be seen from this host."""
     if not job.files.trial.exists():
         raise EnvironmentLacks(
-            f"host {host}: expected {job.files.trial}, there is none: the run directory "
+            f"host {host}: expected {job.files.trial}, found none: the run directory "
             "must be on storage that all nodes share, under the same path"
         )
 
 
 @contextmanager
 def _time_limit(job: Job, status: RankStatusFile) -> Iterator[None]:
-    """By hand nobody else minds `limits.trial_s`: say so and end, which ends the other ranks."""
-    if job.managed:
+    """Enforce `limits.trial_s` where no supervisor does; the end of this rank ends the others."""
+    if job.supervised:
         yield
         return
     limit_s = job.trial.limits.trial_s

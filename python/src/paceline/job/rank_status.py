@@ -1,4 +1,4 @@
-"""What a rank says of itself while it runs: its status, its log, and how it ended."""
+"""The status, the log and the end of one rank."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from paceline.job.options import Job
+    from paceline.job.trial import Job
     from paceline.records.layout import RankFiles
     from paceline.training.context import RankContext
 
-# What collectives raise when the other end has gone: the cause lies on another rank.
+# Messages of collectives whose peer has closed the connection: the cause is on another rank.
 _PEER_GONE = (
     "connection reset by peer", "connection closed by peer", "connection refused", "broken pipe",
     "socket closed", "peer closed", "connection was likely closed",
@@ -34,16 +34,16 @@ _PEER_GONE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """How a rank ended; error is None if it is done."""
+    """The end of a rank; error is None if it is done."""
 
     rank: int
     exit_code: int
     error: str | None = None
-    secondary: bool = False
+    secondary: bool = False  # the error only says that a peer left
 
 
 def is_secondary(error: BaseException) -> bool:
-    """Whether an error, or what caused it, only says that a peer went away."""
+    """Return whether an error, or its cause, only says that a peer left."""
     seen: BaseException | None = error
     while seen is not None:
         if type(seen).__name__ == "PeerLost" or isinstance(seen, ConnectionError):
@@ -55,11 +55,11 @@ def is_secondary(error: BaseException) -> bool:
 
 
 class RankStatusFile:
-    """`status.json` of one rank, replaced as it goes."""
+    """The file `status.json` of one rank, replaced at every change."""
 
     def __init__(self, job: Job, context: RankContext) -> None:
         self._files: RankFiles = job.files.rank(context.rank)
-        self._managed = job.managed
+        self._supervised = job.supervised
         self._ranks = job.trial.placement.ranks
         self._row = RankStatus(
             rank=context.rank,
@@ -78,7 +78,7 @@ class RankStatusFile:
         pid: int | None = None,
         started_unix_s: float | None = None,
     ) -> None:
-        """pid, started_unix_s: where they are not those of this process."""
+        """Write the status; pid, started_unix_s: if they are not those of this process."""
         row = dataclasses.replace(self._row, state=state, error=error, secondary=secondary)
         if pid is not None:
             row = dataclasses.replace(row, pid=pid)
@@ -87,13 +87,13 @@ class RankStatusFile:
         write_json(self._files.status, dataclasses.asdict(row))
 
     def log(self, what: str) -> None:
-        """A line in the rank's log, so that its end tells something; nothing by hand."""
-        if self._managed:
+        """Write a line to the rank's log, so that a tail of the log is never empty."""
+        if self._supervised:
             row = self._row
             say(f"rank {row.rank} of {self._ranks} (host {row.host}, pid {row.pid}) {what}")
 
     def failed(self, error: Exception) -> RankEnd:
-        """Say why this rank failed, in its status and on standard error."""
+        """Report why this rank failed, in its status and on standard error."""
         text, secondary = error_text(error), is_secondary(error)
         self.write("failed", text, secondary=secondary)
         if secondary:
@@ -110,9 +110,9 @@ class RankStatusFile:
 
 @contextmanager
 def terminated(status: RankStatusFile) -> Iterator[None]:
-    """On SIGTERM, write that this rank was asked to end, and end at once.
+    """Write on SIGTERM that this rank was ended from outside, and end at once.
 
-    At once: an orderly exit would wait for threads that wait for peers.
+    An orderly exit would wait for threads that wait for peers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals
@@ -131,11 +131,11 @@ def terminated(status: RankStatusFile) -> Iterator[None]:
 
 @contextmanager
 def log_of(job: Job, context: RankContext) -> Iterator[None]:
-    """Under `paceline run`, output goes to the rank's log; by hand it stays on the terminal.
+    """Redirect output to the rank's log under `paceline run`; else it stays on the terminal.
 
-    Descriptors 1 and 2 themselves, so that what C libraries print comes along.
+    Descriptors 1 and 2 themselves are replaced, so that the output of C libraries is included.
     """
-    if not job.managed:
+    if not job.supervised:
         yield
         return
     path = job.files.rank(context.rank).log

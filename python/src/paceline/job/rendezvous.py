@@ -1,4 +1,4 @@
-"""Where ranks meet: a socket that rank 0 binds to one address before anybody is told of it."""
+"""The socket of the rendezvous: rank 0 binds it to one address and then publishes the address."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _BACKLOG = 1024
 
 
 def interface_address(interface: str) -> str:
-    """The IPv4 address of a network interface, by its name as `ip addr` shows it.
+    """Return the IPv4 address of a network interface, by its name as `ip addr` shows it.
 
-    Raises EnvironmentLacks, with the interfaces that exist, if it has none.
+    Raises EnvironmentLacks, with the existing interfaces, if it has none.
     """
     request = struct.pack(f"{_IFNAMSIZ}s16x", interface.encode()[: _IFNAMSIZ - 1])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -40,7 +40,7 @@ def interface_address(interface: str) -> str:
 
 
 def listen_on(interface: str) -> StoreAddress:
-    """Bind and listen on a free port of the interface's address, and nowhere else.
+    """Listen on a free port of the interface's address only.
 
     The caller owns `listen_fd`. Raises EnvironmentLacks if the interface has no address.
     """
@@ -53,18 +53,17 @@ def listen_on(interface: str) -> StoreAddress:
 
 
 def close_listener(address: StoreAddress) -> None:
-    """Give up a socket that turned out not to be needed."""
+    """Close a socket that is not needed after all."""
     if address.listen_fd is not None:
         with suppress(OSError):
             socket.socket(fileno=address.listen_fd).close()
 
 
 def check_reachable(interface: str, hosts: Iterable[str]) -> None:
-    """Raise EnvironmentLacks if ranks on several hosts were to talk over loopback."""
+    """Raise EnvironmentLacks if ranks on several hosts would communicate over loopback."""
     names = sorted(set(hosts))
     if len(names) > 1 and interface == LOOPBACK:
         raise EnvironmentLacks(
-            f"ranks are on {len(names)} hosts ({', '.join(names)}) but would talk over "
-            f"{interface!r}, which joins none of them; name the interface between them with "
-            "[network] interface or --interface"
+            f"ranks are on {len(names)} hosts ({', '.join(names)}), which {interface!r} does not "
+            "connect; name the interface between them with [network] interface or --interface"
         )

@@ -15,7 +15,7 @@ from paceline.telemetry.facts import facts_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.job.options import Job
+    from paceline.job.trial import Job
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.spec.models import TelemetrySettings

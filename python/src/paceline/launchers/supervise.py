@@ -1,4 +1,8 @@
-"""Runs a launcher to its end, whatever that end is, and leaves none of its processes behind."""
+"""Run the processes of a trial to their end and leave none of them behind.
+
+`wait_for_end` is the only loop that watches ranks. `paceline run` uses it for the launcher's
+process, the local launcher for its ranks, and a Spark task for the mpirun that it started.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,15 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.host import exec_guarded
 from paceline.host.machine import host_name
 from paceline.host.processes import (
     TOKEN_VARIABLE,
+    end_processes,
+    guarded,
     is_alive,
     pids_with_token,
     send,
@@ -24,32 +27,42 @@ from paceline.host.processes import (
 from paceline.records.statuses import read_statuses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from paceline.launchers.base import Command
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import RankStatus
 
 _POLL_S = 0.1
-_LOOK_AT_RANKS_S = 0.5
-# How long a launcher has to notice by itself that one of its ranks failed: mpirun takes some 0.1 s,
-# torchrun's agent polls every 0.1 s, Spark's task fails with its worker's socket.
-_LAUNCHER_NOTICES_S = 4.0
-# mpirun sends its ranks SIGKILL 1 s after SIGTERM; Spark's shutdown hooks stop the context.
+_STATUS_INTERVAL_S = 0.5
+# Time for a launcher to notice by itself that one of its ranks failed: mpirun takes about 0.1 s,
+# torchrun's agent polls every 0.1 s, a Spark task fails with its worker's socket.
+_NOTICE_S = 4.0
+# mpirun sends SIGKILL to its ranks 1 s after SIGTERM; Spark's shutdown hooks stop the context.
 _TERMINATION_S = 5.0
 _KILL_S = 5.0
 
 
+@dataclass(slots=True, kw_only=True)
+class Watched:
+    """The reason why `wait_for_end` returned; all empty if the processes ended by themselves."""
+
+    ended_by_itself: bool = False
+    timed_out: bool = False
+    missing_ranks: tuple[int, ...] = ()  # did not start within their limit
+    dead_ranks: tuple[int, ...] = ()  # ended without a status before any rank gave a reason
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How the launcher ended."""
+    """The end of a launcher."""
 
-    exit_status: int  # of the launcher's process; negative: by that signal
+    exit_status: int  # of the launcher's process; negative: it was ended by that signal
     launched_unix_s: float
     ended_unix_s: float
     timed_out: bool
-    dead_ranks: tuple[int, ...] = ()  # died without a word while it ran, before any gave a reason
-    left_behind: tuple[int, ...] = ()  # pids that outlived even SIGKILL
+    dead_ranks: tuple[int, ...] = ()  # see Watched
+    left_behind: tuple[int, ...] = ()  # pids that SIGKILL did not end
 
 
 def supervise(
@@ -61,107 +74,119 @@ def supervise(
 ) -> Ended:
     """Run `command` with its output in `files.launcher_log` until it ends, or for `limit_s`.
 
-    When a rank of this host dies and the launcher does not end by itself, it is ended. In any
-    case, an exception or KeyboardInterrupt included, no process of the trial on this host is left.
+    If a rank of this host dies and the launcher does not end by itself, the launcher is ended. No
+    process of the trial is left on this host, not even after an exception or KeyboardInterrupt.
     on_started gets the launcher's pid; what it starts is not part of the trial.
     """
     token = secrets.token_hex(8)
     launched_unix_s = time.time()
     process = _start(command, files, token)
-    watch = _Watch(process, files, time.monotonic() + limit_s)
     try:
         on_started(process.pid)
-        watch.until_end()
+        watched = wait_for_end([process], files, limit_s=limit_s)
         ended_unix_s = time.time()
     finally:
-        left = _end_all(process, files, token)
+        left_behind = _end_all(process, files, token)
     return Ended(
         exit_status=process.returncode,
         launched_unix_s=launched_unix_s,
-        ended_unix_s=ended_unix_s if watch.ended_by_itself else time.time(),
-        timed_out=watch.timed_out,
-        dead_ranks=watch.dead_ranks,
-        left_behind=tuple(sorted(left)),
+        ended_unix_s=ended_unix_s if watched.ended_by_itself else time.time(),
+        timed_out=watched.timed_out,
+        dead_ranks=watched.dead_ranks,
+        left_behind=tuple(sorted(left_behind)),
     )
 
 
+def wait_for_end(
+    processes: Sequence[subprocess.Popen[bytes]],
+    files: TrialFiles,
+    *,
+    limit_s: float,
+    start_limit_s: float | None = None,
+    ranks: int = 0,
+    notice_s: float | None = None,
+) -> Watched:
+    """Wait until all processes have ended, or until the caller has to end them.
+
+    That is the case after `limit_s`, if not all `ranks` have started within `start_limit_s`, and
+    `notice_s` after a process or a rank failed. Ends nothing itself.
+    """
+    notice_s = _NOTICE_S if notice_s is None else notice_s
+    watched = Watched()
+    started = time.monotonic()
+    next_look, trouble_since = started, None
+    while not _all_ended(processes):
+        now = time.monotonic()
+        if now - started > limit_s:
+            watched.timed_out = True
+            return watched
+        trouble = any(p.returncode for p in processes)
+        if now >= next_look:
+            next_look = now + _STATUS_INTERVAL_S
+            statuses = read_statuses(files)
+            if start_limit_s is not None and now - started > start_limit_s:
+                watched.missing_ranks = _missing(statuses, ranks)
+                if watched.missing_ranks:
+                    return watched
+            trouble = _look_for_failures(statuses, watched) or trouble
+        if trouble or trouble_since is not None:
+            trouble_since = trouble_since or now
+            if now - trouble_since > notice_s:
+                return watched
+    watched.ended_by_itself = True
+    return watched
+
+
+def _all_ended(processes: Sequence[subprocess.Popen[bytes]]) -> bool:
+    """Wait a moment for the first process that still runs; return whether none does."""
+    running = [p for p in processes if p.poll() is None]
+    if not running:
+        return True
+    try:
+        running[0].wait(timeout=_POLL_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return len(running) == 1
+
+
+def _missing(statuses: Sequence[RankStatus], ranks: int) -> tuple[int, ...]:
+    started = {status.rank for status in statuses}
+    return tuple(rank for rank in range(ranks) if rank not in started)
+
+
+def _look_for_failures(statuses: Sequence[RankStatus], watched: Watched) -> bool:
+    """Note the ranks that died here; return whether any rank failed."""
+    failed = [s for s in statuses if s.state == "failed"]
+    # Spark kills the other tasks of a stage as soon as one of them has failed with a reason.
+    if not watched.dead_ranks and all(s.secondary for s in failed):
+        watched.dead_ranks = tuple(s.rank for s in statuses if _runs_here(s) and not _lives(s))
+    return bool(failed or watched.dead_ranks)
+
+
+def _runs_here(status: RankStatus) -> bool:
+    return status.state == "running" and status.host == host_name()
+
+
+def _lives(status: RankStatus) -> bool:
+    return is_alive(status.pid, status.process_started_unix_s)
+
+
 def _start(command: Command, files: TrialFiles, token: str) -> subprocess.Popen[bytes]:
-    guard = [sys.executable, "-I", "-S", str(Path(exec_guarded.__file__)), str(os.getpid())]
     files.root.mkdir(parents=True, exist_ok=True)
     with files.launcher_log.open("ab") as log:
         return subprocess.Popen(
-            [*guard, *command.argv],
+            guarded(command.argv),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for us; we end the trial in order
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the trial
             env={**os.environ, **command.environment, TOKEN_VARIABLE: token},
         )
 
 
-class _Watch:
-    """Waits for the launcher, with an eye on the clock and on the ranks of this host."""
-
-    def __init__(
-        self, process: subprocess.Popen[bytes], files: TrialFiles, deadline: float
-    ) -> None:
-        self.timed_out = False
-        self.ended_by_itself = False
-        self.dead_ranks: tuple[int, ...] = ()
-        self._process = process
-        self._files = files
-        self._deadline = deadline
-        self._trouble_since: float | None = None
-
-    def until_end(self) -> None:
-        """Return when the launcher has ended, or should be."""
-        next_look = time.monotonic() + _LOOK_AT_RANKS_S
-        while True:
-            try:
-                self._process.wait(timeout=_POLL_S)
-            except subprocess.TimeoutExpired:
-                pass  # the usual case: look around and go on
-            else:
-                self.ended_by_itself = True
-                return
-            now = time.monotonic()
-            if now > self._deadline:
-                self.timed_out = True
-                return
-            if now >= next_look:
-                next_look = now + _LOOK_AT_RANKS_S
-                if self._ranks_in_trouble_too_long(now):
-                    return
-
-    def _ranks_in_trouble_too_long(self, now: float) -> bool:
-        ranks = read_statuses(self._files)
-        failed = [r for r in ranks if r.state == "failed"]
-        # Spark kills the other tasks of a stage when one of them has said why it fails.
-        if not self.dead_ranks and all(r.secondary for r in failed):
-            self.dead_ranks = tuple(r.rank for r in ranks if _died(r))
-        if not self.dead_ranks and not failed:
-            return False
-        self._trouble_since = self._trouble_since or now
-        return now - self._trouble_since > _LAUNCHER_NOTICES_S
-
-
-def _died(rank: RankStatus) -> bool:
-    """Whether a rank of this host is gone although it wrote no end."""
-    return (
-        rank.state == "running"
-        and rank.host == host_name()
-        and not is_alive(rank.pid, rank.process_started_unix_s)
-    )
-
-
 def _end_all(process: subprocess.Popen[bytes], files: TrialFiles, token: str) -> set[int]:
-    """End the launcher in order, then by force whatever is left; the pids that remain."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        wait_until(lambda: process.poll() is not None, _TERMINATION_S)
-    if process.poll() is None:
-        process.kill()
-    process.wait(timeout=_KILL_S)
+    """End the launcher in order, then kill what is left; return the pids that remain."""
+    end_processes([process], _TERMINATION_S)
 
     def remaining() -> set[int]:
         left = pids_with_token(token) | _living_ranks(files)
@@ -173,11 +198,5 @@ def _end_all(process: subprocess.Popen[bytes], files: TrialFiles, token: str) ->
 
 
 def _living_ranks(files: TrialFiles) -> set[int]:
-    """Ranks on this host that the token does not mark (of executors that ran already)."""
-    return {
-        rank.pid
-        for rank in read_statuses(files)
-        if rank.host == host_name()
-        and rank.state == "running"
-        and is_alive(rank.pid, rank.process_started_unix_s)
-    }
+    """Return the ranks on this host that carry no token (in executors that ran before)."""
+    return {s.pid for s in read_statuses(files) if _runs_here(s) and _lives(s)}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 from paceline.analysis.host_frames import gaps
 from paceline.analysis.reading import load_trial, read_host
 from paceline.errors import DataError, EnvironmentLacks, TimedOut
-from paceline.monitor.children import guarded
+from paceline.host.processes import guarded
 from paceline.monitor.training import RankHistory
 from paceline.records.rows import HostSample, RankSample
 from paceline.records.tables import rows

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
-from paceline.host import exec_guarded
+from paceline.host.processes import end_processes, guarded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 _END_S = 10.0
-_KILL_S = 5.0
 _LOG_LINES = 5
-
-
-def guarded(argv: list[str]) -> list[str]:
-    """`argv` such that the kernel ends the program when this process is killed."""
-    return [sys.executable, "-I", "-S", exec_guarded.__file__, str(os.getpid()), *argv]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +58,4 @@ def running(
     try:
         yield Child(name, process, log_path)
     finally:
-        process.terminate()
-        try:
-            process.wait(timeout=_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(timeout=_KILL_S)
+        end_processes([process], _END_S)

@@ -50,6 +50,11 @@ def parse_spec(text: str, origin: str) -> Experiment:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{origin}: not TOML: {error}") from error
+    return check_spec(document, origin)
+
+
+def check_spec(document: dict[str, Any], origin: str) -> Experiment:
+    """Return the experiment of a parsed spec. Raises UsageError with every fault."""
     try:
         experiment = Experiment.model_validate(document)
     except ValidationError as error:

@@ -26,6 +26,7 @@ from paceline.spec.values import (
     WorkloadName,
 )
 
+SCHEMA = 1  # of spec files
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, strict=False)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]

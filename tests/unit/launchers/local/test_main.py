@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.job.rank import RankEnd
+from paceline.job.rank_status import RankEnd
 from paceline.launchers.local import __main__ as module
 
 
@@ -49,7 +49,6 @@ def test_ranks_by_hand_are_those_of_the_strategy(words, expected, started):
 
 
 def test_child_has_the_world_of_its_strategy(started, monkeypatch):
-    monkeypatch.setattr(module, "die_with_parent", lambda _pid: None)
-    for name, value in (("RANK", "1"), ("STORE", "127.0.0.1:4444:"), ("PARENT", "1")):
+    for name, value in (("RANK", "1"), ("STORE", "127.0.0.1:4444:")):
         monkeypatch.setenv(getattr(module, f"{name}_VARIABLE"), value)
     assert started("--local-strategy pipeline --stages 3") == [("here", 3)]

@@ -7,39 +7,15 @@ import threading
 import pytest
 
 from paceline.errors import EnvironmentLacks
-from paceline.job.rank import RankEnd
+from paceline.job.rank_status import RankEnd
 from paceline.launchers.spark import barrier
 from paceline.launchers.spark.barrier import (
     BarrierTaskFailed,
-    barrier_context,
     failed_stage,
     run_barrier_rank,
 )
 from paceline.records.files import write_json
 from paceline.records.rows import RankStatus
-from paceline.training.context import StoreAddress
-
-ADDRESS = StoreAddress(host="10.0.0.1", port=4444)
-
-
-@pytest.mark.parametrize(
-    ("rank", "local_rank", "node_index"), [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1)]
-)
-def test_ranks_that_spark_scattered_are_numbered_on_their_nodes(rank, local_rank, node_index):
-    context = barrier_context(rank, ["a", "b", "a", "b"], ADDRESS)
-    assert (context.rank, context.world_size, context.ranks_on_node) == (rank, 4, 2)
-    assert (context.local_rank, context.node_index) == (local_rank, node_index)
-    assert context.host == "ab"[node_index]
-    assert context.store == ADDRESS
-
-
-def test_uneven_nodes_are_refused():
-    with pytest.raises(EnvironmentLacks, match="a: 2, b: 1"):
-        barrier_context(0, ["a", "b", "a"], ADDRESS)
-
-
-def test_single_rank_has_no_store():
-    assert barrier_context(0, ["a"], ADDRESS).store is None
 
 
 def test_ranks_on_more_nodes_than_recorded_are_refused(make_job):
@@ -47,7 +23,7 @@ def test_ranks_on_more_nodes_than_recorded_are_refused(make_job):
     with pytest.raises(BarrierTaskFailed, match="EnvironmentLacks: ranks are on 2 hosts"):
         run_barrier_rank(job, 0, lambda mine: [mine, mine.replace('"host": "', '"host": "x')])
     with pytest.raises(EnvironmentLacks, match=r"on 1 node\(s\), Spark placed them on 2 \(b, a\)"):
-        barrier._check_placement(job, ["b", "a"])
+        barrier.check_placement(job, ["b", "a"])
 
 
 class Gather:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,28 +11,30 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import EnvironmentLacks, TimedOut, UsageError
-from paceline.host.machine import host_name
 from paceline.host.tools import Tool
-from paceline.job.options import Job
-from paceline.job.rank import RankEnd
+from paceline.job.options import parse_options
+from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import listen_on
+from paceline.job.trial import Job, job_of
+from paceline.launchers.mpi.rank import EnclosingJob, train
 from paceline.launchers.spark.mpi import agent as spark_mpi_agent
-from paceline.launchers.spark.mpi import run as spark_mpi_run
+from paceline.launchers.spark.mpi import mpirun as spark_mpirun
 from paceline.launchers.spark.mpi import task as spark_mpi
 from paceline.launchers.spark.mpi.agent import DaemonStart, read_command
-from paceline.launchers.spark.mpi.processes import (
+from paceline.launchers.spark.mpi.mpirun import (
     daemon_command,
-    end_process,
+    end_of_mpirun,
     environment_of_ranks,
-    start_guarded,
+    mpirun_command,
+    run_mpirun,
 )
-from paceline.launchers.spark.mpi.rank import job_of_tasks, main
-from paceline.launchers.spark.mpi.run import how_it_ended, mpirun_words, run_mpirun
 from paceline.launchers.spark.mpi.task import TaskPlace, run_mpi_task
-from paceline.launchers.spark.mpi.wire import accept, greet, has_ended, receive, send
+from paceline.launchers.spark.mpi.wire import accept, connect, has_ended, receive, send
+from paceline.launchers.supervise import Watched
 from paceline.records.files import write_json
 
 TOKEN = "the-token"
+ENDED = Watched(ended_by_itself=True)
 # As Open MPI 5.0.11 calls its agent, with settings for the shell that ssh would start.
 SHELL = (
     "PRTE_PREFIX=/far/venv;export PRTE_PREFIX;PMIX_PREFIX=/far/venv;export PMIX_PREFIX;"
@@ -94,10 +94,12 @@ def test_environment_forgets_other_jobs_and_finds_python_and_package(make_job, m
         "SLURM_JOB_ID": "9", "PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4",
         "OMPI_MCA_btl_tcp_links": "2", "OMP_NUM_THREADS": "8",
     }  # fmt: skip
-    made = environment_of_ranks(make_job().trial, [0, 2], [4711], own)
+    enclosing = EnclosingJob("spark", [0, 2], [4711])
+    made = environment_of_ranks(make_job().trial, enclosing, own)
     assert made["PATH"] == "/container/7/bin:/usr/bin"
     assert made["PYTHONPATH"] == "/spark/files/paceline.zip:/spark/pyspark.zip"
-    assert json.loads(made["PACELINE_SPARK_TASKS"]) == {"ranks": [0, 2], "executors": [4711]}
+    monkeypatch.setattr("os.environ", made)
+    assert EnclosingJob.from_environment() == enclosing
     assert (made["HOME"], made["OMPI_MCA_btl_tcp_links"]) == ("/root", "2")
     assert made["OMP_NUM_THREADS"] == "1"
     assert not {"SLURM_JOB_ID", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE"} & set(made)
@@ -106,24 +108,24 @@ def test_environment_forgets_other_jobs_and_finds_python_and_package(make_job, m
 def test_one_node_is_started_as_mpirun_starts_it_alone(make_job, monkeypatch):
     monkeypatch.setattr("sys.executable", "/venv/bin/python")
     job = make_job("--transport", "mpi", launcher="spark")
-    words = mpirun_words(Path("/opt/mpirun"), job, ["127.0.0.1"] * 2, Path("/tmp/seq"))
+    words = mpirun_command(Path("/opt/mpirun"), job, ["127.0.0.1"] * 2, Path("/tmp/seq"))
     assert words == [
         "/opt/mpirun", "-n", "2", "--bind-to", "none", "--host", "localhost:2",
         "--mca", "btl", "self,sm", "--pmixmca", "ptl_base_if_include", "lo",
-        "python", "-m", "paceline.launchers.spark.mpi.rank",
-        "--trial", str(job.files.trial), "--by-hand",
+        "python", "-m", "paceline.launchers.mpi.rank",
+        "--trial", str(job.files.trial), "--out", str(job.run.root),
     ]  # fmt: skip
 
 
 def test_each_rank_goes_to_the_host_of_its_task(make_job, monkeypatch):
     monkeypatch.setattr("sys.executable", "/venv/bin/python")
-    monkeypatch.setattr(spark_mpi_run, "slots_of_this_node", lambda _place: 2)
+    monkeypatch.setattr(spark_mpirun, "slots_of_this_node", lambda _place: 2)
     job = make_job("--transport", "mpi", "--interface", "eth0", launcher="spark")
     place = job.trial.placement.model_copy(update={"nodes": 2})
     trial = job.trial.model_copy(update={"placement": place, "interface": "eth0"})
     job = Job(trial=trial, files=job.files, run=None)
     nodes = ["10.0.0.1", "10.0.0.2", "10.0.0.1", "10.0.0.2"]
-    words = mpirun_words(Path("/opt/mpirun"), job, nodes, Path("/tmp/seq"))
+    words = mpirun_command(Path("/opt/mpirun"), job, nodes, Path("/tmp/seq"))
     assert words == [
         "/opt/mpirun", "-n", "4", "--bind-to", "none",
         "--host", "10.0.0.1:2,10.0.0.2:2", "--map-by", "seq:file=/tmp/seq",
@@ -132,7 +134,7 @@ def test_each_rank_goes_to_the_host_of_its_task(make_job, monkeypatch):
         "--prtemca", "plm_ssh_no_tree_spawn", "1",
         "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "eth0",
         "--prtemca", "prte_if_include", "eth0",
-        "python", "-m", "paceline.launchers.spark.mpi.rank", "--trial", str(job.files.trial),
+        "python", "-m", "paceline.launchers.mpi.rank", "--trial", str(job.files.trial),
     ]  # fmt: skip
 
 
@@ -143,7 +145,7 @@ def listener():
 
 
 def test_only_who_knows_the_token_is_heard(listener):
-    with greet(listener.getsockname(), "wrong", {}, 5.0), greet(
+    with connect(listener.getsockname(), "wrong", {}, 5.0), connect(
         listener.getsockname(), TOKEN, {"rank": 1}, 5.0
     ):  # fmt: skip
         came = accept(listener, TOKEN, 5.0)
@@ -174,7 +176,7 @@ def test_nobody_at_the_address_is_told(listener):
     address = listener.getsockname()
     listener.close()
     with pytest.raises(EnvironmentLacks, match="expected a barrier task of this job to answer"):
-        greet(address, TOKEN, {}, 0.01)
+        connect(address, TOKEN, {}, 0.01)
 
 
 def places(addresses, hosts) -> list[TaskPlace]:
@@ -259,7 +261,7 @@ def test_run_directory_that_a_host_does_not_see_is_told(far_job):
         run_mpi_task(far_job, 1, places([address, address], ["a", "b"]), address)
 
 
-def tell(job, rank, state, error=None, *, secondary=False, host="h") -> None:
+def write_status(job, rank, state, error=None, *, secondary=False, host="h") -> None:
     row = {
         "rank": rank, "host": host, "pid": 7, "process_started_unix_s": 0.0,
         "state": state, "error": error, "secondary": secondary,
@@ -269,62 +271,62 @@ def tell(job, rank, state, error=None, *, secondary=False, host="h") -> None:
 
 def test_ranks_that_are_done_are_a_good_end(make_job):
     job = make_job()
-    tell(job, 0, "done")
-    assert how_it_ended(job, 0, [], None).exit_code == 5  # where is rank 1?
-    tell(job, 1, "done")
-    assert how_it_ended(job, 0, [], None).error is None
+    write_status(job, 0, "done")
+    assert end_of_mpirun(job, 0, [], ENDED).exit_code == 5  # where is rank 1?
+    write_status(job, 1, "done")
+    assert end_of_mpirun(job, 0, [], ENDED).error is None
 
 
 def test_killed_rank_is_named_from_mpiruns_words(make_job):
     job = make_job()
-    tell(job, 0, "failed", "Terminated: x", secondary=True)
-    tell(job, 1, "running")
+    write_status(job, 0, "failed", "Terminated: x", secondary=True)
+    write_status(job, 1, "running")
     said = ["prterun noticed that process rank 1 with PID 7 on node h exited on signal 9"]
-    end = how_it_ended(job, 137, said, None)
+    end = end_of_mpirun(job, 137, said, ENDED)
     assert (end.rank, end.exit_code) == (1, 5)
     assert "(host h, pid 7) was killed or crashed" in end.error
 
 
 def test_error_of_a_rank_outweighs_mpiruns_words(make_job):
     job = make_job()
-    tell(job, 0, "failed", "PeerLost: x", secondary=True)
-    tell(job, 1, "failed", "DataError: photo 3 is damaged")
-    end = how_it_ended(job, 4, ["MPI_ABORT was invoked on rank 0"], None)
+    write_status(job, 0, "failed", "PeerLost: x", secondary=True)
+    write_status(job, 1, "failed", "DataError: photo 3 is damaged")
+    end = end_of_mpirun(job, 4, ["MPI_ABORT was invoked on rank 0"], ENDED)
     assert (end.rank, end.exit_code, end.error) == (1, 4, "DataError: photo 3 is damaged")
 
 
 def test_lost_daemon_is_told_with_the_ranks_of_its_host(make_job):
     job = make_job()
-    tell(job, 0, "running", host="first.cluster")
-    tell(job, 1, "failed", "Terminated: x", secondary=True, host="second.cluster")
+    write_status(job, 0, "running", host="first.cluster")
+    write_status(job, 1, "failed", "Terminated: x", secondary=True, host="second.cluster")
     said = [
         "PRTE has lost communication with a remote daemon.",
         "  HNP daemon   : [prterun-first-17229@0,0] on node first",
         "  Remote daemon: [prterun-first-17229@0,1] on node second",
     ]
-    end = how_it_ended(job, 0, said, None)
+    end = end_of_mpirun(job, 0, said, ENDED)
     assert (end.rank, end.exit_code) == (1, 5)
     assert "daemon on host second was lost, and its ranks (1) with it" in end.error
 
 
 def test_refusal_before_any_rank_could_write_is_quoted(make_job):
     said = ["x", "paceline: world size: expected 2 ranks, the launcher made 1", "more"]
-    end = how_it_ended(make_job(), 3, said, None)
+    end = end_of_mpirun(make_job(), 3, said, ENDED)
     assert (end.exit_code, end.error) == (
         3, "ENVIRONMENT: world size: expected 2 ranks, the launcher made 1",
     )  # fmt: skip
 
 
 def test_mpirun_that_cannot_start_ranks_says_so(make_job):
-    end = how_it_ended(make_job(), 213, ["", "No network interfaces were found"], None)
+    end = end_of_mpirun(make_job(), 213, ["", "No network interfaces were found"], ENDED)
     assert end.exit_code == 5
     assert end.error == "RankFailed: mpirun ended with 213: No network interfaces were found"
 
 
-def test_limit_is_told_with_the_first_rank_that_is_not_done(make_job):
+def test_limit_is_reported_with_the_first_rank_that_is_not_done(make_job):
     job = make_job()
-    tell(job, 0, "done")
-    end = how_it_ended(job, -15, [], "not done within its limit of 9 s")
+    write_status(job, 0, "done")
+    end = end_of_mpirun(job, -15, [], Watched(timed_out=True))
     assert (end.rank, end.exit_code) == (1, 6)
 
 
@@ -336,7 +338,7 @@ def limited(job: Job, **limits: float) -> Job:
 
 def test_ranks_that_never_start_end_mpirun(make_job):
     job = limited(make_job(), rendezvous_s=0.2, trial_s=60.0)
-    tell(job, 1, "running")
+    write_status(job, 1, "running")
     end = run_mpirun(job, ["sleep", "60"], {"PATH": "/usr/bin:/bin"})
     assert (end.exit_code, end.rank) == (6, 0)
     assert "rank(s) 0 did not start within 0.2 s" in end.error
@@ -355,78 +357,33 @@ def test_what_mpirun_says_is_passed_on(make_job, capsys):
     assert capsys.readouterr().err == "no slots\n"
 
 
-def assert_gone(pid):
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not Path(f"/proc/{pid}").exists()
-
-
-def test_started_program_ends_with_the_one_that_started_it(tmp_path):
-    program = (
-        "import subprocess, sys\n"
-        "from paceline.launchers.spark.mpi.processes import start_guarded\n"
-        "process = start_guarded(['sleep', '60'], {'PATH': '/usr/bin:/bin'}, subprocess.DEVNULL)\n"
-        "print(process.pid, flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as parent:
-        child = int(parent.stdout.readline())
-        # it is the guard until it has become the program, and dies with the parent in both
-        assert Path(f"/proc/{child}").exists()
-        parent.kill()
-    assert_gone(child)
-
-
-def test_program_that_does_not_listen_is_killed_when_nobody_is_left_to_do_it(tmp_path):
-    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)\\n"
-    program = (
-        "import subprocess, sys\n"
-        "from paceline.launchers.spark.mpi import processes as spark_mpi_processes\n"
-        "spark_mpi_processes._TERMINATION_S = 0.3\n"
-        f"argv = [sys.executable, '-c', '{deaf}time.sleep(60)']\n"
-        "process = spark_mpi_processes.start_guarded(argv, {}, subprocess.PIPE)\n"
-        "process.stdout.readline()\n"
-        "print(process.pid, flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as parent:
-        child = int(parent.stdout.readline())
-        parent.kill()
-    assert_gone(child)
-
-
-def test_program_that_does_not_listen_is_killed(monkeypatch):
-    monkeypatch.setattr("paceline.launchers.spark.mpi.processes._TERMINATION_S", 0.5)
-    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)\n"
-    argv = [sys.executable, "-c", deaf + "time.sleep(60)"]
-    process = start_guarded(argv, {}, subprocess.PIPE)
-    assert process.stdout.readline() == b"1\n"
-    assert end_process(process) == -9
-    process.stdout.close()
-
-
 class FakeWorld:
     """Rank 1 of 2, both on this host."""
 
     rank, size, local_rank, ranks_on_node = 1, 2, 1, 2
 
-    def gather(self, _value):
-        return [(host_name(), 0, 2), (host_name(), 1, 2)]
+    def gather(self, value):
+        return [value, value]
+
+    def of_this_node(self, value):
+        return value
 
 
 def test_rank_that_mpirun_placed_elsewhere_refuses(far_job, monkeypatch):
-    monkeypatch.setenv("PACELINE_SPARK_TASKS", '{"ranks": [0], "executors": []}')
+    for name, value in EnclosingJob("spark", [0], []).environment().items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.argv", ["x", "--trial", str(far_job.files.trial)])
-    with pytest.raises(EnvironmentLacks, match=r"where Spark has the tasks \[0\]"):
-        main(FakeWorld())
+    with pytest.raises(EnvironmentLacks, match=r"where spark has the tasks \[0\]"):
+        train(FakeWorld())
 
 
-def test_job_by_hand_keeps_its_run_directory(far_job):
-    by_hand = job_of_tasks(far_job.files.trial, by_hand=True)
-    assert by_hand == far_job
-    assert job_of_tasks(far_job.files.trial, by_hand=False).managed
+def test_trial_of_spark_is_refused_by_an_mpi_job_of_its_own(far_job, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["x", "--trial", str(far_job.files.trial)])
+    with pytest.raises(UsageError, match='for launcher "spark", this is "mpi"'):
+        train(FakeWorld())
+
+
+def test_ranks_keep_the_run_directory_of_a_job_by_hand(far_job):
+    words = mpirun_command(Path("mpirun"), far_job, ["h", "h"], Path("/tmp/seq"))
+    options = parse_options("train.py", words[words.index("--trial") :])
+    assert job_of(options, "spark", ranks_per_node=2) == far_job

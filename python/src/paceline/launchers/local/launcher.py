@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.job.checks import check_cores, check_dataset
 from paceline.job.environment import rank_environment
-from paceline.launchers.base import OWN_FAILURE, Command
+from paceline.launchers.base import Command, first_named
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LocalLauncher:
-    """No launcher at all: what a user would start by hand on one node."""
+    """Starts plain processes on one node, as a user would by hand."""
 
     name = "local"
 
@@ -28,5 +28,4 @@ class LocalLauncher:
         return Command(argv=argv, environment=rank_environment(trial))
 
     def failed_rank(self, log_text: str) -> int | None:
-        found = OWN_FAILURE.search(log_text)
-        return int(found.group(1)) if found else None
+        return first_named((), log_text)

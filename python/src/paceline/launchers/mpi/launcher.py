@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.machine import usable_cores
-from paceline.host.tools import find_mpirun, job_script, mpi_mismatch
+from paceline.host.tools import job_script
 from paceline.job.checks import check_cores, check_dataset
 from paceline.job.environment import SIDECAR_HOST_VARIABLE, rank_environment
-from paceline.launchers.base import OWN_FAILURE, Command
-from paceline.launchers.mpi.mca import unknown_parameters
+from paceline.launchers.base import Command, first_named
+from paceline.launchers.mpi.parameters import unknown_parameters
+from paceline.launchers.mpi.tools import find_mpirun, mpi_mismatch
 
 if TYPE_CHECKING:
     from paceline.host.tools import Tool
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from paceline.records.layout import TrialFiles
 
 _FAILURES = (
-    OWN_FAILURE,
     re.compile(r"prterun noticed that process rank (\d+)"),
     re.compile(r"MPI_ABORT was invoked on rank (\d+)"),
     re.compile(r"exited due to process rank (\d+)"),
@@ -34,8 +34,8 @@ _SLOTS = re.compile(r"\b(?:slots|max_slots|max-slots)\s*=\s*(\d+)")
 class MpiLauncher:
     """`mpirun … python mpi-jobs/train.py`.
 
-    On one node, messages and PMIx keep to shared memory and loopback. PRRTE's own control port
-    stays open on all interfaces: Open MPI 5.0 has no switch for it (open-mpi/ompi#14441).
+    On one node, messages and PMIx use shared memory and loopback only. PRRTE's own control port
+    stays open on all interfaces: Open MPI 5.0 has no option for it (open-mpi/ompi#14441).
     """
 
     name = "mpi"
@@ -57,28 +57,27 @@ class MpiLauncher:
         place = trial.placement
         environment = {**rank_environment(trial), **root_environment()}
         argv = [str(find_mpirun(trial.mpi.mpirun).path), "-n", str(place.ranks)]
-        argv += ["--bind-to", "none"]  # the worker sets affinity itself, alike under all launchers
-        argv += _where(trial) + interface_parameters(trial)
+        argv += ["--bind-to", "none"]  # the worker sets the affinity itself under every launcher
+        argv += _nodes(trial) + interface_parameters(trial)
         if place.nodes > 1:
             for name in (*rank_environment(trial), SIDECAR_HOST_VARIABLE):
                 argv += ["-x", name]
-        for name, value in sorted(trial.mpi_parameters.items()):
-            argv += ["--mca", name, value]
-        argv += trial.mpi.arguments
+        argv += parameter_arguments(trial)
         script = job_script("mpi-jobs", "train.py")
         argv += [sys.executable, str(script), "--trial", str(files.trial)]
         return Command(argv=tuple(argv), environment=environment)
 
     def failed_rank(self, log_text: str) -> int | None:
-        for pattern in _FAILURES:
-            found = pattern.search(log_text)
-            if found:
-                return int(found.group(1))
-        return None
+        return failed_rank(log_text)
+
+
+def failed_rank(log_text: str) -> int | None:
+    """Return the rank that mpirun's output names as the first to fail."""
+    return first_named(_FAILURES, log_text)
 
 
 def check_mpi(trial: Trial) -> Tool:
-    """The mpirun in use. Raises EnvironmentLacks if there is none, or mpi4py loads another MPI."""
+    """Return the mpirun in use. Raises EnvironmentLacks without one that mpi4py fits."""
     mpirun = find_mpirun(trial.mpi.mpirun)
     mismatch = mpi_mismatch(mpirun)
     if mismatch is not None:
@@ -86,36 +85,46 @@ def check_mpi(trial: Trial) -> Tool:
     return mpirun
 
 
-def _where(trial: Trial) -> list[str]:
-    """Which nodes, and how many ranks on each."""
+def _nodes(trial: Trial) -> list[str]:
+    """Return the options for the nodes, and for the ranks on each."""
     place = trial.placement
-    mapping = f"ppr:{place.ranks_per_node}:node"
-    if place.oversubscribe:
-        mapping += ":OVERSUBSCRIBE"
     if trial.mpi.hostfile is not None:
-        return ["--hostfile", trial.mpi.hostfile, "--map-by", mapping]
+        return ["--hostfile", trial.mpi.hostfile, "--map-by", mapping(place)]
     if place.nodes > 1:
-        return ["--map-by", mapping]
+        return ["--map-by", mapping(place)]
     return on_this_node(place)
 
 
+def parameter_arguments(trial: Trial) -> list[str]:
+    """Return the trial's MCA parameters, then the spec's own arguments of mpirun."""
+    given = sorted(trial.mpi_parameters.items())
+    return [word for name, value in given for word in ("--mca", name, value)] + list(
+        trial.mpi.arguments
+    )
+
+
+def mapping(place: Placement) -> str:
+    """Return the value of --map-by for as many ranks on every node."""
+    return f"ppr:{place.ranks_per_node}:node" + (":OVERSUBSCRIBE" if place.oversubscribe else "")
+
+
 def on_this_node(place: Placement) -> list[str]:
-    """mpirun's words for all ranks on the node that it runs on."""
-    where = ["--host", f"localhost:{slots_of_this_node(place)}"]
-    return [*where, "--map-by", ":OVERSUBSCRIBE"] if place.oversubscribe else where
+    """Return the options that place all ranks on the node that mpirun runs on."""
+    options = ["--host", f"localhost:{slots_of_this_node(place)}"]
+    return [*options, "--map-by", ":OVERSUBSCRIBE"] if place.oversubscribe else options
 
 
 def slots_of_this_node(place: Placement) -> int:
-    """Slots to offer: as many as ranks, or as cores where those are to be shared.
+    """Return the slots to offer: as many as ranks, or as cores where ranks share cores.
 
-    By default mpirun offers a slot a core, hardware threads not counted. Ranks without a slot of
+    By default mpirun offers one slot per core without hardware threads. Ranks without a slot of
     their own yield the core while they wait.
     """
     return usable_cores() if place.oversubscribe else place.ranks_per_node
 
 
 def interface_parameters(trial: Trial) -> list[str]:
-    """MCA parameters of Open MPI (messages), PMIx (wire-up) and PRRTE (daemons)."""
+    """Return MCA parameters of Open MPI (messages), PMIx (wire-up) and PRRTE (daemons)."""
     if trial.placement.nodes == 1:
         return ["--mca", "btl", "self,sm", "--pmixmca", "ptl_base_if_include", "lo"]
     name = trial.interface
@@ -127,16 +136,16 @@ def interface_parameters(trial: Trial) -> list[str]:
 
 
 def root_environment() -> dict[str, str]:
-    """Open MPI refuses root unless told twice; in containers, root is the usual user."""
+    """Return the variables that Open MPI demands of root, the usual user in containers."""
     if os.geteuid() != 0:
         return {}
     return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def hostfile_slots(text: str) -> dict[str, int]:
-    """Slots by host name of an Open MPI hostfile; a line without `slots=` counts one.
+    """Return the slots by host name of an Open MPI hostfile; a line without `slots=` counts one.
 
-    A host that stands on several lines has the sum.
+    The slots of a host on several lines are added.
     """
     slots: dict[str, int] = {}
     for line in text.splitlines():
@@ -155,15 +164,15 @@ def _check_hostfile(trial: Trial, path: Path) -> None:
     place = trial.placement
     if len(slots) < place.nodes:
         raise EnvironmentLacks(
-            f"hostfile {path}: the trial wants {place.nodes} nodes, it lists {len(slots)} "
-            f"({', '.join(slots) or 'none'}); add hosts or ask for fewer nodes"
+            f"hostfile {path}: expected at least {place.nodes} nodes, found {len(slots)} "
+            f"({', '.join(slots) or 'none'}); add hosts or use fewer nodes"
         )
     if place.oversubscribe:
         return
     enough = [host for host, count in slots.items() if count >= place.ranks_per_node]
     if len(enough) < place.nodes:
         raise EnvironmentLacks(
-            f"hostfile {path}: the trial wants {place.ranks_per_node} slots on each of "
-            f"{place.nodes} nodes, {len(enough)} of its hosts have them; write slots="
-            f"{place.ranks_per_node} after each host, or set oversubscribe"
+            f"hostfile {path}: expected {place.ranks_per_node} slots on each of {place.nodes} "
+            f"nodes, {len(enough)} of its hosts have them; write slots={place.ranks_per_node} "
+            "after each host, or set oversubscribe"
         )

@@ -1,39 +1,85 @@
-"""One rank of an MPI job, whoever started it: its place among the others, and one end for all."""
+"""One rank of an MPI job: `python -m paceline.launchers.mpi.rank`, or mpi-jobs/train.py.
+
+Rank, world and peers come from MPI. A barrier task of Spark may have started mpirun; the ranks then
+belong to Spark's job, which keeps the records (EnclosingJob).
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, ExitCode, PacelineError
 from paceline.host.machine import host_name
-from paceline.host.processes import process_started_unix_s
+from paceline.job.context import nodes_of, rank_context
+from paceline.job.launched_by import launching_pid
 from paceline.job.messages import run_guarded
-from paceline.job.rank import RankEnd, run_rank
-from paceline.job.rendezvous import listen_on
-from paceline.training.context import RankContext, StoreAddress
+from paceline.job.options import parse_options
+from paceline.job.rank import run_rank
+from paceline.job.rendezvous import check_reachable, listen_on
+from paceline.job.run_directory import finish, prepare
+from paceline.job.trial import asked_ranks, check_not_alone, job_of
+from paceline.training.context import StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline.job.options import Job
+    from paceline.job.rank_status import RankEnd
+    from paceline.job.trial import Job
     from paceline.transports.mpi.world import World
 
-# A mistake that all ranks see alike is rank 0's to tell; its Abort then ends the others.
-_RANK_0_SPEAKS_S = 1.0
+# Rank 0 reports an error that all ranks share; its Abort then ends the others.
+_RANK_0_REPORTS_S = 1.0
+_ENCLOSING_VARIABLE = "PACELINE_ENCLOSING_JOB"
 
 
-def run_as_rank(world: World, main: Callable[[World], int]) -> int:
-    """Run this rank's `main`; returns its exit code only if it is OK, else ends all ranks."""
+@dataclass(frozen=True, slots=True)
+class EnclosingJob:
+    """The job of another launcher that runs this MPI job in its own slots."""
+
+    launcher: str
+    ranks: list[int]  # those that have slots on this host
+    watched_pids: list[int]  # roots of the process trees to observe on this host
+
+    @classmethod
+    def from_environment(cls) -> EnclosingJob | None:
+        text = os.environ.get(_ENCLOSING_VARIABLE)
+        return None if text is None else cls(**json.loads(text))
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables from which a rank reads this back."""
+        return {_ENCLOSING_VARIABLE: json.dumps(asdict(self))}
+
+    def check_rank(self, rank: int) -> None:
+        """Raise EnvironmentLacks if mpirun placed the rank on a host where it has no slot."""
+        if rank not in self.ranks:
+            raise EnvironmentLacks(
+                f"rank {rank} is on host {host_name()}, where {self.launcher} has the tasks "
+                f"{self.ranks}: mpirun placed it differently; remove the mapping from [mpi] "
+                "arguments"
+            )
+
+
+def main() -> int:
+    """Train as the rank that MPI says; return the exit code."""
+    from paceline.transports.mpi.world import World  # noqa: PLC0415  (it initialises MPI)
+
+    return run_as_rank(World(), train)
+
+
+def run_as_rank(world: World, rank_main: Callable[[World], int]) -> int:
+    """Run this rank's main function. Return its exit code if it is OK, else end all ranks."""
 
     def rank_0_first() -> int:
         try:
-            return main(world)
+            return rank_main(world)
         except PacelineError:
             if world.rank != 0:
-                time.sleep(_RANK_0_SPEAKS_S)
+                time.sleep(_RANK_0_REPORTS_S)
             raise
 
     code = run_guarded(rank_0_first)
@@ -44,44 +90,40 @@ def run_as_rank(world: World, main: Callable[[World], int]) -> int:
     return code
 
 
-def find_nodes(world: World) -> list[str]:
-    """The hosts of the world, in the order of their first ranks; collective.
+def train(world: World) -> int:
+    """Train as one rank of the world; collective. Return an exit code; raises PacelineError."""
+    options = parse_options("mpi-jobs/train.py")
+    check_not_alone(world.size, asked_ranks(options))
+    hosts = world.gather(world.of_this_node(host_name()))
+    nodes = nodes_of(hosts, "use mpirun --map-by ppr:N:node or srun --ntasks-per-node")
+    enclosing = EnclosingJob.from_environment()
+    launcher = "mpi" if enclosing is None else enclosing.launcher
+    job = job_of(options, launcher, nodes=len(nodes), ranks_per_node=world.ranks_on_node)
+    if enclosing is not None:
+        enclosing.check_rank(world.rank)
+        return _train(world, job, hosts, enclosing.watched_pids).exit_code
+    check_reachable(job.trial.interface, nodes)
+    if world.rank == 0:
+        prepare(job)
+    launchers = world.gather((host_name(), launching_pid()))
+    watched_pids = sorted({pid for host, pid in launchers if host == host_name()})
+    started_by_mpi = launching_pid() != os.getpid()  # else by a shell or by slurmstepd
+    end = _train(world, job, hosts, watched_pids, parent_is_launcher=started_by_mpi)
+    if world.rank == 0 or (end.error is not None and not end.secondary):
+        finish(job, end)
+    return end.exit_code
 
-    Raises EnvironmentLacks if they hold different numbers of ranks.
-    """
-    places = world.gather((host_name(), world.local_rank, world.ranks_on_node))
-    sizes = {host: size for host, _, size in places}
-    if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{host}: {size}" for host, size in sizes.items())
-        raise EnvironmentLacks(
-            f"expected as many ranks on every node, got {listed}; use mpirun --map-by ppr:N:node "
-            "or srun --ntasks-per-node"
-        )
-    return [host for host, local_rank, _ in places if local_rank == 0]
 
-
-def train_in(
+def _train(
     world: World,
     job: Job,
-    nodes: Sequence[str],
+    hosts: Sequence[str],
     watched_pids: Sequence[int],
     *,
     parent_is_launcher: bool = True,
 ) -> RankEnd:
-    """Train as this rank of the world on `nodes`; collective. The last rank's end ends it.
-
-    watched_pids, parent_is_launcher: see run_rank. Raises TimedOut if other ranks do not end.
-    """
-    context = RankContext(
-        rank=world.rank,
-        world_size=world.size,
-        local_rank=world.local_rank,
-        ranks_on_node=world.ranks_on_node,
-        node_index=nodes.index(world.of_this_node(host_name())),
-        host=host_name(),
-        process_started_unix_s=process_started_unix_s(os.getpid()) or time.time(),
-        store=_store_address(world, job),
-    )
+    """Run the worker as this rank; collective. Raises TimedOut if other ranks do not end."""
+    context = rank_context(world.rank, hosts, _store_address(world, job))
     end = run_rank(job, context, watched_pids, parent_is_launcher=parent_is_launcher)
     if end.exit_code == ExitCode.OK:
         world.wait_for_all(job.trial.limits.collective_s)
@@ -89,8 +131,12 @@ def train_in(
 
 
 def _store_address(world: World, job: Job) -> StoreAddress:
-    """Rank 0 listens; the others learn where."""
+    """Listen on rank 0 and tell the other ranks the address; collective."""
     address = listen_on(job.trial.interface) if world.rank == 0 else None
     found = world.of_rank_0(None if address is None else (address.host, address.port))
     assert found is not None
     return address or StoreAddress(host=found[0], port=found[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,6 @@
-"""Ranks that are tasks of a Spark barrier stage: who they are, and how a failed stage is read.
+"""Ranks that are tasks of a Spark barrier stage, and the reason why such a stage failed.
 
-Without Spark itself: the job script hands over what it needs of a task.
+The module works without Spark: the job script passes what it needs of a task.
 """
 
 from __future__ import annotations
@@ -11,62 +11,67 @@ import json
 import os
 import re
 import threading
-import time
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, ExitCode, PacelineError
 from paceline.host.machine import host_name
-from paceline.host.processes import parent_of, process_started_unix_s
-from paceline.job.rank import RankEnd, run_rank
+from paceline.host.processes import parent_of
+from paceline.job.context import nodes_of, rank_context
+from paceline.job.failure import first_failure
+from paceline.job.rank import run_rank
+from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import check_reachable, close_listener, listen_on
+from paceline.launchers.spark.launcher import LOST_TASK
 from paceline.launchers.spark.mpi.task import TaskPlace, run_mpi_task
 from paceline.launchers.spark.mpi.wire import new_token
-from paceline.records.statuses import error_text, exit_code_of, read_statuses
-from paceline.training.context import RankContext, StoreAddress
+from paceline.records.statuses import error_text, read_statuses
+from paceline.training.context import StoreAddress
 from paceline.training.resources import set_thread_variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from paceline.job.options import Job
+    from paceline.job.trial import Job
+    from paceline.training.context import RankContext
 
-# By which the driver finds a rank's error in the stack traces that Spark wraps it in.
+# The driver finds a rank's error by this line in the stack traces that Spark wraps around it.
 _RANK_ERROR = re.compile(r"paceline rank (\d+) ended (\{.*?\})$", re.MULTILINE)
-# Spark's own words when a task's Python worker is gone.
-_LOST_TASK = re.compile(r"barrier task ResultTask\(\d+, (\d+)\)")
+_PLACEMENT = (
+    "give executors spark.executor.cores = ranks per node x spark.task.cpus, one executor a node"
+)
 
 
-class BarrierTaskFailed(Exception):  # noqa: N818  (seen only inside Spark's own messages)
-    """Carries how a rank ended through Spark to the driver."""
+class BarrierTaskFailed(Exception):  # noqa: N818  (it appears only inside Spark's own messages)
+    """Carries the end of a rank through Spark to the driver."""
 
 
 def run_barrier_rank(job: Job, rank: int, all_gather: Callable[[str], list[str]]) -> int:
-    """Train as task `rank` of the stage; returns the rank.
+    """Train as task `rank` of the stage; return the rank.
 
-    all_gather: of the barrier task. Called once, since every call takes Spark about a second.
+    all_gather: of the barrier task. It is called once, because a call takes Spark about a second.
     Raises BarrierTaskFailed for the driver, after the rank's status has been written.
     """
-    address = listen_on(job.trial.interface)  # every task's, before anybody knows where rank 0 is
-    mine = TaskPlace(
+    address = listen_on(job.trial.interface)  # in every task: nobody knows yet where rank 0 is
+    own = TaskPlace(
         host=host_name(),
         address=address.host,
         port=address.port,
-        executor=parent_of(os.getppid()),  # above the daemon that forks Python workers
+        executor=executor_pid(),
         token=new_token(),
     )
-    in_mpi = job.trial.transport == "mpi"
-    with nullcontext() if in_mpi else _importing_worker(job):
-        places = [TaskPlace.from_json(text) for text in all_gather(mine.to_json())]
+    over_mpi = job.trial.transport == "mpi"
+    with nullcontext() if over_mpi else _importing_worker(job):
+        places = [TaskPlace.from_json(text) for text in all_gather(own.to_json())]
     try:
         context = _context(job, rank, places, address)
-        if in_mpi:
+        if over_mpi:
             end = run_mpi_task(job, rank, places, address)
         else:
             if rank != 0:
                 close_listener(address)
-            watched = {p.executor for p in places if p.host == context.host}
-            end = run_rank(job, context, sorted(pid for pid in watched if pid is not None))
+            executors = {p.executor for p in places if p.host == context.host}
+            end = run_rank(job, context, sorted(pid for pid in executors if pid is not None))
     except PacelineError as error:
         end = RankEnd(rank=rank, exit_code=error.exit_code, error=error_text(error))
         raise task_failed(end) from error
@@ -75,23 +80,38 @@ def run_barrier_rank(job: Job, rank: int, all_gather: Callable[[str], list[str]]
     return rank
 
 
+def executor_pid() -> int | None:
+    """Return the process id of the JVM above the daemon that forks Python workers."""
+    return parent_of(os.getppid())
+
+
 def _context(
     job: Job, rank: int, places: Sequence[TaskPlace], address: StoreAddress
 ) -> RankContext:
-    """This task's place as a rank. Raises EnvironmentLacks if Spark's placement cannot be used."""
+    """Return this task's context. Raises EnvironmentLacks if Spark's placement cannot be used."""
     hosts = [place.host for place in places]
     check_reachable(job.trial.interface, hosts)
+    check_placement(job, hosts)
     first = StoreAddress(host=places[0].address, port=places[0].port)
-    context = barrier_context(rank, hosts, address if rank == 0 else first)
-    _check_placement(job, hosts)
-    return context
+    return rank_context(rank, hosts, address if rank == 0 else first)
+
+
+def check_placement(job: Job, hosts: Sequence[str]) -> None:
+    """Raise EnvironmentLacks if the ranks are on other numbers of nodes than planned."""
+    nodes, expected = nodes_of(hosts, _PLACEMENT), job.trial.placement.nodes
+    if len(nodes) != expected:
+        raise EnvironmentLacks(
+            f"expected the ranks on {expected} node(s), Spark placed them on {len(nodes)} "
+            f"({', '.join(nodes)}); use --ranks-per-node {len(hosts) // len(nodes)} (in a spec: "
+            "nodes and ranks_per_node), or change the number of cores of the executors"
+        )
 
 
 @contextmanager
 def _importing_worker(job: Job) -> Iterator[None]:
-    """Import the worker, and torch with it, beside the wait: that takes about as long.
+    """Import the worker, and torch with it, during the wait, which takes about as long.
 
-    The number of threads is set before, since torch reads it at its import. Its cores are set
+    The number of threads is set first, because torch reads it at its import. The cores are set
     later, as under every launcher before any of its threads has started.
     """
     set_thread_variables(job.trial.threads_per_worker)
@@ -111,71 +131,38 @@ def _import_quietly(name: str) -> None:
         importlib.import_module(name)
 
 
-def barrier_context(rank: int, hosts: Sequence[str], address: StoreAddress) -> RankContext:
-    """The place of `rank`, given the host of every rank, in order.
+def failed_stage(job: Job, message: str) -> RankEnd:
+    """Return how the first rank of a failed stage ended, from Spark's message and the statuses."""
+    lost = LOST_TASK.search(message)
+    named = None if lost is None else int(lost.group(1))
+    failure = first_failure(read_statuses(job.files), named=named)
+    if failure.error is None:
+        reported = _reported_end(message)
+        if reported is not None:
+            return reported
+    if failure.rank is None:
+        return failure.end(_first_line(message))
+    # Over MPI, ranks are processes of their own, which end with the Python of their task.
+    over_mpi = job.trial.transport == "mpi"
+    whose = "the Python of its barrier task" if over_mpi else "its Python worker"
+    return failure.end(f"{whose} was killed or crashed")
 
-    Raises EnvironmentLacks if hosts hold different numbers of ranks.
-    """
-    nodes = list(dict.fromkeys(hosts))
-    counts = {node: hosts.count(node) for node in nodes}
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{node}: {count}" for node, count in counts.items())
-        raise EnvironmentLacks(
-            f"expected as many ranks on every node, Spark placed {listed}; give executors "
-            "spark.executor.cores = ranks per node x spark.task.cpus, one executor a node"
-        )
-    host = hosts[rank]
-    return RankContext(
-        rank=rank,
-        world_size=len(hosts),
-        local_rank=list(hosts[:rank]).count(host),
-        ranks_on_node=counts[host],
-        node_index=nodes.index(host),
-        host=host,
-        process_started_unix_s=process_started_unix_s(os.getpid()) or time.time(),
-        store=address if len(hosts) > 1 else None,
+
+def _reported_end(message: str) -> RankEnd | None:
+    """Return the error that a task sent through Spark; None if it only lost a peer."""
+    found = _RANK_ERROR.search(message)
+    if found is None:
+        return None
+    end = json.loads(found.group(2))
+    if end["secondary"]:
+        return None
+    return RankEnd(
+        rank=int(found.group(1)), exit_code=ExitCode(end["exit_code"]), error=end["error"]
     )
 
 
-def _check_placement(job: Job, hosts: Sequence[str]) -> None:
-    """Raise EnvironmentLacks if the ranks are on other numbers of nodes than the records say."""
-    nodes, wanted = len(set(hosts)), job.trial.placement.nodes
-    if nodes != wanted:
-        raise EnvironmentLacks(
-            f"expected the ranks on {wanted} node(s), Spark placed them on {nodes} "
-            f"({', '.join(dict.fromkeys(hosts))}); say --ranks-per-node {len(hosts) // nodes} "
-            "(in a spec: nodes and ranks_per_node), or give the executors other numbers of cores"
-        )
-
-
-def failed_stage(job: Job, message: str) -> RankEnd:
-    """Which rank a failed stage is about, from Spark's message and the ranks' own statuses."""
-    statuses = read_statuses(job.files)
-    told = [s for s in statuses if s.state == "failed" and not s.secondary]
-    if told:
-        error = told[0].error or "no reason given"
-        return RankEnd(rank=told[0].rank, exit_code=exit_code_of(error), error=error)
-    found = _RANK_ERROR.search(message)
-    if found:
-        end = json.loads(found.group(2))
-        if not end["secondary"]:
-            return RankEnd(rank=int(found.group(1)), **end)
-    lost = _LOST_TASK.search(message)
-    # On a busy machine Spark may hear of a rank that misses its peer before it misses that peer.
-    silent = [s.rank for s in statuses if s.state == "running"]
-    rank = int(lost.group(1)) if lost else next(iter(silent), 0)
-    crashed = lost is not None or bool(silent)
-    what = _first_line(message)
-    if crashed:
-        # With MPI inside, ranks are processes of their own, which end with their task's.
-        in_mpi = job.trial.transport == "mpi"
-        whose = "the Python of its barrier task" if in_mpi else "its Python worker"
-        what = f"{whose} was killed or crashed"
-    return RankEnd(rank=rank, exit_code=ExitCode.RANK_FAILED, error=f"RankFailed: {what}")
-
-
 def task_failed(end: RankEnd) -> BarrierTaskFailed:
-    """How a rank's end is told to the driver: raise it out of the task."""
+    """Return the exception that carries a rank's end to the driver; raise it out of the task."""
     content = {"exit_code": int(end.exit_code), "error": end.error, "secondary": end.secondary}
     return BarrierTaskFailed(f"paceline rank {end.rank} ended {json.dumps(content)}")
 

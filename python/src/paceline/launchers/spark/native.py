@@ -1,4 +1,4 @@
-"""What Spark is told besides for transports of its own."""
+"""Additional configuration of Spark for the transports that Spark itself carries."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ if TYPE_CHECKING:
 
 _HEARTBEATS = 4  # in the limit of a collective
 _LONGEST_HEARTBEAT_S = 10  # Spark's default
-# Large enough for heaps; the exact numbers are the models' own.
+# Upper bounds for the size of heaps.
 _PARAMETERS: dict[ModelName, float] = {"alexnet": 57e6, "vgg16": 134.3e6}
 _PARAMETER_BYTES = 8  # weight and momentum
-# Of a task's result in the JVM: the record, its serialised form, what a collection leaves. Two
-# AlexNets' 456 MB each took 3.8 GiB of a heap of 4, of which 2.2 were alive.
+# Copies of a task's result in the JVM: the record, its serialised form, and garbage. Two AlexNets
+# of 456 MB each took 3.8 GiB of a heap of 4, of which 2.2 were in use.
 _COPIES = 4
 _GIB = 2**30
 
 
 def native_settings(trial: Trial) -> dict[str, str]:
-    """Settings of `spark-allgather` and `spark-rounds`, over those of every Spark trial."""
+    """Return the settings for transports `spark-allgather` and `spark-rounds`."""
     limit_s = math.ceil(trial.limits.collective_s)
     if trial.transport == "spark-allgather":
-        # Our own limit on an operation has to speak first: it knows its name.
+        # Our own limit on an operation must come first, because its message names the operation.
         slowest_s = max(limit_s, math.ceil(trial.limits.rendezvous_s))
         return {"spark.barrier.sync.timeout": str(2 * slowest_s)}
     if trial.transport == "spark-rounds":
         return {
-            # A worker keeps the model and its photos from round to round.
+            # A worker keeps the model and its samples from round to round.
             "spark.python.worker.reuse": "true",
-            # The default refuses more than 1 GiB of results: what three AlexNets come to.
+            # The default refuses more than 1 GiB of results, the size of three AlexNets.
             "spark.driver.maxResultSize": "0",
             "spark.executor.memory": f"{_heap_gib(trial, trial.placement.ranks_per_node)}g",
-            # Floats of weights hardly get smaller by it.
+            # Compression hardly reduces floating-point weights.
             "spark.broadcast.compress": "false",
             "spark.shuffle.compress": "false",
             **liveness_settings(trial),
@@ -45,10 +45,11 @@ def native_settings(trial: Trial) -> dict[str, str]:
 
 
 def liveness_settings(trial: Trial) -> dict[str, str]:
-    """When a driver and an executor that cannot reach one another give each other up.
+    """Return the limits after which driver and executor regard each other as lost.
 
-    In rounds only they can notice it, so after the limit of an exchange. Ranks that talk to one
-    another have that limit themselves, and then know who is missing: Spark waits twice as long.
+    In rounds only Spark can notice a lost executor, so its limit is that of a collective. Ranks
+    that communicate directly have that limit themselves and can name the missing rank: Spark waits
+    twice as long.
     """
     limit_s = math.ceil(trial.limits.collective_s)
     heartbeat_s = max(1, min(_LONGEST_HEARTBEAT_S, limit_s // _HEARTBEATS))
@@ -58,13 +59,13 @@ def liveness_settings(trial: Trial) -> dict[str, str]:
         "spark.network.timeout": f"{patience_s}s",
         "spark.executor.heartbeatInterval": f"{heartbeat_s}s",
         "spark.network.timeoutInterval": f"{heartbeat_s}s",
-        # Then an executor ends, and its tasks with it; the default is 60 beats, 10 minutes.
+        # After that an executor ends, and its tasks with it; the default is 60 beats, 10 minutes.
         "spark.executor.heartbeat.maxFailures": str(math.ceil(patience_s / heartbeat_s)),
     }
 
 
 def driver_memory(trial: Trial) -> str:
-    """The driver's heap: as the spec says, or where it is silent, what all ranks' weights take."""
+    """Return the driver's heap: the spec's value, else the size of all ranks' weights."""
     asked = trial.spark.driver_memory
     if trial.transport != "spark-rounds" or asked != SparkSettings().driver_memory:
         return asked

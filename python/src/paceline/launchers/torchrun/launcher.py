@@ -1,25 +1,33 @@
-"""`torchrun`: the reference that users know, restricted to this node."""
+"""`torchrun`: PyTorch's own launcher as a reference, on one node."""
 
 from __future__ import annotations
 
 import re
+import sys
+from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.host.tools import find_torchrun
+from paceline.errors import EnvironmentLacks
+from paceline.host.tools import Finding, Tool, tool_finding
 from paceline.job.checks import check_cores, check_dataset
 from paceline.job.environment import rank_environment
-from paceline.launchers.base import OWN_FAILURE, Command
+from paceline.launchers.base import Command, first_named
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
 
-_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*:\s*(\d+)", re.DOTALL)
-_LOCAL_FAILURE = re.compile(r"failed \(exitcode: [^)]*\) local_rank: (\d+)")
+_FAILURES = (
+    re.compile(r"Root Cause.*?rank\s*:\s*(\d+)", re.DOTALL),
+    re.compile(r"failed \(exitcode: [^)]*\) local_rank: (\d+)"),
+)
+# Otherwise the agent opens a store for the workers to share, on every interface.
+ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 class TorchrunLauncher:
-    """`python -m torch.distributed.run`, meeting over a file instead of a port.
+    """`python -m torch.distributed.run` with a rendezvous over a file instead of a port.
 
     With a port, the agent's TCPStore would listen on every interface (pytorch/pytorch#173909).
     """
@@ -32,34 +40,45 @@ class TorchrunLauncher:
         check_cores(trial)
 
     def command(self, trial: Trial, files: TrialFiles) -> Command:
-        meeting = files.root.resolve() / "torchrun.rendezvous"
-        argv = (
-            str(find_torchrun().path),
-            "-m",
-            "torch.distributed.run",
-            "--nnodes=1",
-            f"--nproc-per-node={trial.placement.ranks}",
-            "--max-restarts=0",
-            f"--rdzv-id={trial.id}",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={meeting}",
-            "--rdzv-conf=store_type=file",
-            "--local-addr=127.0.0.1",
-            "-m",
-            "paceline.launchers.local",
-            "--trial",
-            str(files.trial),
-        )
-        environment = {
-            **rank_environment(trial),
-            # Else the agent opens a store for the workers to share, on every interface.
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        }
-        return Command(argv=argv, environment=environment)
+        rendezvous = files.root.resolve() / "torchrun.rendezvous"
+        argv = [str(find_torchrun().path), *agent_arguments(trial, trial.id, str(rendezvous))]
+        argv += ["-m", "paceline.launchers.torchrun", "--trial", str(files.trial)]
+        return Command(argv=tuple(argv), environment={**rank_environment(trial), **ENVIRONMENT})
 
     def failed_rank(self, log_text: str) -> int | None:
-        for pattern in (OWN_FAILURE, _ROOT_CAUSE, _LOCAL_FAILURE):
-            found = pattern.search(log_text)
-            if found:
-                return int(found.group(1))
-        return None
+        return first_named(_FAILURES, log_text)
+
+
+def agent_arguments(trial: Trial, run_id: str, rendezvous: str) -> list[str]:
+    """Return the interpreter's arguments for torchrun; rendezvous: path of a file."""
+    return [
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=1",
+        f"--nproc-per-node={trial.placement.ranks}",
+        "--max-restarts=0",
+        f"--rdzv-id={run_id}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={rendezvous}",
+        "--rdzv-conf=store_type=file",
+        "--local-addr=127.0.0.1",
+    ]
+
+
+def find_torchrun() -> Tool:
+    """Return this Python, which runs torchrun as a module.
+
+    Raises EnvironmentLacks if torch is not installed.
+    """
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError as error:
+        raise EnvironmentLacks(
+            f"torchrun: expected torch in {sys.prefix}, found none; `pip install torch` brings it"
+        ) from error
+    return Tool(path=Path(sys.executable), version=version, why="torch of this Python")
+
+
+def checks() -> list[Finding]:
+    """Return what `paceline doctor` shows about this launcher."""
+    return [tool_finding("torchrun", find_torchrun)]

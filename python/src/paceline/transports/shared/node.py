@@ -9,9 +9,10 @@ import numpy as np
 
 from paceline.data.node import MemoryUse, node_memory
 from paceline.errors import EnvironmentLacks
+from paceline.host.processes import Process
 from paceline.transports.shared.barrier import Barrier
 from paceline.transports.shared.channel import Channel
-from paceline.transports.shared.peer_monitor import PeerMonitor, Process
+from paceline.transports.shared.peer_monitor import PeerMonitor
 from paceline.transports.shared.semaphores import LINE_BYTES, Semaphores
 
 if TYPE_CHECKING:
@@ -130,12 +131,12 @@ class SharedNode:
         if self.ranks_on_node == 1:
             return {}
         share = self._next("processes")
-        own = Process.own()
-        share.publish(str(self.local_rank), f"{own.pid} {own.started}")
+        own = Process.current()
+        share.publish(str(self.local_rank), f"{own.pid} {own.start_ticks}")
         published = [
             share.lookup(str(rank), self._limit_s).split() for rank in range(self.ranks_on_node)
         ]
-        return {rank: Process(int(pid), started) for rank, (pid, started) in enumerate(published)}
+        return {rank: Process(int(pid), int(start)) for rank, (pid, start) in enumerate(published)}
 
     def _semaphores(self, name: str, count: int) -> Semaphores:
         """Collective; ready for use on all ranks when it returns."""

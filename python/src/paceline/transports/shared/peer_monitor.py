@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import TimedOut
@@ -17,37 +14,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from paceline.host.processes import Process
     from paceline.transports.shared.semaphores import Semaphores
 
 _SLICE_S = 0.2  # how long a killed peer may go unnoticed; looking costs tens of microseconds
 _HERE, _LEFT, _FAILED = 0, 1, 2
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process, told apart from a later one of the same number by when it started."""
-
-    pid: int
-    started: str  # clock ticks since boot, field 22 of /proc/PID/stat
-
-    @classmethod
-    def own(cls) -> Process:
-        return cls(os.getpid(), _state_and_start(os.getpid())[1])
-
-    def alive(self) -> bool:
-        """False also for a zombie: it runs no more, its parent has only not asked yet."""
-        try:
-            state, started = _state_and_start(self.pid)
-        except OSError:
-            return False
-        return started == self.started and state not in {"Z", "X"}
-
-
-def _state_and_start(pid: int) -> tuple[str, str]:
-    """Fields 3 and 22 of /proc/PID/stat (proc_pid_stat(5))."""
-    # the second field is the program's name in brackets, and may hold blanks and brackets
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return fields[0], fields[19]
 
 
 class PeerMonitor:
@@ -112,7 +83,7 @@ class PeerMonitor:
         self._look_for_failed()
         for rank, process in self._processes.items():
             # asked before the state, so that one who leaves in between is not taken for dead
-            alive = process.alive()
+            alive = process.is_alive()
             state = self._states[rank]
             if rank == peer and state == _LEFT:
                 raise self._lost(rank, "has left")

@@ -1,1 +1,9 @@
-"""Start one MPI job inside a Spark barrier stage."""
+"""One MPI job inside a Spark barrier stage.
+
+- `task`: what each barrier task does: task 0 leads, the others hold slots and start daemons;
+- `mpirun`: the commands that tasks start, their environment, and how mpirun ended;
+- `agent`: the program that mpirun calls in place of ssh to start a daemon on another host;
+- `wire`: the messages between tasks and agent.
+
+The ranks themselves run `paceline.launchers.mpi.rank`, as under any mpirun.
+"""

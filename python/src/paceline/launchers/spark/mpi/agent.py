@@ -1,7 +1,7 @@
-"""`python -m paceline.launchers.spark.mpi.agent HOST COMMAND…`: what mpirun calls in place of ssh.
+"""`python -m paceline.launchers.spark.mpi.agent HOST COMMAND…`: mpirun calls it in place of ssh.
 
-Hands the start of PRRTE's daemon to the barrier task that leads HOST and lives as long as the
-daemon does, whose exit status it ends with; but no longer than mpirun.
+It passes the start of PRRTE's daemon to the barrier task that leads HOST, and lives as long as the
+daemon, but no longer than mpirun. Its exit status is the daemon's.
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ import os
 import re
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError, UsageError
 from paceline.host.processes import die_with_parent
-from paceline.launchers.spark.mpi.wire import greet, receive
+from paceline.launchers.spark.mpi.wire import connect, receive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Set for mpirun by task 0: {"leaders": {HOST: [address, port]}, "token": .., "limit_s": ..}
+# Task 0 sets it for mpirun: {"leaders": {HOST: [address, port]}, "token": .., "limit_s": ..}
 AGENT_VARIABLE = "PACELINE_SPARK_AGENT"
 DAEMON = "prted"
 _START_LIMIT_S = 20.0
-# Where an Open MPI that was moved finds itself.
+# Variables with which an Open MPI that was moved finds its own files.
 PREFIXES = ("PRTE_PREFIX", "PMIX_PREFIX", "OPAL_PREFIX", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonStart:
-    """How mpirun wants PRRTE's daemon to be started on another host."""
+    """The start of PRRTE's daemon on another host, as mpirun asks for it."""
 
     program: str
     arguments: tuple[str, ...]
-    variables: tuple[str, ...]  # of PREFIXES, those that a shell there was to set first
+    variables: tuple[str, ...]  # those of PREFIXES that mpirun's shell command sets first
 
 
 def read_command(words: Sequence[str]) -> DaemonStart:
-    """What ssh's command asks for: settings of variables, `prted`, its arguments.
+    """Read the command for ssh: settings of variables, `prted`, its arguments.
 
-    It is made for a shell, which does not see it: the daemon and its arguments are taken out, and
-    nothing else is ever run. Raises UsageError if it does not start a prted.
+    mpirun writes it for a shell, but no shell runs it: only the daemon and its arguments are used.
+    Raises UsageError if it does not start a prted.
     """
     parts = shlex.split(" ".join(words))
     for number, part in enumerate(parts):
@@ -61,17 +61,13 @@ def read_command(words: Sequence[str]) -> DaemonStart:
 
 
 def main(words: Sequence[str]) -> int:
+    """Have the daemon started on the host `words[0]`; return its exit status."""
     try:
-        told = json.loads(os.environ[AGENT_VARIABLE])
-        start = read_command(words[1:])
-        host, port = told["leaders"][words[0]]
-        hello = {
-            "program": start.program,
-            "arguments": start.arguments,
-            "variables": start.variables,
-        }
-        with greet((host, port), told["token"], hello, _START_LIMIT_S) as leader:
-            end = receive(leader, told["limit_s"])
+        settings = json.loads(os.environ[AGENT_VARIABLE])
+        start = asdict(read_command(words[1:]))
+        host, port = settings["leaders"][words[0]]
+        with connect((host, port), settings["token"], start, _START_LIMIT_S) as leader:
+            end = receive(leader, settings["limit_s"])
     except PacelineError as error:
         print(f"paceline: {error}", file=sys.stderr)
         return int(error.exit_code)
@@ -79,7 +75,7 @@ def main(words: Sequence[str]) -> int:
         print(f"paceline: no barrier task for {words[:1]} ({error!r})", file=sys.stderr)
         return 2
     if end is None:
-        print(f"paceline: the barrier task on {words[0]} has gone", file=sys.stderr)
+        print(f"paceline: the barrier task on {words[0]} has ended", file=sys.stderr)
         return 1
     if end["output"]:
         print(f"paceline: {DAEMON} on {words[0]}: {end['output']}", file=sys.stderr)
@@ -87,6 +83,6 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # An mpirun that is killed ends nobody, and a host that cannot be reached never answers.
+    # A killed mpirun does not end the agent, and a host that cannot be reached never answers.
     die_with_parent(os.getppid())
     sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,7 @@
-"""What barrier tasks and mpirun's remote-start agent say to one another: lines of JSON over TCP.
+"""Messages between barrier tasks and mpirun's agent: lines of JSON over TCP.
 
-Nothing is believed that does not begin with the job's token, which Spark's allGather has spread.
-Needs the standard library alone, so that the agent starts quickly.
+A peer must first send the job's token, which Spark's allGather has distributed. The module needs
+only the standard library, so that the agent starts quickly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from paceline.errors import EnvironmentLacks, TimedOut
 
 Message = dict[str, Any]
-# Strangers that connect and say nothing may hold the next one up for so long.
+# A stranger that connects and sends nothing delays the next peer by at most this time.
 _HELLO_LIMIT_S = 2.0
 # A daemon's command line is 1 to 2 kB, the end of its output at most 4 kB.
 _LONGEST_LINE_BYTES = 1 << 20
@@ -23,7 +23,7 @@ _RETRY_S = 0.1
 
 
 def new_token() -> str:
-    """What the tasks of one job know one another by."""
+    """Return a secret by which the tasks of one job recognise each other."""
     return secrets.token_hex(16)
 
 
@@ -32,12 +32,12 @@ def send(peer: socket.socket, message: Message) -> None:
 
 
 def receive(peer: socket.socket, limit_s: float) -> Message | None:
-    """The next message; None if the peer has gone, or says what is no message.
+    """Return the next message; None if the peer has closed or sent something else.
 
     Raises TimedOut after `limit_s`.
     """
     peer.settimeout(max(limit_s, 0.001))
-    # Unbuffered: what comes after the line stays in the socket, for whoever asks next.
+    # Unbuffered: bytes after the line stay in the socket for the next call.
     try:
         with peer.makefile("rb", buffering=0) as lines:
             line = lines.readline(_LONGEST_LINE_BYTES)
@@ -53,8 +53,7 @@ def receive(peer: socket.socket, limit_s: float) -> Message | None:
 
 
 def has_ended(peer: socket.socket, limit_s: float) -> bool:
-    """Wait for a peer, which says no more, to go away; False if it is still there after
-    `limit_s`."""
+    """Wait for a peer that sends nothing more to close; False if it has not within `limit_s`."""
     peer.settimeout(max(limit_s, 0.001))
     try:
         while peer.recv(1024):
@@ -66,8 +65,11 @@ def has_ended(peer: socket.socket, limit_s: float) -> bool:
     return True
 
 
-def greet(address: tuple[str, int], token: str, hello: Message, limit_s: float) -> socket.socket:
-    """Connect and say who we are. Raises EnvironmentLacks if nobody answers within `limit_s`."""
+def connect(address: tuple[str, int], token: str, hello: Message, limit_s: float) -> socket.socket:
+    """Connect and send `hello` with the token.
+
+    Raises EnvironmentLacks if nobody answers within `limit_s`.
+    """
     deadline = time.monotonic() + limit_s
     while True:
         left_s = max(deadline - time.monotonic(), 0.001)
@@ -89,7 +91,7 @@ def greet(address: tuple[str, int], token: str, hello: Message, limit_s: float) 
 def accept(
     listener: socket.socket, token: str, limit_s: float
 ) -> tuple[socket.socket, Message] | None:
-    """The next peer that knows the token, and its hello; None if none comes within `limit_s`."""
+    """Return the next peer that knows the token, with its hello; None after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while (left_s := deadline - time.monotonic()) > 0:
         listener.settimeout(left_s)

@@ -26,7 +26,7 @@ from paceline.training.resources import RankCores, check_node
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from paceline.job.options import Job
+    from paceline.job.trial import Job
     from paceline.launchers.spark.rounds.exchange import Carry, RankReport, Report, State
 
 # Spark's own words when a task's Python worker or executor is gone: the task's partition, and why.
@@ -91,7 +91,7 @@ def _limited(job: Job, cancel: Callable[[], object]) -> Iterator[threading.Event
 
     timer = threading.Timer(job.trial.limits.trial_s, end)
     timer.daemon = True
-    if not job.managed:
+    if not job.supervised:
         timer.start()
     try:
         yield expired

@@ -17,7 +17,7 @@ from paceline.records.statuses import read_statuses
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from paceline.job.options import Job
+    from paceline.job.trial import Job
     from paceline.launchers.spark.rounds.claims import Claims
 
 _POLL_S = 0.25

@@ -28,7 +28,7 @@ from paceline.training.context import RankContext
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.job.options import Job
+    from paceline.job.trial import Job
     from paceline.launchers.spark.rounds.exchange import Orders, Report, State
     from paceline.launchers.spark.rounds.worker import RoundWorker
 
@@ -121,7 +121,7 @@ def _run(
 def _open(job: Job, context: RankContext, orders: Orders) -> _Kept:
     from paceline.training.resources import apply_resources  # noqa: PLC0415
 
-    if job.trial.placement.nodes > 1 or not job.managed:
+    if job.trial.placement.nodes > 1 or not job.supervised:
         check_dataset(job.trial.training.dataset)  # else the launcher has looked on this node
     apply_resources(context, job.trial)
     # Only now: it imports torch, which reads what apply_resources sets.

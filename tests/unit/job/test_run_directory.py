@@ -9,9 +9,10 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.host.processes import process_started_unix_s
-from paceline.job import byhand
-from paceline.job.byhand import finish, launching_pid, prepare
-from paceline.job.rank import RankEnd
+from paceline.job import launched_by
+from paceline.job.launched_by import launching_pid
+from paceline.job.rank_status import RankEnd
+from paceline.job.run_directory import finish, prepare
 
 
 def outcome(job):
@@ -56,12 +57,12 @@ def test_finished_trial_is_not_overwritten(make_job):
     job = make_job()
     prepare(job)
     finish(job, RankEnd(rank=0, exit_code=0))
-    with pytest.raises(UsageError, match="--repeat 1 "):
+    with pytest.raises(UsageError, match="--repeat 1, "):
         prepare(job)
     second = make_job("--repeat", "1")
     prepare(second)
     finish(second, RankEnd(rank=0, exit_code=0))
-    with pytest.raises(UsageError, match="--repeat 2 "):
+    with pytest.raises(UsageError, match="--repeat 2, "):
         prepare(job)
 
 
@@ -89,14 +90,14 @@ def test_unfinished_attempt_is_set_aside(make_job):
     ],
 )
 def test_parent_is_the_launcher_if_it_is_one(words, is_launcher, monkeypatch):
-    monkeypatch.setattr(byhand, "command_line_of", lambda _pid: words)
+    monkeypatch.setattr(launched_by, "command_line_of", lambda _pid: words)
     assert launching_pid() == (os.getppid() if is_launcher else os.getpid())
 
 
 def test_spark_submit_is_written_as_it_was_typed(make_job, monkeypatch):
     java = ["/jdk/bin/java", "-cp", "jars/*", "org.apache.spark.deploy.SparkSubmit"]
     typed = ["--master", "local[2]", "spark-jobs/train.py", "--ranks", "2"]
-    monkeypatch.setattr(byhand, "command_line_of", lambda _pid: [*java, *typed])
+    monkeypatch.setattr(launched_by, "command_line_of", lambda _pid: [*java, *typed])
     job = make_job()
     prepare(job)
     expected = "spark-submit --master 'local[2]' spark-jobs/train.py --ranks 2\n"

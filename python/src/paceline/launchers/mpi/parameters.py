@@ -1,4 +1,4 @@
-"""The names of Open MPI's MCA parameters, since mpirun passes over those that it does not know."""
+"""The names of Open MPI's MCA parameters. mpirun ignores unknown ones without a message."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PARAMETER = re.compile(r"^mca:[^:]*:[^:]*:param:([^:]+):value:", re.MULTILINE)
 
 @cache
 def known_parameters(mpirun: Path) -> frozenset[str] | None:
-    """All names that the Open MPI of this mpirun knows; None where it cannot say."""
+    """Return all names that the Open MPI of this mpirun knows; None if it cannot list them."""
     program = mpirun.parent / "ompi_info"
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             [str(program), "--all", "--parsable"],
             capture_output=True,
             text=True,
@@ -33,11 +33,11 @@ def known_parameters(mpirun: Path) -> frozenset[str] | None:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return frozenset(_PARAMETER.findall(said)) or None
+    return frozenset(_PARAMETER.findall(output)) or None
 
 
 def unknown_parameters(names: Iterable[str], mpirun: Path) -> str | None:
-    """Which of the names this Open MPI does not know, in words; None where it knows them all."""
+    """Return a message about the unknown ones of `names`; None if all are known."""
     known = known_parameters(mpirun)
     unknown = [] if known is None else [name for name in names if name not in known]
     if known is None or not unknown:

@@ -1,0 +1,104 @@
+"""The decision which rank failed first, and with which error the trial therefore ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from paceline.errors import ExitCode
+from paceline.job.rank_status import RankEnd
+from paceline.records.statuses import exit_code_of, read_statuses
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from paceline.job.trial import Job
+    from paceline.records.rows import RankStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstFailure:
+    """The rank that failed first. None if neither a rank nor the launcher gives a hint."""
+
+    rank: int | None
+    status: RankStatus | None = None  # of that rank, if it wrote one
+
+    @property
+    def error(self) -> str | None:
+        """The reason that the rank itself wrote; None if it died without one."""
+        if self.status is None or self.status.state != "failed":
+            return None
+        return self.status.error or "no reason given"
+
+    def end(self, otherwise: str) -> RankEnd:
+        """Return the end of the trial; `otherwise` is the reason if the rank wrote none."""
+        rank = 0 if self.rank is None else self.rank
+        if self.error is None:
+            error = f"RankFailed: {otherwise}"
+            return RankEnd(rank=rank, exit_code=ExitCode.RANK_FAILED, error=error)
+        return RankEnd(rank=rank, exit_code=exit_code_of(self.error), error=self.error)
+
+
+def first_failure(
+    statuses: Sequence[RankStatus], *, named: int | None = None, dead: Collection[int] = ()
+) -> FirstFailure:
+    """Return the rank that failed first.
+
+    named: rank that the launcher's own messages name. dead: ranks whose process ended without a
+    reason. In order of weight:
+
+    1. a rank that wrote an error of its own: its peers may have been killed because of it;
+    2. a rank that is known to have died;
+    3. the rank that the launcher names;
+    4. a rank that waited too long for others, then one that wrote no end.
+
+    A rank whose only error is that a peer left is never the first.
+    """
+    rank = _first_rank(statuses, named, dead)
+    return FirstFailure(rank=rank, status=next((s for s in statuses if s.rank == rank), None))
+
+
+def _first_rank(
+    statuses: Sequence[RankStatus], named: int | None, dead: Collection[int]
+) -> int | None:
+    own_errors = [s for s in statuses if s.state == "failed" and not s.secondary]
+    causes = [s.rank for s in own_errors if exit_code_of(s.error) != ExitCode.TIMED_OUT]
+    running = [s.rank for s in statuses if s.state == "running"]
+    if causes:
+        return named if named in causes else causes[0]
+    if dead:
+        # Spark ends the peers of a lost task at once, so several may have died between two looks.
+        return named if named in running else min(dead)
+    if named is not None and named not in {s.rank for s in statuses if s.secondary}:
+        return named
+    return next(iter([s.rank for s in own_errors] + running), None)
+
+
+def trial_end(job: Job, ends: Iterable[RankEnd | None], reason: str | None = None) -> RankEnd:
+    """Return the end that stands for the whole trial.
+
+    ends: of every rank, by rank; None for a rank that ended without one. reason: what the launcher
+    knows about such a rank.
+    """
+    given = list(ends)
+    dead = [rank for rank, end in enumerate(given) if end is None]
+    failed = [end for end in given if end is not None and end.error is not None]
+    if not dead and not failed:
+        return RankEnd(rank=0, exit_code=ExitCode.OK)
+    failure = first_failure(read_statuses(job.files), dead=dead)
+    causes = [end for end in failed if not end.secondary]
+    if failure.error is None and causes:
+        return causes[0]
+    if failure.rank is None and failed:
+        return failed[0]
+    return failure.end(reason or "its process ended without a reason")
+
+
+def outcome_status(exit_code: int) -> Literal["ok", "failed", "timed_out", "refused"]:
+    """Return the status that `outcome.json` records for an exit code."""
+    if exit_code == ExitCode.OK:
+        return "ok"
+    if exit_code == ExitCode.TIMED_OUT:
+        return "timed_out"
+    refusals = (ExitCode.USAGE, ExitCode.ENVIRONMENT, ExitCode.DATA)
+    return "refused" if exit_code in refusals else "failed"

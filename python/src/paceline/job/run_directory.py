@@ -1,0 +1,82 @@
+"""The records that `paceline run` keeps, kept by a job that was started without it.
+
+So `paceline compare RUN_DIR` and `paceline report RUN_DIR` read both alike. One process of the job
+calls `prepare` before any rank starts, and `finish` after the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING
+
+from paceline.errors import UsageError
+from paceline.host.machine import machine_facts, package_versions
+from paceline.job.failure import outcome_status
+from paceline.job.launched_by import launched_unix_s, launching_command
+from paceline.records.attempts import set_aside
+from paceline.records.files import read_json, write_json, write_text
+from paceline.records.rows import SCHEMA, Outcome
+
+if TYPE_CHECKING:
+    from paceline.job.rank_status import RankEnd
+    from paceline.job.trial import Job
+    from paceline.records.layout import RunFiles
+
+
+def prepare(job: Job) -> None:
+    """Make the trial's directory with `trial.json` and `command.txt`, and the run's manifest.
+
+    The files of an unfinished attempt move to `attempts/`. Does nothing under `paceline run`.
+    Raises UsageError if the trial has finished already.
+    """
+    if job.run is None:
+        return
+    if job.files.outcome.exists() and read_json(job.files.outcome).get("status") == "ok":
+        raise UsageError(
+            f"{job.files.root}: this trial has finished already; to repeat it add --repeat "
+            f"{_next_repeat(job.run, job.trial.configuration)}, or choose another --out"
+        )
+    set_aside(job.run, job.trial.id)
+    if not job.run.manifest.exists():
+        write_json(job.run.manifest, _manifest(job))
+    write_text(job.files.command, launching_command() + "\n")
+    write_text(job.files.trial, job.trial.model_dump_json(indent=1) + "\n")
+
+
+def finish(job: Job, end: RankEnd) -> None:
+    """Write how the trial ended; end: of the rank that failed first. Not under `paceline run`."""
+    if job.supervised:
+        return
+    outcome = Outcome(
+        schema=SCHEMA,
+        trial_id=job.trial.id,
+        status=outcome_status(end.exit_code),
+        exit_code=end.exit_code,
+        launched_unix_s=launched_unix_s(),
+        ended_unix_s=time.time(),
+        launcher_exit_status=None,  # the launcher still runs
+        failed_rank=None if end.error is None else end.rank,
+        message=end.error,
+    )
+    write_json(job.files.outcome, dataclasses.asdict(outcome))
+
+
+def _next_repeat(run: RunFiles, configuration: str) -> int:
+    prefix = f"{configuration}.r"
+    repeats = [name.removeprefix(prefix) for name, _ in run.trials() if name.startswith(prefix)]
+    return max((int(repeat) for repeat in repeats if repeat.isdigit()), default=-1) + 1
+
+
+def _manifest(job: Job) -> dict[str, object]:
+    training = job.trial.training
+    return {
+        "schema": SCHEMA,
+        "name": job.trial.experiment,
+        "description": "trials started by hand",
+        "by_hand": True,
+        "created_unix_s": time.time(),
+        "data": {training.workload: training.dataset},
+        "versions": package_versions(),
+        "host": machine_facts(),
+    }

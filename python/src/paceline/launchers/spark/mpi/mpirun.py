@@ -1,0 +1,255 @@
+"""The MPI programs that barrier tasks start: mpirun in task 0, PRRTE's daemons on other hosts.
+
+Whatever a task starts ends with the task: the kernel sends SIGTERM when Spark kills the task's
+Python, and mpirun and its daemons then end their ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import paceline
+from paceline.errors import ExitCode
+from paceline.host.processes import end_processes, guarded
+from paceline.job.environment import rank_environment
+from paceline.job.failure import first_failure
+from paceline.job.rank_status import RankEnd
+from paceline.launchers.diagnosis import SPECIFIC_CODES
+from paceline.launchers.mpi.launcher import (
+    failed_rank,
+    interface_parameters,
+    on_this_node,
+    root_environment,
+    slots_of_this_node,
+)
+from paceline.launchers.mpi.rank import EnclosingJob
+from paceline.launchers.spark.mpi.agent import DAEMON, DaemonStart
+from paceline.launchers.supervise import Watched, wait_for_end
+from paceline.records.statuses import read_statuses
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import IO
+
+    from paceline.job.trial import Job
+    from paceline.plan.trial import Trial
+    from paceline.records.rows import RankStatus
+
+# mpirun would read these as its own: they belong to the batch or MPI job that Spark runs in.
+_OF_OTHER_JOBS = ("SLURM_", "PBS_", "LSB_", "OMPI_", "PMIX_", "PRTE_", "PMI_")
+_CHOICES = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_")
+_TERMINATION_S = 5.0
+_OUTPUT_END_S = 4.0
+_KEPT_LINES = 200
+_QUOTED_LINES = 8
+_OURS = "paceline: "
+# PRRTE's message when it has lost a daemon; mpirun itself then ends with status 0.
+_LOST_DAEMON = re.compile(r"Remote daemon:\s+\[\S+\] on node (\S+)")
+
+
+def mpirun_command(mpirun: Path, job: Job, nodes: Sequence[str], sequence: Path) -> list[str]:
+    """Return the command that starts every rank on the host of its barrier task.
+
+    nodes: the address of every rank's host, by rank. sequence: a file that lists them. With a
+    single node neither is used, and mpirun starts no daemon.
+    """
+    trial = job.trial
+    # The first Python on PATH is on every host the one of its executor.
+    python = os.path.basename(sys.executable)  # noqa: PTH119
+    argv = [str(mpirun), "-n", str(trial.placement.ranks), "--bind-to", "none"]
+    if len(set(nodes)) == 1:
+        argv += on_this_node(trial.placement)
+    else:
+        argv += _on_nodes(job, nodes, sequence, python)
+    argv += [*interface_parameters(trial), *trial.mpi.arguments]
+    argv += [python, "-m", "paceline.launchers.mpi.rank", "--trial", str(job.files.trial)]
+    return argv if job.run is None else [*argv, "--out", str(job.run.root)]
+
+
+def _on_nodes(job: Job, nodes: Sequence[str], sequence: Path, python: str) -> list[str]:
+    """Return the options that place one rank after the other on the node of its line."""
+    place = job.trial.placement
+    slots = slots_of_this_node(place)
+    mapping = f"seq:file={sequence}"
+    if place.oversubscribe:
+        mapping += ":OVERSUBSCRIBE"
+    return [
+        "--host", ",".join(f"{node}:{slots}" for node in dict.fromkeys(nodes)),
+        "--map-by", mapping,
+        "--leave-session-attached",  # daemons stay children of the barrier tasks
+        "--prtemca", "plm", "ssh",
+        "--prtemca", "plm_ssh_agent", f"{python} -m paceline.launchers.spark.mpi.agent",
+        "--prtemca", "plm_ssh_no_tree_spawn", "1",  # only task 0 can reach the other tasks
+    ]  # fmt: skip
+
+
+def environment_of_ranks(
+    trial: Trial, enclosing: EnclosingJob, own: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return the environment of mpirun, or of a daemon, and of the ranks that it starts here.
+
+    This host's Python comes first on PATH. The package is the one of this task: it may be in an
+    archive that Spark has shipped to another place on every host.
+    """
+    kept = {
+        name: value
+        for name, value in own.items()
+        if name.startswith(_CHOICES) or not name.startswith(_OF_OTHER_JOBS)
+    }
+    package = str(Path(paceline.__file__).parents[1])
+    return {
+        **kept,
+        **rank_environment(trial),
+        **root_environment(),
+        **enclosing.environment(),
+        "PATH": _before(str(Path(sys.executable).parent), own.get("PATH", os.defpath)),
+        "PYTHONPATH": _before(package, own.get("PYTHONPATH", "")),
+    }
+
+
+def daemon_command(
+    start: DaemonStart, mpirun: Path, environment: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command of PRRTE's daemon on this host, and its environment.
+
+    mpirun: of this host. The daemon in its folder is used; the path on task 0's host may differ.
+    """
+    own = mpirun.with_name(DAEMON)
+    program = str(own) if own.is_file() else start.program
+    prefix = Path(program).parent.parent
+    settings = dict.fromkeys(start.variables, str(prefix))
+    if "LD_LIBRARY_PATH" in settings:
+        libraries = environment.get("LD_LIBRARY_PATH", "")
+        settings["LD_LIBRARY_PATH"] = _before(str(prefix / "lib"), libraries)
+    return [program, *start.arguments], {**environment, **settings}
+
+
+def _before(path: str, others: str) -> str:
+    return os.pathsep.join(part for part in (path, others) if part)
+
+
+def start_in_task(
+    argv: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | int
+) -> subprocess.Popen[bytes]:
+    """Start a program that ends when the calling thread ends, however that happens."""
+    return subprocess.Popen(
+        guarded(argv, kill_after_s=_TERMINATION_S),
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Spark's daemon signals its process group; this ends in order
+    )
+
+
+def end_in_task(process: subprocess.Popen[bytes]) -> int:
+    """End a program in order, then by force; return its exit status."""
+    return end_processes([process], _TERMINATION_S)[0]
+
+
+def run_mpirun(job: Job, argv: Sequence[str], environment: Mapping[str, str]) -> RankEnd:
+    """Run mpirun to its end; return the end of the rank that failed first.
+
+    All ranks have to start within `limits.rendezvous_s` and to end within `limits.trial_s`.
+    """
+    limits = job.trial.limits
+    process = start_in_task(argv, environment, subprocess.PIPE)
+    try:
+        output = _Output(process)
+        watched = wait_for_end(
+            [process],
+            job.files,
+            limit_s=limits.trial_s,
+            start_limit_s=limits.rendezvous_s,
+            ranks=job.trial.placement.ranks,
+        )
+    finally:
+        status = end_in_task(process)
+    return end_of_mpirun(job, status, output.lines(), watched)
+
+
+class _Output:
+    """Forwards the output of mpirun to standard error and keeps its last lines."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._kept: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._thread = threading.Thread(target=self._read, name="mpirun-output", daemon=True)
+        self._thread.start()
+
+    def lines(self) -> list[str]:
+        """Return the last lines. Call it when the process has ended."""
+        self._thread.join(_OUTPUT_END_S)
+        return list(self._kept)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            text = line.decode(errors="replace")
+            self._kept.append(text.rstrip())
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
+def end_of_mpirun(job: Job, exit_status: int, output: Sequence[str], watched: Watched) -> RankEnd:
+    """Return the end that stands for all ranks, from mpirun's and from the status of the ranks."""
+    limits, statuses = job.trial.limits, read_statuses(job.files)
+    done = {s.rank for s in statuses if s.state == "done"}
+    open_ranks = [rank for rank in range(job.trial.placement.ranks) if rank not in done]
+    if watched.timed_out:
+        error = f"TimedOut: not done within its limit of {limits.trial_s:g} s"
+        rank = next(iter(open_ranks), 0)
+        return RankEnd(rank=rank, exit_code=ExitCode.TIMED_OUT, error=error)
+    if watched.missing_ranks:
+        error = (
+            f"TimedOut: rank(s) {', '.join(map(str, watched.missing_ranks))} did not start within "
+            f"{limits.rendezvous_s:g} s (limits.rendezvous_s, --rendezvous-timeout)"
+        )
+        return RankEnd(rank=watched.missing_ranks[0], exit_code=ExitCode.TIMED_OUT, error=error)
+    if exit_status == 0 and not open_ranks:
+        return RankEnd(rank=0, exit_code=ExitCode.OK)
+    text = "\n".join(output)
+    failure = first_failure(statuses, named=failed_rank(text), dead=watched.dead_ranks)
+    if failure.error is None:
+        end = _lost_host(text, statuses) or _refusal(exit_status, output, failure.rank)
+        if end is not None:
+            return end
+    if failure.status is not None:
+        where = f"(host {failure.status.host}, pid {failure.status.pid})"
+        return failure.end(
+            f"{where} was killed or crashed: it wrote no error; mpirun ended with {exit_status}"
+        )
+    last = [line for line in output if line.strip()][-_QUOTED_LINES:]
+    return failure.end(f"mpirun ended with {exit_status}: " + "\n".join(last))
+
+
+def _lost_host(output: str, statuses: Sequence[RankStatus]) -> RankEnd | None:
+    """Return the end of a trial whose daemon on some host was lost; None if mpirun lost none."""
+    lost = _LOST_DAEMON.search(output)
+    if lost is None:
+        return None
+    host = lost.group(1)
+    there = [s.rank for s in statuses if s.host.partition(".")[0] == host.partition(".")[0]]
+    listed = ", ".join(map(str, there)) or "none known"
+    return RankEnd(
+        rank=next(iter(there), 0),
+        exit_code=ExitCode.RANK_FAILED,
+        error=f"RankFailed: MPI's daemon on host {host} was lost, and its ranks ({listed}) with "
+        "it: it was killed, or the host cannot be reached any more",
+    )
+
+
+def _refusal(exit_status: int, output: Sequence[str], rank: int | None) -> RankEnd | None:
+    """Return the error with which the ranks ended before they could write a status."""
+    ours = [line.removeprefix(_OURS) for line in output if line.startswith(_OURS)]
+    if exit_status not in SPECIFIC_CODES or not ours:
+        return None
+    code = ExitCode(exit_status)
+    return RankEnd(rank=rank or 0, exit_code=code, error=f"{code.name}: {ours[-1]}")

@@ -1,0 +1,74 @@
+"""Launcher `spark` under Kubernetes: the SparkApplication of the Kubeflow Spark operator.
+
+v1beta2 of https://github.com/kubeflow/spark-operator.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata as package_metadata
+from typing import TYPE_CHECKING, Any
+
+from paceline.launchers.spark.launcher import configuration, slots_per_node
+from paceline.launchers.spark.native import driver_memory
+from paceline.render.files import CannotRender
+from paceline.render.kubernetes import (
+    JOBS,
+    PYTHON,
+    environment,
+    job_arguments,
+    metadata,
+    mounts,
+    volumes,
+)
+
+if TYPE_CHECKING:
+    from paceline.plan.trial import Trial
+    from paceline.render.kubernetes import KubernetesSettings
+
+_MASTER = "k8s://https://kubernetes.default.svc"
+# The operator sets these from keys of its own.
+_SET_BY_OPERATOR = ("spark.executor.instances", "spark.executor.cores", "spark.executor.memory")
+
+
+def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
+    """Return a SparkApplication with one executor per node. Raises CannotRender."""
+    if trial.transport == "mpi":
+        raise CannotRender("pods of executors have no ssh server for the MPI job inside Spark")
+    place = trial.placement
+    on_cluster = trial.model_copy(
+        update={"spark": trial.spark.model_copy(update={"master": _MASTER})}
+    )
+    conf = {**configuration(on_cluster), "spark.pyspark.python": PYTHON, **trial.spark.conf}
+    return {
+        "apiVersion": "sparkoperator.k8s.io/v1beta2",
+        "kind": "SparkApplication",
+        "metadata": metadata(trial, settings),
+        "spec": {
+            "type": "Python",
+            "pythonVersion": "3",
+            "sparkVersion": package_metadata.version("pyspark"),
+            "mode": "cluster",
+            "image": settings.image("paceline-spark"),
+            "mainApplicationFile": f"local://{JOBS}/spark-jobs/train.py",
+            "arguments": job_arguments(trial, settings),
+            "sparkConf": {k: v for k, v in conf.items() if k not in _SET_BY_OPERATOR},
+            "restartPolicy": {"type": "Never"},  # a retry in place would not be a repeat
+            "volumes": volumes(trial, settings),
+            "driver": {
+                "cores": 1,
+                "memory": driver_memory(trial),
+                "serviceAccount": settings.service_account,
+                "env": environment(trial),
+                "volumeMounts": mounts(),
+            },
+            "executor": {
+                "instances": place.nodes,
+                "cores": slots_per_node(trial),
+                "coreRequest": str(place.cores_per_node),
+                "memory": conf.get("spark.executor.memory", "1g"),
+                # Ranks are Python processes beside the JVM.
+                "memoryOverhead": f"{settings.memory_mib(place.ranks_per_node)}m",
+                "volumeMounts": mounts(),
+            },
+        },
+    }

@@ -1,0 +1,99 @@
+"""`torchrun … -m paceline.launchers.torchrun`: one rank that torchrun started.
+
+Its place comes from torchrun's variables. torchrun also provides MASTER_ADDR and MASTER_PORT, but a
+store there listens on every interface. So rank 0 binds a socket of its own and writes the address
+to a file in the trial's directory.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from paceline.errors import DataError, EnvironmentLacks, TimedOut, UsageError
+from paceline.host.machine import host_name
+from paceline.job import (
+    Job,
+    StoreAddress,
+    finish,
+    listen_on,
+    parse_job,
+    prepare,
+    rank_context,
+    run_guarded,
+    run_rank,
+)
+from paceline.job.launched_by import launching_pid
+from paceline.records.files import read_json, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_POLL_S = 0.05
+_PROG = "python -m paceline.launchers.torchrun"
+
+
+def main() -> int:
+    rank, ranks = torchrun_place()
+    job = parse_job("torchrun", _PROG, ranks_per_node=ranks)
+    if rank == 0:
+        prepare(job)
+    store = None if ranks == 1 else exchange_address(job, rank)
+    context = rank_context(rank, [host_name()] * ranks, store)
+    end = run_rank(job, context, [launching_pid()])
+    if rank == 0 or (end.error is not None and not end.secondary):
+        finish(job, end)
+    return end.exit_code
+
+
+def torchrun_place(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Return (rank, number of ranks).
+
+    Raises UsageError if torchrun did not start this process, EnvironmentLacks for several nodes.
+    """
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        raise UsageError(
+            "expected torchrun to start this process; use `torchrun --nproc-per-node N -m "
+            "paceline.launchers.torchrun`, or start ranks with `python -m paceline.launchers.local`"
+        )
+    ranks, on_node = int(environment["WORLD_SIZE"]), int(environment["LOCAL_WORLD_SIZE"])
+    if ranks != on_node:
+        raise EnvironmentLacks(
+            f'launcher "torchrun" starts ranks on one node only; expected {on_node} ranks (those '
+            f'of this node), torchrun started {ranks}; use "mpi" or "spark" for several nodes'
+        )
+    return int(environment["RANK"]), ranks
+
+
+def exchange_address(job: Job, rank: int) -> StoreAddress:
+    """Return rank 0's address. Raises TimedOut after `limits.rendezvous_s`."""
+    path = job.files.root / "rendezvous.json"
+    agent = os.getppid()  # tells this start from any earlier one
+    if rank == 0:
+        address = listen_on(job.trial.interface)
+        write_json(path, {"agent": agent, "host": address.host, "port": address.port})
+        return address
+    return _wait_for(path, agent, job.trial.limits.rendezvous_s, rank)
+
+
+def _wait_for(path: Path, agent: int, limit_s: float, rank: int) -> StoreAddress:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        try:
+            document = read_json(path)
+        except DataError:
+            document = {}  # rank 0 has not written it yet
+        if document.get("agent") == agent:
+            return StoreAddress(host=document["host"], port=document["port"])
+        time.sleep(_POLL_S)
+    raise TimedOut(
+        f"rank {rank} waited {limit_s:g} s for rank 0 to write its address to {path}; look at "
+        "rank 0's log, or raise limits.rendezvous_s (--rendezvous-timeout)"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(main))

@@ -1,0 +1,99 @@
+"""Rendered files, and the paths of data sets and records on the nodes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.plan.trial import Trial
+
+# The scheduler's limit is longer than the trial's own, whose message has a reason.
+_MARGIN_S = 300
+_PATHS = (
+    "targets_dir",
+    "textfile_dir",
+    "tls_certificate",
+    "tls_key",
+    "tls_client_ca",
+    "basic_auth_file",
+    "bearer_token_file",
+)
+
+
+class CannotRender(Exception):  # noqa: N818  (it reads as the sentence that the user sees)
+    """The scheduler cannot start this trial; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """The name and the content of a file."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A configuration that is not rendered."""
+
+    configuration: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Paths on the nodes, on storage that all nodes share."""
+
+    run_dir: str
+    data_dir: str | None  # holds a data set per workload, by its name; None: as planned
+
+    def dataset(self, trial: Trial) -> str:
+        training = trial.training
+        return training.dataset if self.data_dir is None else f"{self.data_dir}/{training.workload}"
+
+
+def shipped_trial(trial: Trial, places: Places) -> Trial:
+    """Return the trial with the paths of the nodes.
+
+    Relative paths of [telemetry] start here, as for `paceline run`; a job may start anywhere.
+    """
+    given = ((name, getattr(trial.telemetry, name)) for name in _PATHS)
+    paths = {name: str(Path(path).absolute()) for name, path in given if path is not None}
+    training = trial.training.model_copy(update={"dataset": places.dataset(trial)})
+    telemetry = trial.telemetry.model_copy(update=paths)
+    return trial.model_copy(update={"training": training, "telemetry": telemetry})
+
+
+def telemetry_paths(trial: Trial) -> dict[str, Path]:
+    """Return the paths that the sidecar reads and writes, by key of [telemetry]."""
+    given = ((name, getattr(trial.telemetry, name)) for name in _PATHS)
+    return {name: Path(path) for name, path in given if path is not None}
+
+
+def trial_text(trial: Trial) -> str:
+    return trial.model_dump_json(indent=1) + "\n"
+
+
+def by_configuration(trials: Sequence[Trial]) -> list[list[Trial]]:
+    """Return the repeats of each configuration, in the order of the first planned of each."""
+    found: dict[str, list[Trial]] = {}
+    for trial in trials:
+        found.setdefault(trial.configuration, []).append(trial)
+    return [sorted(repeats, key=lambda t: t.repeat) for repeats in found.values()]
+
+
+def limit_s(trial: Trial) -> int:
+    """Return the time after which the scheduler may end the trial."""
+    return math.ceil(trial.limits.trial_s) + _MARGIN_S
+
+
+def launcher_hook(launcher: str, name: str) -> str | None:
+    """Return "module:function" of a launcher's part of the rendering, until descriptors name it."""
+    if launcher == "spark" and name == "slurm_step":
+        return None
+    return f"paceline.launchers.{launcher}.render:{name}"

@@ -1,0 +1,84 @@
+"""Which rank failed first, and the end that stands for the trial."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from paceline.job.failure import first_failure, outcome_status, trial_end
+from paceline.job.rank_status import RankEnd
+from paceline.records.files import write_json
+from paceline.records.rows import RankStatus
+
+DONE = RankEnd(rank=0, exit_code=0)
+
+
+def status(rank, state, error=None, *, secondary=False):
+    return RankStatus(
+        rank=rank, host="h", pid=1, process_started_unix_s=0.0, state=state, error=error,
+        secondary=secondary,
+    )  # fmt: skip
+
+
+RUNNING = [status(0, "running"), status(1, "running")]
+LOST_PEER = status(0, "failed", "PeerLost: x", secondary=True)
+BAD_DATA = status(1, "failed", "DataError: x")
+TOO_LATE = status(0, "failed", "TimedOut: x")
+
+
+@pytest.mark.parametrize(
+    ("statuses", "hints", "rank"),
+    [
+        ([], {}, None),
+        ([], {"named": 1}, 1),
+        (RUNNING, {}, 0),
+        (RUNNING, {"named": 1}, 1),
+        (RUNNING, {"dead": (1,)}, 1),
+        (RUNNING, {"dead": (0, 1), "named": 1}, 1),
+        ([LOST_PEER], {}, None),
+        ([LOST_PEER], {"named": 0}, None),
+        ([LOST_PEER, status(1, "running")], {}, 1),
+        ([LOST_PEER, BAD_DATA], {"named": 0, "dead": (0,)}, 1),
+        ([TOO_LATE, status(1, "running")], {}, 0),
+        ([TOO_LATE, status(1, "running")], {"dead": (1,)}, 1),
+        ([TOO_LATE, status(1, "running")], {"named": 1}, 1),
+        ([TOO_LATE, BAD_DATA], {}, 1),
+    ],
+)
+def test_first_failure(statuses, hints, rank):
+    assert first_failure(statuses, **hints).rank == rank
+
+
+def test_end_has_the_ranks_own_error_or_the_given_reason():
+    end = first_failure([LOST_PEER, BAD_DATA]).end("unused")
+    assert (end.rank, end.exit_code, end.error) == (1, 4, "DataError: x")
+    end = first_failure(RUNNING, dead=(1,)).end("its process was killed")
+    assert (end.rank, end.exit_code, end.error) == (1, 5, "RankFailed: its process was killed")
+
+
+def test_trial_whose_ranks_are_done_ended_well(make_job):
+    assert trial_end(make_job(), [DONE, dataclasses.replace(DONE, rank=1)]) == DONE
+
+
+def test_trial_ends_as_the_rank_that_failed_first(make_job):
+    lost = RankEnd(rank=0, exit_code=5, error="PeerLost: x", secondary=True)
+    bad = RankEnd(rank=1, exit_code=4, error="DataError: x")
+    assert trial_end(make_job(), [lost, bad]) == bad
+
+
+def test_rank_without_an_end_died(make_job):
+    job = make_job()
+    for row in (LOST_PEER, status(1, "running")):
+        write_json(job.files.rank(row.rank).status, dataclasses.asdict(row))
+    lost = RankEnd(rank=0, exit_code=5, error="PeerLost: x", secondary=True)
+    end = trial_end(job, [lost, None], "its actor died")
+    assert (end.rank, end.error) == (1, "RankFailed: its actor died")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(0, "ok"), (2, "refused"), (3, "refused"), (4, "refused"), (5, "failed"), (6, "timed_out")],
+)
+def test_outcome_status(code, expected):
+    assert outcome_status(code) == expected

