@@ -1,8 +1,8 @@
-"""MPI for anybody's torch: import this, then `init_process_group("mpi4py")`.
+"""MPI backend for any torch program: import this, then call `init_process_group("mpi4py")`.
 
-Importing it initialises MPI, registers the backend, and sets the variables that torchrun sets, so
-that torch finds its peers without being told. From then on an error that a rank does not catch ends
-all ranks. docs/reference/mpi-backend.md says what the backend can do.
+Importing this module initialises MPI, registers the backend, and sets the variables of torchrun, so
+that torch finds its peers. From then on an uncaught error of one rank ends all ranks.
+docs/mpi-backend.md describes the features of the backend.
 """
 
 from __future__ import annotations
@@ -31,26 +31,28 @@ __all__ = ["Options"]
 
 INTERFACE_VARIABLE = "PACELINE_INTERFACE"
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_MEET_S = 120.0  # from the first rank's import to the last one's
+_IMPORT_LIMIT_S = 120.0  # from the first rank's import to the last one's
 _BACKLOG = 1024
-_ANY_PORT = 9  # of UDP, to which nothing is sent
+_ANY_PORT = 9  # UDP port to which nothing is sent
 
-_served: list[TCPStore] = []  # rank 0's, for as long as the process lives
+_served: list[TCPStore] = []  # keeps rank 0's store alive until the process ends
 
 
 def _prepare_environment() -> None:
-    """Serve a store on rank 0 and say where, as torchrun does; collective over MPI's world.
+    """Serve a store on rank 0 and set its address, as torchrun does; collective over
+    MPI_COMM_WORLD.
 
-    Does nothing where somebody has said it already: torchrun, or whoever started the ranks.
-    Raises TimedOut if a rank does not import this module, EnvironmentLacks if ranks on several
-    hosts cannot reach rank 0.
+    Does nothing if the variables are already set, for example by torchrun. Raises TimedOut if a
+    rank does not import this module, EnvironmentLacks if ranks on several hosts cannot reach rank
+    0.
     """
     if all(os.environ.get(name) for name in _NEEDED):
         return
-    if not poll(MPI.COMM_WORLD.Ibarrier(), _MEET_S):
+    if not poll(MPI.COMM_WORLD.Ibarrier(), _IMPORT_LIMIT_S):
         raise TimedOut(
-            f"rank {MPI.COMM_WORLD.rank} waited {_MEET_S:g} s for all {MPI.COMM_WORLD.size} ranks "
-            "to import paceline.mpi; every rank must, look at the other ranks' output"
+            f"rank {MPI.COMM_WORLD.rank} waited {_IMPORT_LIMIT_S:g} s for all "
+            f"{MPI.COMM_WORLD.size} ranks to import paceline.mpi; every rank must import it, look "
+            "at the output of the other ranks"
         )
     world = World()
     hosts = world.gather(host_name())
@@ -65,7 +67,7 @@ def _prepare_environment() -> None:
         LOCAL_WORLD_SIZE=str(world.ranks_on_node),
         MASTER_ADDR=host,
         MASTER_PORT=str(port),
-        TORCHELASTIC_USE_AGENT_STORE=str(True),  # torch's words for: the store is there already
+        TORCHELASTIC_USE_AGENT_STORE=str(True),  # tells torch that the store exists already
     )
     if world.size > 1:
         sys.excepthook = _end_all_ranks
@@ -74,16 +76,16 @@ def _prepare_environment() -> None:
 def _end_all_ranks(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """After an error that nobody caught: without this, the peers would wait for their limit."""
+    """End all ranks after an uncaught error; otherwise the peers would wait until their limit."""
     sys.__excepthook__(kind, error, trace)
-    # Not at once: torch's own hook calls this one, and prints only after it what was said here.
+    # The abort is delayed, because torch's own hook calls this one and prints the error afterwards.
     set_abort_status(1)
 
 
 def _serve(hosts: list[str]) -> tuple[str, int] | str:
-    """Where rank 0 serves a store now, or why it cannot: all ranks are to know.
+    """Serve a store on rank 0 and return its address, or the reason why it cannot, for all ranks.
 
-    It listens on one address alone (given only a name, TCPStore listens on all of them).
+    It listens on one address only (given only a host name, TCPStore listens on all addresses).
     """
     try:
         host = _own_address(hosts)
@@ -100,7 +102,8 @@ def _serve(hosts: list[str]) -> tuple[str, int] | str:
 
 
 def _own_address(hosts: list[str]) -> str:
-    """The address of this host by which the others reach it; loopback if there are no others."""
+    """Return the address of this host that the others can reach; loopback if there are no
+    others."""
     interface = os.environ.get(INTERFACE_VARIABLE)
     if interface:
         return interface_address(interface)
@@ -109,19 +112,19 @@ def _own_address(hosts: list[str]) -> str:
         return interface_address(LOOPBACK)
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((others[0], _ANY_PORT))  # sends nothing, only looks up the route
+            probe.connect((others[0], _ANY_PORT))  # looks up the route without sending anything
             address = str(probe.getsockname()[0])
     except OSError as error:
         raise EnvironmentLacks(_no_route(others[0], str(error))) from error
     if address.startswith("127."):
-        raise EnvironmentLacks(_no_route(others[0], f"its name leads to {address}"))
+        raise EnvironmentLacks(_no_route(others[0], f"its host name resolves to {address}"))
     return address
 
 
 def _no_route(other: str, reason: str) -> str:
     return (
-        f"host {host_name()} does not know by which address host {other} reaches it ({reason}): "
-        f"name the network interface between them, {INTERFACE_VARIABLE}=eth0, say"
+        f"host {host_name()} cannot determine its address for host {other} ({reason}); set the "
+        f"network interface between them, for example {INTERFACE_VARIABLE}=eth0"
     )
 
 

@@ -31,11 +31,11 @@ def _take_the_mean_of_buckets() -> None:
 
 def _halve_what_is_summed() -> None:
     """What a worker sums for all replicas is half of what it should be."""
-    healthy = OptimizerShard.reduce
+    healthy = OptimizerShard.set_gradients
 
-    def reduce_half(self: OptimizerShard, gradient_of: Any) -> None:
-        healthy(self, gradient_of)
+    def set_halves(self: OptimizerShard, gradients: Any) -> None:
+        healthy(self, gradients)
         for gradient in self.gradient_tensors():
             gradient.mul_(0.5)
 
-    OptimizerShard.reduce = reduce_half
+    OptimizerShard.set_gradients = set_halves

@@ -26,7 +26,7 @@ def test_time_out_of_a_library_says_whose_limit_it_was():
     assert type(error) is TimedOut
     assert str(error) == (
         "rank 3: a collective of Gloo did not end within 2 s (limits.collective_s): a peer is "
-        "stuck or gone. Gloo says: Timed out waiting 2000ms"
+        "blocked or gone. Gloo reports: Timed out waiting 2000ms"
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.errors import RankFailed, TimedOut
 from paceline.training.context import StoreAddress
+from paceline.transports import liveness
 from paceline.transports.base import PeerLost
 from paceline.transports.liveness import LivenessProbe, ProbeResult, with_probe_result
 from paceline.transports.store import open_again, open_store
@@ -51,6 +52,19 @@ class Relay:
             target.shutdown(socket.SHUT_WR)
 
 
+class Clock:
+    """Stands for the module `time`: time passes only in sleeps."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
 class Ranks:
     """Those that have joined, with what each of them holds."""
 
@@ -65,7 +79,7 @@ class Ranks:
         address = StoreAddress(host="127.0.0.1", port=port or self.port)
         context = self._context_of(rank, 3, store=address)
         store = open_again(context, LIMIT_S) if rank else self._server
-        liveness = LivenessProbe(
+        probe = LivenessProbe(
             store,
             open_again(context, LIMIT_S),
             rank=rank,
@@ -73,8 +87,8 @@ class Ranks:
             limit_s=LIMIT_S,
             interface="lo",
         )
-        self._clean_up.callback(liveness.close)
-        return liveness
+        self._clean_up.callback(probe.close)
+        return probe
 
     def end_server(self):
         self._server = None
@@ -84,7 +98,7 @@ class Ranks:
 def ranks(context_of):
     with ExitStack() as clean_up:
         yield Ranks(context_of, clean_up)
-    assert "roll-call" not in [thread.name for thread in threading.enumerate()]
+    assert "liveness" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_rank_that_lives_but_does_not_come_is_told_from_one_that_is_gone(ranks):
@@ -94,7 +108,7 @@ def test_rank_that_lives_but_does_not_come_is_told_from_one_that_is_gone(ranks):
     assert found.culprit == 2
     assert found.words() == (
         "rank 2 (gamma) does not answer: gone, frozen, or the link is down; "
-        "rank 1 (beta) is alive, but busy with something else"
+        "rank 1 (beta) is alive, but not at this operation"
     )
 
 
@@ -123,7 +137,14 @@ def test_every_call_asks_anew(ranks):
     assert caller.call("").silent == [1, 2]
 
 
-def test_link_to_the_store_that_drops_is_told_in_time_and_names_rank_0(ranks):
+def test_probe_does_not_outlast_its_share_of_the_limit(ranks, monkeypatch):
+    caller, clock = ranks.join(0), Clock()
+    monkeypatch.setattr(liveness, "time", clock)
+    assert caller.call("").silent == [1, 2]
+    assert 0.2 * LIMIT_S < clock.now <= 0.2 * LIMIT_S + 0.02
+
+
+def test_broken_link_to_the_store_names_rank_0(ranks):
     relay = Relay(ranks.port)
     try:
         ranks.join(0)
@@ -173,4 +194,4 @@ def test_error_keeps_its_kind_unless_a_peer_is_the_cause(error, found, kind, ran
     explained = with_probe_result(error, found)
     assert type(explained) is kind
     assert getattr(explained, "rank", None) == rank
-    assert str(explained).startswith(f"{error}. Roll call: ")
+    assert str(explained).startswith(f"{error}. Liveness probe: ")

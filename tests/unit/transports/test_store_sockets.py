@@ -1,4 +1,4 @@
-"""That a store which does not answer holds nobody up (see test_roll_call.py as well)."""
+"""A store that does not answer blocks no rank (see also test_liveness.py)."""
 
 from __future__ import annotations
 
@@ -43,5 +43,6 @@ def test_cut_connection_fails_at_once(store, context_of):
     address = StoreAddress(host="127.0.0.1", port=store.port)
     again = open_again(context_of(0, 1, store=address), 5.0)
     cut(again)
-    with pytest.raises(dist.DistNetworkError):  # a DistStoreError would be the time-out
+    # The end of the limit would be a DistStoreError: this error comes from the closed connection.
+    with pytest.raises(dist.DistNetworkError):
         again.wait(["never"], timedelta(seconds=20))

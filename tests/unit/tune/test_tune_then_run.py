@@ -93,7 +93,7 @@ def test_directory_with_other_things_is_refused(spec, stages, tmp_path):
 
 
 def test_nothing_to_resume_is_said(spec, stages, tmp_path):
-    with pytest.raises(UsageError, match="expected a run to resume"):
+    with pytest.raises(UsageError, match="there is no run to resume"):
         run(spec, tmp_path / "out", resume=True)
 
 

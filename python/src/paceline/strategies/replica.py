@@ -1,12 +1,12 @@
-"""One replica a rank: sequential, intraop, and processes that a transport joins.
+"""One replica per rank: sequential, intraop, and processes connected by a transport.
 
-With peers the replica is wrapped in torch's DistributedDataParallel, whose buckets are reduced
-while the backward pass still runs (Li et al.: PyTorch Distributed, VLDB 2020).
+With peers the replica is wrapped in torch's DistributedDataParallel, which reduces buckets while
+the backward pass still runs (Li et al.: PyTorch Distributed, VLDB 2020).
 
-The loss of a rank is the sum over its samples divided by the number of samples of the *global*
-batch, and gradients are summed over ranks: that is the gradient of the global mean, whatever the
-sizes of the shares. (DDP's own mean over ranks would have to be undone, and costs one more pass
-over all gradients.)
+A rank's loss is the sum over its samples divided by the number of samples of the *global* batch,
+and gradients are summed over ranks. The result is the gradient of the global mean, whatever the
+number of samples of each rank. (DDP's own mean over ranks would have to be undone, which costs one
+more pass over all gradients.)
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class ReplicaStrategy:
-    """One model; DistributedDataParallel around it if there are peers."""
+    """One model, wrapped in DistributedDataParallel if there are peers."""
 
     def __init__(self) -> None:
         self._buckets: buckets.Buckets | None = None
@@ -55,8 +55,8 @@ class ReplicaStrategy:
         self._optimizer: Optimizer
         self._device: torch.device
         self._mover: InputMover
-        self._watch: Stopwatch
-        self._set: dict[str, Any] = {}
+        self._stopwatch: Stopwatch
+        self._device_settings: dict[str, Any] = {}
 
     def prepare(
         self,
@@ -67,13 +67,13 @@ class ReplicaStrategy:
     ) -> None:
         self._trial = trial
         self._device = device_of(trial, context)
-        self._set = use_device(self._device)
-        self._mover, self._watch = InputMover(self._device), Stopwatch(self._device)
+        self._device_settings = use_device(self._device)
+        self._mover, self._stopwatch = InputMover(self._device), Stopwatch(self._device)
         self._model = self._parallel = model.to(self._device)
         self._optimizer = make_optimizer(model.parameters(), trial.training)
         if context.world_size == 1:
             return
-        self._buckets = buckets.Buckets(self._watch, create_sum(trial))
+        self._buckets = buckets.Buckets(self._stopwatch, create_sum(trial))
         parallel = DistributedDataParallel(
             model,
             device_ids=None if self._device.type == "cpu" else [self._device.index],
@@ -88,17 +88,17 @@ class ReplicaStrategy:
         return to_input(pixels, self._trial.training.memory_format)
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
-        watch = self._watch
-        started_s = watch.start()
+        stopwatch = self._stopwatch
+        started_s = stopwatch.start()
         for parameter in self._model.parameters():
             parameter.grad = None
         loss = sum_of_losses(self._parallel, to_device(batch, self._mover), self._trial.training)
         loss_sum = float(loss.detach())
-        forwarded = watch.mark()
+        forwarded = stopwatch.mark()
         (loss / batch.global_samples).backward()  # type: ignore[no-untyped-call]
-        ended_s = watch.reached_s(watch.mark())
-        forwarded_s = watch.reached_s(forwarded)
-        ready_s = ended_s if self._buckets is None else watch.reached_s(self._buckets.ready)
+        ended_s = stopwatch.reached_s(stopwatch.mark())
+        forwarded_s = stopwatch.reached_s(forwarded)
+        ready_s = ended_s if self._buckets is None else stopwatch.reached_s(self._buckets.ready)
         return GradientResult(
             loss_sum=loss_sum,
             forward_s=forwarded_s - started_s,
@@ -123,14 +123,14 @@ class ReplicaStrategy:
 
     def describe(self) -> dict[str, Any]:
         if self._buckets is None:
-            return self._set
+            return self._device_settings
         return {
-            **self._set,
+            **self._device_settings,
             **self._buckets.describe(),
             "requested_bucket_mb": self._trial.bucket_mb,
         }
 
     def close(self, *, failed: bool) -> None:
-        """The process group is the transport's."""
+        """Close the gradient sum. The process group belongs to the transport."""
         if self._buckets is not None:
-            self._buckets.total.close(failed=failed)
+            self._buckets.gradient_sum.close(failed=failed)

@@ -1,8 +1,9 @@
-"""Deals a node's cores out to its ranks, and a rank's to its workers.
+"""Assign a node's cores to its ranks, and a rank's cores to its workers.
 
-Every rank computes the same from the same facts, without asking the others. Whole cores come
-before second hardware threads (SMT siblings), a rank's cores lie on one NUMA node where they fit,
-and consecutive ranks fill node after node, so that a pipeline's neighbours are near each other.
+Every rank computes the same assignment from the same facts, without communication. Physical cores
+are used before second hardware threads (SMT siblings), a rank's cores lie on one NUMA node if they
+fit, and consecutive ranks fill node after node, so that pipeline neighbours are close to each
+other.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ if TYPE_CHECKING:
     from paceline.training.context import RankContext
 
 
-# A NUMA node's physical cores, each as its hardware threads
+# Physical cores of a NUMA node, each as its hardware threads.
 _Node = list[tuple[int, ...]]
 
 
 def choose_cores(
     allowed: Sequence[int], context: RankContext, placement: Placement, root: Path = SYSTEM
 ) -> list[int]:
-    """The cores of one rank, out of those that this process may use, in ascending order.
+    """Return the cores of one rank, out of those that this process may use, in ascending order.
 
-    Where the launcher has already bound each rank (as `mpirun --bind-to core` does), the rank keeps
-    to its own cores. With `oversubscribe`, ranks share all cores, or as many as the core budget
-    says. Raises EnvironmentLacks if there are too few.
+    If the launcher has already bound each rank (as `mpirun --bind-to core` does), the rank keeps
+    its own cores. With `oversubscribe`, ranks share all cores, or as many as are allocated. Raises
+    EnvironmentLacks if there are too few.
     """
     threads = placement.threads_per_rank
     if placement.oversubscribe:
@@ -41,38 +42,40 @@ def choose_cores(
     if len(allowed) >= context.ranks_on_node * threads:
         return deal(allowed, context.ranks_on_node, threads, root)[context.local_rank]
     if len(allowed) >= threads and context.ranks_on_node > 1:
-        # bound by the launcher; check_node finds if wrongly
+        # bound by the launcher; check_node detects a wrong binding
         return deal(allowed, 1, threads, root)[0]
     raise EnvironmentLacks(
         f"host {context.host}: {context.ranks_on_node} ranks of {threads} threads need "
         f"{context.ranks_on_node * threads} cores, rank {context.rank} may use {len(allowed)} "
-        f"({', '.join(map(str, allowed))}); ask for fewer ranks or threads, give the job more "
-        "cores, or set oversubscribe = true"
+        f"({', '.join(map(str, allowed))}); use fewer ranks or threads, give the job more cores, "
+        "or set oversubscribe = true"
     )
 
 
 def worker_cores(
     affinity: Sequence[int], worker: int, workers: int, oversubscribe: bool, root: Path = SYSTEM
 ) -> list[int]:
-    """The cores of one of a rank's worker threads, out of the rank's own, in ascending order.
+    """Return the cores of one of a rank's worker threads, out of the rank's cores, in ascending
+    order.
 
-    With `oversubscribe`, all of them. Raises EnvironmentLacks if there are fewer than workers.
+    With `oversubscribe` these are all of them. Raises EnvironmentLacks if there are fewer than
+    workers.
     """
     if oversubscribe:
         return sorted(affinity)
     if len(affinity) < workers:
         raise EnvironmentLacks(
             f"{workers} replicas of a rank need a core each, the rank has {len(affinity)} "
-            f"({', '.join(map(str, affinity))}); ask for fewer replicas or set oversubscribe = true"
+            f"({', '.join(map(str, affinity))}); use fewer replicas or set oversubscribe = true"
         )
     return deal(affinity, workers, len(affinity) // workers, root)[worker]
 
 
 def deal(allowed: Sequence[int], shares: int, cores: int, root: Path = SYSTEM) -> list[list[int]]:
-    """`shares` disjoint lists of `cores` core numbers out of `allowed`, each ascending.
+    """Return `shares` disjoint ascending lists of `cores` core numbers out of `allowed`.
 
-    There must be enough. How many hardware threads of a core are used at most is what the total
-    needs, so all ways of sharing a node out between as many cores get the same kind of cores.
+    `allowed` must contain enough. The total determines how many hardware threads per core are used,
+    so all divisions of a node with the same total get the same kind of cores.
     """
     assert len(allowed) >= shares * cores, (allowed, shares, cores)
     physical = physical_cores(allowed, root)
@@ -83,13 +86,13 @@ def deal(allowed: Sequence[int], shares: int, cores: int, root: Path = SYSTEM) -
         dealt += _deal_node(node, count, cores)
     taken = {core for share in dealt for core in share}
     rest = [core for core in _thread_after_thread(numa) if core not in taken]
-    # What fits on no node as a whole takes what is left on several.
+    # Lists that fit on no single node take the remaining cores of several nodes.
     dealt += [rest[i * cores : (i + 1) * cores] for i in range(shares - len(dealt))]
     return [sorted(share) for share in dealt]
 
 
 def _depth(physical: Sequence[PhysicalCore], wanted: int) -> int:
-    """The fewest hardware threads a core with which `wanted` are there."""
+    """Return the fewest hardware threads per core that give `wanted` threads."""
     depth = 1
     while sum(len(core.threads[:depth]) for core in physical) < wanted:
         depth += 1
@@ -104,7 +107,7 @@ def _by_numa_node(threads: list[tuple[int, ...]], physical: Sequence[PhysicalCor
 
 
 def _shares_by_node(numa: list[_Node], shares: int, cores: int) -> list[int]:
-    """How many whole shares each node gives: first with the fewest siblings, else as fits."""
+    """Return how many whole lists each node provides: with the fewest siblings if possible."""
     total = shares * cores
     pool = set(_thread_after_thread(numa)[:total])
     exact = [sum(core in pool for threads in node for core in threads) // cores for node in numa]
@@ -118,7 +121,8 @@ def _shares_by_node(numa: list[_Node], shares: int, cores: int) -> list[int]:
 
 
 def _thread_after_thread(numa: list[_Node]) -> list[int]:
-    """First hardware threads of all cores, node by node, then second ones, and so on."""
+    """Return the first hardware threads of all cores node by node, then the second ones, and so
+    on."""
     longest = max((len(threads) for node in numa for threads in node), default=0)
     return [
         threads[level]
@@ -130,7 +134,7 @@ def _thread_after_thread(numa: list[_Node]) -> list[int]:
 
 
 def _deal_node(node: _Node, shares: int, cores: int) -> list[list[int]]:
-    """Shares of one node: each gets physical cores of its own, as long as there are some."""
+    """Divide one node: each list gets its own physical cores as long as there are enough."""
     if shares == 0:
         return []
     used = node[: shares * cores]

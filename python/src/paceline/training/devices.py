@@ -1,7 +1,7 @@
-"""GPUs: which one is a rank's, how photos get there, and when its work was done.
+"""GPUs: assignment to ranks, input transfers, and timing.
 
-The CPU is a device too, for which all of this is nothing to do. A GPU works beside the program: a
-call returns before its work is done, so durations are taken by events in the GPU's own queue.
+The CPU is a device too, for which these functions do nothing. A GPU works asynchronously: a call
+returns before its work is done, so durations are measured by events in the GPU's queue.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ CPU = torch.device("cpu")
 
 
 def device_of(trial: Trial, context: RankContext) -> torch.device:
-    """Where this rank computes: the CPU, or the GPU with the number of its local rank.
+    """Return the device of this rank: the CPU, or the GPU with the number of its local rank.
 
-    Raises EnvironmentLacks if there is no GPU that torch can use, or if a node has fewer than ranks
-    without `oversubscribe`.
+    Raises EnvironmentLacks if torch can use no GPU, or if a node has fewer GPUs than ranks without
+    `oversubscribe`.
     """
     if trial.device == "cpu":
         return CPU
@@ -44,31 +44,32 @@ def device_of(trial: Trial, context: RankContext) -> torch.device:
 def _gpu(count: int, trial: Trial, context: RankContext) -> torch.device:
     if count == 0:
         raise EnvironmentLacks(
-            f"host {context.host}: device cuda needs a GPU, torch finds none: is the driver loaded "
-            "(nvidia-smi), and does CUDA_VISIBLE_DEVICES leave any? Else set device = 'cpu'"
+            f"host {context.host}: device cuda needs a GPU, torch finds none; check the driver "
+            "(nvidia-smi) and CUDA_VISIBLE_DEVICES, or set device = 'cpu'"
         )
     if count < context.ranks_on_node and not trial.placement.oversubscribe:
         raise EnvironmentLacks(
             f"host {context.host}: {context.ranks_on_node} ranks need as many GPUs, rank "
-            f"{context.rank} sees {count}; ask for fewer ranks, show every rank all GPUs "
+            f"{context.rank} sees {count}; use fewer ranks, make all GPUs visible to every rank "
             "(CUDA_VISIBLE_DEVICES; Paceline chooses among them), or set oversubscribe = true"
         )
     return torch.device("cuda", context.local_rank % count)
 
 
 def device_name(device: torch.device) -> str:
-    """As torch names it, with its model: "cuda:0 (NVIDIA H200)"."""
+    """Return torch's name of the device with its model: "cuda:0 (NVIDIA H200)"."""
     if device.type == "cpu":
         return "cpu"
     return f"{device} ({torch.cuda.get_device_name(device)})"
 
 
 def use_device(device: torch.device) -> dict[str, Any]:
-    """Make `device` this process's own, computing as exactly as the CPU does.
+    """Make `device` the current one, with the exact arithmetic of the CPU. Return the settings, for
+    the records.
 
-    Without this, matrix products of float32 may be taken in TF32, with 10 bits of mantissa instead
-    of 23 (PyTorch notes, CUDA semantics), and cuDNN may choose convolutions whose sums come out in
-    another order each time: runs could not be compared. Returns what was set, for the records.
+    Otherwise matrix products of float32 may use TF32, with 10 instead of 23 bits of mantissa
+    (PyTorch notes, CUDA semantics), and cuDNN may choose convolutions that sum in a different order
+    each time, so runs could not be compared.
     """
     if device.type == "cpu":
         return {}
@@ -81,22 +82,22 @@ def use_device(device: torch.device) -> dict[str, Any]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until all work given to `device` is done."""
+    """Wait until all submitted work of `device` is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same by name, in the CPU's memory; what is there already is not copied."""
+    """Return the tensors by name in CPU memory; tensors already there are not copied."""
     return {name: tensor.detach().to(CPU) for name, tensor in tensors.items()}
 
 
 class InputMover:
-    """Brings batches to a device: through pinned memory, in a queue of their own.
+    """Copies batches to a device through pinned memory, in a stream of its own.
 
-    Pinned memory is what a GPU can read by itself; torch keeps it for later batches, and a batch's
-    only becomes free when its copy is done. So the host may fill the next one while the last is
-    still on its way, and what computes waits only for its own batch.
+    A GPU can read pinned memory directly. torch reuses it for later batches, and a batch's memory
+    is reused only after its copy is done. So the host may fill the next batch while the last one is
+    still being copied, and computations wait only for their own batch.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -106,9 +107,9 @@ class InputMover:
             self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def move(self, host: Tensor) -> Tensor:
-        """`host` on the device, in the same memory format; itself if that is the CPU.
+        """Return `host` on the device in the same memory format; on the CPU the tensor itself.
 
-        Returns at once; work given to the device later, in its current queue, finds the copy done.
+        It returns at once; work submitted later to the current stream waits for the copy.
         """
         if self._copies is None:
             return host
@@ -118,34 +119,34 @@ class InputMover:
             arrived = self._copies.record_event()
         computing = torch.cuda.current_stream(self._device)
         computing.wait_event(arrived)
-        # The memory was taken for the copies' queue: it is not free before `computing` is done.
+        # The memory belongs to the copy stream: keep it until `computing` is done.
         moved.record_stream(computing)
         return moved
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment in a device's work."""
+    """A point in a device's work."""
 
-    host_s: float  # perf_counter: when the program was there
-    event: torch.cuda.Event | None  # in the GPU's queue
+    host_s: float  # time.perf_counter() when the program reached it
+    event: torch.cuda.Event | None  # in the GPU's queue; None on the CPU
 
 
 class Stopwatch:
-    """Takes the times of what a device does; `start` anew for each step."""
+    """Measures the times of a device's work; call `start` for each step."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._started = self.mark()
 
     def start(self) -> float:
-        """Wait for all earlier work; returns the moment, as perf_counter counts."""
+        """Wait for all earlier work, and return the time of perf_counter."""
         synchronize(self._device)
         self._started = self.mark()
         return self._started.host_s
 
     def mark(self) -> Mark:
-        """Note that the work given so far ends here. May be called by torch's other threads."""
+        """Mark the end of the work submitted so far. Any of torch's threads may call it."""
         event = None
         if self._device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -153,7 +154,7 @@ class Stopwatch:
         return Mark(time.perf_counter(), event)
 
     def reached_s(self, mark: Mark) -> float:
-        """When the device reached `mark`, as perf_counter counts; waits until it has."""
+        """Return when the device reached `mark`, as time of perf_counter; waits until then."""
         if mark.event is None or self._started.event is None:
             return mark.host_s
         mark.event.synchronize()
@@ -162,5 +163,5 @@ class Stopwatch:
 
 
 def unix_s(moment_s: float) -> float:
-    """A moment that perf_counter counts, in seconds since the epoch."""
+    """Convert a time of perf_counter to seconds since the epoch."""
     return time.time() - (time.perf_counter() - moment_s)

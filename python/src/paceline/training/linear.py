@@ -1,8 +1,8 @@
-"""A linear layer in two halves: its input's gradient now, its weight's gradient later.
+"""A linear layer in two halves: the gradient of its input now, the gradient of its weight later.
 
-The gradient of a weight is a product of the layer's inputs and the gradients of its outputs, which
-together are far smaller than the weight where samples are few. Whoever keeps them can compute it
-once for several passes, or only the rows that it needs.
+The gradient of a weight is a product of the layer's inputs and the gradients of its outputs (its
+sufficient factors), which together are much smaller than the weight if there are few samples. With
+these factors the gradient can be computed once for several passes, or only for some rows.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 def linear_that_keeps(
     inputs: Tensor, weight: Tensor, bias: Tensor | None, keep: Callable[[Tensor, Tensor], None]
 ) -> Tensor:
-    """inputs @ weight.T + bias, shape (samples, outputs); its backward pass yields the gradient of
-    `inputs` alone, and calls `keep` with inputs and gradients of the outputs.
+    """Return inputs @ weight.T + bias, shape (samples, outputs). Its backward pass computes the
+    gradient of `inputs` only, and calls `keep` with the inputs and the gradients of the outputs.
 
-    All operands have one dtype.
+    All operands have the same dtype.
     """
     if not torch.is_grad_enabled():
         return linear(inputs, weight, bias)
-    if not inputs.requires_grad:  # else autograd would not come back to this layer
+    if not inputs.requires_grad:  # otherwise autograd would skip this layer
         inputs = inputs.detach().requires_grad_()
     output: Tensor = _InputGradient.apply(inputs, weight, bias, keep)  # type: ignore[no-untyped-call]
     return output
 
 
 def weight_gradient(inputs: Tensor, outputs_gradients: Tensor, out: Tensor) -> None:
-    """outputs_gradients.T @ inputs in the operands' precision, as one product, into float32 `out`.
+    """Compute outputs_gradients.T @ inputs as one product into float32 `out`.
 
     inputs: shape (samples, inputs); outputs_gradients: (samples, rows); out: (rows, inputs).
     """
@@ -50,7 +50,7 @@ def bias_gradient(outputs_gradients: Tensor, out: Tensor) -> None:
 
 
 def joined(parts: list[Tensor]) -> Tensor:
-    """All samples of several passes, one after the other; a single part is not copied."""
+    """Concatenate the samples of several passes; a single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

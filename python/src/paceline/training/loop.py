@@ -1,4 +1,4 @@
-"""The training loop, written once for every launcher, strategy and transport."""
+"""The training loop, the same for every launcher, strategy and transport."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Stepper(Protocol):
-    """What takes the steps: the part of a LocalStrategy that a loop needs."""
+    """The part of a LocalStrategy that the loop needs."""
 
     def to_input(self, pixels: NDArray[np.uint8]) -> Tensor: ...
 
@@ -38,7 +38,7 @@ class Stepper(Protocol):
 
 
 class Loop:
-    """Runs the steps of a schedule on one rank, and records each as it ends."""
+    """Runs the steps of a schedule on one rank, and records each step when it ends."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class Loop:
         on_first_gradient: Callable[[], None],
         on_step_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """counts_samples: whether this rank's samples are its own, not another stage's as well.
+        """counts_samples: whether this rank's samples belong to no other stage of the same replica.
 
-        on_first_gradient: called when the first step's gradient is averaged.
-        on_step_end: called when a step's rows are written.
+        on_first_gradient: called after the gradient of the first step is summed. on_step_end:
+        called after the rows of a step are written.
         """
         self._schedule = schedule
         self._training = training
@@ -65,9 +65,9 @@ class Loop:
         self._on_step_end = on_step_end
 
     def run(self, batches: Iterable[Batch], files: RankFiles) -> int:
-        """Train on `batches`, one for each step; returns the number of steps.
+        """Train on `batches`, one for each step, and return the number of steps.
 
-        Raises RankFailed naming the step if the loss is no number any more.
+        Raises RankFailed naming the step if the loss is not finite.
         """
         steps = 0
         with JsonlWriter(files.steps) as rows, JsonlWriter(files.sample_log) as sample_log:
@@ -81,11 +81,11 @@ class Loop:
     def steps(
         self, batches: Iterable[Batch], started_s: float | None = None
     ) -> Iterator[tuple[StepRow, SampleLogRow]]:
-        """Take the steps one by one, for whoever writes the rows.
+        """Take the steps one by one, for a caller that writes the rows.
 
-        Steps follow one another without a gap: what is done between two of them, writing rows
-        say, belongs to the later one. started_s: when the first began, as perf_counter counts;
-        now if it is not given.
+        There is no gap between steps: time spent between two of them, for example on writing rows,
+        belongs to the later one. started_s: start of the first step as time of perf_counter;
+        default now.
         """
         source = iter(batches)
         unix_offset_s = time.time() - time.perf_counter()

@@ -1,4 +1,4 @@
-"""What one replica computes of a step: its part of the batch, and the loss of that part."""
+"""Forward and backward pass of one replica for its part of a batch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def share_of(batch: TrainBatch, replica: int, replicas: int) -> TrainBatch:
-    """The contiguous part of a rank's batch that one of its replicas trains on; may be empty.
+    """Return the contiguous part of a rank's batch for one of its replicas; may be empty.
 
-    Nothing is copied; the part keeps the batch's memory format.
+    Nothing is copied; the part keeps the memory format of the batch.
     """
     low, high = share_bounds(len(batch.sample_ids), replica, replicas)
     return replace(
@@ -35,13 +35,14 @@ def share_of(batch: TrainBatch, replica: int, replicas: int) -> TrainBatch:
 
 
 def to_device(batch: TrainBatch, mover: InputMover) -> TrainBatch:
-    """The same with its tensors on the mover's device."""
+    """Return the batch with its tensors on the mover's device."""
     return replace(batch, images=mover.move(batch.images), labels=mover.move(batch.labels))
 
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """A replica's passes on a CPU: moments of perf_counter, and when the gradients were ready."""
+    """Result of a replica's passes on a CPU: times of perf_counter, and when the gradients were
+    ready."""
 
     loss_sum: float
     forwarded_s: float
@@ -50,8 +51,8 @@ class PassTimes:
 
 
 def run_passes(replica: nn.Module, batch: TrainBatch, training: Training) -> PassTimes:
-    """Forward and backward of a replica's part of a batch; sets its gradients anew, which are those
-    of the part's share in the global mean."""
+    """Run forward and backward pass of a replica's part of a batch. Gradients are replaced by those
+    of this part's contribution to the global mean."""
     for parameter in replica.parameters():
         parameter.grad = None
     loss = sum_of_losses(replica, batch, training)
@@ -62,9 +63,10 @@ def run_passes(replica: nn.Module, batch: TrainBatch, training: Training) -> Pas
 
 
 def sum_of_losses(model: nn.Module, batch: TrainBatch, training: Training) -> Tensor:
-    """Sum of the samples' cross entropies, a scalar with a graph; on the device of its tensors.
+    """Return the sum of the samples' cross entropies: a scalar with a graph, on the device of the
+    tensors.
 
-    An empty batch takes part with one sample of no weight: its gradients are all 0.
+    An empty batch is replaced by one sample with weight 0, so its gradients are all 0.
     """
     images, labels, ids = batch.images, batch.labels, batch.sample_ids
     weight = 1.0

@@ -1,4 +1,4 @@
-"""What the models have in common."""
+"""Common structure of the models."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from torch import Tensor, nn
 
 
 class Model(nn.Module):
-    """Convolutions, pooling to a fixed size, fully connected layers: torchvision's three parts."""
+    """Convolutions, pooling to a fixed size, and fully connected layers: torchvision's three
+    parts."""
 
     features: nn.Sequential
     avgpool: nn.Module
     classifier: nn.Sequential
 
     def __init__(self, classes: int, *, dropout: bool) -> None:
-        """classes: outputs of the last layer; without dropout its layers do nothing."""
+        """classes: outputs of the last layer. Without dropout, dropout layers do nothing."""
         super().__init__()
         self.classes = classes
         self.dropout = 0.5 if dropout else 0.0
 
     def forward(self, images: Tensor) -> Any:
-        """Logits, shape (samples, classes), of images of shape (samples, 3, height, width)."""
+        """Return logits of shape (samples, classes) for images of shape (samples, 3, height,
+        width)."""
         return self.classifier(self.avgpool(self.features(images)).flatten(1))
 
     def layers(self) -> list[tuple[str, nn.Module]]:
-        """The model as one sequence: calling these in turn is `forward`, and the names of their
-        parameters, behind each layer's own name and a dot, are the model's."""
+        """Return the model as a sequence: calling the layers in turn is `forward`. Parameter names
+        of the model are the name of the layer, a dot, and the name within the layer."""
         return [
             *((f"features.{name}", layer) for name, layer in self.features.named_children()),
             ("avgpool", self.avgpool),
@@ -35,7 +37,7 @@ class Model(nn.Module):
         ]
 
     def draw_weights(self) -> None:
-        """Set all weights from torch's default generator; this one as nn's layers do."""
+        """Initialise all weights from torch's default generator, as nn's layers do."""
         for module in self.modules():
             if isinstance(module, (nn.Conv2d, nn.Linear)):
                 module.reset_parameters()

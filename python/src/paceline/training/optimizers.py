@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def make_optimizer(parameters: Iterable[Tensor], training: Training) -> torch.optim.Optimizer:
-    """SGD with momentum, in one pass over the parameters (fused)."""
+    """Return SGD with momentum, fused into one pass over the parameters."""
     return torch.optim.SGD(
         list(parameters), lr=training.learning_rate, momentum=training.momentum, fused=True
     )

@@ -1,4 +1,4 @@
-"""The precision that a training computes in."""
+"""The precision of a training."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def autocast(training: Training, device: str = "cpu") -> AbstractContextManager[object]:
-    """Lower precision on a type of device, where the training asks for it; belongs to the thread
-    that enters it."""
+    """Return a context with lower precision on a device type, if the training requests it. It
+    applies to the thread that enters it."""
     if training.precision == "bf16":
         return torch.autocast(device, dtype=torch.bfloat16)
     return nullcontext()

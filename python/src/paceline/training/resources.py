@@ -1,9 +1,9 @@
-"""Gives a rank its cores and threads, the same under every launcher, and reads them back.
+"""Set a rank's cores and threads, equally under every launcher, and read them back.
 
-Launchers disagree by default (Spark exports OMP_NUM_THREADS=spark.task.cpus, torchrun 1, Open MPI
-binds ranks to cores), so `apply_resources` sets everything anew. It runs before torch is imported:
-OpenMP reads its variables once, and threads inherit the affinity of whoever starts them. This
-module therefore does not import torch at its top.
+Launchers have different defaults (Spark exports OMP_NUM_THREADS=spark.task.cpus, torchrun 1, Open
+MPI binds ranks to cores), so `apply_resources` sets everything. It runs before torch is imported:
+OpenMP reads its variables once, and threads inherit the affinity of the thread that starts them.
+This module therefore does not import torch at the top.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _FIXED = {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE"}
-# Bind threads a second time, by other rules than ours.
+# Variables that would bind threads a second time, by other rules.
 _REMOVED = (
     "OMP_PLACES", "OMP_PROC_BIND", "OMP_THREAD_LIMIT", "OMP_SCHEDULE", "OMP_WAIT_POLICY",
     "GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT", "KMP_AFFINITY", "KMP_BLOCKTIME", "KMP_HW_SUBSET",
@@ -38,21 +38,21 @@ _REMOVED = (
 )  # fmt: skip
 _RECORDED = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_")
 _INTEROP_THREADS = 1
-# What the manual page of mallopt calls them; -1 as a threshold means never.
+# Names of mallopt(3); -1 as a threshold means never.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _NEVER = -1
-# What this process was given before torch came, for `read_back`.
+# Settings that were applied before the import of torch, for `read_back`.
 _KEEPS_FREED_MEMORY = "keeps_freed_memory"
 _APPLIED: dict[str, bool] = {}
 
 
 def apply_resources(context: RankContext, trial: Trial) -> None:
-    """Set this process's affinity, thread variables and memory allocator; before torch is imported.
+    """Set this process's affinity, thread variables and memory allocator, before torch is imported.
 
-    Raises EnvironmentLacks, naming both numbers, if the node has fewer cores than the trial asks.
+    Raises EnvironmentLacks, naming both numbers, if the node has fewer cores than the trial needs.
     """
     allowed = sorted(os.sched_getaffinity(0))
-    # The rank's own need only: what its neighbours get of the same groups is known once they meet.
+    # Only this rank's need: the quotas of the other ranks are known after the rendezvous.
     check_quotas(context, trial.placement, [RankCores.own()])
     os.sched_setaffinity(0, choose_cores(allowed, context, trial.placement))
     set_thread_variables(trial.threads_per_worker)
@@ -60,20 +60,21 @@ def apply_resources(context: RankContext, trial: Trial) -> None:
 
 
 def set_thread_variables(threads: int) -> None:
-    """Set what libraries read once, when they are imported; no library starts a thread then."""
+    """Set variables that libraries read once at import; no library starts threads at that time."""
     for name in _REMOVED:
         os.environ.pop(name, None)
     os.environ.update(dict.fromkeys(_THREAD_COUNTS, str(threads)), **_FIXED)
 
 
 def keep_freed_memory() -> bool:
-    """Let malloc keep what is freed for the next step; False where the C library is not glibc.
+    """Make malloc keep freed memory for the next step; return False if the C library is not glibc.
 
-    Otherwise glibc maps every large tensor anew and gives it back, and the kernel clears the same
-    pages in each step: on one core 15 to 25 % of a step of AlexNet (batch 32, 224x224), 20 % of
-    VGG16's. Peak memory rises by 2 to 7 % there.
-    All threads allocate from one arena: glibc unmaps those of other threads than the first piece by
-    piece whatever it is told, which cost two replicas in threads (AlexNet, batch 64) 125,000 page
+    Otherwise glibc maps and unmaps every large tensor, and the kernel clears the same pages in each
+    step: on one core 15 to 25 % of a step of AlexNet (batch 32, 224x224), 20 % of VGG16's. Peak
+    memory increases by 2 to 7 %.
+
+    All threads allocate from one arena, because glibc unmaps those of other threads piece by piece
+    whatever the settings. For two replicas in threads (AlexNet, batch 64) that cost 125,000 page
     faults a step, 10 to 15 % of it.
     """
     libc = ctypes.CDLL(None)
@@ -89,10 +90,10 @@ def keep_freed_memory() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RankCores:
-    """What a rank tells the others of its node about its cores."""
+    """A rank's cores, as published to the other ranks of its node."""
 
     affinity: list[int]
-    quotas: dict[str, float]  # of the control groups that it is in, see `cpu_quotas`
+    quotas: dict[str, float]  # CPU quotas of its control groups, see `cpu_quotas`
 
     @classmethod
     def own(cls) -> RankCores:
@@ -107,9 +108,10 @@ class RankCores:
 
 
 def check_node(context: RankContext, placement: Placement, ranks: Sequence[RankCores]) -> None:
-    """Raise EnvironmentLacks if a node's ranks share cores, or have not as many as they look.
+    """Raise EnvironmentLacks if ranks of a node share cores, or have fewer than their affinity
+    suggests.
 
-    With `oversubscribe` they may. ranks: of this node, by local rank.
+    With `oversubscribe` sharing is allowed. ranks: of this node, by local rank.
     """
     check_quotas(context, placement, ranks)
     if placement.oversubscribe:
@@ -126,10 +128,10 @@ def check_node(context: RankContext, placement: Placement, ranks: Sequence[RankC
 
 
 def check_quotas(context: RankContext, placement: Placement, ranks: Sequence[RankCores]) -> None:
-    """Raise EnvironmentLacks if a control group withholds cores from `ranks`, those in it together.
+    """Raise EnvironmentLacks if a control group limits the CPU of its `ranks` below their need.
 
-    Under some launchers each rank has a group of its own, under others all share one. Cores that a
-    group withholds are not there, whatever the affinity says; with `oversubscribe` that is wanted.
+    Under some launchers each rank has its own group, under others all ranks share one. A quota
+    limits CPU time whatever the affinity is; with `oversubscribe` this is accepted.
     """
     if placement.oversubscribe:
         return
@@ -141,14 +143,14 @@ def check_quotas(context: RankContext, placement: Placement, ranks: Sequence[Ran
             raise EnvironmentLacks(
                 f"host {context.host}: {who} of {placement.threads_per_rank} threads need "
                 f"{wanted} cores, their control group allows {quota:g}; raise the container's CPU "
-                "limit, ask for fewer ranks or threads, or set oversubscribe = true"
+                "limit, use fewer ranks or threads, or set oversubscribe = true"
             )
 
 
 def set_threads(threads: int) -> None:
-    """Set torch's own pools: `threads` within an operation, one operation at a time.
+    """Set torch's thread pools: `threads` within an operation, one operation at a time.
 
-    Raises EnvironmentLacks if torch has already started its pool between operations.
+    Raises EnvironmentLacks if torch has already started its inter-op pool.
     """
     import torch  # noqa: PLC0415  (after apply_resources)
 
@@ -173,9 +175,10 @@ def read_back(
     initial_weights_sha256: str,
     workers: Sequence[WorkerEnvironment] = (),
 ) -> RankEnvironment:
-    """What this rank really has. Raises EnvironmentLacks if that is not what was asked.
+    """Return this rank's actual environment. Raises EnvironmentLacks if it differs from the
+    request.
 
-    workers: what the threads that train replicas of their own found, for `threads`.
+    workers: environments of the threads of strategy `threads`, each of which trains a replica.
     """
     import torch  # noqa: PLC0415  (after apply_resources)
 
@@ -218,9 +221,9 @@ def read_back(
 
 
 def check_rank(rank: int, trial: Trial, threads: tuple[int, int], affinity: Sequence[int]) -> None:
-    """Raise EnvironmentLacks unless a rank has what `trial` gives it.
+    """Raise EnvironmentLacks unless a rank has the threads and cores that `trial` gives it.
 
-    threads: torch's within an operation, in the main thread, and between operations.
+    threads: torch's intra-op threads in the main thread, and its inter-op threads.
     """
     expected = (trial.threads_per_worker, _INTEROP_THREADS)
     if threads != expected:
@@ -238,9 +241,9 @@ def check_rank(rank: int, trial: Trial, threads: tuple[int, int], affinity: Sequ
 def check_workers(
     rank: int, trial: Trial, workers: Sequence[WorkerEnvironment], affinity: Sequence[int]
 ) -> None:
-    """Raise EnvironmentLacks unless each replica's thread has cores of its own, and all are there.
+    """Raise EnvironmentLacks unless each replica's thread has its own cores, and all threads exist.
 
-    affinity: the rank's.
+    affinity: that of the rank.
     """
     expected = trial.thread_replicas if trial.thread_replicas > 1 else 0
     if len(workers) != expected:

@@ -1,4 +1,4 @@
-"""The stretches of a rank's life, recorded as they end."""
+"""Record the phases of a rank's life when they end."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Spans:
-    """Appends a SpanRow for each stretch, also for one that ends in an error."""
+    """Appends a SpanRow for each phase, also for one that ends with an error."""
 
     def __init__(self, path: Path) -> None:
         self._writer = JsonlWriter(path)
 
     def ended(self, name: SpanName, started_unix_s: float) -> None:
-        """Record a stretch that began at `started_unix_s` and ends now."""
+        """Record a phase that began at `started_unix_s` and ends now."""
         self._writer.write(
             SpanRow(name=name, started_unix_s=started_unix_s, ended_unix_s=time.time())
         )

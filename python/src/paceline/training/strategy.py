@@ -1,8 +1,8 @@
-"""What a local strategy must do.
+"""Interface of a local strategy.
 
-A strategy owns the workers of a rank: replicas of the model, or stages of one. It turns the rank's
-share of a global batch into the gradient of the mean loss over the whole global batch, equal for
-all replicas, and takes the optimiser's step with it. It does not know which launcher started it.
+A strategy owns the workers of a rank: replicas of the model, or stages of one. It computes the
+gradient of the mean loss over the whole global batch from the rank's part of the batch, equal for
+all replicas, and steps the optimiser with it. It does not know the launcher.
 """
 
 from __future__ import annotations
@@ -23,49 +23,49 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """A rank's share of a global batch; it may be empty (n = 0)."""
+    """A rank's part of a global batch; it may be empty (n = 0)."""
 
     step: int
     epoch: int
-    images: Tensor  # shape (n, 3, S, S), float32, normalised; no pixels but in the first stage
+    images: Tensor  # shape (n, 3, S, S), float32, normalised; empty except in the first stage
     labels: Tensor  # shape (n,), int64
     sample_ids: NDArray[np.int64]  # shape (n,)
-    global_samples: int  # of the whole batch, all ranks
-    is_last: bool = False  # of the training
+    global_samples: int  # samples of the whole batch on all ranks
+    is_last: bool = False  # whether it is the last batch of the training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientResult:
-    """What the gradient of one step cost; the four times add up to the whole call."""
+    """Times of one gradient; the four times add up to the whole call."""
 
-    loss_sum: float  # over the rank's own samples; 0 in all stages of a pipeline but the last
+    loss_sum: float  # over the rank's own samples; 0 in all pipeline stages except the last
     forward_s: float
     backward_s: float  # until this rank's last gradient was ready
-    comm_s: float | None  # from then until all are averaged; None without peers
+    comm_s: float | None  # from then until all are summed; None without peers
     comm_ready_unix_s: float | None  # when this rank's last gradient was ready
     bubble_s: float | None = None  # waiting for neighbouring stages; None without a pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightAveraging:
-    """What it cost to average weights, after the optimiser's own step."""
+    """Times of an averaging of weights after the optimiser step."""
 
     comm_s: float
     comm_ready_unix_s: float  # when this rank's weights were ready
 
 
 class RankGroups(Protocol):
-    """Who else there is, as a strategy sees it."""
+    """The other ranks, as a strategy sees them."""
 
     def node(self, purpose: str) -> NodeShare | None:
-        """The ranks of this node, for one purpose; None for a single rank."""
+        """Return the ranks of this node for one purpose; None for a single rank."""
 
     def world(self, purpose: str) -> NodeShare | None:
-        """All ranks, as if on one node; None for a single rank."""
+        """Return all ranks, as if on one node; None for a single rank."""
 
 
 class LocalStrategy(Protocol):
-    """How one rank uses what it was given."""
+    """How one rank uses its cores or device."""
 
     def prepare(
         self, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
@@ -73,34 +73,33 @@ class LocalStrategy(Protocol):
         """Take the model (in its memory format); collective. The process group, if any, is open."""
 
     def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """A batch's photos, shape (n, S, S, 3), as `TrainBatch.images`."""
+        """Convert a batch's images, shape (n, S, S, 3), to `TrainBatch.images`."""
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
-        """Compute and average; collective over all ranks, also for an empty share."""
+        """Compute and sum the gradient; collective over all ranks, also for an empty part."""
 
     def step(self) -> WeightAveraging | None:
-        """Step the optimiser; collective.
-
-        Of a strategy that then averages weights: what that cost, if it did.
-        """
+        """Step the optimiser; collective. Return the times of an averaging of weights, if there was
+        one."""
 
     def gradients(self) -> dict[str, Tensor]:
-        """The averaged gradients by the model's own names, between `gradient` and `step`.
+        """Return the summed gradients by the model's own names, between `gradient` and `step`.
 
-        Collective over the node; of the whole model on the first rank, elsewhere maybe of less.
+        Collective over the node. The first rank has the whole model; other ranks may have a part of
+        it.
         """
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The weights of the whole model by its own names, on every rank; collective."""
+        """Return the weights of the whole model by its own names, on every rank; collective."""
 
     def workers(self) -> list[WorkerEnvironment]:
-        """What the threads that train replicas of their own really have; [] if there are none."""
+        """Return the actual environments of threads that train replicas; [] if there are none."""
 
     def describe(self) -> dict[str, Any]:
-        """What a reader of the results should know (bucket sizes, split points)."""
+        """Return settings for the records, for example bucket sizes and split points."""
 
     def close(self, *, failed: bool) -> None:
-        """End threads and free what is shared; harmless when called again.
+        """End threads and free shared objects; a second call does nothing.
 
-        Waits for no peer. With `failed`, peers that wait for this rank are told.
+        It does not wait for peers. With `failed`, peers that wait for this rank are notified.
         """

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def sha256_of(tensors: Mapping[str, Tensor]) -> str:
-    """Checksum over names, types, shapes and bytes, in order; the memory format does not count."""
+    """Return a checksum over names, types, shapes and bytes in order, independent of the memory
+    format."""
     digest = hashlib.sha256()
     for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -26,7 +27,7 @@ def sha256_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file, under its name only when it is whole."""
+    """Write a safetensors file, under its final name only when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
     try:
@@ -37,7 +38,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def update_l2(final: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, float]:
-    """L2 norm of (final - initial) for each tensor."""
+    """Return the L2 norm of (final - initial) for each tensor."""
     return {
         name: float(torch.linalg.vector_norm((final[name] - initial[name]).detach().double()))
         for name in final

@@ -1,4 +1,4 @@
-"""Photos as the models take them: uint8 rows of pixels to normalised float32 tensors."""
+"""Convert images to model inputs: uint8 rows of pixels to normalised float32 tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from paceline.spec.values import MemoryFormat
 
-# Means and standard deviations of ImageNet's RGB channels, as torchvision's weights want them.
+# Means and standard deviations of ImageNet's RGB channels, as torchvision's weights expect them.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 _FORMATS = {
@@ -27,12 +27,12 @@ def torch_memory_format(name: MemoryFormat) -> torch.memory_format:
 
 
 def put_in_memory_format(model: nn.Module, name: MemoryFormat) -> None:
-    """Give the model's convolutions' weights that memory format."""
+    """Convert the weights of the model's convolutions to that memory format."""
     model.to(memory_format=_FORMATS[name])  # type: ignore[call-overload]  # torch's stub lacks it
 
 
 def empty_input(images: NDArray[np.uint8], memory_format: MemoryFormat) -> Tensor:
-    """Memory for what `to_input` makes of these images."""
+    """Allocate the result of `to_input` for these images."""
     samples, height, width, channels = images.shape
     shape = (samples, channels, height, width)
     return torch.empty(shape, memory_format=_FORMATS[memory_format])
@@ -41,11 +41,11 @@ def empty_input(images: NDArray[np.uint8], memory_format: MemoryFormat) -> Tenso
 def to_input(
     images: NDArray[np.uint8], memory_format: MemoryFormat, out: Tensor | None = None
 ) -> Tensor:
-    """(images / 255 - MEAN) / STD as float32.
+    """Return (images / 255 - MEAN) / STD as float32.
 
     images: shape (n, height, width, 3), RGB. Returns shape (n, 3, height, width) in
-    `memory_format`; for channels_last the bytes stay in their order. out: of that shape, to be
-    filled and returned.
+    `memory_format`; for channels_last the order of the bytes stays the same. out: a tensor of that
+    shape to fill and return.
     """
     scaled = empty_input(images, memory_format) if out is None else out
     scaled.copy_(torch.from_numpy(images).permute(0, 3, 1, 2))
@@ -54,7 +54,7 @@ def to_input(
 
 
 def _channel_constants() -> tuple[Tensor, Tensor]:
-    """Scale and offset a channel, shape (1, 3, 1, 1): one multiply-add a pixel."""
+    """Return scale and offset per channel, shape (1, 3, 1, 1): one multiply-add per pixel."""
     std = torch.tensor(STD, dtype=torch.float64)
     mean = torch.tensor(MEAN, dtype=torch.float64)
     scale, offset = 1 / (255 * std), -mean / std

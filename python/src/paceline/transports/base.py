@@ -1,4 +1,4 @@
-"""What a transport must do."""
+"""Interface of a transport."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ if TYPE_CHECKING:
 
 
 class PeerLost(RankFailed):
-    """A peer went away while this rank waited for it: the cause lies on another rank."""
+    """A peer ended while this rank waited for it: the cause is on another rank."""
 
 
 class Transport(Protocol):
-    """Carries tensors between ranks, as torch's default process group."""
+    """Connects the ranks through torch's default process group."""
 
     name: str
 
     def open(self, context: RankContext, trial: Trial, store: Store) -> None:
-        """Make the default process group; every later wait is limited by `limits.collective_s`.
+        """Create the default process group. Every later wait is limited by `limits.collective_s`.
 
-        Raises EnvironmentLacks if this machine cannot, TimedOut if peers do not come.
+        Raises EnvironmentLacks if this machine cannot use the transport, TimedOut if peers do not
+        connect.
         """
 
     def explain(self, error: Exception) -> PacelineError | None:
-        """What an error out of a collective means: TimedOut, PeerLost, or None if unknown."""
+        """Translate an error of a collective to TimedOut or PeerLost; None if it is unknown."""
 
     def describe(self) -> dict[str, Any]:
-        """What a reader of the results should know of this transport (library, settings)."""
+        """Return library and settings, for the records."""
 
     def close(self, *, failed: bool) -> None:
-        """Destroy the process group, harmless when called again.
+        """Destroy the process group; a second call does nothing.
 
-        Collective unless `failed`, when the peers may be gone and nobody is waited for.
+        Collective unless `failed`: then peers may be gone, and no rank is waited for.
         """

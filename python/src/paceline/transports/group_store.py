@@ -1,4 +1,5 @@
-"""What ranks tell one another under names, through a store (NodeShare of `paceline.data`)."""
+"""Named values that ranks of a group publish through a store (implements NodeShare of
+`paceline.data`)."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class GroupStore:
-    """Ranks 0 to ranks_on_node - 1 that run on one node; names are seen by whoever has `prefix`.
+    """Ranks 0 to ranks_on_node - 1 of one node. Names are visible to all objects with the same
+    `prefix`.
 
-    One object, with a prefix of its own, for each use.
+    Each use needs an object with a prefix of its own.
     """
 
     store: Store
@@ -31,12 +33,12 @@ class GroupStore:
         self.store.set(f"{self.prefix}/{name}", value)
 
     def lookup(self, name: str, timeout_s: float) -> str:
-        """What was published under `name`. Raises TimedOut after `timeout_s`."""
+        """Return the value published under `name`. Raises TimedOut after `timeout_s`."""
         key = f"{self.prefix}/{name}"
         wait_for(self.store, [key], timeout_s, f"rank {self.local_rank} of {self.prefix}: {name!r}")
         return bytes(self.store.get(key)).decode()
 
     def barrier(self, timeout_s: float) -> None:
-        """Wait for all ranks of the node. Raises TimedOut, naming those absent."""
+        """Wait for all ranks of the node. Raises TimedOut naming the absent ranks."""
         name = f"{self.prefix}/barrier/{next(self._barriers)}"
         store_barrier(self.store, name, self.local_rank, range(self.ranks_on_node), timeout_s)

@@ -1,4 +1,4 @@
-"""What transports bound to a network interface share: is it there, is it up, and time limits."""
+"""Shared code of transports that use a network interface: its state, and time-out errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import struct
 
 from paceline.errors import EnvironmentLacks, TimedOut
 
-# Gloo's, NCCL's and c10d's words for a limit that was reached.
+# Texts with which Gloo, NCCL and c10d report a time-out.
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _SIOCGIFFLAGS = 0x8913  # netdevice(7), as are the flags
 _IFF_UP, _IFF_RUNNING = 0x1, 0x40
@@ -17,7 +17,8 @@ _IFNAMSIZ = 16
 
 
 def check_interface(interface: str, host: str, library: str) -> None:
-    """Raise EnvironmentLacks, naming those there are, if this host has no such interface."""
+    """Raise EnvironmentLacks, listing the existing interfaces, if this host has no such
+    interface."""
     names = [name for _, name in socket.if_nameindex()]
     if interface not in names:
         raise EnvironmentLacks(
@@ -27,7 +28,7 @@ def check_interface(interface: str, host: str, library: str) -> None:
 
 
 def has_link(interface: str) -> bool:
-    """Whether the interface is there, switched on, and has a carrier."""
+    """Return whether the interface exists, is up, and has a carrier."""
     request = struct.pack(f"{_IFNAMSIZ}s16x", interface.encode()[: _IFNAMSIZ - 1])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -41,13 +42,13 @@ def has_link(interface: str) -> bool:
 def time_out_of(
     text: str, library: str, rank: int, limit_s: float, said: str | None = None
 ) -> TimedOut | None:
-    """What the library's words mean if they say that a limit was reached.
+    """Return TimedOut if the text of the library's error reports a time-out, else None.
 
-    said: the part of them to quote, if not all.
+    said: the part of the text to quote, if not all of it.
     """
     if not _TIMED_OUT.search(text):
         return None
     return TimedOut(
         f"rank {rank}: a collective of {library} did not end within {limit_s:g} s "
-        f"(limits.collective_s): a peer is stuck or gone. {library} says: {said or text}"
+        f"(limits.collective_s): a peer is blocked or gone. {library} reports: {said or text}"
     )

@@ -1,9 +1,9 @@
-"""Finds out who is missing when a collective fails or outlasts its limit.
+"""Find out which ranks are missing when a collective fails or exceeds its limit.
 
-A transport often knows only that nothing came. Each rank therefore has a second connection to rank
-0's store, with a thread that answers when its name is called, whatever the training does meanwhile:
-so a rank that is alive can be told from one that is gone, frozen or cut off. Beside that, each
-rank that fails leaves a word about what it was at.
+A transport often knows only that nothing arrived. Each rank therefore has a second connection to
+rank 0's store, and a thread that answers probes whatever the training does. So a rank that is alive
+can be distinguished from one that is gone, frozen or disconnected. In addition, each rank that
+fails publishes its reason.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store, TCPStore
 
-# Of the limit that was reached already, so that all is over within twice the limit: up to one for
-# the store's answer, one for the ranks', and one that rank 0 stays for the others.
+# Share of the limit for each of three waits: the store's answer, the ranks' answers, and rank 0
+# waiting for other probes. All of it ends within twice the limit.
 _ANSWER_SHARE = 1 / 5
-# A rank that lives answers within milliseconds; on a machine with many more ranks than cores,
-# within tenths of a second.
+# A live rank answers within milliseconds, with many more ranks than cores within 0.1 to 1 s.
 _LONGEST_ANSWER_S = 2.0
 _POLL_S = 0.01
 _FOR_EVER = timedelta(days=365)
 _CLOSE_S = 0.5
-_LONGEST_WORDS = 200
+_LONGEST_TEXT = 200
 
 
 @dataclass(slots=True)
 class ProbeResult:
-    """Who was there when `caller` asked; ranks that are in none of these did not answer."""
+    """State of the other ranks when `caller` probed them. Ranks in none of the lists did not
+    answer."""
 
     caller: int
     hosts: Sequence[str]
-    waiting: list[int] = field(default_factory=list)  # for others, as the caller does
+    waiting: list[int] = field(default_factory=list)  # they wait for other ranks, like the caller
     busy: list[int] = field(default_factory=list)  # they answered, and have not failed so far
-    failed: dict[int, str] = field(default_factory=dict)  # with their words
-    server: str | None = None  # why rank 0's store could not be asked (to the end)
+    failed: dict[int, str] = field(default_factory=dict)  # with the reason that they published
+    server: str | None = None  # why rank 0's store could not be queried completely
     dead_link: str | None = None  # this host's interface, if it is down
 
     @property
     def silent(self) -> list[int]:
-        """Ranks that did not answer; without the store, only rank 0 was asked."""
+        """Ranks that did not answer. Without the store, only rank 0 was probed."""
         if self.server is not None:
             return [0]
         known = {self.caller, *self.waiting, *self.busy, *self.failed}
@@ -66,7 +66,7 @@ class ProbeResult:
         return candidates[0] if len(candidates) == 1 else None
 
     def words(self) -> str:
-        """What came of it, as clauses of a sentence."""
+        """Return the result as clauses of a sentence."""
         clauses = []
         if self.dead_link is not None:
             here = self.hosts[self.caller]
@@ -82,7 +82,7 @@ class ProbeResult:
             )
         if self.busy:
             verb = "is" if len(self.busy) == 1 else "are"
-            clauses.append(f"{self._name(self.busy)} {verb} alive, but busy with something else")
+            clauses.append(f"{self._name(self.busy)} {verb} alive, but not at this operation")
         if self.waiting:
             verb = "waits" if len(self.waiting) == 1 else "wait"
             clauses.append(f"{self._name(self.waiting)} {verb} as well")
@@ -94,7 +94,7 @@ class ProbeResult:
 
 
 class LivenessProbe:
-    """Of all ranks of a trial; answers from when it is made until it is closed."""
+    """Answers probes of other ranks from construction until it is closed, and probes them."""
 
     def __init__(
         self,
@@ -106,9 +106,9 @@ class LivenessProbe:
         limit_s: float,
         interface: str,
     ) -> None:
-        """answering: a connection for this object alone; hosts: by rank.
+        """answering: a store connection for this object alone. hosts: by rank.
 
-        limit_s: of a collective, of which asking takes a part, at most 2 s a question.
+        limit_s: limit of a collective. A probe takes a share of it, at most 2 s per wait.
         """
         self._store = store
         self._answering = answering
@@ -118,19 +118,19 @@ class LivenessProbe:
         self._answer_s = min(limit_s * _ANSWER_SHARE, _LONGEST_ANSWER_S)
         self._found: ProbeResult | None = None
         self._closing = False
-        self._thread = threading.Thread(target=self._answer, name="roll-call", daemon=True)
+        self._thread = threading.Thread(target=self._answer, name="liveness", daemon=True)
         self._thread.start()
-        atexit.register(self.close)  # the thread must not call into a Python that is ending
+        atexit.register(self.close)  # the thread must not run while Python shuts down
 
     def announce(self, why: str) -> None:
-        """Tell the others that this rank fails for a reason of its own; waits for nobody."""
+        """Publish that this rank fails for a reason of its own; does not wait."""
         self._leave_word(f"failed/{self._rank}", why)
 
     def call(self, doing: str) -> ProbeResult:
-        """Ask who is there, because this rank waited in vain while `doing` something.
+        """Probe all ranks, because this rank waited without success while `doing` something.
 
-        Takes the time that the slowest rank takes to answer: at most 2/5 of the limit and 4 s.
-        Raises nothing: a store that does not answer is a finding too.
+        It takes as long as the slowest rank needs to answer: at most 2/5 of the limit and 4 s. It
+        raises nothing: a store that does not answer is a result too.
         """
         found = ProbeResult(self._rank, self._hosts)
         limit_answers(self._store, self._answer_s)
@@ -149,7 +149,8 @@ class LivenessProbe:
         return found
 
     def close(self) -> None:
-        """Answer no more. Rank 0, which serves the store, lets those ask who want to first."""
+        """Stop answering. Rank 0, which serves the store, first lets other ranks finish their
+        probes."""
         if self._closing:
             return
         if self._rank == 0 and self._found is not None:
@@ -159,7 +160,7 @@ class LivenessProbe:
         self._leave_word(f"call/{self._rank}", "")  # wakes the thread
         self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
-            cut(self._answering)  # the wake-up call was lost
+            cut(self._answering)  # the wake-up message was lost
             self._thread.join(_CLOSE_S)
 
     def _answer(self) -> None:
@@ -172,7 +173,7 @@ class LivenessProbe:
                 self._answering.delete_key(call)
                 self._answering.add(here, 1)
         except dist.DistError:
-            return  # the store has gone: there is nobody to answer
+            return  # the store has gone, so no probe can arrive
 
     def _ask(self, found: ProbeResult) -> None:
         others = [rank for rank in range(len(self._hosts)) if rank != self._rank]
@@ -186,14 +187,14 @@ class LivenessProbe:
                 self._look_at(found, rank)
                 if self._store.add(_key(f"here/{rank}"), 0) > before[rank]:
                     answered.add(rank)
-            told = answered.union(found.waiting, found.failed)
+            known = answered.union(found.waiting, found.failed)
             found.busy = sorted(answered.difference(found.waiting, found.failed))
-            if len(told) == len(others) or time.monotonic() > deadline:
+            if len(known) == len(others) or time.monotonic() > deadline:
                 return
             time.sleep(_POLL_S)
 
     def _look_at(self, found: ProbeResult, rank: int) -> None:
-        """Whether it left a word."""
+        """Read what a rank has published."""
         if self._store.check([_key(f"failed/{rank}")]):
             found.failed[rank] = bytes(self._store.get(_key(f"failed/{rank}"))).decode()
         elif self._store.check([_key(f"waiting/{rank}")]):
@@ -207,36 +208,37 @@ class LivenessProbe:
                     return
                 time.sleep(_POLL_S)
         except dist.DistError:
-            return  # then they cannot ask either
+            return  # then the others cannot probe either
 
     def _leave_word(self, name: str, text: str) -> None:
         try:
-            self._store.set(_key(name), text[:_LONGEST_WORDS])
+            self._store.set(_key(name), text[:_LONGEST_TEXT])
         except dist.DistError:
-            return  # whoever asks will find out that the store has gone
+            return  # a probe will find out that the store has gone
 
 
 def _key(name: str) -> str:
-    return f"roll call/{name}"
+    return f"liveness/{name}"
 
 
 def publish_hosts(store: Store, rank: int, host: str) -> None:
-    """To be called before all ranks meet, `read_hosts` after."""
+    """Publish this rank's host, before the barrier of all ranks; `read_hosts` reads it
+    afterwards."""
     store.set(_key(f"host/{rank}"), host)
 
 
 def read_hosts(store: Store, world_size: int) -> list[str]:
-    """By rank."""
+    """Return the hosts of all ranks, by rank."""
     keys = [_key(f"host/{rank}") for rank in range(world_size)]
     return [bytes(host).decode() for host in store.multi_get(keys)]
 
 
 def with_probe_result(error: TimedOut | RankFailed, found: ProbeResult) -> TimedOut | RankFailed:
-    """The same error with what was found; PeerLost where another rank turned out to be the cause.
+    """Add the result of a probe to an error; PeerLost if another rank is the cause.
 
-    A limit that was reached stays one: whether the peer or the limit was at fault, nobody knows.
+    A time-out remains a time-out, because either the peer or the limit may be the cause.
     """
-    message = f"{error}. Roll call: {found.words()}"
+    message = f"{error}. Liveness probe: {found.words()}"
     if isinstance(error, TimedOut):
         return TimedOut(message)
     if isinstance(error, PeerLost) or found.silent or found.failed:

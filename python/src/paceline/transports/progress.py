@@ -1,7 +1,7 @@
 """A thread that carries out a group's operations one after the other, in the order of submission.
 
-For libraries that every rank must call in the same order, and that block: the backward pass goes on
-beside it.
+It is for libraries that block and that every rank must call in the same order. The backward pass
+continues in the meantime.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 class ProgressThread:
     """Carries out operations in the order of submission, each within `limit_s`.
 
-    After the first failure nothing is called any more: every later operation fails with it.
-    The threads are daemons, so a call that never returns does not keep the process alive.
+    After the first failure no operation is called any more: every later one fails with the same
+    error. The threads are daemons, so a call that never returns does not keep the process alive.
     """
 
     def __init__(self, library: str, rank: int, limit_s: float, name: str) -> None:
-        """library: what carries the operations, for messages; name: of the group."""
+        """library: name of the library, for messages. name: name of the group."""
         self.failure: PacelineError | None = None
         self._library = library
         self._rank = rank
@@ -39,11 +39,11 @@ class ProgressThread:
         self._current: tuple[PendingWork, float] | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"{library}-{name}", daemon=True)
-        self._watcher = threading.Thread(
-            target=self._watch, name=f"{library}-watch-{name}", daemon=True
+        self._limiter = threading.Thread(
+            target=self._enforce_limit, name=f"{library}-limit-{name}", daemon=True
         )
         self._thread.start()
-        self._watcher.start()
+        self._limiter.start()
 
     def submit(
         self,
@@ -52,17 +52,17 @@ class ProgressThread:
         tensors: list[Any],
         operation: Operation | None = None,
     ) -> PendingWork:
-        """Queue `call`; `operation` is what a profile is to know of it."""
+        """Queue `call`. `operation` is its entry in the communication records."""
         work = PendingWork(f"{self._library} {name}", self._rank, self._limit_s, tensors)
         self._queue.put((work, call, operation))
         return work
 
     def close(self, limit_s: float) -> None:
-        """End the threads after what is queued; a thread that is stuck is left behind."""
+        """End the threads after the queued operations; a blocked thread is abandoned."""
         self._queue.put(None)
         self._thread.join(limit_s)
         self._closing.set()
-        self._watcher.join(limit_s)
+        self._limiter.join(limit_s)
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -75,18 +75,18 @@ class ProgressThread:
                 if operation is not None:
                     operation.start()
                 call()
-            except Exception as error:  # noqa: BLE001  (handed to whoever waits for the work)
+            except Exception as error:  # noqa: BLE001  (raised in the thread that waits)
                 self._fail(work, error)
             else:
                 self._current = None
                 if operation is not None:
                     operation.end()
                 work.finish()
-            # Nothing of this operation may outlive it: the next get() can block for long.
+            # Release the operation's objects: the next get() can block for a long time.
             del item, work, call, operation
 
-    def _watch(self) -> None:
-        """Fail the operation that the library does not return from; nothing can cancel the call."""
+    def _enforce_limit(self) -> None:
+        """Fail an operation whose library call does not return; the call cannot be cancelled."""
         while not self._closing.wait(self._limit_s * WATCH_SHARE):
             current = self._current
             if current is None or time.monotonic() - current[1] < self._limit_s:

@@ -1,7 +1,7 @@
-"""Who communicated what, when: each operation of each process group, as it goes.
+"""Records of communication: one row for each operation of each process group.
 
-Process groups are made by torch, from a registry, so they find the recorder of this process here
-rather than being handed one. Without one in use, recording costs a function call.
+torch creates process groups from a registry, so they find the recorder of this process in this
+module instead of receiving it. Without an active recorder, an operation costs one function call.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Gradients summed in memory that the ranks of a node share, or the threads of a rank.
+# Sum of gradients in memory shared by the ranks of a node or the threads of a rank.
 SHARED_REDUCE = "shared_reduce"
-_KEPT_ROWS = 4096  # until somebody flushes; an operation beyond that writes them itself
+_KEPT_ROWS = 4096  # rows kept between two flushes; an operation beyond that writes them itself
 
 
 @dataclass(slots=True)
 class Operation:
-    """One operation of this rank under way; times are of this host's clock."""
+    """One operation of this rank in flight; times are of this host's clock."""
 
     group: str
     ranks: int
@@ -42,11 +42,11 @@ class Operation:
     sent_messages: int | None = None
 
     def start(self) -> None:
-        """Its turn has come: what was queued before it in its group is done."""
+        """Record that its turn has come: operations queued before it in its group have ended."""
         self.started_unix_s = time.time()
 
     def end(self) -> None:
-        """Record it as done now. An operation that fails is not recorded."""
+        """Record that it has ended now. An operation that fails is not recorded."""
         recorder = _in_use
         if recorder is not None:
             recorder.add(self, time.time())
@@ -88,7 +88,7 @@ class Recorder:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has ended so far."""
+        """Write the rows of operations that have ended."""
         with self._lock:
             rows, self._rows = self._rows, []
             for row in rows:
@@ -104,7 +104,7 @@ _in_use: Recorder | None = None
 
 @contextmanager
 def recording(file: Path) -> Iterator[Recorder]:
-    """Record every operation of this process into `file` meanwhile."""
+    """Record every operation of this process into `file` while the context is active."""
     global _in_use  # noqa: PLW0603  (see the module's first lines)
     recorder = _in_use = Recorder(file)
     try:
@@ -115,17 +115,17 @@ def recording(file: Path) -> Iterator[Recorder]:
 
 
 def is_recording() -> bool:
-    """Whether an operation would be recorded now."""
+    """Return whether operations are recorded now."""
     return _in_use is not None
 
 
 def begin_operation(
     group: str, ranks: int, name: str, payload_bytes: int, arrived_unix_s: float | None = None
 ) -> Operation:
-    """This rank comes to an operation, now unless another time is given.
+    """Return a new operation that this rank reaches now, or at the given time.
 
-    group: the same name on all its ranks, which come to its operations in the same order.
-    payload_bytes: of this rank's tensors, uncompressed as they are handed over.
+    group: name that is equal on all its ranks, which reach its operations in the same order.
+    payload_bytes: bytes of this rank's tensors before compression.
     """
     recorder = _in_use
     sequence = recorder.next_sequence(group) if recorder is not None else 0
@@ -134,7 +134,7 @@ def begin_operation(
 
 
 def payload_bytes(tensors: Any) -> int:
-    """Of a tensor, or of a list of them, of lists of them."""
+    """Return the bytes of a tensor, or of nested lists of tensors."""
     if isinstance(tensors, Tensor):
         return tensors.numel() * tensors.element_size()
     return sum(payload_bytes(part) for part in tensors)

@@ -1,7 +1,8 @@
-"""The key-value store where ranks meet, with a limit on every wait.
+"""The key-value store of all ranks, with a limit on every wait.
 
-torch's TCPStore, served by rank 0 on a socket that the launcher's job bound to one address: given
-a listening descriptor it opens no other (checked against /proc/net/tcp with torch 2.13).
+It is torch's TCPStore, served by rank 0 on a socket that the launcher's job bound to one address.
+With a given listening descriptor TCPStore opens no other socket (checked against /proc/net/tcp with
+torch 2.13).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
     from paceline.training.context import RankContext, StoreAddress
 
-# c10d's words on a connection that was there before.
+# Texts with which c10d reports a connection that was lost.
 _SERVER_GONE = re.compile(r"likely closed|reset by peer|broken pipe", re.IGNORECASE)
-ANSWER_SHARE = 1 / 4  # of a limit: how much longer than it a wait may take if the store is silent
+ANSWER_SHARE = 1 / 4  # share of a limit by which a wait may exceed it if the store does not answer
 
 
 def open_store(context: RankContext, limit_s: float) -> TCPStore:
@@ -45,7 +46,7 @@ def open_store(context: RankContext, limit_s: float) -> TCPStore:
 
 
 def open_again(context: RankContext, limit_s: float) -> TCPStore:
-    """Another connection to the store that `open_store` opened: a wait holds up only its own."""
+    """Open another connection to the store, so that a wait blocks only its own connection."""
     assert context.store is not None
     return _connect(context, context.store, limit_s, listen_fd=None)
 
@@ -69,7 +70,7 @@ def _connect(
 
 @contextmanager
 def limited(what: str, limit_s: float) -> Iterator[None]:
-    """Turn the store's errors into TimedOut that says what was waited for, or PeerLost."""
+    """Translate errors of the store to TimedOut or PeerLost with the given text."""
     try:
         yield
     except dist.DistStoreError as error:
@@ -82,9 +83,10 @@ def limited(what: str, limit_s: float) -> Iterator[None]:
 
 
 def server_lost(error: Exception, what: str) -> PeerLost | None:
-    """That rank 0 went away while `what` used its store; None if the error says something else."""
+    """Return PeerLost if the error means that rank 0 ended while its store was in use, else
+    None."""
     if isinstance(error, dist.DistNetworkError) and _SERVER_GONE.search(str(error)):
-        return PeerLost(f"{what}: rank 0, which serves it, went away; look at its log", 0)
+        return PeerLost(f"{what}: rank 0, which serves it, has ended; look at its log", 0)
     return None
 
 
@@ -96,13 +98,14 @@ def wait_for(store: Store, keys: Sequence[str], limit_s: float, what: str) -> No
 
 
 def store_barrier(store: Store, name: str, rank: int, ranks: Sequence[int], limit_s: float) -> None:
-    """A barrier of `ranks` under a name used once. Raises TimedOut naming who did not come."""
+    """Wait for all `ranks`, under a name that is used once. Raises TimedOut naming the absent
+    ranks."""
     store.set(f"{name}/{rank}", "here")
     keys = [f"{name}/{peer}" for peer in ranks]
     try:
         wait_for(store, keys, limit_s, name)
     except TimedOut as error:
-        with limited(f"rank {rank}: rank 0's store, asked who is absent from {name!r},", limit_s):
+        with limited(f"rank {rank}: rank 0's store, asked which ranks are absent,", limit_s):
             absent = [peer for peer, key in zip(ranks, keys, strict=True) if not store.check([key])]
         raise TimedOut(
             f"rank {rank} waited {limit_s:g} s for ranks {absent} at {name!r}; look at the logs of "

@@ -1,4 +1,4 @@
-"""Operations under way: what torch waits for, whatever carries them."""
+"""Operations in flight: the objects that torch waits for, for any library."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from paceline.errors import TimedOut
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-WATCH_SHARE = 1 / 20  # of the limit: how late beyond it a blocked call may be noticed
+WATCH_SHARE = 1 / 20  # share of the limit by which a blocked call may be noticed late
 
-# Untyped here: torch's stub says ProcessGroup methods return it, but not how to subclass it.
+# Untyped: torch's stub does not describe how to subclass it.
 _Work: Any = Work
 
 
 class PendingWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
-    """One operation under way. Its future holds the list of result tensors."""
+    """One operation in flight. Its future holds the list of result tensors."""
 
     def __init__(self, name: str, rank: int, limit_s: float, tensors: list[Any]) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class PendingWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
         self._error: Exception | None = None
 
     def finish(self, error: Exception | None = None) -> None:
-        """Mark as ended; the first call counts (the watcher and the thread may both call)."""
+        """Mark the work as ended. Only the first call counts, because two threads may call it."""
         if not self._claim.acquire(blocking=False):
             return
         self._error = error
@@ -47,7 +47,8 @@ class PendingWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
             self._future.set_exception(error)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the end. Raises what went wrong, TimedOut after the timeout (0: the group's)."""
+        """Wait for the end. Raises the error of the work, or TimedOut after the timeout (0: the
+        group's)."""
         limit_s = timeout.total_seconds() or self.limit_s * (1 + 2 * WATCH_SHARE)
         if not self._ended.wait(limit_s):
             raise timed_out(self.name, self.rank, limit_s)
@@ -76,7 +77,7 @@ class PendingWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
 
 
 class CoalescedWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
-    """Ends when all its works have; its future holds the list of their futures."""
+    """Several works as one, for torch's coalescing. Its future holds the list of their futures."""
 
     def __init__(self, works: Sequence[PendingWork]) -> None:
         super().__init__()
@@ -86,9 +87,9 @@ class CoalescedWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
         )
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for all, together no longer than `timeout` (None: each as long as its group says).
+        """Wait for all works, together no longer than `timeout` (None: each has its own limit).
 
-        Raises what went wrong with the first that failed.
+        Raises the error of the first work that failed.
         """
         asked_s = timeout.total_seconds() if timeout is not None else 0.0
         deadline = time.monotonic() + asked_s
@@ -114,8 +115,9 @@ class CoalescedWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
 
 
 def timed_out(operation: str, rank: int, limit_s: float) -> TimedOut:
-    """operation: with the name of what carries it, "MPI allreduce"."""
+    """Return a TimedOut error. operation: with the name of its library, for example "MPI
+    allreduce"."""
     return TimedOut(
         f"rank {rank}: {operation} did not end within {limit_s:g} s (limits.collective_s): "
-        "a peer did not come to it or is stuck; look at the other ranks' logs"
+        "a peer did not take part or is blocked; look at the other ranks' logs"
     )

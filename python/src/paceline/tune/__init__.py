@@ -1,7 +1,8 @@
-"""Searches by short trials, measured and recorded as any other; see docs/how-to/tune.md.
+"""Searches by short trials, which are measured and recorded like all others; see
+docs/how-to/tune.md.
 
-`local`: each local strategy's fastest counts, schedule and cut on this node. `comm`: the fastest
-way of communicating for each trial with peers. What they share is here: candidates are trials
-(`spaces`), brackets of candidates (`search`, `halving`), what measures them and can be resumed
-(`measuring`, `session`), what was found (`findings`), and the spec with the winners (`tuned`).
+`local` finds the fastest counts, schedule and split points of each local strategy on this node.
+`comm` finds the fastest communication settings of each trial with peers. Common parts: candidates
+as trials (`spaces`), brackets of candidates (`search`, `halving`), measurements that can be resumed
+(`measurement`, `session`), results (`findings`), and the spec with the winners (`tuned_spec`).
 """

@@ -1,4 +1,4 @@
-"""What a search found: of every target the default and the best, and whether that is more than
+"""Results of a search: for every target the default, the best, and whether the difference exceeds
 noise."""
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Of one target. None is what could not be measured."""
+    """Result for one target. None means that it could not be measured."""
 
     target: Target
     default: Trial | None
     default_samples_per_s: Interval | None
-    fastest: Trial | None  # as measured; after a final, what it was to confirm
+    fastest: Trial | None  # as measured; after a final bracket, the winner that it confirms
     fastest_samples_per_s: Interval | None
     ratio: Interval | None  # of the fastest to the default, within repeats
     candidates: int
     left_out: tuple[LeftOut, ...]
     failures: Mapping[str, str]  # by configuration
-    cut_short: bool  # the time was spent before all was measured
-    repeats: tuple[int, ...] = ()  # that default and fastest both have, and were compared in
+    cut_short: bool  # whether the time budget ended before all measurements
+    repeats: tuple[int, ...] = ()  # repeats of both default and fastest, used to compare them
 
     @property
     def tie(self) -> bool:
@@ -42,7 +42,7 @@ class Finding:
 
     @property
     def chosen(self) -> Trial | None:
-        """The fastest, but the default where that is as good."""
+        """The fastest, or the default if it is as good."""
         return self.default if self.tie else self.fastest
 
     @property
@@ -68,7 +68,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """Of all subjects."""
+    """Results for all targets."""
 
     found: tuple[Finding, ...]
 
@@ -76,7 +76,7 @@ class Findings:
         return next((found for found in self.found if found.target == target), None)
 
     def best(self, workload: str) -> Finding | None:
-        """The workload's fastest target; None if none could be measured."""
+        """Return the workload's fastest target; None if none could be measured."""
         measured = [
             (found.chosen_samples_per_s.median, found)
             for found in self.found
@@ -92,7 +92,7 @@ class Findings:
 def findings_of(
     spaces: Sequence[Space], brackets: Sequence[Bracket], measured: Measurements
 ) -> Findings:
-    """Judge what was measured; run-to-run noise is taken from all trials of a workload."""
+    """Compare the measurements; run-to-run noise is estimated from all trials of a workload."""
     workloads = {space.target.workload for space in spaces}
     noises = {workload: _noise(workload, brackets, measured) for workload in workloads}
     return Findings(
@@ -142,7 +142,7 @@ def _noise(workload: str, brackets: Sequence[Bracket], measured: Measurements) -
 
 
 def _series(trial: Trial | None, measured: Measurements, first: int) -> dict[int, Series]:
-    """What counts of a trial: its repeats from the `first` on; nothing where it failed."""
+    """Return the measurements of a trial from repeat `first` on; empty if it failed."""
     if trial is None or trial.configuration in measured.failures:
         return {}
     found = measured.series.get(trial.configuration, {})

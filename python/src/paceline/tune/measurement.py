@@ -1,4 +1,4 @@
-"""One short trial: run it as any other, or read what an earlier search recorded of it."""
+"""One short trial: run it like any other, or read the records of an earlier search."""
 
 from __future__ import annotations
 
@@ -25,25 +25,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Images a second of the steady steps, or why there are none."""
+    """Samples per second of the steady steps, or the reason why there are none."""
 
     samples_per_s: Series | None
     failure: str | None = None
 
 
 class Measurer(Protocol):
-    """What measures a trial."""
+    """Measures trials."""
 
     def measure(self, trial: Trial, number: int, of: int) -> Measurement | None:
-        """The measurement, made only if there is none yet; None if the time is spent."""
+        """Return the measurement, made only if there is none yet; None if the time budget is
+        spent."""
 
 
 class TrialMeasurer:
-    """Measures here and keeps every trial in a run directory.
+    """Measures trials on this machine, and keeps each in a run directory.
 
-    A trial that has an outcome, good or bad, is not run again, unless it is a baseline: without
-    that, nothing can be compared. A trial that trains something else than the baseline counts as
-    failed: its speed means nothing. (One that sends less on purpose is another training anyway.)
+    A trial with an outcome, good or bad, is not repeated unless it is a baseline, because nothing
+    can be compared without a baseline. A trial that is not equivalent to the baseline counts as
+    failed: its speed is meaningless. (Trials with lossy communication are not required to be
+    equivalent.)
     """
 
     def __init__(
@@ -98,11 +100,11 @@ class TrialMeasurer:
 
 
 def _difference(equivalence: Path) -> str | None:
-    """How the trial differs from the baseline; None where it does not, or nobody could say."""
+    """Return how the trial differs from the baseline; None if it does not, or this is unknown."""
     if not equivalence.exists():
         return None
     found = read_equivalence(equivalence)
     if found.equivalent is not False:
         return None
     faults = [f"{c.name}: {c.reason}" for c in found.checks if c.decisive and c.passed is False]
-    return "another training than the baseline: " + "; ".join(faults)
+    return "not equivalent to the baseline: " + "; ".join(faults)

@@ -1,4 +1,5 @@
-"""The search: brackets of candidates, rung by rung, all subjects' trials interleaved."""
+"""The search: brackets of candidates, measured rung by rung, with the trials of all targets
+interleaved."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Measurements:
-    """All that was measured, by configuration and repeat."""
+    """All measurements by configuration and repeat."""
 
     series: dict[str, dict[int, Series]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
@@ -36,7 +37,8 @@ class Measurements:
             found[trial.repeat] = measured.samples_per_s
 
     def speed(self, configuration: str, repeats: Iterable[int]) -> float:
-        """Median over these repeats, in images/s; nan if it failed or lacks one."""
+        """Return the median over these repeats in samples/s; NaN if it failed or a repeat is
+        missing."""
         found, wanted = self.series.get(configuration, {}), list(repeats)
         if configuration in self.failures or any(r not in found for r in wanted):
             return math.nan
@@ -44,13 +46,13 @@ class Measurements:
 
 
 class Bracket:
-    """Candidates for one target, of which one is to be the fastest.
+    """Candidates for one target, of which the fastest is sought by successive halving.
 
-    name: what differs among them, where a target has several brackets.
-    follows: the bracket whose winner this one started from.
+    name: what differs among them, if a target has several brackets. follows: the bracket whose
+    winner this one started from.
     """
 
-    first_repeat = 0  # of those that decide
+    first_repeat = 0  # the first repeat that counts for the decision
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class Bracket:
         self.name = name
         self.follows = follows
         self.cut_short = False
-        # the baseline has no rival, and is the slowest to measure
+        # the baseline is the only candidate of its bracket, and the slowest trial
         repeats = 1 if candidates[0].is_baseline else settings.repeats
         self._halving = SuccessiveHalving(
             list(self.candidates), keep=settings.keep, repeats=repeats
@@ -83,7 +85,8 @@ class Bracket:
         return None if name is None else self.candidates[name]
 
     def due(self, measured: Measurements) -> list[Trial]:
-        """What the present rung still wants; a candidate that failed is asked for no more."""
+        """Return the trials that this rung still needs; a failed candidate is not measured
+        again."""
         return [
             repeated(self.candidates[name], repeat)
             for repeat in range(self._have, self._halving.wanted)
@@ -98,10 +101,10 @@ class Bracket:
 
 
 class FinalBracket(Bracket):
-    """A winner against the default, both measured anew and alternately.
+    """A winner against the default, both measured again alternately.
 
-    The fastest of many looks faster than it is (a maximum over noise), and was measured at another
-    time than the default; here neither counts.
+    The fastest of many looks faster than it is (a maximum over noise), and it was measured at
+    another time than the default. Here neither effect counts.
     """
 
     def __init__(
@@ -130,7 +133,7 @@ class FinalBracket(Bracket):
         ]
 
     def judge(self, measured: Measurements) -> None:
-        # the winner, also where it is slower this time: that is what there is to be told
+        # The winner is reported also if it is slower this time, because that is the result.
         working = [n for n in self.candidates if math.isfinite(measured.speed(n, self._repeats))]
         self._best = self.candidates[working[-1]] if working else None
         self._judged = True
@@ -143,9 +146,9 @@ def search(
     *,
     seed: int,
 ) -> tuple[list[Bracket], Measurements]:
-    """Measure rung by rung until every bracket has its winner, or the measurer has no time left.
+    """Measure rung by rung until every bracket has a winner, or the time budget is spent.
 
-    refine: the bracket that follows a finished one, if any.
+    refine: returns the bracket that follows a finished one, if any.
     """
     measured = Measurements()
     every, running = list(brackets), list(brackets)
@@ -165,8 +168,8 @@ def search(
 
 
 def interleaved(trials: Iterable[Trial], seed: int) -> list[Trial]:
-    """Repeat by repeat, each in an order drawn from the seed but for the baselines, which lead:
-    every other trial is held against them as soon as it ends."""
+    """Order trials repeat by repeat, each repeat in a seeded random order with the baselines first,
+    because every other trial is compared with them as soon as it ends."""
     drawn = random.Random(seed)  # noqa: S311  (an order, not a secret)
     unique = list({trial.id: trial for trial in trials}.values())
     drawn.shuffle(unique)

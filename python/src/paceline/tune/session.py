@@ -1,7 +1,7 @@
-"""A search from a spec to its tuned form; what method of search it is, a `SearchMethod` says.
+"""A search from a spec to its tuned form; a `SearchMethod` defines what is searched.
 
-A search has a run directory like any run: every short trial lies in it and can be compared. What
-has an outcome there is not measured again, so a search that was cut at any moment goes on.
+A search has a run directory like any run: it contains every short trial, and they can be compared.
+Trials with an outcome are not repeated, so an interrupted search can be resumed.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchContext:
-    """What every part of a search may look at."""
+    """Facts that all parts of a search use."""
 
     experiment: Experiment
     spec_text: str
     settings: TuneSettings
-    short: Experiment  # with the steps of a search
+    short: Experiment  # the experiment with the number of steps of a search
     cores: int
     datasets: Mapping[str, Path]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchPlan:
-    """What a search would measure."""
+    """The trials that a search would measure."""
 
     context: SearchContext
     baselines: Mapping[str, Trial]  # by workload
@@ -61,22 +61,22 @@ class SearchPlan:
 
 
 class SearchMethod(Protocol):
-    """A method of search: its candidates, what follows a bracket, what its winners are."""
+    """A method of search: its candidates, follow-up brackets, and the meaning of its winners."""
 
-    command: str  # as it is called: "tune local"
+    command: str  # name of the command: "tune local"
 
     def spaces(self, context: SearchContext) -> list[Space]:
-        """Of every workload and target; empty ones say in `left_out` why."""
+        """Return the space of every workload and target; empty ones state why in `left_out`."""
         ...
 
     def first_bracket(self, space: Space, context: SearchContext) -> Bracket: ...
 
     def following(self, bracket: Bracket, plan: SearchPlan, files: RunFiles) -> Bracket | None:
-        """What starts from the winner of a finished bracket."""
+        """Return the bracket that starts from the winner of a finished one, if any."""
         ...
 
     def document(self, plan: SearchPlan, findings: Findings, files: RunFiles) -> dict[str, Any]:
-        """What `tuning.json` holds."""
+        """Return the content of `tuning.json`."""
         ...
 
     def filled_in(
@@ -86,12 +86,12 @@ class SearchMethod(Protocol):
         experiment: Experiment,
         findings: Findings,
     ) -> TrialRequest | None:
-        """A trial of the spec with what was found for it; None if it is to be left out."""
+        """Return a trial of the spec with its winner filled in; None to leave the trial out."""
         ...
 
 
 def plan_search(method: SearchMethod, spec: str) -> SearchPlan:
-    """What `run_search` would do; makes nothing, needs no data set to exist yet."""
+    """Return what `run_search` would measure; creates nothing, and needs no existing data set."""
     experiment, text = load_spec(spec)
     datasets = {str(w.name): expected_dataset(experiment, w) for w in experiment.workloads}
     return _plan(method, experiment, text, datasets)
@@ -108,10 +108,9 @@ def run_search(
 ) -> Findings:
     """Search, and write `tuned.toml` and `tuning.json` into `run_dir`.
 
-    budget_s: no short trial starts later than that, instead of [tune] timeout_s.
-    Raises UsageError, EnvironmentLacks or DataError before anything runs; RankFailed or TimedOut if
-    a baseline fails, NotComparable if no candidate could be measured. Other candidates may fail:
-    they are named.
+    budget_s: no short trial starts after this time; replaces [tune] timeout_s. Raises UsageError,
+    EnvironmentLacks or DataError before anything runs; RankFailed or TimedOut if a baseline fails;
+    NotComparable if no candidate could be measured. Other failed candidates are reported.
     """
     experiment, text = load_spec(spec)
     files = RunFiles(run_dir)
@@ -145,8 +144,8 @@ def _plan(
             f"\n  - {s.target.name}: {o.what}: {o.reason}" for s in spaces for o in s.left_out
         )
         raise UsageError(
-            f"experiment {experiment.name!r}: `paceline {method.command}` finds nothing to search "
-            f"on this node:{reasons}"
+            f"experiment {experiment.name!r}: `paceline {method.command}` has nothing to search on "
+            f"this node:{reasons}"
         )
     baselines = {
         str(w.name): plan_one(context.short, w, BASELINE, str(datasets[w.name]), context.cores)
@@ -156,7 +155,7 @@ def _plan(
 
 
 def _as_planned(plan: SearchPlan) -> Planned:
-    """For the manifest: the baselines and the first measurement of every candidate."""
+    """Return the baselines and the first measurement of every candidate, for the manifest."""
     candidates = [trial for space in plan.spaces for trial in space.candidates]
     first = {t.id: t for t in [*plan.baselines.values(), *candidates]}
     return Planned(
@@ -176,7 +175,7 @@ def _search(
 ) -> Findings:
     settings, experiment = plan.context.settings, plan.context.experiment
     measurer = TrialMeasurer(files, plan.baselines, progress, limit_s=limit_s)
-    # every other trial is held against the baselines, and they come first
+    # the baselines come first, because every other trial is compared with them
     brackets = [
         Bracket(Target(workload=workload, name=trial.local_strategy), [trial], settings)
         for workload, trial in plan.baselines.items()

@@ -1,4 +1,4 @@
-"""What is searched: candidates that are trials, planned by the same rules as any user's."""
+"""The candidates of a search: trials, planned by the same rules as those of a user."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.spec import Experiment, TuneSettings, WorkloadRequest
 
 BASELINE = TrialRequest(launcher="local", local_strategy="sequential")
-# "experiment 'x' cannot be planned:\n  - trials[2], workload tiny: ..."; here it is about one trial
+# "experiment 'x' cannot be planned:\n  - trials[2], workload tiny: ..."; only the fault is kept
 _PLACE = re.compile(r"(?s).*?(?:trials\[\d+\](?:, workload [\w-]+)?|workload [\w-]+)[:.] ?")
 
 
@@ -39,7 +39,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a search is for: of `tune local` a strategy, of `tune comm` a trial of the spec."""
+    """The object of a search: a strategy for `tune local`, a trial of the spec for `tune comm`."""
 
     workload: str
     name: str
@@ -47,7 +47,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """The candidates of a target as trials, the default first if it is one."""
+    """The candidates of a target as trials, the default first if it is one of them."""
 
     target: Target
     candidates: tuple[Trial, ...]
@@ -60,7 +60,7 @@ class Space:
 
 
 def short_experiment(experiment: Experiment, settings: TuneSettings) -> Experiment:
-    """The experiment with the steps of a search; its trials are the planner's to fill in."""
+    """Return the experiment with the steps of a search."""
     steps = {
         "max_steps": settings.warmup_steps + settings.steps,
         "warmup_steps": settings.warmup_steps,
@@ -79,7 +79,7 @@ def space_of(
     cores: int,
     settings: TuneSettings,
 ) -> Space:
-    """Plan every request, the first being the default; draw at most `max_candidates` from the seed.
+    """Plan every request, the first being the default; select at most `max_candidates` by the seed.
 
     Requests that mean the same trial are one candidate.
     """
@@ -119,9 +119,10 @@ def plan_one(
     dataset: str,
     cores: int,
 ) -> Trial:
-    """One request as a trial of one workload. Raises UsageError or EnvironmentLacks if it is none.
+    """Plan one request for one workload. Raises UsageError or EnvironmentLacks if it is not
+    possible.
 
-    It goes through the same rules and planner as a trial that a user writes.
+    It follows the same rules as a trial that a user writes.
     """
     alone = _is_baseline(request)
     everywhere = request.model_copy(update={"workloads": None})
@@ -141,24 +142,24 @@ def plan_one(
 
 
 def cores_wanted(request: TrialRequest, cores: int) -> int:
-    """Ranks times threads of the request on a node of so many cores."""
+    """Return ranks times threads of the request on a node with this many cores."""
     counts = counts_on_node(request, cores)
     return counts.ranks * counts.threads_per_rank
 
 
 def reason_of(error: Exception) -> str:
-    """Why a request is no trial, without the place in a spec that it never stood in."""
+    """Return why a request is not possible, without its place in a spec that does not exist."""
     return _PLACE.sub("", str(error))
 
 
 def changed(request: TrialRequest, **values: Any) -> TrialRequest:
-    """A validated copy; None takes a key away."""
+    """Return a validated copy with changed values; None removes a key."""
     said = {**request.model_dump(exclude_unset=True), **values}
     return TrialRequest.model_validate({k: v for k, v in said.items() if v is not None})
 
 
 def repeated(trial: Trial, repeat: int) -> Trial:
-    """The trial as its repeat of this number, from 0."""
+    """Return the trial as its repeat of this number, from 0."""
     name = trial_name(trial.configuration, repeat)
     return trial.model_copy(update={"repeat": repeat, "id": name})
 
@@ -168,14 +169,14 @@ def _is_baseline(request: TrialRequest) -> bool:
 
 
 def _drawn(trials: Sequence[Trial], seed: int, most: int) -> list[Trial]:
-    """The first, then the others in an order drawn from the seed, `most` in all."""
+    """Return the first trial, then the others in an order drawn from the seed, `most` in total."""
     others = list(trials[1:])
     random.Random(seed).shuffle(others)  # noqa: S311  (an order, not a secret)
     return [*trials[:1], *others][:most]
 
 
 def _named(request: TrialRequest) -> str:
-    """What the request says beyond its strategy."""
+    """Return the keys of the request except launcher and strategy."""
     said = request.model_dump(exclude_unset=True, exclude={"launcher", "local_strategy"})
     return " ".join(f"{k}={_shown(v)}" for k, v in said.items()) or "default"
 

@@ -1,4 +1,4 @@
-"""`paceline run` of a spec with [tune]: first the search, then the trials with its winners."""
+"""`paceline run` for a spec with [tune]: first the search, then the trials with its winners."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 def tune_and_run(spec: str, run_dir: Path, *, resume: bool, progress: Progress) -> Findings | None:
     """Search into `run_dir`/tune, then run the tuned spec into `run_dir`.
 
-    Returns what the search found; None if its stage was over before. Once the trials have begun
-    their spec stays, so that all of a run is of one spec.
-    Raises what `tune_local` and `runner.run` raise.
+    Return the findings; None if the search had ended before. After the first trial has started the
+    spec no longer changes, so that all trials of a run belong to one spec. Raises the errors of
+    `tune_local` and `runner.run`.
     """
     experiment, text = load_spec(spec)
     files = RunFiles(run_dir)
     searched = files.tune.manifest.exists()
     if resume and not searched:
         raise UsageError(
-            f"{run_dir}: expected a run to resume, there is no {files.tune.manifest}; leave out "
+            f"{run_dir}: there is no run to resume ({files.tune.manifest} does not exist); omit "
             "--resume to start one"
         )
     if not searched:
@@ -52,8 +52,8 @@ def tune_and_run(spec: str, run_dir: Path, *, resume: bool, progress: Progress) 
 
 
 def _smallest_trials(experiment: Experiment, datasets: Mapping[str, Path]) -> list[Trial]:
-    """Of every launcher, on its number of nodes, the smallest trial: what it lacks shows before the
-    search, not after."""
+    """Return the smallest trial of every launcher on its number of nodes, so that missing
+    prerequisites are found before the search."""
     wanted = dict.fromkeys((t.launcher, t.nodes) for t in experiment.trials)
     smallest = tuple(
         TrialRequest(launcher=launcher, local_strategy="sequential", nodes=nodes)

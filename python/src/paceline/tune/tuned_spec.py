@@ -1,4 +1,4 @@
-"""The spec with a search's winners filled in, as explicit numbers."""
+"""The spec with a search's winners filled in as explicit numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEADER = """\
 # A trial that is for some workloads only says so: their winners differ.
 
 """
-# what a spec said, under the names that it says it by
+# only the keys that the spec sets, by their names in the spec
 _AS_WRITTEN: dict[str, Any] = {
     "mode": "json",
     "by_alias": True,
@@ -35,9 +35,9 @@ _AS_WRITTEN: dict[str, Any] = {
 
 
 def tuned_text(method: SearchMethod, experiment: Experiment, findings: Findings, cores: int) -> str:
-    """The tuned spec as TOML. Raises UsageError if the winners make no valid spec.
+    """Return the tuned spec as TOML. Raises UsageError if the winners do not form a valid spec.
 
-    cores: of this node.
+    cores: number of cores of this node.
     """
     plain = experiment.model_dump(**_AS_WRITTEN, exclude={"tune", "trials", "workloads"})
     text = _HEADER.format(
@@ -55,9 +55,9 @@ def tuned_text(method: SearchMethod, experiment: Experiment, findings: Findings,
 def tuned_requests(
     method: SearchMethod, experiment: Experiment, findings: Findings, cores: int
 ) -> list[TrialRequest]:
-    """The trials with their winners; those that are equal for several workloads stay one.
+    """Return the trials with their winners; trials that are equal for several workloads are merged.
 
-    What becomes the same as an earlier trial is left out, as is a trial of the best strategy where
+    Trials that become equal to an earlier one are left out, as is a trial of the best strategy if
     none could be measured.
     """
     wanted: dict[str, tuple[TrialRequest, list[WorkloadRequest]]] = {}
@@ -80,7 +80,7 @@ def tuned_requests(
 
 
 def _entry(name: str, table: BaseModel) -> str:
-    """An entry of an array of tables, with tables in it behind its plain values."""
+    """Return an entry of an array of tables; nested tables follow its plain values."""
     said = table.model_dump(**_AS_WRITTEN)
     inner = {key: value for key, value in said.items() if isinstance(value, dict)}
     text = f"\n[[{name}]]\n" + tomli_w.dumps({k: v for k, v in said.items() if k not in inner})
@@ -92,7 +92,7 @@ def _entry(name: str, table: BaseModel) -> str:
 def _configuration(
     request: TrialRequest, workload: WorkloadRequest, experiment: Experiment, cores: int
 ) -> str | None:
-    """What the planner calls it; None if it cannot be planned, which a run then says."""
+    """Return the planner's name; None if it cannot be planned, which the run reports."""
     one = experiment.model_copy(update={"workloads": (workload,), "trials": (request,)})
     try:
         return plan_trials(one, {workload.name: ""}, cores)[0].configuration

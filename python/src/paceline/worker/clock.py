@@ -1,4 +1,4 @@
-"""How far the clocks of other hosts are from rank 0's."""
+"""Clock offsets of other hosts relative to rank 0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROUNDS = 8
 
 
 class ClockOffset(NamedTuple):
-    """Add offset_s to this rank's unix times to get rank 0's; true within +-error_s."""
+    """Offset to add to this rank's unix times to get rank 0's; correct within +-error_s."""
 
     offset_s: float
     error_s: float
@@ -28,10 +28,10 @@ SAME_CLOCK = ClockOffset(0.0, 0.0)
 
 
 def best_offset(rounds: Sequence[tuple[float, float, float]]) -> ClockOffset:
-    """Cristian's estimate from the round with the shortest trip (Cristian: Probabilistic clock
-    synchronization, Distributed Computing 3, 1989).
+    """Estimate the offset from the round with the shortest round trip (Cristian: Probabilistic
+    clock synchronization, Distributed Computing 3, 1989).
 
-    rounds: (own time when asked, the other's time, own time when answered), seconds.
+    rounds: (own time at the request, the other's time, own time at the answer), in seconds.
     """
     asked, theirs, answered = min(rounds, key=lambda r: r[2] - r[0])
     return ClockOffset(theirs - (asked + answered) / 2, (answered - asked) / 2)
@@ -40,7 +40,8 @@ def best_offset(rounds: Sequence[tuple[float, float, float]]) -> ClockOffset:
 def measure_offset(
     store: Store, context: RankContext, limit_s: float, now: Callable[[], float] = time.time
 ) -> ClockOffset:
-    """Collective over all ranks; exactly 0 on rank 0's own host, which has the same clock."""
+    """Measure the offset; collective over all ranks. It is exactly 0 on rank 0's host, which has
+    the same clock."""
     store.set(f"clock/host/{context.rank}", context.host)
     hosts_keys = [f"clock/host/{rank}" for rank in range(context.world_size)]
     wait_for(store, hosts_keys, limit_s, f"rank {context.rank}: the other ranks' host names")
@@ -58,8 +59,8 @@ def measure_offset(
 def _ask(
     store: Store, rank: int, number: int, limit_s: float, now: Callable[[], float]
 ) -> tuple[float, float, float]:
-    if number == 0:  # ranks are served in turn: time the trips only once it is ours
-        wait_for(store, [f"clock/turn/{rank}"], limit_s, f"rank {rank}: its turn to ask the time")
+    if number == 0:  # ranks are served in turn, so wait for the turn before the first round
+        wait_for(store, [f"clock/turn/{rank}"], limit_s, f"rank {rank}: its turn to read the clock")
     key = f"clock/answer/{rank}/{number}"
     asked = now()
     store.set(f"clock/question/{rank}/{number}", "?")
@@ -69,7 +70,7 @@ def _ask(
 
 
 def _answer(store: Store, rank: int, limit_s: float, now: Callable[[], float]) -> None:
-    store.set(f"clock/turn/{rank}", "yours")
+    store.set(f"clock/turn/{rank}", "")
     for number in range(_ROUNDS):
         wait_for(store, [f"clock/question/{rank}/{number}"], limit_s, f"rank {rank}'s question")
         store.set(f"clock/answer/{rank}/{number}", repr(now()))

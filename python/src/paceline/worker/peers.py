@@ -1,4 +1,4 @@
-"""Joins the ranks of a trial, keeps what they share, and takes leave without hanging."""
+"""Connect the ranks of a trial, keep what they share, and disconnect without hanging."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 
 class Peers:
-    """All ranks of a trial; made by `join_peers`. A single rank has no store and no transport."""
+    """All ranks of a trial; created by `join_peers`. A single rank has no store and no
+    transport."""
 
     def __init__(
         self,
@@ -53,18 +54,19 @@ class Peers:
         self._transport = transport
 
     def node(self, purpose: str) -> GroupStore | None:
-        """The ranks of this node, for one purpose; None for a single rank."""
+        """Return the ranks of this node for one purpose; None for a single rank."""
         return None if self._store is None else _node(self._store, self._context, purpose)
 
     def world(self, purpose: str) -> GroupStore | None:
-        """All ranks, for one purpose, as if on one node; None for a single rank."""
+        """Return all ranks for one purpose, as if on one node; None for a single rank."""
         if self._store is None:
             return None
         context = self._context
         return GroupStore(self._store, context.rank, context.world_size, f"world/{purpose}")
 
     def all_equal(self, name: str, value: str) -> list[int]:
-        """Ranks whose `value` is not rank 0's; collective, [] on the other ranks."""
+        """Return the ranks whose `value` differs from rank 0's; collective, [] on the other
+        ranks."""
         if self._store is None:
             return []
         self._store.set(f"equal/{name}/{self._context.rank}", value)
@@ -79,9 +81,10 @@ class Peers:
         return {} if self._transport is None else self._transport.describe()
 
     def explain(self, error: Exception) -> PacelineError | None:
-        """What an error out of a collective means, and which ranks are the cause.
+        """Return the meaning of an error from a collective, with the ranks that caused it.
 
-        None if it is not about communication; then the others are told that this rank fails.
+        Return None if it is not about communication; then the other ranks are notified that this
+        rank fails.
         """
         meaning = self._meaning(error)
         if self._liveness is None:
@@ -98,11 +101,11 @@ class Peers:
         if lost is not None or self._transport is None:
             return lost
         if isinstance(error, PacelineError) and not isinstance(error, RankFailed):
-            return None  # its words are not the transport's
+            return None  # not an error of the transport
         return self._transport.explain(error)
 
     def leave(self, *, failed: bool) -> None:
-        """Close everything. If all went well, rank 0, which serves the store, goes last."""
+        """Close everything. Without a failure rank 0, which serves the store, leaves last."""
         store, self._store = self._store, None
         transport, self._transport = self._transport, None
         liveness, self._liveness = self._liveness, None
@@ -132,10 +135,10 @@ class Peers:
 
 
 def join_peers(context: RankContext, trial: Trial) -> Peers:
-    """Meet the other ranks within `limits.rendezvous_s` and open the transport; collective.
+    """Connect to the other ranks within `limits.rendezvous_s` and open the transport; collective.
 
-    Raises TimedOut naming the ranks that did not come, EnvironmentLacks if the ranks of a node
-    share cores although they should not, or the transport cannot be had here.
+    Raises TimedOut naming the absent ranks, EnvironmentLacks if ranks of a node share cores without
+    permission or the transport is not available.
     """
     if context.world_size == 1:
         return Peers(context, trial)
@@ -177,7 +180,7 @@ def _node(store: TCPStore, context: RankContext, purpose: str) -> GroupStore:
 
 
 def _cores(node: GroupStore, limit_s: float) -> list[RankCores]:
-    """Cores that each of the node's ranks may use, by local rank; collective."""
+    """Return the cores of each of the node's ranks, by local rank; collective."""
     node.publish(str(node.local_rank), RankCores.own().to_json())
     return [
         RankCores.from_json(node.lookup(str(rank), limit_s)) for rank in range(node.ranks_on_node)

@@ -1,4 +1,4 @@
-"""One rank of a trial from rendezvous to result: what every launcher's job calls.
+"""One rank of a trial from rendezvous to result. Every launcher's job calls this.
 
 Call `resources.apply_resources` first, then import this module (it imports torch).
 """
@@ -9,8 +9,8 @@ import dataclasses
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-# The first optimiser imports it in any case, which takes a second or more: as an import it is
-# counted as one, not as part of building the model.
+# The first optimiser imports this module anyway, which takes a second or more. Imported here, it
+# counts as import time instead of model build time.
 import torch._dynamo  # noqa: F401
 
 from paceline.data.dataset import open_dataset
@@ -40,11 +40,10 @@ if TYPE_CHECKING:
 
 
 def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
-    """Train as `trial` says, as the rank that `context` says, and leave the records in `files`.
+    """Train the rank `context` of `trial`, and write the records to `files`.
 
-    Collective over all ranks; every wait has the limits of `trial.limits`.
-    Raises what PacelineError has: EnvironmentLacks, DataError, TimedOut, RankFailed (PeerLost where
-    another rank is the cause).
+    Collective over all ranks; every wait is limited by `trial.limits`. Raises PacelineErrors:
+    EnvironmentLacks, DataError, TimedOut, RankFailed (PeerLost if another rank is the cause).
     """
     own = files.rank(context.rank)
     with Spans(own.spans) as spans, recording(own.communication) as recorder:
@@ -68,7 +67,7 @@ def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
 
 @contextmanager
 def _closing(strategy: LocalStrategy) -> Iterator[None]:
-    """Close it whatever happens; if it is an error, tell the peers that wait for this rank."""
+    """Close the strategy in any case; after an error, notify the peers that wait for this rank."""
     try:
         yield
     except BaseException:
@@ -78,7 +77,7 @@ def _closing(strategy: LocalStrategy) -> Iterator[None]:
 
 
 class _Worker:
-    """The stages between joining and leaving."""
+    """The work of a rank between joining and leaving its peers."""
 
     def __init__(
         self,
@@ -153,13 +152,13 @@ class _Worker:
         return schedule, len(dataset.classes), feed
 
     def _prepare(self, strategy: LocalStrategy, classes: int) -> None:
-        """Build the model; the environment is read back and written once all is set up."""
+        """Build the model and set up the strategy, then write the actual environment."""
         trial, training = self._trial, self._trial.training
         model = build_model(training.model, classes, dropout=training.dropout, seed=training.seed)
         initial = sha256_of(model.state_dict())
         put_in_memory_format(model, training.memory_format)
         strategy.prepare(model, self._context, trial, self._peers)
-        del model  # a strategy may keep less of it
+        del model  # a strategy may keep only a part of it
         environment = read_back(
             self._context,
             trial,
@@ -180,15 +179,15 @@ class _Worker:
             save_tensors(self._files.gradient, gradients)
 
     def _finish(self, strategy: LocalStrategy, classes: int, steps: int) -> None:
-        """Check that all ranks end with the same weights; rank 0 writes weights and result."""
+        """Check that all ranks have equal weights; rank 0 writes weights and result."""
         training = self._trial.training
         weights = strategy.state_dict()
         sha256 = sha256_of(weights)
         differing = self._peers.all_equal("weights_sha256", sha256)
         if differing:
             raise RankFailed(
-                f"ranks {differing} ended with other weights than rank 0: their gradients were not "
-                "averaged alike; this is a defect of the transport or strategy, please report it",
+                f"ranks {differing} ended with other weights than rank 0, so their gradients were "
+                "not summed equally. This is a defect of transport or strategy; please report it",
                 differing[0],
             )
         if not self._context.is_first:

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from torch import nn
 
 from paceline.strategies.reduction.flat_layout import FlatLayout
-from paceline.strategies.reduction.optimizer_shard import OptimizerShard, shard_of, sum_of_shards
+from paceline.strategies.reduction.optimizer_shard import OptimizerShard, shard_of
 
 
 @pytest.fixture
@@ -34,8 +32,15 @@ def gradients_of(replica, step):
     return found
 
 
-def reader(layout, gradients):
-    return partial(shard_of, layout, gradients)
+def reduce(shard, layout, own, others):
+    """Sum the shards of `own` and `others` in place, as the strategies do."""
+    totals = []
+    for part in shard.parameter_shards:
+        total = shard_of(layout, own, part)
+        for gradients in others:
+            total.add_(shard_of(layout, gradients, part))
+        totals.append(total)
+    shard.set_gradients(totals)
 
 
 def step_in_shards(training, workers, change=lambda gradients: gradients, rows=None):
@@ -44,12 +49,12 @@ def step_in_shards(training, workers, change=lambda gradients: gradients, rows=N
     layout = FlatLayout.of(model.items())
     flat = torch.empty(layout.elements)
     layout.bind(model, flat, copy=True)
-    shards = [OptimizerShard(pieces, flat, training) for pieces in layout.shards(workers, rows)]
+    shards = [OptimizerShard(owned, flat, training) for owned in layout.shards(workers, rows)]
     for step in range(3):
         replicas = [change(gradients_of(replica, step)) for replica in range(workers)]
         for worker, shard in enumerate(shards):
-            others = [reader(layout, g) for w, g in enumerate(replicas) if w != worker]
-            shard.reduce(sum_of_shards(layout, replicas[worker], others))
+            others = [g for w, g in enumerate(replicas) if w != worker]
+            reduce(shard, layout, replicas[worker], others)
         for shard in shards:
             shard.step()
     return model
@@ -84,24 +89,27 @@ def test_gradients_in_other_strides_are_summed_alike(training):
         torch.testing.assert_close(found[name], wanted[name])
 
 
-def test_reduced_gradients_are_the_sums_of_the_slice_in_place(training):
+def test_reduced_gradients_are_the_sums_of_the_shard_in_place(training):
     model = parameters()
     layout = FlatLayout.of(model.items())
     shard = OptimizerShard(layout.shards(2)[0], torch.zeros(layout.elements), training)
     own, other = gradients_of(0, 0), gradients_of(1, 0)
     wanted = (own["convolution"] + other["convolution"]).clone()
-    shard.reduce(sum_of_shards(layout, own, [reader(layout, other)]))
-    assert [piece.name for piece in shard.parts] == ["convolution", "bias"]  # of 7 lines, 4
+    reduce(shard, layout, own, [other])
+    assert [part.name for part in shard.parameter_shards] == [
+        "convolution",
+        "bias",
+    ]  # of 7 lines, 4
     torch.testing.assert_close(own["convolution"], wanted)
     flat = layout.in_storage_order("convolution", wanted)
     torch.testing.assert_close(shard.gradient_tensors()[0], flat)
 
 
-def test_worker_without_a_slice_does_nothing(training):
+def test_worker_without_a_shard_does_nothing(training):
     layout = FlatLayout.of([("bias", nn.Parameter(torch.ones(3)))])
     flat = torch.ones(layout.elements)
     shard = OptimizerShard(layout.shards(2)[1], flat, training)
-    shard.reduce(sum_of_shards(layout, {"bias": torch.ones(3)}, []))
+    reduce(shard, layout, {"bias": torch.ones(3)}, [])
     shard.step()
     assert shard.gradient_tensors() == []
     assert (flat == 1).all()
@@ -110,7 +118,7 @@ def test_worker_without_a_slice_does_nothing(training):
 def test_gradients_are_let_go_of_after_the_step(training):
     layout = FlatLayout.of([("bias", nn.Parameter(torch.ones(3)))])
     shard = OptimizerShard(layout.shards(1)[0], torch.ones(layout.elements), training)
-    shard.reduce(sum_of_shards(layout, {"bias": torch.ones(3)}, []))
+    reduce(shard, layout, {"bias": torch.ones(3)}, [])
     assert len(shard.gradient_tensors()) == 1
     shard.step()
     assert shard.gradient_tensors() == []

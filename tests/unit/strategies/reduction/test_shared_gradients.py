@@ -24,23 +24,23 @@ def outbox_of(layout, worker, workers):
 def test_backward_puts_what_others_own(model, worker, workers):
     parameters = dict(model.named_parameters())
     layout = FlatLayout.of(parameters.items())
-    box = outbox_of(layout, worker, workers)
+    shared = outbox_of(layout, worker, workers)
     model(torch.ones(2, 6)).sum().backward()
     wanted = {name: p.grad.clone() for name, p in parameters.items()}
     model.zero_grad()
-    box.fill_in_backward(parameters)
+    shared.write_in_backward(parameters)
     model(torch.ones(2, 6)).sum().backward()
     for other in set(range(workers)) - {worker}:
         for piece in layout.shards(workers)[other]:
             flat = layout.in_storage_order(piece.name, wanted[piece.name])
-            assert torch.equal(box.read(piece), flat[piece.start : piece.stop])
+            assert torch.equal(shared.read(piece), flat[piece.start : piece.stop])
 
 
 def test_gradients_of_which_the_worker_owns_nothing_are_dropped(model):
     parameters = dict(model.named_parameters())
     layout = FlatLayout.of(parameters.items())
-    box = outbox_of(layout, 0, 3)
-    box.fill_in_backward(parameters)
+    shared = outbox_of(layout, 0, 3)
+    shared.write_in_backward(parameters)
     model(torch.ones(2, 6)).sum().backward()
     kept = {name for name, p in parameters.items() if p.grad is not None}
     # 60, 10, 30 and 3 elements are 4, 1, 2 and 1 lines, of which the first of 3 workers has 3.
@@ -58,10 +58,10 @@ def test_memory_is_as_large_as_what_others_own(model):
 def test_boxes_of_part_of_a_model_count_from_its_start(model):
     parameters = dict(model.named_parameters())
     layout = FlatLayout.of(parameters.items()).only(["1.weight", "1.bias"])
-    box = outbox_of(layout, 0, 2)
+    shared = outbox_of(layout, 0, 2)
     gradients = {name: torch.randn_like(parameters[name]) for name in layout.names}
     for name in layout.names:
-        box.put(name, gradients[name])
+        shared.write(name, gradients[name])
     piece = layout.shards(2)[1][0]
     flat = gradients[piece.name].flatten()
-    assert torch.equal(box.read(piece), flat[piece.start : piece.stop])
+    assert torch.equal(shared.read(piece), flat[piece.start : piece.stop])

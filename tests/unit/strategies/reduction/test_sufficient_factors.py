@@ -27,10 +27,6 @@ def images(samples, seed=1):
     return torch.randn(samples, 1, 3, 3, generator=torch.Generator().manual_seed(seed))
 
 
-def not_asked(piece):
-    raise AssertionError(piece)
-
-
 def test_linear_layers_leave_factors_instead_of_gradients(model):
     wanted = model[:2](images(4)).detach()
     kept = {}
@@ -66,26 +62,16 @@ def test_rows_of_all_workers_are_the_gradient_over_all_replicas(model, workers):
         capture_sufficient_factors(model, lambda layer, *f, own=own: own.update({layer: f}), None)
         model(part).square().sum().backward()
     found = {name: torch.full_like(wanted[name], float("nan")) for name in rows}
-    for pieces in layout.shards(workers, rows):
-        by_rows = [piece for piece in pieces if piece.name in rows]
-        gradient_of = RowGradients(layout, pieces, rows).reader(factors, not_asked)
-        for piece in by_rows:
-            found[piece.name][piece.start : piece.stop] = gradient_of(piece)
+    for shards in layout.shards(workers, rows):
+        row_gradients = RowGradients(layout, shards, rows)
+        for shard in (s for s in shards if s.name in rows):
+            found[shard.name][shard.start : shard.stop] = row_gradients.compute(shard, factors)
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, wanted[name])
 
 
-def test_pieces_of_other_parameters_are_asked_for_elsewhere(model):
-    layout, rows = FlatLayout.of(model.named_parameters()), rows_of(model)
-    (pieces,) = layout.shards(1, rows)
-    convolution = next(piece for piece in pieces if piece.name == "0.weight")
-    answer = torch.zeros(8)
-    reader = RowGradients(layout, pieces, rows).reader([], lambda _: answer)
-    assert reader(convolution) is answer
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_box_gives_back_what_was_stored_last(model, dtype):
+def test_shared_factors_give_back_what_was_stored_last(model, dtype):
     memory = torch.zeros(SharedFactors.bytes_needed(model, 4, dtype), dtype=torch.uint8)
     writer, reader = (SharedFactors(model, 4, dtype, memory) for _ in range(2))
     for samples in (4, 1, 3):

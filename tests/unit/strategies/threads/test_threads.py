@@ -119,13 +119,13 @@ def test_rank_without_samples_gives_no_gradient(make_strategy_trial, prepare, ma
 def test_times_add_up_to_the_call(make_strategy_trial, prepare, make_batch):
     trial = make_strategy_trial("threads", 2)
     strategy = prepare(trial)
-    started_s = time.perf_counter()
+    started_unix_s, started_s = time.time(), time.perf_counter()
     result = strategy.gradient(make_batch(0, 6, trial.training))
-    took_s = time.perf_counter() - started_s
+    took_s, ended_unix_s = time.perf_counter() - started_s, time.time()
     parts = (result.forward_s, result.backward_s, result.comm_s)
     assert all(part > 0 for part in parts)
     assert sum(parts) <= took_s
-    assert result.comm_ready_unix_s == pytest.approx(time.time(), abs=5)
+    assert started_unix_s <= result.comm_ready_unix_s <= ended_unix_s
 
 
 def test_one_replica_has_nobody_to_wait_for(make_strategy_trial, prepare, make_batch):

@@ -77,31 +77,38 @@ def test_cores_that_are_not_there_are_told():
 def test_error_of_a_thread_is_raised_while_another_waits_to_meet_it(make_pool, capsys):
     pool = make_pool(3)
 
+    ended_with = []
+
     def task(worker):
         if worker == 1:
             raise ValueError("no such thing")
-        pool.barrier(worker)
+        try:
+            pool.barrier(worker)
+        except Exception as error:
+            ended_with.append(type(error))
+            raise
 
-    # after the barrier's limit it would be a TimedOut
     with pytest.raises(RankFailed, match="rank 4: replica 1 of 3 failed: ValueError: no such"):
         pool.run(task)
+    pool.close()
+    assert ended_with == [Stopped, Stopped]  # and not TimedOut, after wait_s
     assert "in task" in capsys.readouterr().err  # the trace, for the rank's log
 
 
 def test_error_of_a_thread_does_not_wait_for_what_another_is_at(make_pool):
     pool = make_pool(2)
-    busy, ended = threading.Event(), threading.Event()
+    may_end, ended = threading.Event(), threading.Event()
 
     def task(worker):
         if worker == 1:
             raise ValueError("no such thing")
-        busy.wait(30)
+        may_end.wait(30)
         ended.set()
 
     with pytest.raises(RankFailed, match="replica 1"):
         pool.run(task)
     assert not ended.is_set()
-    busy.set()
+    may_end.set()
 
 
 def test_late_thread_is_named(make_pool):
@@ -113,7 +120,7 @@ def test_late_thread_is_named(make_pool):
             late.wait(30)
         pool.barrier(worker)
 
-    with pytest.raises(TimedOut, match=r"waited more than 0\.2 s for replica 2;"):
+    with pytest.raises(TimedOut, match=r"waited more than 0\.2 s for replica 2\."):
         pool.run(task)
     late.set()
 

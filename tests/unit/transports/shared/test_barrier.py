@@ -17,8 +17,8 @@ def test_what_was_written_before_a_meeting_is_seen_after_it(run_ranks):
 def test_groups_meet_apart_and_outsiders_are_refused(run_ranks):
     refusals = [answer["result"] for answer in run_ranks("meets_in_groups", 4)]
     assert refusals == [
-        "local rank 0 is not of (3, 2)", "local rank 1 is not of (3, 2)",
-        "local rank 2 is not of (0, 1)", "local rank 3 is not of (0, 1)",
+        "local rank 0 is not one of (3, 2)", "local rank 1 is not one of (3, 2)",
+        "local rank 2 is not one of (0, 1)", "local rank 3 is not one of (0, 1)",
     ]  # fmt: skip
 
 

@@ -1,11 +1,12 @@
-"""One replica that steps by itself: what local SGD does between two averagings of weights.
+"""One replica that steps by itself between two averagings of weights (local SGD).
 
-The weights, and the momentum of the optimiser with them, lie in one flat array each, so that they
-can travel as they are and be replaced in place. A step uses the gradient of the mean loss over the
-replica's *own* samples, and takes no notice of the others.
+The weights, and the momentum of the optimiser, each lie in one flat array, so that they can be sent
+as they are and replaced in place. A step uses the gradient of the mean loss over the replica's
+*own* samples.
 
-Averaged with the numbers of samples as weights, one such step of every replica from the same state
-is exactly a step with the global mean's gradient, momentum included: SGD is linear in the gradient.
+If weights are averaged after one such step from the same state, with the numbers of samples as
+averaging coefficients, the result is exactly a step with the gradient of the global mean, momentum
+included, because SGD is linear in the gradient.
 """
 
 from __future__ import annotations
@@ -34,39 +35,39 @@ if TYPE_CHECKING:
 
 
 class LocalReplica:
-    """A model and its optimiser; its parameters live in `weights`, their momentum in `momentum`.
+    """A model and its optimiser; its parameters are views of `weights`, their momentum of
+    `momentum`.
 
     weights: shape (elements,), float32, every parameter in storage order from a multiple of 64
-    bytes, zeros between. Changing it changes the model.
-    momentum: the same shape; None if the training has none. It is zero before the first step.
-    settings: what was set on the device, for the records.
-    The models here have parameters only (no running statistics), so this is their whole state.
+    bytes, zeros between. Changing it changes the model. momentum: the same shape; None if the
+    training has none. It is zero before the first step. settings: device settings, for the records.
+    The models have parameters only (no running statistics), so this is their whole state.
     """
 
     def __init__(self, model: nn.Module, trial: Trial, device: torch.device = CPU) -> None:
-        """model: in its memory format; it is to_device to `device`."""
+        """model: in its memory format; it is moved to `device`."""
         self.settings: dict[str, Any] = use_device(device)
         self.model = model.to(device)
         self.weights: Tensor
         self.momentum: Tensor | None = None
         self._training = trial.training
         self._device = device
-        self._mover, self._watch = InputMover(device), Stopwatch(device)
+        self._mover, self._stopwatch = InputMover(device), Stopwatch(device)
         self._has_gradient = False
         self._adopt_state()
 
     def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """A batch's photos, shape (n, S, S, 3), as `TrainBatch.images`."""
+        """Convert a batch's images, shape (n, S, S, 3), to `TrainBatch.images`."""
         return to_input(pixels, self._training.memory_format)
 
     def gradient(self, batch: TrainBatch, mean_over: int | None = None) -> GradientResult:
-        """Forward and backward of this replica's samples.
+        """Run forward and backward pass of this replica's samples.
 
-        mean_over: the number that the sum of their losses is divided by; None for their own, with
-        which an empty share has no gradient and `step` does nothing.
+        mean_over: divisor of the sum of their losses. None means their own number; a replica
+        without samples then has no gradient, and `step` does nothing.
         """
-        watch = self._watch
-        started_s = watch.start()
+        stopwatch = self._stopwatch
+        started_s = stopwatch.start()
         for parameter in self.model.parameters():
             parameter.grad = None
         self._has_gradient = mean_over is not None or len(batch.sample_ids) > 0
@@ -75,29 +76,29 @@ class LocalReplica:
         with autocast(self._training, self._device.type):
             loss = sum_of_losses(self.model, to_device(batch, self._mover), self._training)
         loss_sum = float(loss.detach())
-        forwarded = watch.mark()
+        forwarded = stopwatch.mark()
         (loss / (mean_over or len(batch.sample_ids))).backward()  # type: ignore[no-untyped-call]
-        ended_s = watch.reached_s(watch.mark())
-        forwarded_s = watch.reached_s(forwarded)
+        ended_s = stopwatch.reached_s(stopwatch.mark())
+        forwarded_s = stopwatch.reached_s(forwarded)
         return _times(loss_sum, forwarded_s - started_s, ended_s - forwarded_s)
 
     def step(self) -> None:
-        """Step the optimiser with the gradient at hand."""
+        """Step the optimiser with the current gradient, if there is one."""
         if self._has_gradient:
             self._optimizer.step()
             synchronize(self._device)
 
     def gradients(self) -> dict[str, Tensor]:
-        """The gradients by the model's own names, between `gradient` and `step`."""
+        """Return the gradients by the model's own names, between `gradient` and `step`."""
         named = self.model.named_parameters()
         return on_cpu({name: p.grad for name, p in named if p.grad is not None})
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The weights by the model's own names, in the CPU's memory."""
+        """Return the weights by the model's own names, in CPU memory."""
         return on_cpu(self.model.state_dict())
 
     def _adopt_state(self) -> None:
-        """Move the parameters into one array, and give the optimiser its momentum in another."""
+        """Move the parameters into one array, and create the optimiser's momentum in another."""
         parameters = dict(self.model.named_parameters())
         layout = FlatLayout.of(parameters.items())
         self.weights = torch.zeros(layout.elements, device=self._device)
@@ -107,7 +108,7 @@ class LocalReplica:
             return
         self.momentum = torch.zeros_like(self.weights)
         for name, parameter in parameters.items():
-            # What SGD makes of its first gradient without it: momentum x 0 + gradient.
+            # SGD's first update is then momentum x 0 + gradient, as without this buffer.
             buffer = layout.view(self.momentum, name)
             self._optimizer.state[parameter]["momentum_buffer"] = buffer
 

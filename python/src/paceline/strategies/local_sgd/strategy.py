@@ -1,17 +1,18 @@
-"""Local SGD: every rank steps with its own gradient; weights are averaged every few steps.
+"""Local SGD: every rank steps with its own gradient, and weights are averaged every few steps.
 
-    the first `start_step` steps: gradients of all ranks are summed, as everywhere else
+    the first `start_step` steps: gradients of all ranks are summed, as in all other strategies
     then, each rank: steps with the gradient of the mean loss over its own samples
-    after every `period` of those, and after the training's last step: all weights are averaged
+    after every `period` such steps, and after the last step of the training: weights are averaged
 
 McMahan et al. (AISTATS 2017) and Stich (Local SGD Converges Fast and Communicates Little, ICLR
-2019); a start with averaged gradients is post-local SGD (Lin et al.: Don't Use Large Mini-Batches,
-Use Local SGD, ICLR 2020). As in PyTorch's PostLocalSGDOptimizer, momentum stays each rank's own,
-the learning rate is what it is, and every rank's weights count alike, however many samples it had.
+2019). A start with averaged gradients is post-local SGD (Lin et al.: Don't Use Large Mini-Batches,
+Use Local SGD, ICLR 2020). As in PyTorch's PostLocalSGDOptimizer, momentum is local to each rank,
+the learning rate is unchanged, and all ranks' weights have the same coefficient, whatever their
+number of samples.
 
-PyTorch's PeriodicModelAverager averages after the first local step of each period and makes flat
-copies of all parameters to do it. Here the parameters live in one array, which is averaged in
-place after the last one, so that a training ends with an averaging.
+PyTorch's PeriodicModelAverager averages after the first local step of each period and copies all
+parameters into flat buffers for it. Here the parameters are in one array, which is averaged in
+place after the last local step, so that a training ends with an averaging.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ if TYPE_CHECKING:
 
 
 class LocalSgdStrategy:
-    """One replica a rank, in step with the others only now and then."""
+    """One replica per rank, synchronised with the others only every few steps."""
 
     def __init__(self) -> None:
         self._replica: LocalReplica
         self._device: torch.device
         self._ranks = 1
         self._settings: AveragingSettings
-        self._steps = 0  # that began
+        self._steps = 0  # number of steps that have begun
         self._is_last = False
         self._sent_bytes = 0.0
 
@@ -68,7 +69,10 @@ class LocalSgdStrategy:
         return self._replica.to_input(pixels)
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
-        """comm_s is 0 in a local step; what averaging its weights costs, `step` returns."""
+        """Compute the gradient.
+
+        comm_s is 0 in a local step; `step` returns the cost of averaging weights.
+        """
         self._steps += 1
         self._is_last = batch.is_last
         if self._ranks == 1:
@@ -86,7 +90,7 @@ class LocalSgdStrategy:
         )
 
     def step(self) -> WeightAveraging | None:
-        """Also averages, if it is time."""
+        """Step the optimiser, and average the weights if an averaging is due."""
         self._replica.step()
         if self._ranks == 1 or not self._is_due:
             return None
@@ -101,18 +105,19 @@ class LocalSgdStrategy:
         )
 
     def gradients(self) -> dict[str, Tensor]:
-        """In a local step, this rank's own."""
+        """Return the gradients; in a local step, this rank's own."""
         return self._replica.gradients()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The same on all ranks where weights were averaged last."""
+        """Return the weights; they are equal on all ranks after an averaging."""
         return self._replica.state_dict()
 
     def workers(self) -> list[WorkerEnvironment]:
         return []
 
     def describe(self) -> dict[str, Any]:
-        """Bytes are the mean over all steps, uncompressed ones those of averaging gradients."""
+        """Return settings and traffic. Bytes are means over all steps; uncompressed bytes are those
+        of averaging gradients in every step."""
         if self._ranks == 1 or not self._steps:
             return self._replica.settings
         parameters = 4 * sum(p.numel() for p in self._replica.model.parameters())
@@ -128,11 +133,11 @@ class LocalSgdStrategy:
         }
 
     def close(self, *, failed: bool) -> None:
-        """There is nothing to end; the process group is the transport's."""
+        """Do nothing: the process group belongs to the transport."""
 
     @property
     def _local_steps(self) -> int:
-        """That began, the current one included."""
+        """Number of local steps that have begun, including the current one."""
         return self._steps - self._settings.start_step
 
     @property
@@ -144,7 +149,7 @@ class LocalSgdStrategy:
         return self._is_local and (self._is_last or self._local_steps % self._settings.period == 0)
 
     def _all_reduce(self, tensors: list[Tensor]) -> None:
-        """Sum them in place over all ranks."""
+        """Sum the tensors in place over all ranks."""
         all_reduce_tensors(tensors)
         self._sent_bytes += sum(all_reduce_bytes(bytes_of(t), self._ranks) for t in tensors)
         synchronize(self._device)

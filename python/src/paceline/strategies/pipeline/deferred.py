@@ -1,11 +1,11 @@
-"""Linear layers whose weight gradient is computed once a step, not once a micro-batch.
+"""Linear layers that compute their weight gradient once a step instead of once a micro-batch.
 
-Split into m micro-batches, a backward pass adds m gradients to each weight: m passes over the
-whole matrix, which for large fully connected layers costs more than the arithmetic. Here a
-micro-batch computes only the gradient of its input, which the stage before waits for; what the
-weight's gradient needs is kept, and `flush` computes it in one product over all micro-batches.
-(The backward pass in two parts: Qi et al.: Zero Bubble Pipeline Parallelism, ICLR 2024,
-arXiv:2401.10241.) It runs at the end, when an early stage is still in its last backward pass.
+With m micro-batches a backward pass adds m gradients to each weight: m passes over the whole
+matrix, which costs more than the arithmetic for large fully connected layers. Here a micro-batch
+computes only the gradient of its input, for which the previous stage waits. The operands of the
+weight gradient are kept, and `flush` computes it as one product over all micro-batches. (Backward
+pass in two parts: Qi et al.: Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv:2401.10241.)
+`flush` runs at the end, while an earlier stage still runs its last backward pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class DeferredLinear(nn.Module):
     """An nn.Linear that sets its parameters' `.grad` in `flush`, not in the backward pass.
 
     A step is `begin`, any number of forward and backward passes, `flush`. Under autocast it
-    computes in the lower precision, as nn.Linear does, casting the weights once a step.
+    computes in the lower precision, as nn.Linear does, and casts the weights once a step.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -32,17 +32,18 @@ class DeferredLinear(nn.Module):
         self._buffers_of_gradients: dict[str, Tensor] = {}
 
     def begin(self) -> None:
-        """Forget what an earlier step left: the weights may have changed."""
+        """Discard the state of the previous step, because the weights may have changed."""
         self._cast = None
         self._inputs.clear()
         self._outputs_gradients.clear()
 
     def cast(self, device: str) -> None:
-        """Cast the weights now, if autocast asks for it, and not in the step's first pass."""
+        """Cast the weights now if autocast requires it, instead of in the first pass of the
+        step."""
         self._operands(device)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """`inputs`: shape (samples, features)."""
+        """Compute the layer; `inputs` has shape (samples, features)."""
         weight, bias = self._operands(inputs.device.type)
         return linear_that_keeps(inputs.to(weight.dtype), weight, bias, self._keep)
 
@@ -60,12 +61,12 @@ class DeferredLinear(nn.Module):
         self.begin()
 
     def repeat(self, times: int) -> None:
-        """Act as if all passes since `begin` had come `times` over, to measure `flush`."""
+        """Repeat the recorded passes `times` times, to measure `flush`."""
         self._inputs *= times
         self._outputs_gradients *= times
 
     def _gradient(self, name: str, parameter: Tensor) -> Tensor:
-        """The memory of the gradient, the same in every step: new pages are dear."""
+        """Return the memory of a gradient, reused in every step because new pages are expensive."""
         if name not in self._buffers_of_gradients:
             self._buffers_of_gradients[name] = torch.zeros_like(parameter)
         buffer = self._buffers_of_gradients[name]
@@ -91,5 +92,5 @@ def _parameters(layer: nn.Linear) -> tuple[Tensor, Tensor | None]:
 
 
 def deferred(layer: nn.Module) -> nn.Module:
-    """`layer`, or if it is an nn.Linear, one that defers its weight gradient."""
+    """Return `layer`, or for an nn.Linear a layer that defers its weight gradient."""
     return DeferredLinear(layer) if isinstance(layer, nn.Linear) else layer

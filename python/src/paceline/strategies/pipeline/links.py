@@ -1,6 +1,6 @@
-"""What crosses a cut: activations one way, their gradients the other, through shared memory.
+"""Transfers between stages: activations forward and gradients backward, through shared memory.
 
-A message is written by its sender straight into memory that its receiver computes on.
+The sender writes into memory on which the receiver computes directly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Slots(Protocol):
-    """One direction between two ranks (paceline.transports.shared.Channel)."""
+    """One direction between two ranks (paceline.transports.shared.channel.Channel)."""
 
     def slot(self, index: int) -> NDArray[np.uint8]: ...
 
@@ -35,11 +35,11 @@ class Slots(Protocol):
 
 
 class Link:
-    """Tensors of one kind through the slots of a channel, slot i for micro-batch i.
+    """Transfer of tensors of one kind through the slots of a channel; slot i holds micro-batch i.
 
-    The sender calls `begin` once a step, then `send` for each micro-batch; the receiver `wait` and
-    `received` for each, and `release` when it needs none of the tensors any more. All of them take
-    part for a micro-batch without samples, too.
+    The sender calls `begin` once a step, then `send` for each micro-batch. The receiver calls
+    `wait` and `received` for each, and `release` when it no longer needs the tensors. All calls are
+    also made for a micro-batch without samples.
     """
 
     def __init__(self, slots: Slots, activation: Activation, device: torch.device = CPU) -> None:
@@ -49,23 +49,23 @@ class Link:
         self._copies = _own_queue(device)
 
     def begin(self) -> None:
-        """Wait until the receiver has released the step before."""
+        """Wait until the receiver has released the previous step."""
         self._slots.begin()
 
     def send(self, index: int, tensor: Tensor | None) -> None:
-        """tensor: shape (samples, ...); None for a micro-batch without samples."""
+        """Send a tensor of shape (samples, ...), or None for a micro-batch without samples."""
         if tensor is not None:
             self._view(index, len(tensor)).copy_(tensor)
         self._slots.post(index)
 
     def wait(self, index: int) -> None:
-        """Wait until the message is there; raises TimedOut or PeerLost."""
+        """Wait for the message; raises TimedOut or PeerLost."""
         self._slots.wait(index)
 
     def received(self, index: int, samples: int) -> Tensor:
-        """The message: on the CPU in the memory it came in, else a copy on the device.
+        """Return the message: on the CPU in the memory where it arrived, else a copy on the device.
 
-        The copy has a queue of its own: what the device still computes does not hold it up.
+        The copy uses a stream of its own, so that it does not wait for running computations.
         """
         arrived = self._view(index, samples)
         if self._copies is None:
@@ -86,18 +86,18 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class SplitPoint:
-    """Both directions across one cut of one replica."""
+    """Both directions across one split point of one replica."""
 
     activations: Link
     gradients: Link
 
 
 def pin(slots: Slots, count: int, device: torch.device) -> None:
-    """Let a GPU read and write the slots by itself; without that, copies are slower. Nothing to do
-    for the CPU."""
+    """Pin the slots so that a GPU can read and write them directly; does nothing on the CPU."""
     if device.type == "cuda":
         start, last = slots.slot(0).ctypes.data, slots.slot(count - 1)
-        # All at once, as no page may be pinned twice. Refused, it returns a code: slow is no error.
+        # All slots at once, because no page may be pinned twice. A refusal is an error code that is
+        # ignored: copies are then slower.
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         runtime.cudaHostRegister(start, last.ctypes.data + last.nbytes - start, 0)
 

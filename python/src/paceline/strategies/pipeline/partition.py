@@ -1,4 +1,4 @@
-"""How a trial's model is divided into stages: the same on all ranks."""
+"""Partition of a trial's model into stages, equal on all ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """The most samples that a step gives to a replica, and to each of its micro-batches."""
+    """The maximum number of samples per step of a replica, and of a micro-batch."""
 
     replica: int
     micro_batch: int
@@ -44,14 +44,14 @@ class BatchSizes:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Where the model is cut, and what crosses each cut."""
+    """Split points of a model, and the activations that cross them."""
 
     split_points: list[int]
-    crossing: list[Activation]  # at each cut
-    profile: list[dict[str, Any]] | None  # seconds of the layers, if they were measured
+    crossing: list[Activation]  # by split point
+    profile: list[dict[str, Any]] | None  # seconds by layer, if they were measured
 
     def describe(self, layers: Layers, trial: Trial) -> dict[str, Any]:
-        """What a reader of the results should know; bytes are those of a step of one replica."""
+        """Return the partition for the records; bytes are per step and replica."""
         settings, samples = settings_of(trial), BatchSizes.of(trial).replica
         names = [name for name, _ in layers]
         crossing_bytes = [samples * activation.bytes_per_sample for activation in self.crossing]
@@ -61,7 +61,7 @@ class Partition:
             "schedule": settings.schedule,
             "balance": settings.balance if settings.split_points is None else None,
             "split_points": self.split_points,
-            "first_layers": [names[cut] for cut in self.split_points],
+            "first_layers": [names[index] for index in self.split_points],
             "layers": [
                 names[low:high] for low, high in stage_bounds(self.split_points, len(layers))
             ],
@@ -74,17 +74,17 @@ class Partition:
 
 
 def settings_of(trial: Trial) -> PipelineSettings:
-    assert trial.pipeline is not None, "a trial of a pipeline says how many stages"
+    assert trial.pipeline is not None, "a trial of a pipeline has pipeline settings"
     return trial.pipeline
 
 
 def partition_model(
     layers: Layers, trial: Trial, world: NodeShare | None, device: torch.device = CPU
 ) -> Partition:
-    """Cut `layers` as `trial` says. With balance "time" collective over all ranks: rank 0 measures
+    """Split `layers` as `trial` requests. With balance "time" it is collective: rank 0 measures
     while the others wait, at most `limits.trial_s`.
 
-    Raises UsageError if the model cannot be cut so, TimedOut if rank 0 does not answer.
+    Raises UsageError if the model cannot be split so, TimedOut if rank 0 does not answer.
     """
     settings = settings_of(trial)
     activations = trace(layers, trial.training)
@@ -98,7 +98,7 @@ def partition_model(
             split_points = balanced_split_points(costs, settings.stages, legal_split_points(layers))
         else:
             split_points, profile = _by_time(layers, trial, world, device)
-    return Partition(split_points, [activations[cut - 1] for cut in split_points], profile)
+    return Partition(split_points, [activations[index - 1] for index in split_points], profile)
 
 
 def _by_time(

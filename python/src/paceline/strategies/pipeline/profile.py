@@ -1,4 +1,4 @@
-"""How long each layer of a model takes here, to cut it into stages that take equally long."""
+"""Measure how long each layer takes on this machine, to split a model into equally slow stages."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# After one warm-up: the shortest of so many runs, or of as many as fit into the time, at least two.
-# The shortest, because whatever else the machine does can only make a run longer.
+# After one warm-up, the shortest of this many runs, or of those that fit in the budget (at least
+# two). The minimum is used because other load on the machine can only make a run longer.
 _RUNS = 8
 _BUDGET_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTimes:
-    """Seconds of one layer and of the layers that work in place on what it hands on."""
+    """Seconds of one layer and the in-place layers that follow it."""
 
     layer: str
-    forward_s: float  # of one micro-batch
-    backward_s: float  # of one micro-batch, without what is deferred
-    deferred_s: float  # of one step: weights cast, their gradients over all micro-batches
-    step_s: float  # of one step of the optimiser
-    copy_s: float  # of one micro-batch: copying what it hands on
+    forward_s: float  # per micro-batch
+    backward_s: float  # per micro-batch, without deferred work
+    deferred_s: float  # per step: cast of the weights, weight gradients over all micro-batches
+    step_s: float  # per optimiser step
+    copy_s: float  # per micro-batch: copy of the output
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The times of all layers that a stage can begin with, and of the first."""
+    """Times of all layers with which a stage can begin, including the first layer."""
 
     indexes: list[int]
     times: list[LayerTimes]
     micro_batches: int
-    replicas: int  # that share a step of the optimiser
+    replicas: int  # among which an optimiser step is divided
 
     def layer_costs_s(self, layers: int) -> list[float]:
-        """Seconds a step, for each of the model's layers."""
+        """Return seconds per step for each layer of the model."""
         costs = [0.0] * layers
         for index, t in zip(self.indexes, self.times, strict=True):
             micro_batch_s = t.forward_s + t.backward_s
@@ -64,8 +64,8 @@ class Profile:
         return costs
 
     def crossing_costs_s(self, layers: int) -> list[float]:
-        """Seconds a step that a cut at each index costs the stages on both sides of it: one copies
-        what it hands on, the other its gradient."""
+        """Return seconds per step that a split point at each index adds to the stages on both
+        sides: one copies its output, the other the gradient."""
         costs = [0.0] * layers
         for index, before in zip(self.indexes[1:], self.times, strict=False):
             costs[index] = self.micro_batches * before.copy_s
@@ -84,26 +84,26 @@ def profile_layers(
     replicas: int,
     device: torch.device = CPU,
 ) -> Profile:
-    """Time the layers on random photos; `samples`: of one micro-batch.
+    """Time the layers on random images. `samples` is the size of one micro-batch.
 
-    The weights stay as they are, but move to `device`; the gradients are dropped.
+    The weights keep their values but move to `device`; the gradients are discarded.
     """
     blocks = [
         _Block(layers[low:high], training, device)
         for low, high in stage_bounds(legal_split_points(layers), len(layers))
     ]
     shape = (samples, 3, training.image_size, training.image_size)
-    photos = torch.randn(shape, generator=torch.Generator().manual_seed(training.seed))
-    photos = photos.to(device, memory_format=torch_memory_format(training.memory_format))
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(training.seed))
+    images = images.to(device, memory_format=torch_memory_format(training.memory_format))
     for block in blocks:
         set_sample_keys(block.module, training.seed, 0, range(samples))
-    with torch.autocast(device.type, enabled=False):  # keeps cast weights, as a step does
-        _run(blocks, photos, micro_batches)
+    with torch.autocast(device.type, enabled=False):  # keeps cast weights, as in a step
+        _run(blocks, images, micro_batches)
         for block in blocks:
             block.forget_times()
         started_s = time.perf_counter()
         for run in range(_RUNS):
-            _run(blocks, photos, micro_batches)
+            _run(blocks, images, micro_batches)
             if run > 0 and time.perf_counter() - started_s > _BUDGET_S:
                 break
     return Profile(
@@ -114,8 +114,8 @@ def profile_layers(
     )
 
 
-def _run(blocks: list[_Block], photos: Tensor, micro_batches: int) -> None:
-    units = photos
+def _run(blocks: list[_Block], images: Tensor, micro_batches: int) -> None:
+    units = images
     for number, block in enumerate(blocks):
         units = block.forward(units, first=number == 0)
     gradient = torch.ones_like(units)
@@ -124,12 +124,12 @@ def _run(blocks: list[_Block], photos: Tensor, micro_batches: int) -> None:
 
 
 class _Block:
-    """Layers that no cut parts, and the times that they took."""
+    """Layers between two possible split points, and their times."""
 
     def __init__(self, layers: Layers, training: Training, device: torch.device) -> None:
         self.module = nn.Sequential(*(deferred(layer) for _, layer in layers)).to(device)
         self._device = device
-        # One at most: a stage can begin with any linear layer.
+        # At most one, because a stage can begin with any linear layer.
         self._deferred = next((m for m in self.module if isinstance(m, DeferredLinear)), None)
         self._name = layers[0][0]
         self._training = training
@@ -148,7 +148,7 @@ class _Block:
         return copy
 
     def backward(self, gradient: Tensor, micro_batches: int) -> Tensor:
-        """The gradient of the inputs, or of nothing if this is the first block."""
+        """Return the gradient of the inputs; empty for the first block."""
         if self._outputs.requires_grad:
             self._timed("backward_s", lambda: torch.autograd.backward(self._outputs, gradient))
         result = torch.empty(0) if self._inputs.grad is None else self._inputs.grad
@@ -179,8 +179,9 @@ class _Block:
             self._timed("flush_s", self._deferred.flush)
 
     def _step(self) -> None:
-        """An optimiser's step on other memory of the same size; its first one sets up its state."""
-        if "step_s" in self._seconds:  # once is enough: it is a small part
+        """Time an optimiser step on other memory of the same size; the first one creates its
+        state."""
+        if "step_s" in self._seconds:  # once is enough for a small part of the step
             return
         copies = [torch.zeros_like(p) for p in self.module.parameters()]
         if not copies:

@@ -1,4 +1,4 @@
-"""What a stage does in one step, in which order."""
+"""Pipeline schedules: the order of a stage's passes in one step."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """The forward pass of one micro-batch."""
+    """Forward pass of one micro-batch."""
 
     micro_batch: int
 
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """The backward pass of one micro-batch, some time after its forward pass."""
+    """Backward pass of one micro-batch, some time after its forward pass."""
 
     micro_batch: int
 
@@ -29,11 +29,11 @@ Action = Forward | Backward
 def actions(
     schedule: PipelineSchedule, stage: int, stages: int, micro_batches: int
 ) -> list[Action]:
-    """The stage's actions of one step, in order; every micro-batch in ascending order.
+    """Return the stage's actions of one step in order; micro-batches are in ascending order.
 
-    `gpipe`: all forward passes, then all backward passes: a stage holds the activations of all m
-    micro-batches. `1f1b`: after s - 1 - stage forward passes, one forward and one backward in
-    turn: it holds those of s - stage. Both leave the same part of the time idle.
+    `gpipe` runs all forward passes, then all backward passes, so a stage holds the activations of
+    all m micro-batches. `1f1b` runs s - 1 - stage forward passes, then alternates one forward and
+    one backward pass, so it holds those of s - stage micro-batches. Both have the same idle time.
     """
     ahead = micro_batches if schedule == "gpipe" else min(stages - 1 - stage, micro_batches)
     result: list[Action] = [Forward(i) for i in range(ahead)]
@@ -43,7 +43,7 @@ def actions(
 
 
 def theoretical_bubble(stages: int, micro_batches: int) -> float:
-    """The part of a step that a stage idles if all stages take equally long: (s-1) / (m+s-1).
+    """Return the idle share of a step if all stages take equally long: (s-1) / (m+s-1).
 
     Huang et al.: GPipe, section 2.3; the same for 1f1b (Narayanan et al. 2021, section 2.2).
     """

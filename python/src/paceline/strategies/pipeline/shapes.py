@@ -1,4 +1,4 @@
-"""The shapes and types of what layers hand on, found without computing anything."""
+"""Shapes and types of layer outputs, determined without computation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-# Fake tensors carry shape, type and device through the model's own operators, autocast included,
-# which tensors on torch's meta device do not.
+# Fake tensors propagate shape, type and device through the model's operators including autocast.
+# Tensors on torch's meta device do not.
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paceline.training.dropout import SampleDropout
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """What one sample is where it leaves a layer."""
+    """The output of a layer for one sample."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -38,7 +38,8 @@ class Activation:
         return self.elements * self.dtype.itemsize
 
     def view(self, memory: Tensor, samples: int) -> Tensor:
-        """`samples` samples at the beginning of `memory` (uint8, aligned), without copying."""
+        """Return `samples` samples at the beginning of `memory` (uint8, aligned), without a
+        copy."""
         flat = memory[: samples * self.bytes_per_sample].view(self.dtype)
         if not self.channels_last:
             return flat.view(samples, *self.shape)
@@ -47,13 +48,14 @@ class Activation:
 
 
 def trace(layers: Layers, training: Training) -> list[Activation]:
-    """What each layer hands on for each sample, in `training`'s precision and memory format."""
+    """Return the output of each layer per sample, in the precision and memory format of
+    `training`."""
     channels_last = training.memory_format == "channels_last"
     result = []
     with FakeTensorMode(allow_non_fake_inputs=True), autocast(training), torch.no_grad():
         units = torch.empty(1, 3, training.image_size, training.image_size)
         for _, layer in layers:
-            # Masks of samples are numpy's business; they change neither shape nor type.
+            # Dropout masks are computed with numpy; they change neither shape nor type.
             units = units if isinstance(layer, SampleDropout) else layer(units)
             shape = tuple(units.shape[1:])
             result.append(Activation(shape, units.dtype, channels_last and len(shape) == 3))
@@ -61,9 +63,9 @@ def trace(layers: Layers, training: Training) -> list[Activation]:
 
 
 def layer_bytes(layers: Layers, activations: list[Activation], samples: int) -> list[int]:
-    """Parameters of each layer and what it hands on for `samples` samples, bytes.
+    """Return the bytes of each layer: its parameters and its output for `samples` samples.
 
-    A layer that works in place needs no memory of its own for what it hands on.
+    An in-place layer needs no memory for its output.
     """
     return [
         sum(p.numel() * p.element_size() for p in layer.parameters())

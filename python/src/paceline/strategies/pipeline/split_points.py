@@ -1,6 +1,6 @@
-"""Where a model may be cut into stages, and where it is cut best.
+"""Possible split points of a model, and the best ones.
 
-A cut is the index of the first layer of a stage, in the order of `Model.layers()`.
+A split point is the index of the first layer of a stage, in the order of `Model.layers()`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Layers = list[tuple[str, "nn.Module"]]
 
 
 def legal_split_points(layers: Layers) -> list[int]:
-    """Indexes at which a stage may begin.
+    """Return the indexes at which a stage may begin.
 
-    Not at a layer that works in place: it would overwrite what was received, and nothing is gained
-    over cutting behind it.
+    In-place layers are excluded: they would overwrite the received tensor, and a split point after
+    them is as good.
     """
     return [i for i in range(1, len(layers)) if not getattr(layers[i][1], "inplace", False)]
 
 
 def check_split_points(layers: Layers, split_points: Sequence[int], stages: int) -> list[int]:
-    """`split points` as they came, if `layers` can be cut there.
+    """Return `split_points` as a list if `layers` can be split there.
 
-    Raises UsageError naming the layers if not.
+    Raises UsageError naming the possible layers otherwise.
     """
     legal = legal_split_points(layers)
     ascending = all(low < high for low, high in pairwise(split_points))
@@ -44,10 +44,10 @@ def check_split_points(layers: Layers, split_points: Sequence[int], stages: int)
 
 
 def require_stages(layers: Layers, stages: int) -> None:
-    """Raises UsageError if the model cannot be cut into that many stages."""
+    """Raise UsageError if the model cannot be split into that many stages."""
     most = len(legal_split_points(layers)) + 1
     if stages > most:
-        raise UsageError(f"stages = {stages}: this model can be cut into at most {most}")
+        raise UsageError(f"stages = {stages}: this model can be split into at most {most} stages")
 
 
 def balanced_split_points(
@@ -58,11 +58,11 @@ def balanced_split_points(
 ) -> list[int]:
     """Choose `stages` - 1 of the `legal` split points so that the slowest stage is fastest.
 
-    layer_costs: of each layer, >= 0, in any unit. crossing_costs: what a cut at an index costs the
-    stage on either side of it; None means nothing. Exact, by dynamic programming over (number of
-    stages, end). Ties are broken in favour of cheap early stages, then of early
-    split points.
-    `legal` must have at least `stages` - 1 entries (see require_stages).
+    layer_costs: cost of each layer, >= 0, in any unit. crossing_costs: cost of a split point at
+    each index for the stage on either side; None means no cost. The result is exact, by dynamic
+    programming over (number of stages, end). Ties are resolved in favour of cheap early stages,
+    then of early split points. `legal` must have at least `stages` - 1 entries (see
+    require_stages).
     """
     layers = len(layer_costs)
     crossing = [0.0] * (layers + 1) if crossing_costs is None else [*crossing_costs, 0.0]
@@ -74,13 +74,13 @@ def balanced_split_points(
         sent = crossing[high] if high < layers else 0.0
         return before[high] - before[low] + received + sent
 
-    # best[end]: (dearest stage, split points) of layers[:end] in the number of stages so far
+    # best[end]: (cost of the slowest stage, split points) of layers[:end] in the stages so far
     best: dict[int, tuple[float, list[int]]] = {end: (cost(0, end), []) for end in places}
     for stage in range(1, stages):
         best = {
             end: min(
-                (max(dearest, cost(low, end)), [*split_points, low])
-                for low, (dearest, split_points) in best.items()
+                (max(slowest, cost(low, end)), [*split_points, low])
+                for low, (slowest, split_points) in best.items()
                 if low < end
             )
             for end in places[stage:]
@@ -89,5 +89,5 @@ def balanced_split_points(
 
 
 def stage_bounds(split_points: Sequence[int], layers: int) -> list[tuple[int, int]]:
-    """(first layer, one past the last) of each stage."""
+    """Return (first layer, one past the last) of each stage."""
     return list(zip([0, *split_points], [*split_points, layers], strict=True))

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.training.strategy import TrainBatch
 
-Activity = Literal["forward", "backward", "bubble"]
+Activity = Literal["forward", "backward", "bubble"]  # bubble: waiting for a neighbouring stage
 
 
 class StageTimer:
-    """Where the time goes, without gaps: each lap ends where the next begins."""
+    """Divide the time of a step among activities without gaps."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -37,7 +37,7 @@ class StageTimer:
         self._last_s = time.perf_counter()
 
     def ended(self, doing: Activity) -> None:
-        """All since the last call was this."""
+        """Count the time since the last call as this activity."""
         synchronize(self._device)
         now_s = time.perf_counter()
         self.seconds[doing] += now_s - self._last_s
@@ -46,20 +46,20 @@ class StageTimer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageResult:
-    """What one step cost a stage; the three times are the whole call."""
+    """Times of one step of a stage; they add up to the whole call."""
 
-    loss_sum: float  # 0 but on the last stage
+    loss_sum: float  # 0 except on the last stage
     forward_s: float
     backward_s: float
-    bubble_s: float  # waiting for the neighbours
+    bubble_s: float  # waiting for neighbouring stages
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """What a forward pass leaves for its backward pass."""
+    """The result of a forward pass, for its backward pass."""
 
-    received: Tensor | None  # a leaf, whose gradient is sent back
-    result: Tensor  # what was handed on, or the loss
+    received: Tensor | None  # a leaf tensor, whose gradient is sent back
+    result: Tensor  # the output of the stage, or the loss
 
 
 class Stage:
@@ -74,7 +74,7 @@ class Stage:
         training: Training,
         device: torch.device = CPU,
     ) -> None:
-        """actions: those of a step, two for each micro-batch."""
+        """actions: the actions of a step, two for each micro-batch."""
         self._module = nn.Sequential(*(deferred(layer) for _, layer in layers))
         self._deferred = [m for m in self._module if isinstance(m, DeferredLinear)]
         later = {id(p) for layer in self._deferred for p in layer.parameters()}
@@ -90,10 +90,10 @@ class Stage:
         self._loss_sum = 0.0
 
     def run(self, batch: TrainBatch) -> StageResult:
-        """Leave the gradient of the replica's loss in `.grad` of all parameters of the stage.
+        """Compute the gradient of the replica's loss into `.grad` of all parameters of the stage.
 
-        The loss is the sum over the replica's samples, divided by `batch.global_samples`. `batch`:
-        the replica's share; its images are looked at by the first stage only.
+        The loss is the sum over the replica's samples, divided by `batch.global_samples`. `batch`
+        is the replica's part of the batch; only the first stage reads its images.
         """
         timer = StageTimer(self._device)
         self._loss_sum = 0.0
@@ -101,8 +101,8 @@ class Stage:
             parameter.grad = None
         for layer in self._deferred:
             layer.begin()
-        # Autocast keeps the weights that it has cast until its outermost block ends: one of the
-        # whole step, switched off, keeps them for all micro-batches.
+        # Autocast caches cast weights until its outermost block ends. A disabled block around the
+        # whole step keeps them for all micro-batches.
         with torch.autocast(self._device.type, enabled=False):
             for action in self._actions:
                 if isinstance(action, Forward):
@@ -133,7 +133,7 @@ class Stage:
         timer.ended("forward")
 
     def _compute(self, index: int, batch: TrainBatch, low: int, high: int) -> Tensor:
-        """The forward pass of samples low to high of the share."""
+        """Run the forward pass of samples low to high of the replica's part."""
         received = None
         if self._before is None:
             inputs = self._mover.move(batch.images[low:high])
@@ -173,7 +173,8 @@ class Stage:
         timer.ended("backward")
 
     def _finish(self, timer: StageTimer) -> None:
-        """Weight gradients over all micro-batches. Till then received tensors may be in use."""
+        """Compute weight gradients over all micro-batches. Until then received tensors may be in
+        use."""
         for layer in self._deferred:
             layer.flush()
         for parameter in self._direct:

@@ -1,4 +1,5 @@
-"""The weights of one stage: where a worker computes on them, how its replicas keep in step."""
+"""Weights of one pipeline stage: their memory, and their synchronisation among replicas of the
+stage."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from paceline.strategies.reduction.optimizer_shard import OptimizerShard, sum_of_shards
+from paceline.strategies.reduction.optimizer_shard import OptimizerShard, shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline.plan.trial import Training
     from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
@@ -21,24 +22,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StageReplicas:
-    """The workers of a node that have the same stage, as one of them sees them."""
+    """The workers of a node with the same stage, seen from one of them."""
 
-    own: int  # this worker's replica
-    shares: Sequence[Sequence[ParameterShard]]  # what each owns of the stage's parameters
-    shared_gradients: Sequence[SharedGradients]  # of all replicas; [] if there is but one
+    own: int  # index of this worker's replica
+    shards: Sequence[Sequence[ParameterShard]]  # shards of the stage's parameters by replica
+    shared_gradients: Sequence[SharedGradients]  # by replica; [] if there is only one
     barrier: Barrier
 
     def synchronise(self) -> None:
-        if len(self.shares) > 1:
+        """Wait for the other replicas of the stage."""
+        if len(self.shards) > 1:
             self.barrier.wait()
 
 
 class StageWeights:
-    """What one replica of a stage has of the stage's weights; it owns a slice of them.
+    """One replica's view of a stage's weights; it owns some shards of them.
 
-    With `apart` False all replicas compute on the memory that they share. A GPU cannot: its worker
-    has a copy apart, puts what it has stepped into the shared memory, and takes the others' slices
-    from there.
+    On the CPU all replicas compute on shared memory. On a GPU a worker has a copy of its own: it
+    copies stepped shards into the shared memory, and takes the shards of others from there.
     """
 
     def __init__(
@@ -50,68 +51,68 @@ class StageWeights:
         training: Training,
         device: torch.device | None,
     ) -> None:
-        """layout: of the stage alone. parameters: the stage's, with the same weights on all
-        replicas; they move. shared: the stage's part of the node's weights, shape
-        (layout.elements,). device: where a copy apart lies; None for none.
-        """
+        """layout: layout of the stage alone. parameters: the stage's parameters, equal on all
+        replicas; their memory moves. shared: the stage's part of the node's weights, shape
+        (layout.elements,). device: device of a separate copy; None for no copy."""
         self._layout = layout
         self._parameters = parameters
         self._shared = shared
         self._replicas = replicas
-        self._apart = device is not None
-        self._weights = torch.empty(layout.elements, device=device) if self._apart else shared
-        layout.bind(parameters, self._weights, copy=self._apart or replicas.own == 0)
-        self._shard = OptimizerShard(replicas.shares[replicas.own], self._weights, training)
+        self._has_copy = device is not None
+        self._weights = torch.empty(layout.elements, device=device) if self._has_copy else shared
+        layout.bind(parameters, self._weights, copy=self._has_copy or replicas.own == 0)
+        self._shard = OptimizerShard(replicas.shards[replicas.own], self._weights, training)
 
     def reduce(self) -> None:
-        """Sum this worker's slice of the gradients over the replicas of the node."""
+        """Sum this worker's shards of the gradients over the replicas of the node."""
         own = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
-        if self._replicas.shared_gradients:
-            gradients_of_replica = self._replicas.shared_gradients[self._replicas.own]
+        others = list(self._replicas.shared_gradients)
+        if others:
+            mine = others.pop(self._replicas.own)
             for name, gradient in own.items():
-                gradients_of_replica.put(name, gradient)
+                mine.write(name, gradient)
         self._replicas.synchronise()
-        others = [
-            self._reader(gradients_of_replica)
-            for replica, gradients_of_replica in enumerate(self._replicas.shared_gradients)
-            if replica != self._replicas.own
-        ]
-        self._shard.reduce(sum_of_shards(self._layout, own, others))
+        reduced = []
+        for shard in self._shard.parameter_shards:
+            total = shard_of(self._layout, own, shard)
+            for replica in others:
+                total.add_(replica.read(shard).to(self._weights.device))
+            reduced.append(total)
+        self._shard.set_gradients(reduced)
 
     def reduced(self) -> list[Tensor]:
-        """The slice's gradients, flat, to be changed in place; from `reduce` to `step`."""
+        """Return the flat gradients of the shards between `reduce` and `step`, to be changed in
+        place."""
         return self._shard.gradient_tensors()
 
     def reduced_shapes(self) -> list[tuple[int, ...]]:
-        """Of those: rows of matrices where they are."""
+        """Return their shapes as matrices where they have whole rows."""
         return self._shard.shapes(self._layout)
 
     def step(self) -> None:
-        """Step the optimiser; afterwards no replica's weights are stale."""
+        """Step the optimiser; afterwards all replicas have the new weights."""
         self._shard.step()
-        if len(self._replicas.shares) == 1:
+        if len(self._replicas.shards) == 1:
             return
         self.publish()
         self._replicas.synchronise()
-        for replica, parts in enumerate(self._replicas.shares):
-            if self._apart and replica != self._replicas.own:
-                _copy(parts, self._shared, self._weights)
+        for replica, shards in enumerate(self._replicas.shards):
+            if self._has_copy and replica != self._replicas.own:
+                _copy(shards, self._shared, self._weights)
 
     def publish(self) -> None:
-        """Put this worker's slice of the weights into the shared memory, if it is not there."""
-        if self._apart:
-            _copy(self._shard.parts, self._weights, self._shared)
+        """Copy this worker's shards of the weights into the shared memory, if it has a copy of its
+        own."""
+        if self._has_copy:
+            _copy(self._shard.parameter_shards, self._weights, self._shared)
 
     def put_gradients(self, flat: Tensor) -> None:
-        """Put the slice's gradients into an array of the stage's layout."""
-        self._shard.put_gradients(flat)
-
-    def _reader(self, gradients_of_replica: SharedGradients) -> Callable[[ParameterShard], Tensor]:
-        return lambda part: gradients_of_replica.read(part).to(self._weights.device)
+        """Copy the gradients of this worker's shards into an array of the stage's layout."""
+        self._shard.copy_gradients_to(flat)
 
 
-def _copy(parts: Sequence[ParameterShard], source: Tensor, target: Tensor) -> None:
-    """The same elements from one flat array to another."""
-    for part in parts:
-        place = slice(part.offset, part.offset + part.stop - part.start)
+def _copy(shards: Sequence[ParameterShard], source: Tensor, target: Tensor) -> None:
+    """Copy shards from one flat array to another."""
+    for shard in shards:
+        place = slice(shard.offset, shard.offset + shard.stop - shard.start)
         target[place].copy_(source[place])

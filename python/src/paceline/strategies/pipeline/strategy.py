@@ -1,17 +1,17 @@
-"""A model cut into stages, a process each, and replicas of that (`pipeline`, `hybrid`).
+"""A model split into stages, one process each, and replicas of that (`pipeline`, `hybrid`).
 
-Local rank L is stage L % s of replica L // s. All workers of a node see one copy of the weights, in
-shared memory; each binds its own stage's and drops the rest. Neighbouring stages hand activations
-and gradients to each other through shared memory. A step is
+Local rank L is stage L % s of replica L // s. The node has one copy of the weights in shared
+memory; each worker uses those of its stage and frees the rest. Neighbouring stages exchange
+activations and gradients through shared memory. A step is
 
-    each worker: its stage's passes, as the schedule says (paceline.strategies.pipeline.stage)
-    the replicas of a stage meet
-    each worker: sums its slice of the stage's gradients over the replicas, then over the nodes
-    each worker: steps the optimiser of its slice
-    the replicas of a stage meet
+    each worker: the passes of its stage in the order of the schedule (see stage.py)
+    barrier of the replicas of a stage
+    each worker: sums its shards of the stage's gradients over the replicas, then over the nodes
+    each worker: optimiser step of its shards
+    barrier of the replicas of a stage
 
-Stages wait for one another only where something crosses a cut: an early stage begins the next step
-while a late one still updates its weights.
+Stages wait for each other only where data crosses a split point: an early stage begins the next
+step while a late one still updates its weights.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A worker's place on its node."""
+    """Position of a worker on its node."""
 
     replica: int
     stage: int
@@ -75,7 +75,7 @@ class _Place:
         return replica * self.stages + stage
 
     def siblings(self, stage: int) -> list[int]:
-        """Local ranks that have this stage."""
+        """Return the local ranks of this stage in all replicas."""
         return [self.local_rank(replica, stage) for replica in range(self.replicas)]
 
 
@@ -89,23 +89,23 @@ class PipelineStrategy:
         self._layout: FlatLayout  # of the whole model
         self._shared_weights: Tensor
         self._stage: Stage
-        self._weights: StageWeights  # the stage's
-        self._bounds = (0, 0)  # of them, in the layout
-        self._siblings = ""  # the node's workers with this stage, as the records name them
-        self._replicas = 1  # on the node
-        self._everyone: Barrier  # all workers of the node
-        self._replicate_group: ReplicateGroup | None = None  # this worker's slice on other nodes
-        self._alone = True  # no other replica anywhere
+        self._weights: StageWeights
+        self._bounds = (0, 0)  # of the stage's weights in the layout
+        self._siblings = ""  # name of the node's workers with this stage in the records
+        self._replicas = 1  # on this node
+        self._everyone: Barrier  # of all workers of the node
+        self._replicate_group: ReplicateGroup | None = None  # None on a single node
+        self._alone = True  # whether there is only one replica on all nodes
 
     def prepare(
         self, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
     ) -> None:
-        """Cut the model, keep this rank's stage of it, and share memory with the node's ranks.
+        """Split the model, keep this rank's stage, and share memory with the ranks of the node.
 
-        Raises UsageError if the model cannot be cut as `trial` says, EnvironmentLacks if the ranks
-        cannot share memory.
+        Raises UsageError if the model cannot be split as `trial` requests, EnvironmentLacks if the
+        ranks cannot share memory.
         """
-        assert isinstance(model, Model), "only a model that is a sequence of layers can be cut"
+        assert isinstance(model, Model), "only a model that is a sequence of layers can be split"
         self._memory_format = trial.training.memory_format
         layers, place = model.layers(), _Place.of(context, trial.stages)
         self._siblings = f"node {context.node_index} stage {place.stage}"
@@ -147,9 +147,9 @@ class PipelineStrategy:
         training: Training,
         device: torch.device,
     ) -> None:
-        """Give the stage's weights their place; forget those of other stages.
+        """Move the stage's weights into shared memory, and free those of other stages.
 
-        names: of each stage's parameters.
+        names: parameter names by stage.
         """
         shared = self._running()
         self._layout = FlatLayout.of(parameters.items())
@@ -169,13 +169,16 @@ class PipelineStrategy:
             training,
             None if device == CPU else device,
         )
-        self._everyone.wait()  # the weights are there
+        self._everyone.wait()  # all weights have been copied
 
     def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
         return to_input(pixels, self._memory_format)
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
-        """comm_s is the reduction over replicas and nodes, None if there is but one."""
+        """Run the stage's passes and sum its gradients.
+
+        comm_s is the reduction over replicas and nodes; None if there is only one replica.
+        """
         passed = self._stage.run(batch)
         ready_s, ready_unix_s = time.perf_counter(), time.time()
         low, high = self._bounds
@@ -184,7 +187,9 @@ class PipelineStrategy:
         if self._replicas > 1:
             operation.end()
         if self._replicate_group is not None:
-            self._replicate_group.sum(self._weights.reduced(), self._weights.reduced_shapes())
+            self._replicate_group.all_reduce(
+                self._weights.reduced(), self._weights.reduced_shapes()
+            )
         return GradientResult(
             loss_sum=passed.loss_sum,
             forward_s=passed.forward_s,
@@ -198,14 +203,14 @@ class PipelineStrategy:
         self._weights.step()
 
     def gradients(self) -> dict[str, Tensor]:
-        """In memory that the node's ranks share, complete on all of them."""
+        """Return the gradients in shared memory, complete on all ranks of the node."""
         whole = shared_floats(self._running(), "the gradients", self._layout.elements)
         self._weights.put_gradients(whole[slice(*self._bounds)])
         self._everyone.wait()
         return {name: self._layout.view(whole, name) for name in self._layout.names}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """In the memory that the node's ranks share; the models have no buffers."""
+        """Return the weights in shared memory; the models have no buffers."""
         self._weights.publish()
         self._everyone.wait()
         weights, layout = self._shared_weights, self._layout
@@ -234,7 +239,7 @@ class PipelineStrategy:
 def _open_split_points(
     shared: SharedNode, place: _Place, division: Partition, trial: Trial, device: torch.device
 ) -> dict[int, SplitPoint]:
-    """Open this worker's links, by the stage before each; collective over the node."""
+    """Open this worker's links, by the stage before each split point; collective over the node."""
     samples, slots = BatchSizes.of(trial).micro_batch, settings_of(trial).micro_batches
     opened = {}
     for replica in range(place.replicas):
@@ -254,18 +259,19 @@ def _open_split_points(
 
 
 def _open_replicas(shared: SharedNode, place: _Place, layouts: list[FlatLayout]) -> StageReplicas:
-    """Those of this worker's stage; collective over the node, which opens all."""
+    """Open what the replicas of this worker's stage share; collective over the node, for all
+    stages."""
     barriers = [shared.barrier(place.siblings(stage)) for stage in range(place.stages)]
-    shares = [layout.shards(place.replicas) for layout in layouts]
+    shards = [layout.shards(place.replicas) for layout in layouts]
     shared_gradients = []
     for replica in range(place.replicas if place.replicas > 1 else 0):
         for stage, layout in enumerate(layouts):
-            elements = SharedGradients.elements_needed(shares[stage], replica)
+            elements = SharedGradients.elements_needed(shards[stage], replica)
             memory = shared_floats(shared, "the replicas' gradients", elements)
             if stage == place.stage:
-                shared_gradients.append(SharedGradients(layout, shares[stage], replica, memory))
+                shared_gradients.append(SharedGradients(layout, shards[stage], replica, memory))
     return StageReplicas(
-        place.replica, shares[place.stage], shared_gradients, barriers[place.stage]
+        place.replica, shards[place.stage], shared_gradients, barriers[place.stage]
     )
 
 

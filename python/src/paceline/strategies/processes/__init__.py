@@ -1,1 +1,1 @@
-"""StageReplicas in processes that share memory."""
+"""Strategy `processes`: replicas in processes that share memory."""

@@ -1,16 +1,16 @@
-"""One replica a process, gradients summed in memory that the node's processes share (`processes`).
+"""One replica per process, gradients summed in shared memory of the node (`processes`).
 
-The node has one copy of the weights; each process has gradients of its own. A step is
+The node has one copy of the weights; each process has its own gradients. A step is
 
-    each: forward and backward of its part of the batch; what others own of each gradient, and the
-          factors of those of linear layers (see factors.py), are copied into shared memory as the
-          backward pass goes
-    all meet
-    each: sums its slice of the gradients over the node's processes, or computes it from the factors
-    on several nodes, each: sums its slice with the processes of the other nodes that own the same,
-          through the transport: one gradient a node crosses the wire
-    each: steps the optimiser of its slice, which moves the shared weights
-    all meet
+    each: forward and backward pass of its part of the batch. Gradients that others own, and the
+          sufficient factors of linear layers (see sufficient_factors.py), are copied into shared
+          memory during the backward pass
+    barrier
+    each: sums its shards over the processes of the node, or computes them from the factors
+    on several nodes, each: sums its shards over its replicate group through the transport, so that
+          one gradient per node crosses the network
+    each: optimiser step of its shards, which changes the shared weights
+    barrier
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from paceline.data.node import SoloNode
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
-from paceline.strategies.reduction.optimizer_shard import OptimizerShard, sum_of_shards
+from paceline.strategies.reduction.optimizer_shard import OptimizerShard, shard_of
 from paceline.strategies.reduction.replicate_group import ReplicateGroup, join_replicate_group
 from paceline.strategies.reduction.shared_gradients import SharedGradients
 from paceline.strategies.reduction.sufficient_factors import (
@@ -54,19 +54,19 @@ if TYPE_CHECKING:
 
 
 class ProcessesStrategy:
-    """One replica of the several on a node, each in a process of its own."""
+    """One of the replicas of a node, each in its own process."""
 
     def __init__(self) -> None:
         self._shared: SharedNode | None = None
-        self._rank = 0  # on this node
+        self._rank = 0  # local rank
         self._ranks = 1
-        self._node = ""  # its name in the records
+        self._node = ""  # name of the node in the records
         self._model: nn.Module
         self._trial: Trial
         self._layout: FlatLayout
         self._barrier: Barrier
-        self._rows: dict[str, int]  # of the parameters that are dealt out by rows
-        self._shards_by_rank: list[list[ParameterShard]]  # by local rank, as what follows
+        self._rows: dict[str, int]  # number of rows of the parameters that are divided by rows
+        self._shards_by_rank: list[list[ParameterShard]]  # by local rank, as are the next two
         self._shared_gradients: list[SharedGradients]
         self._shared_factors: list[SharedFactors]
         self._low_precision: LowPrecisionWeights | None = None
@@ -77,7 +77,7 @@ class ProcessesStrategy:
     def prepare(
         self, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
     ) -> None:
-        """Move the weights into shared memory; all ranks come with the same.
+        """Move the weights into shared memory; all ranks start with equal weights.
 
         Raises EnvironmentLacks if the ranks of this node cannot share memory, or the nodes have
         different numbers of ranks.
@@ -102,24 +102,26 @@ class ProcessesStrategy:
         if trial.placement.nodes > 1:
             group = join_replicate_group(context, peers, limit_s)
             self._replicate_group = ReplicateGroup(trial, group)
-        self._barrier.wait()  # the weights are there
+        self._barrier.wait()  # rank 0 has copied the weights
         self._refresh()
         self._barrier.wait()
 
     def _open_shared_gradients(
         self, shared: SharedNode, parameters: Mapping[str, nn.Parameter]
     ) -> None:
-        """Of every rank, for the gradients that are summed."""
-        summed = [[p for p in parts if p.name not in self._rows] for parts in self._shards_by_rank]
+        """Open the memory of every rank for gradients that are summed."""
+        summed = [
+            [s for s in shards if s.name not in self._rows] for shards in self._shards_by_rank
+        ]
         self._shared_gradients = []
         for rank in range(self._ranks):
             elements = SharedGradients.elements_needed(summed, rank)
             memory = shared_floats(shared, "gradients", elements)
             self._shared_gradients.append(SharedGradients(self._layout, summed, rank, memory))
-        self._shared_gradients[self._rank].fill_in_backward(parameters)
+        self._shared_gradients[self._rank].write_in_backward(parameters)
 
     def _open_shared_factors(self, shared: SharedNode, weights: Tensor) -> None:
-        """Of every rank, for the factors of those that are computed by rows."""
+        """Open the memory of every rank for sufficient factors."""
         trial, model = self._trial, self._model
         bf16 = trial.training.precision == "bf16"
         dtype = torch.bfloat16 if bf16 else torch.float32
@@ -153,7 +155,7 @@ class ProcessesStrategy:
             operation.end()
         if self._replicate_group is not None:
             shapes = self._shard.shapes(self._layout)
-            self._replicate_group.sum(self._shard.gradient_tensors(), shapes)
+            self._replicate_group.all_reduce(self._shard.gradient_tensors(), shapes)
         alone = self._ranks == 1 and self._replicate_group is None
         ended_s = time.perf_counter()
         return GradientResult(
@@ -165,31 +167,31 @@ class ProcessesStrategy:
         )
 
     def step(self) -> None:
-        """Ends when the slowest rank of the node has stepped."""
+        """Step the optimiser; ends when the slowest rank of the node has stepped."""
         self._shard.step()
         self._refresh()
         self._barrier.wait()
 
     def gradients(self) -> dict[str, Tensor]:
-        """In memory that the node's ranks share, complete on all of them."""
+        """Return the gradients in shared memory, complete on all ranks of the node."""
         shared = self._shared
         assert shared is not None, "prepare comes first"
         whole = shared_floats(shared, "the gradients", self._layout.elements)
-        self._shard.put_gradients(whole)
+        self._shard.copy_gradients_to(whole)
         self._barrier.wait()
         return {name: self._layout.view(whole, name) for name in self._layout.names}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The weights themselves: they move on with the next step."""
+        """Return the weights themselves, which change with the next step."""
         return dict(self._model.state_dict())
 
     def workers(self) -> list[WorkerEnvironment]:
         return []
 
     def describe(self) -> dict[str, Any]:
-        slices = [4 * sum(p.stop - p.start for p in parts) for parts in self._shards_by_rank]
+        sizes = [4 * sum(s.stop - s.start for s in shards) for shards in self._shards_by_rank]
         nodes = {} if self._replicate_group is None else self._replicate_group.describe()
-        return {"shard_bytes": slices, "by_sufficient_factors": sorted(self._rows), **nodes}
+        return {"shard_bytes": sizes, "by_sufficient_factors": sorted(self._rows), **nodes}
 
     def close(self, *, failed: bool) -> None:
         if self._replicate_group is not None:
@@ -202,14 +204,26 @@ class ProcessesStrategy:
         shared.close()
 
     def _reduce(self) -> None:
-        """Sum this rank's slice over the node's processes, once all have met."""
+        """Sum this rank's shards over the node's processes, or compute them from sufficient
+        factors.
+
+        Call it after the barrier at which all processes have written their gradients and factors.
+        """
         own = {n: p.grad for n, p in self._model.named_parameters() if p.grad is not None}
-        others = [box.read for rank, box in enumerate(self._shared_gradients) if rank != self._rank]
-        summed = sum_of_shards(self._layout, own, others)
-        factors = [box.read() for box in self._shared_factors]
-        self._shard.reduce(self._row_gradients.reader(factors, summed))
+        others = [g for rank, g in enumerate(self._shared_gradients) if rank != self._rank]
+        factors = [replica.read() for replica in self._shared_factors]
+        reduced = []
+        for shard in self._shard.parameter_shards:
+            if shard.name in self._rows:
+                reduced.append(self._row_gradients.compute(shard, factors))
+                continue
+            total = shard_of(self._layout, own, shard)
+            for replica in others:
+                total.add_(replica.read(shard))
+            reduced.append(total)
+        self._shard.set_gradients(reduced)
 
     def _refresh(self) -> None:
-        """Bring the weights in lower precision, as far as they are this rank's, up to date."""
+        """Update this rank's part of the weights in lower precision."""
         if self._low_precision is not None:
-            self._low_precision.refresh(self._shard.parts)
+            self._low_precision.refresh(self._shard.parameter_shards)

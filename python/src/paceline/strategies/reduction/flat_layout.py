@@ -1,7 +1,7 @@
-"""Where each parameter of a model lies in one flat array, for workers to share its elements out.
+"""Places of a model's parameters in one flat array, and their division into shards.
 
-A parameter keeps its own shape and strides (a convolution's weight in channels_last stays so); what
-the flat array holds is the parameter's elements in *storage order*.
+A parameter keeps its shape and strides (a convolution weight in channels_last stays so). The flat
+array holds the elements of each parameter in *storage order*.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from paceline.transports.shared.node import SharedNode
 
-# Float32 elements in a cache line of 64 bytes: no two workers ever write the same line, and every
-# parameter begins as aligned as one that torch allocates.
+# Float32 elements in a cache line of 64 bytes. No two workers write the same line, and parameters
+# have the same alignment as tensors that torch allocates.
 ALIGNMENT = 16
 
 
@@ -31,12 +31,12 @@ class ParameterShard:
     name: str
     start: int
     stop: int
-    offset: int  # of element `start` in the flat array
+    offset: int  # index of element `start` in the flat array
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a parameter lies, and how."""
+    """Place and layout of a parameter."""
 
     offset: int
     elements: int
@@ -46,18 +46,18 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class FlatLayout:
-    """Places of parameters in a flat float32 array; made by `of`, narrowed by `only`."""
+    """Places of parameters in a flat float32 array; constructed by `of`, restricted by `only`."""
 
-    elements: int  # of the whole array, padding included
+    elements: int  # size of the whole array, including padding
     begin: int  # the elements from `begin` to `end` hold the parameters of this layout
     end: int
     _places: Mapping[str, _Place]
 
     @classmethod
     def of(cls, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Self:
-        """Parameters one after the other, each at a multiple of 64 bytes.
+        """Place parameters one after the other, each at a multiple of 64 bytes.
 
-        Raises ValueError for one that is not float32 or not dense (elements shared or left out).
+        Raises ValueError for a parameter that is not float32 or not dense.
         """
         places: dict[str, _Place] = {}
         offset = 0
@@ -70,7 +70,7 @@ class FlatLayout:
         return cls(offset, 0, offset, places)
 
     def only(self, names: Iterable[str]) -> Self:
-        """The layout of some of the parameters, in the same places of the same array."""
+        """Return the layout of some of the parameters, in the same places of the same array."""
         wanted = set(names)
         places = {name: place for name, place in self._places.items() if name in wanted}
         begin = min((p.offset for p in places.values()), default=0)
@@ -82,15 +82,16 @@ class FlatLayout:
         return tuple(self._places)
 
     def view(self, flat: Tensor, name: str) -> Tensor:
-        """A parameter's elements in `flat`, shape (elements,), with its own shape and strides."""
+        """Return a parameter's elements in `flat`, shape (elements,), with the shape and strides of
+        the parameter."""
         place = self._places[name]
         offset = flat.storage_offset() + place.offset
         return flat.as_strided(place.shape, place.strides, offset)
 
     def bind(self, parameters: Mapping[str, nn.Parameter], flat: Tensor, *, copy: bool) -> None:
-        """Let each parameter live in `flat`; with `copy`, fill it from the parameters first.
+        """Make each parameter a view of `flat`; with `copy`, copy its values there first.
 
-        What a parameter had before is freed before the next one is copied.
+        The old memory of a parameter is freed before the next one is copied.
         """
         for name in self._places:
             parameter, view = parameters[name], self.view(flat, name)
@@ -99,33 +100,36 @@ class FlatLayout:
             parameter.data = view
 
     def size(self, name: str) -> int:
-        """Elements of a parameter."""
+        """Return the number of elements of a parameter."""
         return self._places[name].elements
 
-    def shape_of(self, part: ParameterShard) -> tuple[int, ...]:
-        """(rows, elements of each) of a part that is whole rows of a matrix, or of what can be
-        seen as one; else (elements,)."""
-        place, elements = self._places[part.name], part.stop - part.start
+    def shape_of(self, shard: ParameterShard) -> tuple[int, ...]:
+        """Return (rows, elements per row) of a shard that consists of whole rows of a matrix (or of
+        a tensor that can be viewed as one), else (elements,)."""
+        place, elements = self._places[shard.name], shard.stop - shard.start
         row = place.elements // place.shape[0] if place.shape else 1
-        if row == 1 or place.strides[0] != row or part.start % row or elements % row:
+        if row == 1 or place.strides[0] != row or shard.start % row or elements % row:
             return (elements,)
         return elements // row, row
 
     def shards(
         self, workers: int, rows: Mapping[str, int] | None = None
     ) -> list[list[ParameterShard]]:
-        """What each worker owns, in the order of the parameters: as equal parts as they go.
+        """Divide the parameters among workers as equally as possible; shards are in the order of
+        the parameters.
 
-        rows: parameters that are dealt out by whole rows, with their numbers of rows; all others
-        are taken as one row of cache lines, and dealt out by those.
+        rows: parameters that are divided by whole rows, with their numbers of rows. All others are
+        treated as one sequence of cache lines.
         """
-        return [self._parts_of(worker, workers, rows or {}) for worker in range(workers)]
+        return [self._shards_of(worker, workers, rows or {}) for worker in range(workers)]
 
-    def _parts_of(self, worker: int, workers: int, rows: Mapping[str, int]) -> list[ParameterShard]:
+    def _shards_of(
+        self, worker: int, workers: int, rows: Mapping[str, int]
+    ) -> list[ParameterShard]:
         lines = sum(_lines(place) for name, place in self._places.items() if name not in rows)
         low, high = (ALIGNMENT * bound for bound in share_bounds(lines, worker, workers))
         found = []
-        passed = 0  # elements of those that are dealt out by lines
+        passed = 0  # elements of earlier parameters that are divided by cache lines
         for name, place in self._places.items():
             if name in rows:
                 per_row = place.elements // rows[name]
@@ -138,9 +142,11 @@ class FlatLayout:
         return found
 
     def in_storage_order(self, name: str, tensor: Tensor) -> Tensor:
-        """A tensor of the parameter's shape as shape (elements,), in the parameter's storage order.
+        """Return a tensor of the parameter's shape as shape (elements,), in the storage order of
+        the parameter.
 
-        A view where the strides are the parameter's, as autograd makes gradients; else a copy.
+        The result is a view if the strides are those of the parameter, as for gradients of
+        autograd; else a copy.
         """
         place = self._places[name]
         if not _same_order(place, tensor.stride()):
@@ -149,7 +155,7 @@ class FlatLayout:
 
 
 def _lines(place: _Place) -> int:
-    """Cache lines that a parameter takes."""
+    """Return the number of cache lines of a parameter."""
     return -(-place.elements // ALIGNMENT)
 
 
@@ -167,7 +173,7 @@ def _check(name: str, parameter: nn.Parameter) -> None:
 
 
 def _same_order(place: _Place, strides: tuple[int, ...]) -> bool:
-    """Whether the strides agree, those of dimensions of size 1 aside, which mean nothing."""
+    """Compare strides, ignoring dimensions of size 1, whose strides have no meaning."""
     return strides == place.strides or all(
         size == 1 or ours == theirs
         for size, ours, theirs in zip(place.shape, place.strides, strides, strict=True)
@@ -175,6 +181,7 @@ def _same_order(place: _Place, strides: tuple[int, ...]) -> bool:
 
 
 def shared_floats(shared: SharedNode, name: str, elements: int) -> Tensor:
-    """Shape (elements,), float32, 0 at first: the same memory in all processes; collective."""
-    memory = shared.memory(name, 4 * max(1, elements))  # there is no memory of no size
+    """Return zeros of shape (elements,), float32, in memory that all processes of the node share;
+    collective."""
+    memory = shared.memory(name, 4 * max(1, elements))  # shared memory cannot have size 0
     return torch.from_numpy(memory).view(torch.float32)[:elements]

@@ -1,4 +1,9 @@
-"""Sums over nodes: the ranks that have the same local rank on each node, and so the same slice."""
+"""Sum gradient shards over nodes, within the replicate group of each shard.
+
+A replicate group is the inter-node process group of the ranks that own the same shard: those with
+the same local rank on each node. (In hybrid sharded data parallelism, FSDP calls this dimension of
+the device mesh "replicate".)
+"""
 
 from __future__ import annotations
 
@@ -27,10 +32,10 @@ if TYPE_CHECKING:
 def join_replicate_group(
     context: RankContext, peers: RankGroups, limit_s: float
 ) -> dist.ProcessGroup | None:
-    """The group of this rank's counterparts; None on a single node.
+    """Return this rank's replicate group; None on a single node.
 
-    Collective over all ranks: torch wants every rank to make every group, in the same order.
-    limit_s: of each wait. Raises EnvironmentLacks if nodes have different numbers of ranks.
+    Collective over all ranks: torch requires every rank to create every group in the same order.
+    limit_s: limit of each wait. Raises EnvironmentLacks if nodes have different numbers of ranks.
     """
     own = None
     for ranks in group_by_local_rank(_places(context, peers, limit_s)):
@@ -43,10 +48,10 @@ def join_replicate_group(
 
 
 def group_by_local_rank(places: Mapping[int, tuple[int, int]]) -> list[list[int]]:
-    """Ranks with the same local rank, by node, for each local rank.
+    """Return the ranks of each local rank, ordered by node.
 
-    places: rank -> (node index, local rank); launchers number ranks as they like.
-    Raises EnvironmentLacks if some node has no rank of a local rank.
+    places: rank -> (node index, local rank), because launchers number ranks in different orders.
+    Raises EnvironmentLacks if a node lacks a local rank.
     """
     by_place = {place: rank for rank, place in places.items()}
     nodes = sorted({node for node, _ in by_place})
@@ -55,36 +60,37 @@ def group_by_local_rank(places: Mapping[int, tuple[int, int]]) -> list[list[int]
     if missing:
         raise EnvironmentLacks(
             f"expected {len(local_ranks)} ranks on each of {len(nodes)} nodes, but node "
-            f"{missing[0][0]} has no local rank {missing[0][1]}: start as many on every node"
+            f"{missing[0][0]} has no local rank {missing[0][1]}: start the same number of ranks on "
+            "every node"
         )
     return [[by_place[node, local] for node in nodes] for local in local_ranks]
 
 
 class ReplicateGroup:
-    """Sums this rank's slice of the gradients over its counterparts, as the trial says.
+    """Sums this rank's gradient shards over its replicate group, with the compression of the trial.
 
-    Without compression each tensor is one all-reduce. With it, they are copied into buckets of at
-    most `bucket_mb`, which are summed one after the other.
+    Without compression each tensor is one all-reduce. With compression, tensors are copied into
+    buckets of at most `bucket_mb`, which are summed one after the other.
     """
 
     def __init__(self, trial: Trial, group: dist.ProcessGroup | None = None) -> None:
-        """group: None for all ranks."""
+        """group: process group; None means all ranks."""
         self._group = group
         self._bucket_bytes = trial.bucket_mb * 2**20
-        self._total: GradientSum | None = None
+        self._gradient_sum: GradientSum | None = None
         if trial.compression is not None:
-            self._total = create_sum(trial, group)
+            self._gradient_sum = create_sum(trial, group)
         self._buckets: list[FlatBucket] | None = None
         self._sizes_bytes: list[int] = []
 
-    def sum(self, gradients: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
-        """Sum each, in place; all counterparts come with the same ones, in every step.
+    def all_reduce(self, gradients: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
+        """Sum each gradient in place; all ranks of the group pass the same ones in every step.
 
-        gradients: of each, shape (elements,). shapes: what they are parts of, as far as it is whole
-        rows; compression by rank looks at those.
+        gradients: each of shape (elements,). shapes: their shapes as matrices where they have whole
+        rows, for low-rank compression.
         """
         self._sizes_bytes = [g.numel() * g.element_size() for g in gradients]
-        if self._total is None:
+        if self._gradient_sum is None:
             all_reduce_tensors(gradients, self._group)
             return
         if self._buckets is None:
@@ -94,14 +100,14 @@ class ReplicateGroup:
         sums = []
         for bucket, part in zip(self._buckets, parts, strict=True):
             bucket.fill(part)
-            sums.append(self._total.start(bucket))
+            sums.append(self._gradient_sum.start(bucket))
         for bucket, part, summed in zip(self._buckets, parts, sums, strict=True):
             summed.wait()
             bucket.empty_into(part)
 
     def describe(self) -> dict[str, Any]:
-        if self._total is not None:
-            return {"bucket_bytes": self._sizes_bytes, **self._total.describe()}
+        if self._gradient_sum is not None:
+            return {"bucket_bytes": self._sizes_bytes, **self._gradient_sum.describe()}
         sent = round(all_reduce_bytes(sum(self._sizes_bytes), dist.get_world_size(self._group)))
         return {
             "bucket_bytes": self._sizes_bytes,
@@ -110,13 +116,15 @@ class ReplicateGroup:
         }
 
     def close(self, *, failed: bool) -> None:
-        if self._total is not None:
-            self._total.close(failed=failed)
+        if self._gradient_sum is not None:
+            self._gradient_sum.close(failed=failed)
 
 
 def all_reduce_tensors(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Sum each tensor, in place, over a group's ranks, which all come with the same; without a
-    group, over all ranks."""
+    """Sum each tensor in place over a group's ranks, or over all ranks without a group.
+
+    All ranks pass tensors of the same sizes in the same order.
+    """
     works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
     for work in works:
         assert work is not None
@@ -124,7 +132,7 @@ def all_reduce_tensors(tensors: Sequence[Tensor], group: dist.ProcessGroup | Non
 
 
 def _places(context: RankContext, peers: RankGroups, limit_s: float) -> dict[int, tuple[int, int]]:
-    world = peers.world("counterparts")
+    world = peers.world("replicate groups")
     if world is None:
         return {context.rank: (context.node_index, context.local_rank)}
     world.publish(str(context.rank), f"{context.node_index} {context.local_rank}")

@@ -1,4 +1,4 @@
-"""Gradients that other processes of the node will read, in memory that they share."""
+"""Gradients in shared memory that other processes of the node read."""
 
 from __future__ import annotations
 
@@ -14,60 +14,64 @@ if TYPE_CHECKING:
 
 
 class SharedGradients:
-    """What one worker computed of the parts that others own.
+    """One worker's gradients of the shards that other workers own.
 
-    It writes them, as its backward pass goes, and the others read them once all have met. The same
-    object made over the same memory serves writing and reading.
+    The worker writes them during its backward pass, and the others read them after a barrier. Both
+    sides construct this object over the same memory.
     """
 
     def __init__(
         self,
         layout: FlatLayout,
-        shares: Sequence[Sequence[ParameterShard]],
+        shards_by_worker: Sequence[Sequence[ParameterShard]],
         worker: int,
         memory: Tensor,
     ) -> None:
-        """shares: parts by worker. memory: float32, shape (elements_needed(…),)."""
+        """memory: float32, shape (elements_needed(…),)."""
         self._layout = layout
         self._places: dict[ParameterShard, Tensor] = {}
         position = 0
-        for part in _of_others(shares, worker):
-            elements = part.stop - part.start
-            self._places[part] = memory[position : position + elements]
+        for shard in _shards_of_others(shards_by_worker, worker):
+            elements = shard.stop - shard.start
+            self._places[shard] = memory[position : position + elements]
             position += elements
-        self._kept = {part.name for part in shares[worker]}
+        self._owned = {shard.name for shard in shards_by_worker[worker]}
 
     @staticmethod
-    def elements_needed(shares: Sequence[Sequence[ParameterShard]], worker: int) -> int:
-        """Float32 elements of the memory: as many as the others own."""
-        return sum(part.stop - part.start for part in _of_others(shares, worker))
+    def elements_needed(shards_by_worker: Sequence[Sequence[ParameterShard]], worker: int) -> int:
+        """Return the number of float32 elements of the memory: all elements that others own."""
+        return sum(s.stop - s.start for s in _shards_of_others(shards_by_worker, worker))
 
-    def fill_in_backward(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """From now on put each gradient as soon as a backward pass has made it, and drop it if the
-        worker owns nothing of it: its memory serves the next one."""
-        for name in {part.name for part in self._places} | self._kept:
-            hook = partial(self._put_and_drop, name)
+    def write_in_backward(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Write each gradient as soon as a backward pass has computed it.
+
+        A gradient of which the worker owns no shard is released, so that its memory is reused.
+        """
+        for name in {shard.name for shard in self._places} | self._owned:
+            hook = partial(self._write_and_release, name)
             parameters[name].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
-    def put(self, name: str, gradient: Tensor) -> None:
-        """Copy what others own of a parameter's gradient; the others must have read the last."""
+    def write(self, name: str, gradient: Tensor) -> None:
+        """Copy the shards that others own; they must have read those of the previous step."""
         flat = self._layout.in_storage_order(name, gradient)
-        for part, place in self._places.items():
-            if part.name == name:
-                place.copy_(flat[part.start : part.stop])
+        for shard, place in self._places.items():
+            if shard.name == name:
+                place.copy_(flat[shard.start : shard.stop])
 
-    def read(self, part: ParameterShard) -> Tensor:
-        """This worker's gradient of a part that it does not own, shape (stop - start,)."""
-        return self._places[part]
+    def read(self, shard: ParameterShard) -> Tensor:
+        """Return this worker's gradient of a shard that it does not own, shape (stop - start,)."""
+        return self._places[shard]
 
-    def _put_and_drop(self, name: str, parameter: nn.Parameter) -> None:
+    def _write_and_release(self, name: str, parameter: nn.Parameter) -> None:
         assert parameter.grad is not None
-        self.put(name, parameter.grad)
-        if name not in self._kept:
+        self.write(name, parameter.grad)
+        if name not in self._owned:
             parameter.grad = None
 
 
-def _of_others(shares: Sequence[Sequence[ParameterShard]], worker: int) -> Iterator[ParameterShard]:
-    for other, parts in enumerate(shares):
+def _shards_of_others(
+    shards_by_worker: Sequence[Sequence[ParameterShard]], worker: int
+) -> Iterator[ParameterShard]:
+    for other, shards in enumerate(shards_by_worker):
         if other != worker:
-            yield from parts
+            yield from shards

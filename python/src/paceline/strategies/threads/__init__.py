@@ -1,1 +1,1 @@
-"""StageReplicas in threads of one process."""
+"""Strategy `threads`: replicas in threads of one process."""

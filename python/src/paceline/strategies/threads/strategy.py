@@ -1,18 +1,19 @@
 """Several replicas in one process, each trained by a thread of its own (`threads`).
 
-The replicas are the same weights, seen by k modules: each has gradients of its own, and nothing
-else is held twice. A step is
+k modules share one copy of the weights. Each has its own gradients, and nothing else is stored
+twice. A step is
 
-    each thread: forward and backward of its part of the rank's batch
-    all meet
-    each thread: sums its slice of the gradients over the replicas, straight out of their memory, or
-                 computes it from the factors that they kept (see factors.py)
-    on several nodes, the main thread: sums the slices over the nodes, through the transport
-    each thread: steps the optimiser of its slice
+    each thread: forward and backward pass of its part of the rank's batch
+    barrier
+    each thread: sums its shards of the gradients over the replicas, directly from their memory, or
+                 computes them from sufficient factors (see sufficient_factors.py)
+    on several nodes, the main thread: sums the shards over the nodes through the transport
+    each thread: optimiser step of its shards
 
-The GIL. Held: Python between operations (layers, dropout keys), a few milliseconds a step. Let go:
-every torch operation, the backward pass but for a hook for each parameter and the few lines of
-linear.py for each linear layer, numpy's loops over arrays.
+Python's global interpreter lock is held between operations (layers, dropout keys), a few
+milliseconds a step. It is released during every torch operation, during the backward pass except
+for a hook per parameter and a few lines of linear.py per linear layer, and in numpy's loops over
+arrays.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 
 from paceline.plan.schedule import share_bounds
 from paceline.strategies.reduction.flat_layout import FlatLayout
-from paceline.strategies.reduction.optimizer_shard import OptimizerShard, shard_of, sum_of_shards
+from paceline.strategies.reduction.optimizer_shard import OptimizerShard, shard_of
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,
@@ -60,13 +61,13 @@ class ThreadsStrategy:
     def __init__(self) -> None:
         self._pool: WorkerPool | None = None
         self._trial: Trial
-        self._group: str  # as the records name it
+        self._group: str  # name of the threads in the records
         self._layout: FlatLayout
         self._replicas: list[nn.Module]
         self._parameters: list[dict[str, nn.Parameter]]
         self._shards: list[OptimizerShard]
         self._rows: dict[str, int]
-        self._row_gradients: list[RowGradients]  # by worker, as what follows
+        self._row_gradients: list[RowGradients]  # by worker, as are the factors
         self._factors: list[SufficientFactors]
         self._low_precision: LowPrecisionWeights | None = None
         self._replicate_group: ReplicateGroup | None = None  # None on a single node
@@ -78,7 +79,7 @@ class ThreadsStrategy:
         trial: Trial,
         peers: RankGroups,  # noqa: ARG002  (torch's default group has one rank a node)
     ) -> None:
-        """Start the threads and give them the model.
+        """Start the threads and share the model among them.
 
         Raises EnvironmentLacks if a thread does not get its cores.
         """
@@ -87,7 +88,7 @@ class ThreadsStrategy:
         self._group = f"threads of rank {context.rank}"
         if context.world_size > 1:
             self._replicate_group = ReplicateGroup(trial)
-        # The main thread's own operations are few, and a pool of its own would be in the way.
+        # The main thread runs few operations, and a larger thread pool would take cores.
         torch.set_num_threads(threads)
         affinity, oversubscribe = list(os.sched_getaffinity(0)), trial.placement.oversubscribe
         cores = [worker_cores(affinity, w, replicas, oversubscribe) for w in range(replicas)]
@@ -100,8 +101,8 @@ class ThreadsStrategy:
         self._parameters = [dict(replica.named_parameters()) for replica in self._replicas]
         self._rows = rows_of(model)
         shares = self._layout.shards(replicas, self._rows)
-        self._shards = [OptimizerShard(parts, weights, trial.training) for parts in shares]
-        self._row_gradients = [RowGradients(self._layout, parts, self._rows) for parts in shares]
+        self._shards = [OptimizerShard(owned, weights, trial.training) for owned in shares]
+        self._row_gradients = [RowGradients(self._layout, owned, self._rows) for owned in shares]
         if trial.training.precision == "bf16":
             copy_of_weights = weights.to(torch.bfloat16)
             self._low_precision = LowPrecisionWeights(
@@ -113,7 +114,7 @@ class ThreadsStrategy:
             _stop_between_layers(replica, self._pool)
 
     def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """Each thread prepares the photos of its own replica."""
+        """Prepare a batch; each thread prepares the images of its own replica."""
         memory_format, replicas = self._trial.training.memory_format, len(self._replicas)
         whole = empty_input(pixels, memory_format)
 
@@ -125,8 +126,11 @@ class ThreadsStrategy:
         return whole
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
-        """forward_s and backward_s are the slowest replica's, comm_s runs from its last gradient
-        to all averaged; None for one replica on one node."""
+        """Compute and sum the gradients.
+
+        forward_s and backward_s are those of the slowest replica. comm_s runs from its last
+        gradient until all are summed; None for one replica on one node.
+        """
         pool = self._running()
         started_s = time.perf_counter()
         passed = pool.run(lambda worker: self._pass_and_reduce(pool, worker, batch))
@@ -135,9 +139,9 @@ class ThreadsStrategy:
             size_bytes, ready_unix_s = 4 * self._layout.elements, slowest.ready_unix_s
             begin_operation(self._group, 1, SHARED_REDUCE, size_bytes, ready_unix_s).end()
         if self._replicate_group is not None:
-            # All nodes have the same shards: the same tensors in the same order.
+            # All nodes have the same shards, hence the same tensors in the same order.
             shapes = [shape for shard in self._shards for shape in shard.shapes(self._layout)]
-            self._replicate_group.sum(self._reduced(), shapes)
+            self._replicate_group.all_reduce(self._reduced(), shapes)
         ended_s = time.perf_counter()
         alone = len(passed) == 1 and self._replicate_group is None
         return GradientResult(
@@ -152,10 +156,10 @@ class ThreadsStrategy:
         self._running().run(self._step_shard)
 
     def gradients(self) -> dict[str, Tensor]:
-        """Copies, complete on every rank."""
+        """Return copies of the gradients, complete on every rank."""
         whole = torch.zeros(self._layout.elements)
         for shard in self._shards:
-            shard.put_gradients(whole)
+            shard.copy_gradients_to(whole)
         return {name: self._layout.view(whole, name) for name in self._layout.names}
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -178,25 +182,33 @@ class ThreadsStrategy:
         return self._pool
 
     def _pass_and_reduce(self, pool: WorkerPool, worker: int, batch: TrainBatch) -> PassTimes:
-        """In a thread: its replica's gradient, and its slice of the sum."""
+        """In a thread, compute its replica's gradient, then sum its shards over the replicas."""
         share = share_of(batch, worker, len(self._replicas))
         passed = run_passes(self._replicas[worker], share, self._trial.training)
         pool.barrier(worker)
-        others = [p for other, p in enumerate(self._parameters) if other != worker]
-        summed = sum_of_shards(
-            self._layout,
-            _gradients(self._parameters[worker]),
-            [partial(shard_of, self._layout, _gradients(parameters)) for parameters in others],
-        )
-        reader = self._row_gradients[worker].reader(self._factors, summed)
-        self._shards[worker].reduce(reader)
+        self._reduce(worker)
         return passed
+
+    def _reduce(self, worker: int) -> None:
+        """Sum a worker's shards over the replicas, or compute them from sufficient factors."""
+        gradients = [_gradients(parameters) for parameters in self._parameters]
+        own = gradients.pop(worker)
+        reduced = []
+        for shard in self._shards[worker].parameter_shards:
+            if shard.name in self._rows:
+                reduced.append(self._row_gradients[worker].compute(shard, self._factors))
+                continue
+            total = shard_of(self._layout, own, shard)
+            for replica in gradients:
+                total.add_(shard_of(self._layout, replica, shard))
+            reduced.append(total)
+        self._shards[worker].set_gradients(reduced)
 
     def _step_shard(self, worker: int) -> None:
         shard = self._shards[worker]
         shard.step()
         if self._low_precision is not None:
-            self._low_precision.refresh(shard.parts)
+            self._low_precision.refresh(shard.parameter_shards)
 
     def _reduced(self) -> list[Tensor]:
         return [tensor for shard in self._shards for tensor in shard.gradient_tensors()]
@@ -209,13 +221,13 @@ def _store(
 
 
 def _twin(model: nn.Module) -> nn.Module:
-    """A copy of the model whose parameters are its own, but hold the very same weights."""
+    """Copy the model with parameters of its own that share the memory of the weights."""
     memo: dict[int, Any] = {id(p): nn.Parameter(p.data) for p in model.parameters()}
     return copy.deepcopy(model, memo)
 
 
 def _stop_between_layers(replica: nn.Module, pool: WorkerPool) -> None:
-    """Let passes of a pool that is being closed end at the next layer, instead of at their end."""
+    """Make passes end at the next layer when the pool is being closed."""
     for module in replica.modules():
         module.register_forward_pre_hook(pool.raise_if_stopped)
     for parameter in replica.parameters():

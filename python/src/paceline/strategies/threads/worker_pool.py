@@ -1,7 +1,9 @@
-"""A few threads that work in step: each on cores of its own, with intra-op threads of its own.
+"""A pool of threads that run the same task at once, each on its own cores with its own intra-op
+threads.
 
-Python runs one thread at a time, but torch lets go of the interpreter in every operation and for
-the whole of a backward pass, and numpy in its loops over arrays: such threads do run at once.
+Python runs one thread at a time, but torch releases the interpreter lock (GIL) in every operation
+and during the whole backward pass, and numpy releases it in loops over arrays. So these threads run
+in parallel.
 """
 
 from __future__ import annotations
@@ -24,17 +26,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A thread that is told to end does so at the next layer; one layer of VGG16 takes a second or so.
+# A thread that must end does so at the next layer; one layer of VGG16 takes about a second.
 _END_S = 5.0
 
 
-class Stopped(Exception):  # noqa: N818  (no error: the thread is to end)
-    """Raised in a thread of a pool that is being closed, to leave what it is at."""
+class Stopped(Exception):  # noqa: N818  (not an error: it ends a task)
+    """Raised in a thread of a pool that is being closed, to leave the current task."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What a thread's task gave, or the exception that ended it."""
+    """The return value of a thread's task, or the exception that ended it."""
 
     worker: int
     value: Any
@@ -42,22 +44,22 @@ class _Result:
 
 
 class WorkerPool:
-    """`len(cores)` daemon threads named `paceline-replica-<i>`, which do the same task at once."""
+    """`len(cores)` daemon threads named `paceline-replica-<i>` that run the same task at once."""
 
     def __init__(
         self, cores: Sequence[Sequence[int]], threads: int, rank: int, wait_s: float, task_s: float
     ) -> None:
-        """Start them and wait until each has its cores and threads.
+        """Start the threads, and wait until each has its cores and threads.
 
-        cores: of each thread; threads: intra-op threads of each. wait_s: how long the threads may
-        wait for one another in `meet`; task_s: how long a task may take. Raises EnvironmentLacks
-        if a thread does not have what it was given.
+        cores: cores of each thread. threads: intra-op threads of each thread. wait_s: limit of a
+        wait in `barrier`. task_s: limit of a task. Raises EnvironmentLacks if a thread does not get
+        what was requested.
         """
         self._rank = rank
         self._wait_s = wait_s
         self._task_s = task_s
         self._barrier = threading.Barrier(len(cores))
-        self._here = [0] * len(cores)  # barriers that each thread has come to
+        self._arrivals = [0] * len(cores)  # number of barriers that each thread has reached
         self._stopped = threading.Event()
         self._tasks: list[SimpleQueue[Callable[[int], Any] | None]] = [SimpleQueue() for _ in cores]
         self._results: SimpleQueue[_Result] = SimpleQueue()
@@ -79,42 +81,47 @@ class WorkerPool:
             raise
 
     def run(self, task: Callable[[int], T]) -> list[T]:
-        """Do task(worker) in every thread at once; the results in the workers' order.
+        """Run task(worker) in every thread at once, and return the results in the order of the
+        workers.
 
-        If one raises, RankFailed with its name is raised here at once, whatever the others are at,
-        and the pool is good for nothing but to be closed. Raises TimedOut if a thread waited too
-        long for the others.
+        If a task raises, RankFailed with its replica is raised here at once, whatever the others
+        do, and the pool can only be closed. Raises TimedOut if a thread waited too long for the
+        others.
         """
         for tasks in self._tasks:
             tasks.put(task)
         return self._collect(self._task_s)
 
     def barrier(self, worker: int) -> None:
-        """In a task: wait until all threads have come here.
+        """Wait, inside a task, until all threads have called this.
 
-        Raises TimedOut naming the absent after `wait_s`, Stopped if the pool is being closed.
+        Raises TimedOut naming the absent threads after `wait_s`, Stopped if the pool is being
+        closed.
         """
-        self._here[worker] += 1
+        self._arrivals[worker] += 1
         try:
             self._barrier.wait(self._wait_s)
         except threading.BrokenBarrierError:
             if self._stopped.is_set():
                 raise Stopped from None
-            absent = [n for n, times in enumerate(self._here) if times < self._here[worker]]
+            own = self._arrivals[worker]
+            absent = [n for n, arrivals in enumerate(self._arrivals) if arrivals < own]
             names = ", ".join(map(str, absent)) or "others"
             raise TimedOut(
                 f"rank {self._rank}: replica {worker} waited more than {self._wait_s:g} s for "
-                f"replica {names}; are its cores busy with something else? Raise "
-                "limits.collective_s if a step takes that long"
+                f"replica {names}. If other programs use its cores, stop them; if a step takes "
+                "that long, increase limits.collective_s"
             ) from None
 
     def raise_if_stopped(self, *_: object) -> None:
-        """In a task: raise Stopped if the pool is being closed. Fits as a hook of a module."""
+        """Raise Stopped, inside a task, if the pool is being closed. It can be registered as a
+        module hook."""
         if self._stopped.is_set():
             raise Stopped
 
     def close(self) -> None:
-        """End the threads; waits a few seconds for what they are at. Harmless when called again."""
+        """End the threads; waits a few seconds for their current layer. A second call does
+        nothing."""
         self._stopped.set()
         self._barrier.abort()
         for tasks in self._tasks:
@@ -131,7 +138,8 @@ class WorkerPool:
                 result = self._results.get(timeout=max(0.0, until_s - time.monotonic()))
             except Empty:
                 raise TimedOut(
-                    f"rank {self._rank}: its replicas' threads did not finish within {limit_s:g} s"
+                    f"rank {self._rank}: the threads of its replicas did not finish within "
+                    f"{limit_s:g} s"
                 ) from None
             if result.error is not None:
                 self._stopped.set()
@@ -143,15 +151,15 @@ class WorkerPool:
     def _failure(self, worker: int, error: BaseException) -> Exception:
         if isinstance(error, EnvironmentLacks | TimedOut):
             return type(error)(str(error))
-        traceback.print_exception(error)  # to the rank's log: the message has no place for it
+        traceback.print_exception(error)  # to the rank's log, because it is too long for a message
         return RankFailed(
             f"rank {self._rank}: replica {worker} of {len(self._threads)} failed: "
-            f"{type(error).__name__}: {error}; the rank's log tells where",
+            f"{type(error).__name__}: {error}; the stack trace is in the rank's log",
             self._rank,
         )
 
     def _work(self, worker: int, cores: Sequence[int], threads: int) -> None:
-        """Life of a thread."""
+        """Run tasks until the pool is closed."""
         self._results.put(_attempt(worker, lambda _: bind_thread(worker, cores, threads)))
         while (task := self._tasks[worker].get()) is not None:
             if self._stopped.is_set():
@@ -159,21 +167,22 @@ class WorkerPool:
             result = _attempt(worker, task)
             if not self._stopped.is_set():
                 self._results.put(result)
-            del task, result  # a thread that waits for work holds nothing of the last
+            del task, result  # a waiting thread must not keep the last task's objects alive
 
 
 def bind_thread(worker: int, cores: Sequence[int], threads: int) -> WorkerEnvironment:
     """Give the calling thread its cores and intra-op threads, and read back what it has.
 
-    Both belong to the thread on Linux: sched_setaffinity(2) with 0 means the caller, and OpenMP
-    keeps a number of threads for each thread that asks. Raises EnvironmentLacks if what is found
-    is not what was asked.
+    On Linux both belong to the thread: sched_setaffinity(2) with 0 means the caller, and OpenMP
+    keeps a number of threads for each thread. Raises EnvironmentLacks if the result differs from
+    the request.
     """
     try:
         os.sched_setaffinity(0, cores)
     except OSError as error:
         raise EnvironmentLacks(
-            f"replica {worker}: expected to run on cores {sorted(cores)}, the system says: {error}"
+            f"replica {worker}: expected to run on cores {sorted(cores)}, but the system refused: "
+            f"{error}"
         ) from error
     torch.set_num_threads(threads)
     found = WorkerEnvironment(
@@ -185,7 +194,8 @@ def bind_thread(worker: int, cores: Sequence[int], threads: int) -> WorkerEnviro
     if found.intraop_threads != threads or found.affinity != sorted(cores):
         raise EnvironmentLacks(
             f"replica {worker}: expected {threads} intra-op threads on cores {sorted(cores)}, got "
-            f"{found.intraop_threads} on cores {found.affinity}; may this process set its affinity?"
+            f"{found.intraop_threads} on cores {found.affinity}; check that this process may set "
+            "its CPU affinity"
         )
     return found
 
@@ -193,5 +203,5 @@ def bind_thread(worker: int, cores: Sequence[int], threads: int) -> WorkerEnviro
 def _attempt(worker: int, task: Callable[[int], Any]) -> _Result:
     try:
         return _Result(worker, task(worker), None)
-    except BaseException as error:  # noqa: BLE001  (raised again in the main thread)
+    except BaseException as error:  # noqa: BLE001  (re-raised in the main thread)
         return _Result(worker, None, error)

@@ -1,6 +1,6 @@
-"""What a bucket of gradients is, and what sums it over ranks.
+"""Buckets of gradients, and the interface of sums over ranks.
 
-Gradients here are summed, never averaged: each rank's are its part of the global mean already.
+Gradients are summed, never averaged: each rank's gradients are already its part of the global mean.
 """
 
 from __future__ import annotations
@@ -15,57 +15,58 @@ if TYPE_CHECKING:
 
 
 class Bucket(Protocol):
-    """What is summed at once: gradients one after the other. torch's GradBucket is one."""
+    """Gradients that are summed together. torch's GradBucket implements it."""
 
     def index(self) -> int:
-        """Which of the step's it is, from 0; the same on all ranks."""
+        """Return the index of the bucket within the step, from 0; equal on all ranks."""
 
     def buffer(self) -> Tensor:
-        """All its gradients, shape (elements,), float32; the sum takes their place."""
+        """Return all gradients, shape (elements,), float32; the sum replaces them."""
 
     def gradients(self) -> list[Tensor]:
-        """Views of the buffer, each with its parameter's shape."""
+        """Return views of the buffer with the shapes of the parameters."""
 
     def parameters(self) -> list[Tensor]:
-        """What the gradients are of: the same objects in every step."""
+        """Return the parameters of the gradients: the same objects in every step."""
 
     def is_last(self) -> bool:
-        """Whether it is the step's last."""
+        """Return whether this is the last bucket of the step."""
 
 
 class GradientSum(Protocol):
-    """Sums buckets over the ranks of a group, beside whatever else the rank does."""
+    """Sums buckets over the ranks of a group, beside the other work of the rank."""
 
     def start(self, bucket: Bucket) -> torch.futures.Future[Tensor]:
-        """Begin to sum a bucket, in place; all ranks come with the same ones in the same order.
+        """Begin to sum a bucket in place, and return at once. All ranks pass the same buckets in
+        the same order.
 
-        Returns at once. The future holds the buffer with the sum, the very same bits on all ranks.
+        The future holds the buffer with the sum, bit-identical on all ranks.
         """
 
     def describe(self) -> dict[str, Any]:
-        """What was sent and how: see `Meter`."""
+        """Return settings and traffic; see `Meter`."""
 
     def close(self, *, failed: bool) -> None:
-        """End what runs beside; harmless when called again. Waits for no peer."""
+        """End background threads without waiting for peers; a second call does nothing."""
 
 
 class Compressor(Protocol):
-    """A way to sum a bucket by sending less than its gradients."""
+    """Sums a bucket by sending less than its gradients."""
 
     name: str
 
     def sum(self, bucket: Bucket) -> float:
-        """Sum a bucket in place over the group; blocks. Returns the bytes that this rank sent."""
+        """Sum a bucket in place over the group; blocks. Return the bytes that this rank sent."""
 
     def describe(self) -> dict[str, Any]:
-        """Its settings."""
+        """Return the settings."""
 
 
 class Meter:
-    """Bytes that a rank sends a step, of the last step that ended.
+    """Bytes that a rank sent in the last complete step.
 
-    They are what a network would carry with algorithms that send no byte twice (see the functions
-    below); what ranks of one host write into memory that they share is counted alike.
+    They are the bytes that a network would transfer with algorithms that send no byte twice (see
+    the functions below). Bytes that ranks of one host write into shared memory are counted alike.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -74,7 +75,7 @@ class Meter:
         self._last: tuple[float, float] | None = None
 
     def count(self, bucket: Bucket, sent_bytes: float | None = None) -> None:
-        """sent_bytes: for `bucket`; None for those of an all-reduce of it as it is."""
+        """Count a bucket. sent_bytes: None means those of an uncompressed all-reduce."""
         whole = all_reduce_bytes(bytes_of(bucket.buffer()), self._ranks)
         self._sent += whole if sent_bytes is None else sent_bytes
         self._uncompressed += whole
@@ -93,18 +94,19 @@ class Meter:
 
 
 def all_reduce_bytes(payload_bytes: float, ranks: int) -> float:
-    """That each of n ranks sends: (n - 1) / n of the payload to add up, and as much to hand out
-    (Patarasuk and Yuan: Bandwidth optimal all-reduce algorithms, JPDC 69(2), 2009)."""
+    """Return the bytes that each of n ranks sends in an all-reduce: (n - 1) / n of the payload to
+    reduce, and the same to distribute (Patarasuk and Yuan: Bandwidth optimal all-reduce
+    algorithms, JPDC 69(2), 2009)."""
     return 2 * exchange_bytes(payload_bytes, ranks)
 
 
 def exchange_bytes(payload_bytes: float, ranks: int) -> float:
-    """That each of n ranks sends where the n-th parts of its payload go to different ranks."""
+    """Return the bytes that each of n ranks sends in an all-to-all of its payload."""
     return payload_bytes * (ranks - 1) / ranks
 
 
 def all_gather_bytes(payload_bytes: float, ranks: int) -> float:
-    """That each of n ranks sends where all get its payload."""
+    """Return the bytes that each of n ranks sends in an all-gather of its payload."""
     return payload_bytes * (ranks - 1)
 
 
@@ -113,5 +115,5 @@ def bytes_of(tensor: Tensor) -> int:
 
 
 def only_tensor(future: torch.futures.Future[Sequence[Tensor]]) -> Tensor:
-    """What the future of a work on one tensor holds."""
+    """Return the result of a work on one tensor."""
     return future.value()[0]

@@ -1,18 +1,18 @@
-"""Sums through a codec: gradients travel encoded, and are added up decoded.
+"""Sum through a codec: gradients are sent encoded and summed decoded.
 
-    every rank encodes its n parts of the bucket and sends the k-th to rank k   (all-to-all)
-    rank k decodes what it got and adds it up, in float32, in the order of the ranks
-    rank k encodes the sum and sends it to all                                  (all-gather)
+    every rank encodes its n parts of the bucket and sends part k to rank k     (all-to-all)
+    rank k decodes what it received and sums it in float32, in the order of the ranks
+    rank k encodes the sum and sends it to all ranks                            (all-gather)
     every rank decodes the n sums
 
-Each rank sends 2 (n - 1) / n times the encoded bucket, as a bandwidth-optimal all-reduce of it
-does; but the sum keeps float32's bits, whatever the type on the wire, and no transport needs to
-know how to add encoded numbers (Open MPI adds 16-bit types as 32-bit ones, and sends those). All
-ranks decode the same bytes, so all have the same bits.
+Each rank sends 2 (n - 1) / n times the encoded bucket, like a bandwidth-optimal all-reduce of it.
+But the sum keeps the precision of float32, and no transport needs to add encoded numbers (Open MPI
+sums 16-bit types as 32-bit ones, and sends those). All ranks decode the same bytes, so results are
+bit-identical.
 
-Between two ranks as much is sent if each simply gets the other's whole bucket (an all-gather) and
-adds the two up itself, in the order of the ranks: one message less to wait for, and the sum is not
-encoded again. So it is done there, and where a transport has no other way.
+Between two ranks the volume is the same if each receives the other's whole bucket (all-gather) and
+sums both itself in the order of the ranks. That needs one message less, and the sum is not encoded
+again. So two ranks, and transports without all-to-all, use this variant.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ if TYPE_CHECKING:
 
 
 class Codec(Protocol):
-    """Float32 numbers as fewer bytes. Encoding twice gives the same bytes."""
+    """Encodes float32 numbers as fewer bytes. Encoding twice gives the same bytes."""
 
     name: str
-    block: int  # a part has a multiple of so many elements
-    feeds_back: bool  # whether what it loses is worth being sent with the next step
+    block: int  # the number of elements of a part is a multiple of this
+    feeds_back: bool  # whether the error is added to the next step (error feedback)
 
     def encode(self, parts: Tensor) -> Tensor:
-        """parts: shape (m, elements). Returns uint8, shape (m, bytes): each part by itself."""
+        """Encode parts of shape (m, elements), each by itself. Return uint8 of shape (m, bytes)."""
 
     def decode(self, encoded: Tensor) -> Tensor:
-        """Shape (m, elements), a new tensor."""
+        """Return a new tensor of shape (m, elements)."""
 
     def describe(self) -> dict[str, Any]:
-        """Its settings."""
+        """Return the settings."""
 
 
 class CodecCompressor:
-    """A compressor of a codec."""
+    """A compressor that uses a codec."""
 
     def __init__(
         self, codec: Codec, group: dist.ProcessGroup | None = None, *, all_to_all: bool = True
     ) -> None:
-        """all_to_all: whether the group has one."""
+        """all_to_all: whether the group supports all-to-all."""
         self.name = codec.name
         self._codec = codec
         self._group = group
@@ -98,17 +98,17 @@ class CodecCompressor:
         return {**self._codec.describe(), "error_feedback": self._codec.feeds_back}
 
     def _parts(self, flat: Tensor, parts: int) -> Tensor:
-        """Parts of one size, shape (parts, elements); padded with zeros."""
+        """Split into parts of equal size, shape (parts, elements), padded with zeros."""
         each = -(-flat.numel() // parts)
         each += -each % self._codec.block
         missing = each * parts - flat.numel()
         return (pad(flat, (0, missing)) if missing else flat).view(parts, each)
 
     def _keep(self, residual: Tensor, flat: Tensor, encoded: Tensor, lost: Tensor) -> None:
-        """What was lost of this rank's gradients, and of the sum that it encoded for all.
+        """Keep the errors of this rank's gradients, and of the sum that it encoded for all ranks.
 
-        The second goes to the rank that lost it: sent with its own gradients, it comes back to the
-        same sum (as in DoubleSqueeze, Tang et al., ICML 2019).
+        The second error is kept by the rank that made it: sent with its next gradients, it is added
+        to the same sum (as in DoubleSqueeze, Tang et al., ICML 2019).
         """
         torch.sub(flat, self._codec.decode(encoded).view(-1)[: flat.numel()], out=residual)
         each = lost.numel()

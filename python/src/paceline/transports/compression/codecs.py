@@ -1,4 +1,4 @@
-"""Numbers in 16 and in 8 bits."""
+"""Codecs: gradients as 16-bit and 8-bit numbers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 if TYPE_CHECKING:
     from typing import Literal
 
-BLOCK = 256  # elements that share a scale: 4 bytes more for 256
+BLOCK = 256  # elements that share a scale, which takes 4 bytes
 _LEVELS = 127.0
 _SCALE_BYTES = 4
 
 
 class Half:
-    """Rounded to bfloat16 (8 bits of mantissa, float32's range) or float16 (11 bits).
+    """Rounding to bfloat16 (8 bits of mantissa, range of float32) or float16 (11 bits).
 
-    What float16 cannot hold is made its largest, 65504, so that no infinity gets into the weights;
-    below 6e-8 it has only 0. Not a number stays that.
+    float16 clamps larger values to its maximum, 65504, so that no infinity reaches the weights;
+    values below 6e-8 become 0. NaN stays NaN.
     """
 
     def __init__(self, name: Literal["bf16", "fp16"]) -> None:
@@ -42,11 +42,11 @@ class Half:
 
 
 class Blockwise:
-    """Whole numbers from -127 to 127 times a scale for each block, the largest magnitude in it
-    over 127, rounded to the nearest.
+    """Integers from -127 to 127 times a scale per block: the largest magnitude over 127, rounded to
+    nearest.
 
     Seide et al. and Dettmers (8-Bit Approximations for Parallelism in Deep Learning, ICLR 2016)
-    quantise gradients so; blocks keep one large value from taking all the others' precision.
+    quantise gradients so. Blocks keep one large value from reducing the precision of all others.
     """
 
     def __init__(self, block: int = BLOCK) -> None:
@@ -55,7 +55,7 @@ class Blockwise:
         self.feeds_back = True
 
     def encode(self, parts: Tensor) -> Tensor:
-        """Of each part, the scales of its blocks, then their numbers."""
+        """Return for each part the scales of its blocks, then their integers."""
         blocks = parts.view(len(parts), -1, self.block)
         scales = blocks.abs().amax(dim=2, keepdim=True).div_(_LEVELS)
         smallest = torch.finfo(torch.float32).tiny

@@ -1,4 +1,4 @@
-"""The sum of gradients that a trial asks for."""
+"""Create the gradient sum of a trial."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def create_sum(trial: Trial, group: dist.ProcessGroup | None = None) -> GradientSum:
-    """Over the ranks of `group`, all without one; the process group must be open."""
+    """Return the gradient sum over `group`, or over all ranks; the process group must be open."""
     found: GradientSum
     if trial.compression is None:
         found = PlainSum(group)
@@ -49,7 +49,8 @@ def create_compressor(
     *,
     all_to_all: bool = True,
 ) -> Compressor:
-    """seed: of what is drawn at random. all_to_all: whether the group has one."""
+    """Return a compressor. seed: seed of random draws. all_to_all: whether the group supports
+    all-to-all."""
     match settings.method:
         case "bf16" | "fp16":
             return CodecCompressor(Half(settings.method), group, all_to_all=all_to_all)

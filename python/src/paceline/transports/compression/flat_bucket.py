@@ -1,4 +1,4 @@
-"""Buckets for gradients that torch's DistributedDataParallel does not put into its own."""
+"""Buckets for gradients that torch's DistributedDataParallel does not bucket itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class FlatBucket:
-    """Some tensors' gradients in one buffer, kept from step to step."""
+    """Gradients of several tensors in one buffer that is reused in every step."""
 
     def __init__(self, index: int, shapes: Sequence[tuple[int, ...]], device: torch.device) -> None:
         sizes = [torch.Size(shape).numel() for shape in shapes]
@@ -33,7 +33,7 @@ class FlatBucket:
         return self._parts
 
     def parameters(self) -> list[Tensor]:
-        """The places of the gradients: as the buffer, they stay the same."""
+        """Return the places of the gradients, which stay the same like parameters."""
         return self._parts
 
     def is_last(self) -> bool:
@@ -43,12 +43,12 @@ class FlatBucket:
         self._last = True
 
     def fill(self, tensors: Sequence[Tensor]) -> None:
-        """Copy gradients in; of each, shape (elements,) or the shape of its place."""
+        """Copy gradients in; each has shape (elements,) or the shape of its place."""
         for part, tensor in zip(self._parts, tensors, strict=True):
             part.copy_(tensor.view_as(part))
 
     def empty_into(self, tensors: Sequence[Tensor]) -> None:
-        """Copy what is there now to where `fill` had it from."""
+        """Copy the content back to tensors like those of `fill`."""
         for part, tensor in zip(self._parts, tensors, strict=True):
             tensor.view_as(part).copy_(part)
 
@@ -56,8 +56,8 @@ class FlatBucket:
 def pack(
     shapes: Sequence[tuple[int, ...]], most_bytes: float, device: torch.device
 ) -> list[FlatBucket]:
-    """Buckets of float32 tensors of these shapes, in their order, each of at most `most_bytes` or
-    of one tensor."""
+    """Return buckets of float32 tensors with these shapes, in order, each of at most `most_bytes`
+    or of one tensor."""
     groups: list[list[tuple[int, ...]]] = []
     room = 0.0
     for shape in shapes:

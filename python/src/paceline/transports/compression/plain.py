@@ -1,4 +1,4 @@
-"""Sums of gradients as they are, and the limit on how many buckets are under way at once."""
+"""Uncompressed sums of gradients, and a limit on the number of buckets in flight."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PlainSum:
-    """One all-reduce a bucket; any number of them under way."""
+    """One all-reduce per bucket; any number in flight."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
@@ -34,11 +34,12 @@ class PlainSum:
         return self._meter.describe()
 
     def close(self, *, failed: bool) -> None:
-        """Nothing of its own runs beside."""
+        """Do nothing: it has no background threads."""
 
 
 class InFlight:
-    """At most n buckets of another sum under way: a later one starts when an earlier one ended."""
+    """Limit another sum to n buckets in flight: a later one starts when an earlier one has
+    ended."""
 
     def __init__(self, inner: GradientSum, most: int) -> None:
         self._inner = inner
@@ -50,7 +51,7 @@ class InFlight:
 
     def start(self, bucket: Bucket) -> torch.futures.Future[Tensor]:
         summed: torch.futures.Future[Any] = torch.futures.Future()
-        # An error is raised as one only by a future that is chained (set_exception stores a value).
+        # Only a chained future raises an error as such (set_exception stores it as a value).
         chained: torch.futures.Future[Tensor] = summed.then(_value)
         with self._lock:
             self._waiting.append((bucket, summed))
@@ -64,7 +65,7 @@ class InFlight:
         self._inner.close(failed=failed)
 
     def _start_waiting(self) -> None:
-        """Start what may be; by one thread at a time, because the order is that of all ranks."""
+        """Start waiting buckets, by one thread at a time, because all ranks need the same order."""
         while True:
             with self._lock:
                 if self._starting or not self._waiting or self._under_way >= self._most:
@@ -83,7 +84,7 @@ class InFlight:
             self._start_waiting()
             try:
                 result = future.value()
-            except Exception as error:  # noqa: BLE001  (handed to whoever waits for the sum)
+            except Exception as error:  # noqa: BLE001  (raised where the sum is waited for)
                 summed.set_exception(error)
             else:
                 summed.set_result(result)

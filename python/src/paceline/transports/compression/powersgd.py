@@ -1,7 +1,7 @@
-"""PyTorch's own PowerSGD hook, as a compressor.
+"""PyTorch's PowerSGD hook as a compressor.
 
 Vogels, Karimireddy, Jaggi: PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-Optimization (NeurIPS 2019): a gradient matrix (n, m) travels as two factors (n, r) and (m, r).
+Optimization (NeurIPS 2019): a gradient matrix (n, m) is sent as two factors (n, r) and (m, r).
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
     from paceline.transports.compression.base import Bucket
 
-# DistributedDataParallel deals its buckets out anew after the first step, and the hook keeps its
-# state by bucket; it refuses to start earlier.
+# DistributedDataParallel rebuilds its buckets after the first step, and the hook keeps its state by
+# bucket; it refuses to start earlier.
 START_STEP = 2
 
 _ProcessGroup: Any = dist.ProcessGroup
 
 
 class PowerSgd:
-    """Low-rank factors of every matrix, with a warm start and error feedback.
+    """Low-rank factors of every matrix, with warm start and error feedback.
 
-    The hook averages, which is undone here. What does not shrink at least to half (vectors, small
-    matrices) is sent as it is, and so is everything in the first two steps.
+    The hook averages, which is undone here. Tensors that do not shrink to at least half (vectors,
+    small matrices) are sent uncompressed, and so is everything in the first two steps.
     """
 
     name = "powersgd"
 
     def __init__(self, rank: int, seed: int, group: dist.ProcessGroup | None = None) -> None:
-        """rank: of the factors."""
+        """rank: rank of the factors."""
         self._ranks = dist.get_world_size(group)
         self._group = _Blocking(group or dist.group.WORLD, self._ranks)
         self._state = power_sgd.PowerSGDState(
@@ -45,7 +45,7 @@ class PowerSgd:
             matrix_approximation_rank=rank,
             start_powerSGD_iter=START_STEP,
             random_seed=seed % 2**32,
-            # A gradient of zeros would otherwise be divided by its length.
+            # Avoids a division by zero for a gradient of zeros.
             orthogonalization_epsilon=torch.finfo(torch.float32).tiny,
         )
         self._rank = rank
@@ -63,12 +63,12 @@ class PowerSgd:
 
 
 class _Blocking(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see above
-    """A group whose all-reduce has ended when it returns; counts what is sent.
+    """A group whose all-reduce has ended when it returns; counts the bytes sent.
 
-    The hook waits for each collective in the callback of the one before it. With a transport that
-    calls back from the one thread that carries out its collectives, that would wait for ever; here
-    the callbacks run in the thread that called the hook. What goes wrong is kept as `failure`: out
-    of the callbacks it would come as the text of a text of it.
+    The hook waits for each collective in the callback of the previous one. With a transport whose
+    single progress thread runs callbacks, that would be a deadlock; here the callbacks run in the
+    thread that called the hook. An error is kept as `failure`, because the callbacks would only
+    pass on its text.
     """
 
     def __init__(self, group: Any, ranks: int) -> None:
@@ -83,7 +83,7 @@ class _Blocking(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         if self.failure is None:
             try:
                 self._inner.allreduce(tensors, opts).wait()
-            except Exception as error:  # noqa: BLE001  (raised by whoever called the hook)
+            except Exception as error:  # noqa: BLE001  (raised by the caller of the hook)
                 self.failure = error
         self.sent_bytes += sum(all_reduce_bytes(bytes_of(t), self._ranks) for t in tensors)
         ended = PendingWork("allreduce", self._rank, 0.0, tensors)

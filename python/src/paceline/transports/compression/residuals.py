@@ -1,7 +1,7 @@
-"""What compression left out of a rank's gradients, to be sent with the next step's.
+"""Residuals: compression errors of a rank's gradients, to be sent with those of the next step.
 
-Error feedback: Seide et al.: 1-Bit Stochastic Gradient Descent (Interspeech 2014); that it lets
-biased compression converge as SGD does: Stich, Cordonnier, Jaggi: Sparsified SGD with Memory
+Error feedback: Seide et al.: 1-Bit Stochastic Gradient Descent (Interspeech 2014). Convergence of
+biased compression with error feedback: Stich, Cordonnier, Jaggi: Sparsified SGD with Memory
 (NeurIPS 2018).
 """
 
@@ -18,18 +18,19 @@ if TYPE_CHECKING:
 
 
 class Residuals:
-    """One residual for every gradient element, zero at first.
+    """One residual for every gradient element, initially zero.
 
-    They belong to parameters, not to buckets: DistributedDataParallel deals its buckets out anew
+    They belong to parameters, not to buckets, because DistributedDataParallel rebuilds its buckets
     after the first step.
     """
 
     def __init__(self) -> None:
         self._flat: dict[int, tuple[tuple[int, ...], Tensor]] = {}  # by bucket, with parameters
-        self._parts: dict[int, Tensor] = {}  # by parameter: slices of those
+        self._parts: dict[int, Tensor] = {}  # by parameter: views of those
 
     def of(self, bucket: Bucket) -> Tensor:
-        """The bucket's, shape (elements,), in its order; to be changed in place."""
+        """Return the residuals of a bucket, shape (elements,), in its order; to be changed in
+        place."""
         parameters = tuple(id(parameter) for parameter in bucket.parameters())
         known = self._flat.get(bucket.index())
         if known is not None and known[0] == parameters:

@@ -1,12 +1,12 @@
-"""Gradients as -1, 0 and 1 times a scale, right in the mean.
+"""Gradients as -1, 0 and 1 times a scale, with the correct expectation.
 
 Wen et al.: TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning
 (NeurIPS 2017). An element g of a layer whose largest magnitude is s becomes s * sign(g) with
-probability |g| / s, else 0: its expectation is g. Nothing is kept for later.
+probability |g| / s, else 0, so its expectation is g. There are no residuals.
 
-There, one scale is shared by all workers, so that a parameter server can send their sum in few
-bits. Here everybody gets everybody's ternary gradients, which needs no common scale, and a rank's
-own is never larger, so there is less noise.
+In the paper all workers share one scale, so that a parameter server can send their sum in few bits.
+Here every rank receives all ranks' ternary gradients, which needs no common scale. A rank's own
+scale is never larger, so there is less noise.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _DECODED = [[_SIGNS[byte >> shift & 3] for shift in _SHIFTS] for byte in range(2
 
 
 class TernGrad:
-    """2 bits an element and 4 bytes a layer, from every rank to all.
+    """2 bits per element and 4 bytes per layer, from every rank to all ranks.
 
-    seed: what is rounded which way is drawn anew for each step, rank and bucket, but the same when
-    a run is repeated. clip: magnitudes of a layer are cut off at so many standard deviations, which
-    biases a little and lowers the noise much (the paper's section 3.4); None for none.
+    seed: random draws differ for each step, rank and bucket, but repeat in a repeated run. clip:
+    magnitudes of a layer are clipped at this many standard deviations, which adds a small bias and
+    reduces the noise much (section 3.4 of the paper); None means no clipping.
     """
 
     name = "terngrad"
@@ -73,7 +73,7 @@ class TernGrad:
         return {"clip_standard_deviations": self._clip, "error_feedback": False}
 
     def _ternary(self, bucket: Bucket) -> tuple[Tensor, Tensor]:
-        """Scales by gradient, and a code for each element: 0, 1 for 1 and 2 for -1, uint8."""
+        """Return a scale per gradient and a code per element: 0, 1 for 1 and 2 for -1, uint8."""
         flat = bucket.buffer()
         # Drawn on the CPU, so that a GPU's run has the same numbers.
         draws = torch.rand(flat.numel(), generator=self._generator(bucket.index())).to(flat.device)
@@ -86,7 +86,7 @@ class TernGrad:
             if self._clip is not None and part.numel() > 1:
                 magnitudes.clamp_(max=self._clip * part.std(correction=0))
             scales[number] = magnitudes.max()
-            # |g| / s > draw, without dividing by what may be 0
+            # |g| / s > draw, without a division by zero
             draw.mul_(scales[number]).sub_(magnitudes)
         chosen = draws < 0
         return scales, (flat < 0).to(torch.uint8).add_(1).mul_(chosen)
@@ -98,7 +98,7 @@ class TernGrad:
 
 
 def pack(codes: Tensor) -> Tensor:
-    """Codes below 4, uint8, four to a byte; padded with zeros."""
+    """Pack codes below 4, uint8, four to a byte, padded with zeros."""
     fours = pad(codes, (0, -codes.numel() % _PER_BYTE)).view(-1, _PER_BYTE)
     packed = fours[:, 0].clone()
     for column, shift in enumerate(_SHIFTS[1:], start=1):
@@ -107,6 +107,6 @@ def pack(codes: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor) -> Tensor:
-    """The signs that packed codes stand for, float32, with the padding."""
+    """Return the signs of packed codes, float32, including the padding."""
     table = torch.tensor(_DECODED, device=packed.device)
     return table.index_select(0, packed.to(torch.int32)).view(-1)

@@ -1,9 +1,9 @@
-"""The largest of a bucket's gradient elements alone, the others later.
+"""The largest elements of a bucket's gradients; the others are sent later.
 
 Aji and Heafield: Sparse Communication for Distributed Gradient Descent (EMNLP 2017); Stich,
 Cordonnier, Jaggi: Sparsified SGD with Memory (NeurIPS 2018). Of Lin et al.: Deep Gradient
-Compression (ICLR 2018) it has the sampled threshold, but not the momentum correction: the optimiser
-here steps with the summed gradient, and its momentum is of that.
+Compression (ICLR 2018) it has the sampled threshold but not the momentum correction: the optimiser
+steps with the summed gradient, and its momentum refers to that.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
     from paceline.transports.compression.base import Bucket
 
 _SAMPLE_STRIDE = 101  # prime: no row length of a layer is a multiple of it
-_LEAST_SAMPLED = 100 * _SAMPLE_STRIDE  # below, a sample says too little to be worth it
-_ROOM = 1.5  # times as many candidates as are wanted, as far as the sample tells
+_LEAST_SAMPLED = 100 * _SAMPLE_STRIDE  # fewer elements are ranked without a sample
+_ROOM = 1.5  # candidates, estimated from the sample, as a multiple of the requested number
 
 
 class TopK:
-    """Of every bucket the share `density` with the largest magnitudes, at least one.
+    """The share `density` of every bucket with the largest magnitudes, at least one element.
 
-    Each rank sends the values and where they belong (float32 and int32: 8 bytes an element) to all;
-    what it does not send stays in its residual. All add up the same values in the order of ranks.
+    Each rank sends values and indices (float32 and int32: 8 bytes per element) to all ranks;
+    elements that it does not send stay in its residual. All ranks sum the same values in the order
+    of ranks.
     """
 
     name = "topk"
@@ -61,10 +62,10 @@ class TopK:
 
 
 def largest(magnitudes: Tensor, count: int) -> Tensor:
-    """Indices of the `count` largest, shape (count,), int64; of equal ones the first.
+    """Return the indices of the `count` largest, shape (count,), int64; of equal ones the first.
 
-    A sample tells about how large the smallest of them is, and only what is no smaller is ranked:
-    exact, and on 6.5 million elements a tenth of the time of ranking all.
+    A sample estimates the smallest of them, and only elements not below the estimate are ranked:
+    exact, and a tenth of the time of ranking all of 6.5 million elements.
     """
     if magnitudes.numel() >= _LEAST_SAMPLED:
         sample = magnitudes[::_SAMPLE_STRIDE]
@@ -80,6 +81,6 @@ def _largest(magnitudes: Tensor, count: int) -> Tensor:
     bound = torch.topk(magnitudes, count, sorted=False).values.min()
     above = (magnitudes > bound).nonzero().view(-1)
     ties = (magnitudes == bound).nonzero().view(-1)[: count - len(above)]
-    if len(above) + len(ties) < count:  # where some are not a number, which compares with nothing
+    if len(above) + len(ties) < count:  # NaN elements, which compare false with everything
         return torch.topk(magnitudes, count).indices
     return torch.cat([above, ties])

@@ -1,1 +1,1 @@
-"""Gloo."""
+"""Transport `gloo`."""

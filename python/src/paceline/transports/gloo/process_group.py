@@ -1,13 +1,13 @@
-"""One of torch's own process groups, with a record of what it carries and when.
+"""Gloo's process group of torch, wrapped to record its operations.
 
-torch tells nobody outside it when an operation of Gloo begins or ends (its profiler does, for one
-stretch of a run and at a price; its flight recorder does not know the end). So the group that torch
-is given is a thin one: it notes when this rank asks for an operation, hands it to the group that
-torch would have made, and notes the end when the operation's future is done, which is before any
-`wait` for it returns. Errors and time limits are the inner group's.
+torch does not report when an operation of Gloo begins or ends: its profiler does so only for a part
+of a run and at a cost, and its flight recorder does not know the end. So torch gets a thin process
+group. It records when this rank submits an operation, passes it to the group that torch would have
+created, and records the end when the operation's future is done, before any `wait` for it returns.
+Errors and limits are those of the inner group.
 
-Everything goes to the inner group's own methods, never to `super()`: those hold the GIL while they
-call C++, and Gloo's threads, which need it to let go of tensors, would then wait for ever.
+All calls go to the methods of the inner group, never to `super()`: the latter hold the GIL while
+they call C++, and Gloo's threads, which need the GIL to release tensors, would wait for ever.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 BACKEND = "recorded-gloo"
 _DEVICES = ("cpu", "cuda")  # Gloo stages tensors of a GPU itself
 
-# By the name that torch calls: the name in the records, and which argument is this rank's payload.
+# Method of torch -> (name in the records, index of the argument with this rank's payload).
 _OPERATIONS = {
     "allreduce": ("allreduce", 0),
     "allreduce_coalesced": ("allreduce", 0),
@@ -49,8 +49,8 @@ _OPERATIONS = {
     "all_to_all_single": ("alltoall", 1),
     "barrier": ("barrier", None),
 }
-# Handed on without a record. Messages between two ranks and reduce-scatter have no future in Gloo,
-# hence no end that one could be told of; the rest carries nothing.
+# Passed on without a record. Point-to-point messages and reduce-scatter have no future in Gloo, so
+# their end is unknown; the others transfer nothing.
 _OTHERS = (
     "send",
     "recv",
@@ -72,12 +72,12 @@ _OTHERS = (
     "_wait_for_pending_works",
 )
 
-# Untyped here: torch declares overloads of each operation, of which these take all.
+# Untyped: torch declares overloads of each operation; these methods accept all of them.
 _ProcessGroup: Any = dist.ProcessGroup
 
 
 class RecordedProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see above
-    """Does what `inner` does."""
+    """A process group that passes all operations to `inner` and records them."""
 
     def __init__(self, inner: dist.ProcessGroup, name: str) -> None:
         super().__init__(inner.rank(), inner.size())
@@ -89,7 +89,7 @@ class RecordedProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses A
             try:
                 future.value()
             except RuntimeError:
-                return  # whoever waits for the work hears of it
+                return  # the thread that waits for the work gets the error
             operation.end()
 
         work.get_future().add_done_callback(ended)
@@ -123,18 +123,20 @@ for _method in _OTHERS:
 
 
 def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
-    """What torch calls for each group that this rank is in; as torch makes a group of Gloo
-    (torch.distributed.distributed_c10d._new_process_group_helper)."""
+    """Create a group as torch creates one of Gloo; torch calls this for each group with this rank.
+
+    See torch.distributed.distributed_c10d._new_process_group_helper.
+    """
     backend = ProcessGroupGloo(
         given.store, given.group_rank, given.group_size, timeout=given.timeout
     )
     backend.options.global_ranks_in_group = given.global_ranks_in_group
     backend.options.group_name = given.group_id
-    backend._set_sequence_number_for_group()  # noqa: SLF001  (torch's own maker does it)
+    backend._set_sequence_number_for_group()  # noqa: SLF001  (as torch does it)
     inner: Any = dist.ProcessGroup(given.store, given.group_rank, given.group_size)
     group: Any = RecordedProcessGroup(inner, given.group_id)
     kind = dist.ProcessGroup.BackendType.GLOO
-    for each in (inner, group):  # the outer one, too, is asked for devices and names
+    for each in (inner, group):  # torch reads devices and names of the outer one as well
         each._set_default_backend(kind)  # noqa: SLF001  (as above)
         for device in _DEVICES:
             each._register_backend(torch.device(device), kind, backend)  # noqa: SLF001

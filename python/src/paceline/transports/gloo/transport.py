@@ -1,4 +1,4 @@
-"""Gloo, torch's own TCP transport, bound to the interface that is asked for."""
+"""Gloo, torch's own TCP library, bound to the requested network interface."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
 
-# Gloo's and c10d's words for a peer that closed its socket
+# Texts with which Gloo and c10d report a peer that closed its socket.
 _PEER_LOST = re.compile(
     r"connection (closed|reset|refused)|broken pipe|socket (closed|error)", re.IGNORECASE
 )
@@ -41,7 +41,7 @@ class GlooTransport:
         self._rank, self._limit_s = context.rank, trial.limits.collective_s
         self._interface = trial.interface
         check_interface(trial.interface, context.host, "Gloo")
-        # The only way to choose Gloo's interface without giving up init_process_group.
+        # With init_process_group this variable is the only way to choose Gloo's interface.
         os.environ["GLOO_SOCKET_IFNAME"] = trial.interface
         try:
             dist.init_process_group(
@@ -62,7 +62,7 @@ class GlooTransport:
         if _PEER_LOST.search(text):
             return PeerLost(
                 f"rank {self._rank}: a peer closed its connection; look at the other ranks' logs. "
-                f"Gloo says: {text}",
+                f"Gloo reports: {text}",
                 self._rank,
             )
         return None

@@ -1,1 +1,1 @@
-"""NCCL."""
+"""Transport `nccl`."""

@@ -1,8 +1,8 @@
-"""NCCL, NVIDIA's transport between GPUs, one of which each rank has.
+"""NCCL, NVIDIA's library for communication between GPUs; each rank has one GPU.
 
-NCCL works beside the program: a collective that fails or outlasts its limit is seen by a thread of
-torch's (the watchdog), and unless the program is in a call just then, the watchdog ends the process
-with its reason on stderr. That is wanted: what waits in a GPU's queue can be woken in no other way.
+NCCL works asynchronously. A thread of torch (the watchdog) notices a collective that fails or
+exceeds its limit. Unless the program is inside a call at that moment, the watchdog ends the process
+with the reason on stderr. This is intended: nothing else can wake what waits in a GPU's queue.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
 
-# torch's and NCCL's words (ProcessGroupNCCL.cpp, NCCLUtils.cpp; ncclResult_t in NCCL's manual)
+# Texts of torch and NCCL (ProcessGroupNCCL.cpp, NCCLUtils.cpp; ncclResult_t in NCCL's manual)
 _PEER_LOST = re.compile(
     r"ncclRemoteError|remote process exit|communicator was aborted|connection (closed|reset)",
     re.IGNORECASE,
 )
 _SAME_GPU = re.compile(r"duplicate gpu", re.IGNORECASE)
-# Both are torch's own defaults; a user's environment may say otherwise, and then nothing would end
-# a wait in a GPU's queue (ProcessGroupNCCL.hpp).
+# Both are torch's defaults. With other values from the user's environment nothing would end a wait
+# in a GPU's queue (ProcessGroupNCCL.hpp).
 _END_PROCESS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "TORCH_NCCL_BLOCKING_WAIT": "0"}
 
 
 class NcclTransport:
-    """All-reduce among GPUs: within a node over NVLink or PCIe, between nodes over its network."""
+    """All-reduce among GPUs: within a node over NVLink or PCIe, between nodes over the network."""
 
     name = "nccl"
 
@@ -61,7 +61,7 @@ class NcclTransport:
         check_interface(trial.interface, context.host, "NCCL")
         self._device = device_of(trial, context)
         use_device(self._device)
-        # "=": this interface, not all whose names begin so (NCCL's manual, environment variables)
+        # "=" selects exactly this interface instead of a prefix (NCCL's manual)
         os.environ.update(_END_PROCESS, NCCL_SOCKET_IFNAME=f"={trial.interface}")
         try:
             dist.init_process_group(
@@ -70,27 +70,27 @@ class NcclTransport:
                 rank=context.rank,
                 world_size=context.world_size,
                 timeout=timedelta(seconds=self._limit_s),
-                device_id=self._device,  # connect now, so that what is wrong is found here
+                device_id=self._device,  # connect now, so that errors are found here
             )
         except RuntimeError as error:
             raise (self.explain(error) or error) from error
 
     def explain(self, error: Exception) -> PacelineError | None:
         text = str(error).strip() or type(error).__name__
-        last = text.splitlines()[-1]  # after where it happened and which of NCCL's codes it is
+        last = text.splitlines()[-1]  # the reason follows the location and NCCL's error code
         if _SAME_GPU.search(text):
             return EnvironmentLacks(
-                f"rank {self._rank}: NCCL wants a GPU for each rank, two ranks have the same; ask "
-                f"for fewer ranks, or use transport gloo to share it. NCCL says: {last}"
+                f"rank {self._rank}: NCCL needs one GPU per rank, but two ranks have the same; "
+                f"use fewer ranks, or transport gloo to share it. NCCL reports: {last}"
             )
-        # First: after a limit NCCL also says that it aborted the communicator.
+        # Checked first, because after a time-out NCCL also reports an aborted communicator.
         timed_out = time_out_of(text, "NCCL", self._rank, self._limit_s, said=last)
         if timed_out is not None:
             return timed_out
         if _PEER_LOST.search(text):
             return PeerLost(
-                f"rank {self._rank}: a peer went away; look at the other ranks' logs. "
-                f"NCCL says: {last}",
+                f"rank {self._rank}: a peer has ended; look at the other ranks' logs. "
+                f"NCCL reports: {last}",
                 self._rank,
             )
         return None
@@ -108,5 +108,5 @@ class NcclTransport:
             return
         group = dist.group.WORLD
         if failed and group is not None:
-            group.abort()  # wakes what waits in the GPU's queue; asks no peer
+            group.abort()  # wakes operations in the GPU's queue without contacting peers
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A barrier among some ranks of one node."""
+"""A barrier among ranks of one node."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 
 
 class Barrier:
-    """Made by SharedNode.barrier. What a member wrote before it met, the others see after it.
+    """A barrier, created by SharedNode.barrier. It also makes earlier writes of a member visible to
+    the others.
 
-    Every member has a semaphore for every other: it posts all of its own, then takes one from each
-    that is for it. A member that is a round ahead only adds to the count. Two processes on two
-    cores meet in about 10 microseconds if they come at the same time; spinning before the sleep
-    would save most of that, but cost a full time slice (milliseconds) as soon as the cores are
-    busy or the processes more than the cores.
+    Every member has a semaphore for every other member: it posts all of its own, then takes one
+    from each of the others. A member that is a round ahead only increases the count. Two processes
+    on two cores need about 10 microseconds if they arrive at the same time. Spinning before the
+    sleep would save most of that, but would cost a time slice (milliseconds) if the cores are busy
+    or there are more processes than cores.
     """
 
     def __init__(
@@ -34,13 +35,13 @@ class Barrier:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Local ranks."""
+        """Local ranks of the members."""
         return self._members
 
     def wait(self) -> None:
-        """Wait until all members are here.
+        """Wait until all members have called this.
 
-        Raises TimedOut naming the local ranks that did not come, PeerLost if one failed or died.
+        Raises TimedOut naming the absent local ranks, PeerLost if a member failed or died.
         """
         own = self._position()
         others = [position for position in range(len(self._members)) if position != own]
@@ -60,7 +61,7 @@ class Barrier:
 
     def _position(self) -> int:
         if self._peers.local_rank not in self._members:
-            raise ValueError(f"local rank {self._peers.local_rank} is not of {self._members}")
+            raise ValueError(f"local rank {self._peers.local_rank} is not one of {self._members}")
         return self._members.index(self._peers.local_rank)
 
     def _index(self, poster: int, taker: int) -> int:

@@ -1,4 +1,4 @@
-"""Slots of memory that one rank of a node fills and another reads, step by step."""
+"""Memory slots that one rank of a node fills and another reads, step by step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Channel:
-    """One direction between two ranks; made by SharedNode.channel.
+    """One direction between two ranks; created by SharedNode.channel.
 
-    A step: the sender calls begin(), then for each slot that it uses fills it and calls post(); the
-    receiver calls wait() for each of those, reads it, and at the end release(). Which slots are
-    used may differ from step to step, if both agree.
+    In a step the sender calls begin(), then fills each slot that it uses and calls post(). The
+    receiver calls wait() for each of those, reads it, and finally calls release(). Both must agree
+    on the slots of a step, which may differ between steps.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Channel:
         semaphores: Semaphores,
         peer_monitor: PeerMonitor,
     ) -> None:
-        """slots: shared, each of shape (slot_bytes,)."""
+        """slots: shared memory, each of shape (slot_bytes,)."""
         self._sender, self._receiver = sender, receiver
         self._slots = slots
         self._semaphores = semaphores
@@ -38,18 +38,19 @@ class Channel:
 
     @staticmethod
     def semaphores_needed(slots: int) -> int:
-        """One for each slot (it is filled) and one for the step (all are read)."""
+        """Return the number of semaphores: one per slot (filled) and one per step (all slots
+        read)."""
         return slots + 1
 
     def slot(self, index: int) -> NDArray[np.uint8]:
-        """The bytes of a slot, shape (slot_bytes,); each begins at a multiple of 64 bytes."""
+        """Return the bytes of a slot, shape (slot_bytes,), aligned to 64 bytes."""
         self._require(self._sender, self._receiver)
         return self._slots[index]
 
     def begin(self) -> None:
-        """Sender, before it writes the first slot of a step: waits until the last step is read.
+        """Wait, as the sender, until the receiver has read the previous step.
 
-        Raises TimedOut, PeerLost.
+        Call it before writing the first slot of a step. Raises TimedOut, PeerLost.
         """
         self._require(self._sender)
         if self._begun:
@@ -57,12 +58,13 @@ class Channel:
         self._begun = True
 
     def post(self, index: int) -> None:
-        """Sender: slot `index` is filled; once a step."""
+        """Announce, as the sender, that slot `index` is filled; once a step."""
         self._require(self._sender)
         self._semaphores.post(self._checked(index))
 
     def wait(self, index: int) -> None:
-        """Receiver: until slot `index` is filled; again in the same step, it returns at once.
+        """Wait, as the receiver, until slot `index` is filled; a second call in a step returns at
+        once.
 
         Raises TimedOut, PeerLost.
         """
@@ -72,7 +74,8 @@ class Channel:
             self._seen.add(index)
 
     def release(self) -> None:
-        """Receiver: it has read all slots of this step, and the sender may write them again."""
+        """Announce, as the receiver, that all slots of this step are read and may be
+        overwritten."""
         self._require(self._receiver)
         self._seen.clear()
         self._semaphores.post(len(self._slots))
@@ -90,4 +93,4 @@ class Channel:
 
     def _require(self, *ranks: int) -> None:
         if self._peers.local_rank not in ranks:
-            raise ValueError(f"local rank {self._peers.local_rank} has not this end of the channel")
+            raise ValueError(f"local rank {self._peers.local_rank} is not at this end")

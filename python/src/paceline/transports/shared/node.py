@@ -27,7 +27,7 @@ _ADVICE = "use a smaller batch, image or model, or fewer workers on the node"
 
 @dataclass(frozen=True, slots=True)
 class _Prefixed:
-    """A NodeShare whose names are told apart from those of others made from the same one."""
+    """A NodeShare whose names are distinct from those of others made from the same one."""
 
     share: NodeShare
     prefix: str
@@ -51,18 +51,18 @@ class _Prefixed:
 
 
 class SharedNode:
-    """What the ranks of a node share. Making it, memory, barriers and channels is collective:
-    all ranks of the node call the same in the same order.
+    """Shared objects of the ranks of a node. Creating it, memory, barriers and channels is
+    collective: all ranks of the node make the same calls in the same order.
 
-    Everything lives as long as somebody uses it: the arrays that were given out stay good after
-    close(), and no memory outlives its processes.
+    Objects live as long as they are used: arrays remain valid after close(), and no memory outlives
+    its processes.
     """
 
     def __init__(self, node: NodeShare, limit_s: float) -> None:
-        """limit_s: of each wait, here and in all that is made from this.
+        """limit_s: limit of each wait, here and in all objects created from this.
 
         Raises EnvironmentLacks if the ranks cannot share memory or there is too little of it,
-        TimedOut if not all come.
+        TimedOut if a rank does not take part.
         """
         self.local_rank = node.local_rank
         self.ranks_on_node = node.ranks_on_node
@@ -74,10 +74,11 @@ class SharedNode:
         self._peers = PeerMonitor(self.local_rank, self._processes(), states, limit_s)
 
     def memory(self, name: str, size_bytes: int) -> NDArray[np.uint8]:
-        """Shape (size_bytes,): the same bytes on all ranks, zero at first, aligned to a page.
+        """Return shared memory of shape (size_bytes,), initially zero, aligned to a page;
+        collective.
 
-        Collective. Pages are made at first touch, by the NUMA node of whoever touches them.
-        `name` says to a user what it is for: "the weights". Raises as the constructor.
+        Pages are allocated at first touch, on the NUMA node of the rank that touches them. `name`
+        tells the user the purpose, for example "the weights". Raises the errors of the constructor.
         """
         padded = max(1, -(-size_bytes // LINE_BYTES)) * LINE_BYTES
         memory = node_memory(
@@ -93,13 +94,14 @@ class SharedNode:
         return np.frombuffer(memory.buffer, dtype=np.uint8)[:size_bytes]
 
     def barrier(self, members: Sequence[int]) -> Barrier:
-        """A barrier among `members` (local ranks); collective over all ranks of the node."""
+        """Return a barrier among `members` (local ranks); collective over all ranks of the node."""
         self._check(members)
         signals = self._semaphores("barriers", Barrier.semaphores_needed(len(members)))
         return Barrier(members, signals, self._peers)
 
     def channel(self, sender: int, receiver: int, slots: int, slot_bytes: int) -> Channel:
-        """Slots from local rank `sender` to `receiver`; collective over all ranks of the node."""
+        """Return slots from local rank `sender` to `receiver`; collective over all ranks of the
+        node."""
         self._check([sender, receiver])
         line = -(-slot_bytes // LINE_BYTES) * LINE_BYTES
         memory = self.memory("what crosses between stages", slots * line)
@@ -108,16 +110,18 @@ class SharedNode:
         return Channel(sender, receiver, views, signals, self._peers)
 
     def fail(self) -> None:
-        """This rank cannot go on: all who wait, now or later, raise PeerLost. Never waits."""
+        """Announce that this rank failed: all current and later waits raise PeerLost. It does not
+        wait."""
         self._peers.announce_failure()
         for semaphores in self._signals:
             for index in range(len(semaphores)):
                 semaphores.post(index)
 
     def close(self) -> None:
-        """Take leave; never waits, harmless twice. Who waits for this rank gets PeerLost.
+        """Announce that this rank leaves; it does not wait, and a second call does nothing.
 
-        Memory goes when the last array, barrier and channel that use it do.
+        Ranks that wait for this rank get PeerLost. Memory is freed with the last object that uses
+        it.
         """
         self._peers.announce_leave()
         self._signals.clear()
@@ -127,7 +131,7 @@ class SharedNode:
         return _Prefixed(self._node, f"{self._made} {name}")
 
     def _processes(self) -> dict[int, Process]:
-        """Of all ranks of the node, by local rank; collective."""
+        """Return the processes of all ranks of the node by local rank; collective."""
         if self.ranks_on_node == 1:
             return {}
         share = self._next("processes")
@@ -139,7 +143,7 @@ class SharedNode:
         return {rank: Process(int(pid), int(start)) for rank, (pid, start) in enumerate(published)}
 
     def _semaphores(self, name: str, count: int) -> Semaphores:
-        """Collective; ready for use on all ranks when it returns."""
+        """Create semaphores; collective. They are ready on all ranks when this returns."""
         semaphores = Semaphores(
             self.memory(name, count * LINE_BYTES), initialise=self.local_rank == 0
         )

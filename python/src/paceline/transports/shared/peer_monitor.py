@@ -1,4 +1,4 @@
-"""Who of the node's ranks is still there: bounded waits that notice the failed, left and killed."""
+"""Bounded waits for ranks of the node that notice peers that failed, left or were killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.host.processes import Process
     from paceline.transports.shared.semaphores import Semaphores
 
-_SLICE_S = 0.2  # how long a killed peer may go unnoticed; looking costs tens of microseconds
+_SLICE_S = 0.2  # time within which a killed peer is noticed; a check costs tens of microseconds
 _HERE, _LEFT, _FAILED = 0, 1, 2
 
 
@@ -31,7 +31,8 @@ class PeerMonitor:
         states: NDArray[np.uint8],
         limit_s: float,
     ) -> None:
-        """processes: of the node's ranks, by local rank. states: shared, shape (ranks,)."""
+        """processes: processes of the node's ranks, by local rank. states: shared, shape
+        (ranks,)."""
         self.local_rank = local_rank
         self._processes = {
             rank: process for rank, process in processes.items() if rank != local_rank
@@ -43,7 +44,7 @@ class PeerMonitor:
         self._states[self.local_rank] = _FAILED
 
     def announce_leave(self) -> None:
-        """This rank's end is from now on no loss, unless it had failed or somebody waits for it."""
+        """Announce that this rank ends normally, unless it has failed."""
         if self._states[self.local_rank] == _HERE:
             self._states[self.local_rank] = _LEFT
 
@@ -55,7 +56,7 @@ class PeerMonitor:
         deadline: float,
         explain: Callable[[], str],
     ) -> None:
-        """Take one from the semaphore that `peer` posts; deadline as of time.monotonic().
+        """Take one from the semaphore that `peer` posts; deadline is a value of time.monotonic().
 
         Raises PeerLost if any rank of the node fails or dies, or `peer` leaves; TimedOut with
         `explain()` in the message.
@@ -65,8 +66,8 @@ class PeerMonitor:
             if time.monotonic() >= deadline:
                 raise TimedOut(
                     f"local rank {self.local_rank} waited {self._limit_s:g} s for {explain()}. "
-                    "Their logs say what they were doing; if they only need longer, raise "
-                    "limits.collective_s of the spec"
+                    "Look at their logs; if they only need more time, increase "
+                    "limits.collective_s in the spec"
                 )
         self._look_for_failed()
 
@@ -74,7 +75,7 @@ class PeerMonitor:
         return time.monotonic() + self._limit_s
 
     def _look_for_failed(self) -> None:
-        # bytes.find: a tenth of the time of numpy's comparison, and this is asked at every signal
+        # bytes.find takes a tenth of the time of a numpy comparison, and this runs at every signal.
         failed = self._states.tobytes().find(_FAILED)
         if failed >= 0:
             raise self._lost(failed, "has failed")
@@ -82,7 +83,7 @@ class PeerMonitor:
     def _look_for_lost(self, peer: int) -> None:
         self._look_for_failed()
         for rank, process in self._processes.items():
-            # asked before the state, so that one who leaves in between is not taken for dead
+            # Read before the state, so that a rank that leaves in between is not reported as dead.
             alive = process.is_alive()
             state = self._states[rank]
             if rank == peer and state == _LEFT:

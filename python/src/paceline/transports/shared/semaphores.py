@@ -1,10 +1,10 @@
-"""POSIX semaphores in memory that processes share (sem_overview(7)), through ctypes.
+"""POSIX semaphores in memory shared by processes (sem_overview(7)), through ctypes.
 
-Why these, and not words and futex(2): POSIX (4.12, Memory Synchronization) promises that what one
-process wrote before `sem_post` is seen by the process whose `sem_wait` took it, on every processor.
-A word stored by Python promises that on x86 alone, where stores are seen in their order; ARM
-reorders them, and Python has no barrier to offer. They also need no system call unless somebody
-sleeps, count (so a fast rank may be a round ahead), and hold no owner that could die with a lock.
+Why not words and futex(2): POSIX (4.12, Memory Synchronization) guarantees on every processor that
+a process whose `sem_wait` succeeds sees what another process wrote before its `sem_post`. A word
+stored by Python guarantees that only on x86, where stores become visible in order; ARM reorders
+them, and Python has no memory barrier. Semaphores also need no system call unless a process sleeps,
+they count (so a fast rank may be a round ahead), and they have no owner that could die with a lock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-LINE_BYTES = 64  # of a cache line, so that two semaphores share none; sem_t has 32 on Linux
+LINE_BYTES = 64  # a cache line per semaphore; sem_t has 32 bytes on Linux
 _ACROSS_PROCESSES = 1
 
 
@@ -33,10 +33,11 @@ class _TimeSpec(ctypes.Structure):
 
 
 class _Library:
-    """The C library's functions.
+    """Functions of the C library.
 
-    What never sleeps is called with Python's lock held: giving it up and waiting for it again may
-    cost more (5 ms, if another thread computes in Python) than the call. What sleeps gives it up.
+    Functions that never sleep are called while holding the GIL, because releasing and reacquiring
+    it can take longer (5 ms if another thread computes in Python) than the call. Functions that
+    sleep release it.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class _Library:
         self.clock = time.CLOCK_MONOTONIC
         try:
             clock_wait = _declare(sleeping.sem_clockwait, c_void_p, c_int, c_void_p)
-        except AttributeError:  # glibc before 2.30, musl: there a clock set back lengthens a wait
+        except AttributeError:  # glibc before 2.30 and musl: setting the clock back prolongs a wait
             self.clock = time.CLOCK_REALTIME
             self.timed_wait = _declare(sleeping.sem_timedwait, c_void_p, c_void_p)
             return
@@ -61,13 +62,13 @@ def _declare(function: Callable[..., int], *argument_types: object) -> Callable[
 
 
 class Semaphores:
-    """Counters, all 0 at first, one per 64 bytes of shared memory."""
+    """Counters, initially 0, one per 64 bytes of shared memory."""
 
     def __init__(self, memory: NDArray[np.uint8], *, initialise: bool) -> None:
         """memory: shape (64 * count,), 64-byte aligned, the same bytes in all processes.
 
-        initialise: true in one of the processes, before the others use them.
-        Raises EnvironmentLacks if the C library has no such semaphores.
+        initialise: True in one of the processes, before the others use them. Raises
+        EnvironmentLacks if the C library has no such semaphores.
         """
         try:
             self._library = _Library()
@@ -77,7 +78,7 @@ class Semaphores:
                 f"Linux's C library; loading them failed: {error}. Without shared memory there is "
                 'local strategy "processes" with transport "gloo"'
             ) from error
-        self._memory = memory  # the addresses below are good as long as it is
+        self._memory = memory  # keeps the addresses below valid
         start = memory.ctypes.data
         self._addresses = range(start, start + len(memory), LINE_BYTES)
         if initialise:
@@ -88,13 +89,13 @@ class Semaphores:
         return len(self._addresses)
 
     def post(self, index: int) -> None:
-        """Add one; wakes a sleeper."""
+        """Add one; wakes a sleeping process."""
         _check(self._library.post(self._addresses[index]))
 
     def take(self, index: int, timeout_s: float) -> bool:
-        """Take one, sleeping up to `timeout_s` until there is one; false if there was none.
+        """Take one, sleeping up to `timeout_s`. Return False if there was none.
 
-        False also early, when a signal came in: so that Python's handler of it runs.
+        It also returns False early after a signal, so that Python's signal handler runs.
         """
         library, address = self._library, self._addresses[index]
         if library.try_wait(address) == 0:

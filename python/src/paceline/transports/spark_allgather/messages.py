@@ -1,12 +1,13 @@
-"""Bytes through the messages of Spark's barrier tasks: strings, by way of the driver.
+"""Exchange bytes through the messages of Spark's barrier tasks: strings, through the driver.
 
-Every call goes to Spark's barrier coordinator and is answered when a poll of the task's JVM sees
-that all tasks have come (BarrierTaskContext.runBarrier sleeps 1 s between two looks), so what
-counts is the number of calls. A message's size is bounded because the coordinator holds the texts
-of all tasks and sends all of them to each.
+Every call goes to Spark's barrier coordinator. It is answered when a poll of the task's JVM sees
+that all tasks have called (BarrierTaskContext.runBarrier sleeps 1 s between polls), so the number
+of calls determines the time. The size of a message is limited because the coordinator holds the
+texts of all tasks and sends all of them to each.
 
-Torch makes process groups from a registry, so a group cannot be handed the task's call; and a
-rank's context carries values only. So the job offers the call here, once, before training.
+torch creates process groups from a registry, so a group cannot receive the task's `allGather` as an
+argument, and a rank's context contains only values. So the job registers the call here, once,
+before training.
 """
 
 from __future__ import annotations
@@ -23,42 +24,44 @@ if TYPE_CHECKING:
 
 AllGather = Callable[[str], list[str]]
 
-# Of all tasks' messages in one call: a quarter of spark.rpc.message.maxSize, 128 MiB.
+# Total of all tasks' messages in one call: a quarter of spark.rpc.message.maxSize, 128 MiB.
 TEXT_BYTES = 32 * 2**20
-_ALIGNMENT = 48  # a multiple of every type's size, and of base64's three bytes
+_ALIGNMENT = 48  # a multiple of every type's size, and of the 3 bytes that base64 encodes at once
 _HEADER_ENDS = "|"
 
 _offered: AllGather | None = None
 
 
 def offer(all_gather: AllGather) -> None:
-    """Let this process's transport use the barrier task's `allGather`."""
+    """Make the barrier task's `allGather` available to this process's transport."""
     global _offered  # noqa: PLW0603  (see the module's first lines)
     _offered = all_gather
 
 
 def offered() -> AllGather:
-    """What was offered. Raises EnvironmentLacks outside of a barrier task."""
+    """Return the registered call. Raises EnvironmentLacks outside of a barrier task."""
     if _offered is None:
         raise EnvironmentLacks(
-            'transport "spark-allgather": expected to be a barrier task of Spark, this process is '
-            "none; start it with spark-submit spark-jobs/train.py"
+            'transport "spark-allgather": this process is not a barrier task of Spark; start the '
+            "training with spark-submit spark-jobs/train.py"
         )
     return _offered
 
 
 def chunk_bytes(tasks: int) -> int:
-    """Bytes that each of `tasks` sends in one call; base64 makes four characters of three."""
+    """Return the bytes that each of `tasks` sends in one call; base64 encodes three bytes as four
+    characters."""
     return max(_ALIGNMENT, TEXT_BYTES * 3 // 4 // tasks // _ALIGNMENT * _ALIGNMENT)
 
 
 def calls_for(size: int, tasks: int) -> int:
-    """Calls that `size` bytes of each task take; nothing takes one, too."""
+    """Return the number of calls for `size` bytes of each task; at least one."""
     return max(1, -(-size // chunk_bytes(tasks)))
 
 
 class Messages:
-    """Exchanges bytes with the other tasks; every task must make the same calls in one order."""
+    """Exchanges bytes with the other tasks; every task must make the same calls in the same
+    order."""
 
     def __init__(self, all_gather: AllGather, rank: int, tasks: int) -> None:
         self.sent_bytes = 0  # of text, so far
@@ -71,11 +74,11 @@ class Messages:
     def exchange(
         self, name: str, own: memoryview, sizes: Sequence[int]
     ) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield (offset, what each task has there), until all of `sizes` have come.
+        """Yield (offset, bytes of each task at that offset) until all `sizes` are complete.
 
-        own: this task's bytes. sizes: of each task's bytes, by rank; 0 for one that only listens.
-        Raises PeerLost if Spark ends the exchange, RankFailed if the tasks are at different
-        operations.
+        own: this task's bytes. sizes: number of bytes of each task, by rank; 0 for a task that only
+        receives. Raises PeerLost if Spark ends the exchange, RankFailed if the tasks are at
+        different operations.
         """
         self._operations += 1
         step = chunk_bytes(self._tasks)
@@ -115,8 +118,8 @@ class Messages:
         if theirs != header or len(data) != size:
             raise RankFailed(
                 f"rank {self._rank} is at {header!r} and expected {size} bytes, another rank sent "
-                f"{len(data)} at {theirs!r}: the ranks make different calls; this is a defect of "
-                "the strategy, please report it",
+                f"{len(data)} at {theirs!r}: the ranks make different calls. This is a defect of "
+                "the strategy; please report it",
                 self._rank,
             )
         return data

@@ -1,6 +1,6 @@
 """Spark's barrier messages as a torch.distributed backend named `spark-allgather`.
 
-It shows what Spark itself can carry between the tasks of a stage: strings, through the driver, at
+It shows what Spark itself can transfer between the tasks of a stage: strings, through the driver,
 about one call a second. Importing this module registers the backend.
 """
 
@@ -41,19 +41,19 @@ _REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     dist.ReduceOp.MAX: torch.maximum,
 }
 
-# Untyped here: torch declares overloads of which a backend implements the one with lists.
+# Untyped: torch declares overloads, of which a backend implements only the one with lists.
 _ProcessGroup: Any = dist.ProcessGroup
 
 
 class SparkProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see above
-    """All tasks of a barrier stage. Operations are carried out in order, on one thread.
+    """All tasks of a barrier stage. One thread carries out operations in order.
 
-    Every rank gets every rank's bytes and reduces them in the order of ranks, so all have the same
-    bits, in every run.
+    Every rank receives every rank's bytes and reduces them in the order of ranks, so all results
+    are bit-identical, in every run.
     """
 
     def __init__(self, messages: Messages, rank: int, size: int, limit_s: float, name: str) -> None:
-        """limit_s: of every operation, from when it is its turn."""
+        """limit_s: limit of every operation, from the beginning of its turn."""
         super().__init__(rank, size)
         self._messages = messages
         self._rank = rank
@@ -63,7 +63,7 @@ class SparkProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any,
 
     @property
     def failure(self) -> PacelineError | None:
-        """The first error of this group; after it every operation fails."""
+        """The first error of this group. Every later operation fails with it."""
         return self._progress.failure
 
     def getBackendName(self) -> str:  # noqa: N802  (torch's name)
@@ -77,7 +77,7 @@ class SparkProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any,
 
     @property
     def group_name(self) -> str:
-        """The base class has no place for the name of a group that is its own backend."""
+        """Name of the group. The base class cannot store it for a group that is its own backend."""
         return self._name
 
     def rank(self) -> int:
@@ -87,24 +87,27 @@ class SparkProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any,
         return self._size
 
     def shutdown(self) -> None:
-        # After a failure the thread may be one that Spark holds: the peers are not to wait for it.
+        # After a failure the thread may be blocked in Spark; peers must not wait for it.
         self._progress.close(_CLOSE_LIMIT_S if self.failure is None else _ABORT_LIMIT_S)
 
     def abort(self) -> None:
-        """End the threads without the peers; one that Spark holds is left behind."""
+        """End the threads without waiting for peers; a thread that is blocked in Spark is
+        abandoned."""
         self._progress.close(_ABORT_LIMIT_S)
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> PendingWork:
-        """Reduce each tensor over all ranks, in place."""
-        asked = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
-        reduce = next((f for op, f in _REDUCTIONS.items() if asked == op), None)
+        """Reduce each tensor over all ranks in place."""
+        requested = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
+        reduce = next((f for op, f in _REDUCTIONS.items() if requested == op), None)
         if reduce is None:
-            raise UsageError(f"{BACKEND}: expected a sum, average, product, min or max: {asked}")
+            raise UsageError(
+                f"{BACKEND}: expected sum, average, product, min or max, got {requested}"
+            )
 
         def call() -> None:
             for tensor in tensors:
                 self._reduce(tensor, reduce)
-                if asked == dist.ReduceOp.AVG:
+                if requested == dist.ReduceOp.AVG:
                     tensor.detach().div_(self._size)
 
         return self._submit("allreduce", call, tensors)
@@ -133,7 +136,7 @@ class SparkProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any,
         input_tensors: list[Tensor],
         opts: Any = None,  # noqa: ARG002
     ) -> PendingWork:
-        """Every rank's tensor on every rank; shapes may differ between ranks."""
+        """Copy every rank's tensor to every rank; shapes may differ between ranks."""
 
         def call() -> None:
             for outputs, own in zip(output_tensors, input_tensors, strict=True):
@@ -146,7 +149,7 @@ class SparkProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any,
         return self._submit("allgather", call, output_tensors)
 
     def all_gather_single(self, output: Tensor, own: Tensor, opts: Any = None) -> PendingWork:
-        """Every rank's tensor one after the other in `output`."""
+        """Copy every rank's tensor consecutively into `output`."""
         parts = [p.view(own.shape) for p in output.view(-1).chunk(self._size)]
         return self.allgather([parts], [own], opts)
 
@@ -189,7 +192,8 @@ class SparkProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any,
     def _collect(
         self, name: str, own: memoryview, sizes: list[int], targets: dict[int, Tensor]
     ) -> None:
-        """Exchange, and put the bytes of the ranks in `targets` into their tensors (contiguous)."""
+        """Exchange bytes, and copy those of the ranks in `targets` into their tensors
+        (contiguous)."""
         into = {rank: _bytes_of(target) for rank, target in targets.items()}
         for start, parts in self._messages.exchange(name, own, sizes):
             for rank, target in into.items():
@@ -197,7 +201,7 @@ class SparkProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any,
 
 
 class SparkAllGatherTransport:
-    """Messages of the barrier tasks, offered by the job (`spark_messages.offer`)."""
+    """Messages of the barrier tasks, provided by the job (`messages.offer`)."""
 
     name = BACKEND
 
@@ -219,7 +223,7 @@ class SparkAllGatherTransport:
         self._group = group
 
     def explain(self, error: Exception) -> PacelineError | None:  # noqa: ARG002
-        # What DDP raises is a copy without its type; the group knows the original.
+        # DDP raises a copy of the error without its type; the group has the original.
         return self._group.failure if self._group is not None else None
 
     def describe(self) -> dict[str, Any]:
@@ -234,7 +238,7 @@ class SparkAllGatherTransport:
 
 def _create_group(options: Any, _backend_options: Any) -> SparkProcessGroup:
     if dist.is_initialized():
-        raise UsageError(f"{BACKEND}: carries for all ranks at once, there are no smaller groups")
+        raise UsageError(f"{BACKEND}: supports only the group of all ranks, not smaller groups")
     rank, size = options.group_rank, options.group_size
     return SparkProcessGroup(
         Messages(offered(), rank, size),
@@ -246,12 +250,12 @@ def _create_group(options: Any, _backend_options: Any) -> SparkProcessGroup:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor, where they lie."""
+    """Return the bytes of a contiguous tensor without a copy."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _elements(data: bytes, dtype: torch.dtype) -> Tensor:
-    """Elements of `data`, in memory of their own."""
+    """Copy elements from `data`."""
     if not data:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(bytearray(data), dtype=dtype)

@@ -1,4 +1,4 @@
-"""The search for the fastest way of communicating, for each trial with peers."""
+"""`paceline tune comm`: search for the fastest communication settings of each trial with peers."""
 
 from paceline.tune.comm.method import CommFindings, CommSearch, tune_comm
 

@@ -1,8 +1,8 @@
-"""Time of collectives by message size, default against best.
+"""Times of collectives by message size: default against best.
 
-As table I of Anthony et al. (Efficient Training of Semantic Image Segmentation on Summit using
-Horovod and MVAPICH2-GDR, 2020; made with their hvprof), but from the last rank's turn on, so that a
-rank that comes late is not the transport's time.
+Like table I of Anthony et al. (Efficient Training of Semantic Image Segmentation on Summit using
+Horovod and MVAPICH2-GDR, 2020; measured with their hvprof), but counted from the start of the last
+rank, so that a late rank does not count as time of the transport.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from paceline.records.layout import RunFiles
     from paceline.tune.findings import Finding
 
-# Of the ranges between BOUNDS_BYTES, as the paper's table has them.
+# Names of the ranges between BOUNDS_BYTES, as in the paper's table.
 BIN_NAMES = ("0-10^5", "10^5-10^6", "10^6-10^7", "10^7-10^8", ">10^8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BinTimes:
-    """Seconds a step of one bin, or of all; None where there was no such message."""
+    """Seconds per step of one size range, or of all; None if there was no such message."""
 
     name: str
     default_s: float | None
@@ -42,7 +42,7 @@ class BinTimes:
 
     @property
     def improvement_percent(self) -> float | None:
-        """Of the default's time that the best does not take."""
+        """Percentage of the default's time that the best saves."""
         if not self.default_s or self.best_s is None:
             return None
         return 100 * (1 - self.best_s / self.default_s)
@@ -57,9 +57,10 @@ class BinTimes:
 
 
 def compare_messages(finding: Finding, files: RunFiles) -> tuple[BinTimes, ...]:
-    """Bins and their total of the repeats in which default and fastest were compared.
+    """Return the size ranges and their total, for the repeats in which default and fastest were
+    compared.
 
-    Empty where a transport records no operations, or one of the two was not measured.
+    Empty if the transport records no operations, or one of the two was not measured.
     """
     if finding.default is None or finding.fastest is None:
         return ()
@@ -75,10 +76,10 @@ def compare_messages(finding: Finding, files: RunFiles) -> tuple[BinTimes, ...]:
 
 
 def bin_times(record: TrialRecord) -> tuple[float | None, ...] | None:
-    """Seconds a step of transfer in each bin: of the steady steps, mean over ranks.
+    """Return seconds per step of transfer by size range: steady steps, mean over ranks.
 
-    An operation's transfer is, on each rank, from when the last rank's turn has come to its own
-    end. None if no operation was recorded in a steady step.
+    The transfer of an operation on a rank lasts from the start of the last rank to its own end.
+    None if no operation was recorded in a steady step.
     """
     operations = load_operations(record)
     if operations is None:
@@ -100,7 +101,7 @@ def bin_times(record: TrialRecord) -> tuple[float | None, ...] | None:
 def _median_times(
     trial: Trial, repeats: Sequence[int], files: RunFiles
 ) -> tuple[float | None, ...] | None:
-    """Of each bin the median over repeats."""
+    """Return the median over repeats for each size range."""
     measured = [bin_times(load_trial(files.trial(repeated(trial, r).id))) for r in repeats]
     known = [times for times in measured if times is not None]
     if not known:

@@ -1,4 +1,4 @@
-"""`paceline tune comm`: the search for the fastest way of communicating, trial by trial."""
+"""`paceline tune comm`: search for the fastest communication settings, trial by trial."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommFindings:
-    """What was found, and of every target the time of its messages."""
+    """The findings, and the message times of every target."""
 
     findings: Findings
     messages: Mapping[Target, tuple[BinTimes, ...]]
 
 
 class CommSearch:
-    """A target is a trial of the spec on a workload, searched in rounds.
+    """Targets are trials of the spec on a workload, searched in rounds.
 
-    A last bracket sets what the rounds have found against the trial as it is.
+    A final bracket compares the result of the rounds with the original trial.
     """
 
     command = "tune comm"
@@ -62,9 +62,9 @@ class CommSearch:
         self._first_rounds: dict[Target, Round] = {}
 
     def spaces(self, context: SearchContext) -> list[Space]:
-        """The candidates of the first round; the others depend on its winner.
+        """Return the candidates of the first round; those of later rounds depend on its winner.
 
-        Raises EnvironmentLacks if [tune] names a parameter that this MPI does not know.
+        Raises EnvironmentLacks if [tune] contains a parameter that this MPI does not know.
         """
         for parameters in context.settings.mpi_parameters or ():
             unknown = _unknown(parameters, context)
@@ -88,7 +88,7 @@ class CommSearch:
         plan: SearchPlan,
         files: RunFiles,  # noqa: ARG002  (of any method of search)
     ) -> Bracket | None:
-        """The next round that has something to try, and at last the final against the default."""
+        """Return the next round with candidates, and finally the comparison with the default."""
         winner, context = bracket.best, plan.context
         if (
             winner is None
@@ -157,15 +157,15 @@ class CommSearch:
     def _next_round(
         self, target: Target, reached: Trial, done: int, context: SearchContext
     ) -> tuple[Round, Space] | None:
-        """The next of ROUNDS, of which so many are done, that has something to try."""
+        """Return the next of ROUNDS with candidates; `done` rounds are over."""
         for name in ROUNDS[done:]:
             request = self._requests[target]
-            asked = choices(name, request, reached, context.settings)
-            if name == "parameters":  # another Open MPI may not have those of `usual_parameters`
-                asked = [r for r in asked if _unknown(r.mpi_parameters, context) is None]
+            requests = choices(name, request, reached, context.settings)
+            if name == "parameters":  # another Open MPI may lack some of `usual_parameters`
+                requests = [r for r in requests if _unknown(r.mpi_parameters, context) is None]
             space = space_of(
                 target,
-                [with_communication(request, reached), *asked],
+                [with_communication(request, reached), *requests],
                 context.short,
                 str(context.datasets[target.workload]),
                 cores=context.cores,
@@ -179,7 +179,7 @@ class CommSearch:
 def tune_comm(
     spec: str, run_dir: Path, *, resume: bool, progress: Progress, budget_s: float | None = None
 ) -> CommFindings:
-    """Search into `run_dir`; the rest is as with any search, see `session.run_search`."""
+    """Search into `run_dir`; see `session.run_search`."""
     findings = run_search(
         CommSearch(), spec, run_dir, resume=resume, progress=progress, budget_s=budget_s
     )
@@ -203,7 +203,7 @@ def _nothing(target: Target, reason: str) -> Space:
 
 
 def _unknown(parameters: Mapping[str, str], context: SearchContext) -> str | None:
-    """Which of the parameters this MPI would pass over in silence, in words."""
+    """Return which of the parameters this MPI would ignore silently, as text."""
     if not parameters:
         return None
     return unknown_parameters(parameters, find_mpirun(context.experiment.mpi.mpirun).path)

@@ -1,7 +1,7 @@
-"""What a trial's communication could be: the choices of each round of the search.
+"""Search space of a trial's communication: the choices of each round.
 
-The choices of all rounds together would be hundreds of trials. So each round changes one thing, on
-top of the fastest of the rounds before. Keys that a trial of the spec says itself are kept.
+All combinations would be hundreds of trials. So each round changes one setting, on top of the
+fastest of the previous rounds. Keys that a trial of the spec sets itself are kept.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ BUCKETS_IN_FLIGHT: tuple[int | Literal["unbounded"], ...] = (1, 2, 4, "unbounded
 ALGORITHMS: tuple[Algorithm, ...] = (
     "auto", "native", "ring", "recursive-doubling", "rabenseifner", "hierarchical",
 )  # fmt: skip
-# All parameters in fp32, in MiB, with a thousand classes; a bucket of that size holds the model,
-# and fewer classes are less. A test compares them with the models.
+# Size of all parameters in fp32, in MiB, with a thousand classes. A bucket of that size holds the
+# whole model, also with fewer classes. A test compares these numbers with the models.
 MODEL_MB: dict[ModelName, float] = {
     "alexnet": 233.1,
     "vgg16": 527.8,
@@ -44,7 +44,7 @@ MODEL_MB: dict[ModelName, float] = {
 
 
 def why_left_alone(request: TrialRequest) -> str | None:
-    """Why there is nothing to search for a trial of a spec; None if there is."""
+    """Return why there is nothing to search for a trial of a spec; None if there is."""
     if not has_peers(request):
         return "one rank, nothing is sent"
     if request.local_strategy == "best":
@@ -58,22 +58,24 @@ def why_left_alone(request: TrialRequest) -> str | None:
 def choices(
     name: Round, request: TrialRequest, trial: Trial, settings: TuneSettings
 ) -> list[TrialRequest]:
-    """What a round tries on top of `trial`, the fastest so far of what `request` asked for.
+    """Return what a round tries on top of `trial`, the fastest so far for `request`.
 
-    It may be among them; empty where the round has nothing to change.
+    `trial` may be among them; empty if the round has nothing to change.
     """
     present = with_communication(request, trial)
     return [changed(present, **choice) for choice in _CHOICES[name](request, trial, settings)]
 
 
 def with_communication(request: TrialRequest, trial: Trial) -> TrialRequest:
-    """A trial of a spec with the communication of this one, where it does not say its own."""
+    """Return a request with the communication settings of a trial, except keys that it sets
+    itself."""
     found = {k: v for k, v in communication_of(trial).items() if not getattr(request, k)}
     return changed(request, **found)
 
 
 def communication_of(trial: Trial) -> dict[str, Any]:
-    """The keys of a [[trials]] entry that mean this trial's communication; None is the default."""
+    """Return the keys of a [[trials]] entry that mean this trial's communication; None is the
+    default."""
     compression = trial.compression
     return {
         "bucket_mb": None if trial.bucket_mb == DEFAULT_BUCKET_MB else trial.bucket_mb,
@@ -87,7 +89,7 @@ def communication_of(trial: Trial) -> dict[str, Any]:
 
 
 def _buckets(request: TrialRequest, trial: Trial, settings: TuneSettings) -> list[dict[str, Any]]:
-    """Sizes by number in flight; only what can differ: one bucket is in flight alone."""
+    """Return combinations of bucket size and number in flight that can differ."""
     if not in_buckets(request):
         return []
     model_mb = MODEL_MB[trial.training.model]
@@ -101,9 +103,9 @@ def _buckets(request: TrialRequest, trial: Trial, settings: TuneSettings) -> lis
     found: list[dict[str, Any]] = []
     for size, count in product(sizes, counts):
         size_mb = whole_mb if size == "model" else size
-        # a bucket is closed once it has reached its size, so there are no more of them than this
+        # a bucket is closed when it has reached its size, which bounds the number of buckets
         most_buckets = 1 if size_mb >= model_mb else math.floor(model_mb / size_mb) + 1
-        if size_mb >= model_mb:  # as one that is as large already
+        if size_mb >= model_mb:  # keep the present size if it holds the whole model
             size_mb = trial.bucket_mb if trial.bucket_mb >= model_mb else whole_mb
         in_flight = None if count == "unbounded" or count >= most_buckets else count
         choice = {"bucket_mb": size_mb, "buckets_in_flight": in_flight}
@@ -127,7 +129,7 @@ def _algorithm(request: TrialRequest, trial: Trial, settings: TuneSettings) -> l
     if settings.algorithms is not None:
         return [{"algorithm": name} for name in settings.algorithms]
     place = trial.placement
-    # node by node means something only where several ranks of several nodes reduce together
+    # hierarchical differs only if several ranks on several nodes reduce together
     levels = place.nodes > 1 and place.ranks_per_node > 1 and trial.reduction != "hierarchical"
     return [{"algorithm": name} for name in ALGORITHMS if levels or name != "hierarchical"]
 

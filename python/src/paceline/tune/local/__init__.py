@@ -1,4 +1,4 @@
-"""The search for each local strategy's fastest counts, schedule and cut on this node."""
+"""`paceline tune local`: search for the fastest settings of each local strategy on this node."""
 
 from paceline.tune.local.method import LocalSearch, plan_local, tune_local
 

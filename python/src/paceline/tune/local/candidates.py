@@ -1,4 +1,4 @@
-"""Which strategies are searched, and what each could be on this node."""
+"""The strategies to search, and the possible settings of each on this node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def searched_strategies(experiment: Experiment, settings: TuneSettings) -> list[LocalStrategy]:
-    """Those of [tune], else those that the trials name, all if a trial wants the best one."""
+    """Return the strategies of [tune], else those of the trials; all if a trial requests the best
+    one."""
     if settings.strategies is not None:
         return [s for s in LOCAL_STRATEGIES if s in settings.strategies]
     named = {trial.local_strategy for trial in experiment.trials}
@@ -30,7 +31,7 @@ def strategy_space(
     cores: int,
     settings: TuneSettings,
 ) -> Space:
-    """Every split of this node's cores that the planner accepts."""
+    """Return every division of this node's cores that the planner accepts."""
     batch = resolve_training(short, workload, dataset).global_batch
     oversubscribe = settings.oversubscribe or any(
         t.oversubscribe for t in short.trials if t.local_strategy in (strategy, "best")

@@ -1,4 +1,4 @@
-"""`paceline tune local`: the search for each local strategy at its best on this node."""
+"""`paceline tune local`: search for the fastest settings of each local strategy on this node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 class LocalSearch:
-    """A target is a strategy on a workload; a pipeline's winner meets moved split points."""
+    """Targets are strategies on a workload. A pipeline's winner is then compared with moved split
+    points."""
 
     command = "tune local"
 
@@ -48,7 +49,7 @@ class LocalSearch:
         return Bracket(space.target, space.candidates, context.settings)
 
     def following(self, bracket: Bracket, plan: SearchPlan, files: RunFiles) -> Bracket | None:
-        """Once a pipeline has its winner: that, against the split points beside its own."""
+        """Return the winner of a pipeline against variants with one split point moved."""
         winner, context = bracket.best, plan.context
         if bracket.follows is not None or winner is None or winner.pipeline is None:
             return None
@@ -109,14 +110,14 @@ class LocalSearch:
 
 
 def plan_local(spec: str) -> SearchPlan:
-    """What `tune_local` would do; makes nothing, needs no data set to exist yet."""
+    """Return what `tune_local` would measure; creates nothing, and needs no existing data set."""
     return plan_search(LocalSearch(), spec)
 
 
 def tune_local(
     spec: str, run_dir: Path, *, resume: bool, progress: Progress, budget_s: float | None = None
 ) -> Findings:
-    """Search into `run_dir`; the rest is as with any search, see `session.run_search`."""
+    """Search into `run_dir`; see `session.run_search`."""
     return run_search(
         LocalSearch(), spec, run_dir, resume=resume, progress=progress, budget_s=budget_s
     )

@@ -1,7 +1,7 @@
-"""What a local strategy could be on a node: every split of its cores that is worth a trial.
+"""Search space of each local strategy: every division of a node's cores that is worth a trial.
 
-Arithmetic only. What the planner then refuses (a batch that does not divide, more stages than the
-model has layers) is left out by `spaces`, with the planner's reason.
+It is arithmetic only. Combinations that the planner refuses (a batch that is not divisible, more
+stages than layers) are left out by `spaces`, with the planner's reason.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from paceline.spec.values import LocalStrategy
 
 MOST_STAGES = 8
-# Micro-batches a stage: one leaves half of the time to the bubble, eight about a tenth
-# ((s - 1) / (m + s - 1)); more make the pieces too small for a core to work on well.
+# Micro-batches per stage. With one, the bubble takes half of the time, with eight about a tenth
+# ((s - 1) / (m + s - 1)). With more, micro-batches are too small for efficient operations.
 MICRO_BATCHES_PER_STAGE = (1, 2, 4, 8)
 
 
 def local_requests(
     strategy: LocalStrategy, *, cores: int, batch: int, oversubscribe: bool
 ) -> list[TrialRequest]:
-    """The default first, then every other split of `cores`; some may mean the same trial.
+    """Return the default first, then every other division of `cores`; some may mean the same trial.
 
     batch: samples of a step on this node. oversubscribe: more workers than cores are allowed; only
-    requests that need it ask for it.
+    requests that need it set it.
     """
     layouts: list[dict[str, Any]] = [{}, *_LAYOUTS[strategy](cores, batch)]
     requests = [_request(strategy, layout) for layout in layouts]
@@ -40,9 +40,9 @@ def local_requests(
 def neighbouring_split_points(
     split_points: Sequence[int], possible: Sequence[int]
 ) -> list[tuple[int, ...]]:
-    """Every way of moving one cut to the place before or behind it, where no other cut is.
+    """Return all variants with one split point moved to the previous or next possible place.
 
-    possible: indexes of layers at which a stage may begin, ascending; `split points` are of them.
+    possible: ascending indexes of layers at which a stage may begin; it contains `split_points`.
     """
     found: list[tuple[int, ...]] = []
     for number, cut in enumerate(split_points):
@@ -98,10 +98,10 @@ def _hybrid(cores: int, batch: int) -> Iterator[dict[str, Any]]:
 
 
 def hybrid_layouts(cores: int) -> list[tuple[int, int, int]]:
-    """(replicas, stages, threads) that use the most cores; 2 x 2 where there are fewer than four.
+    """Return (replicas, stages, threads) that use the most cores; 2 x 2 if there are fewer than
+    four.
 
-    Two replicas of two stages are the least that is a hybrid, so that oversubscribes a smaller
-    node.
+    Two replicas of two stages are the smallest hybrid, which oversubscribes a smaller node.
     """
     if cores < 4:
         return [(2, 2, 1)]
@@ -118,7 +118,7 @@ def hybrid_layouts(cores: int) -> list[tuple[int, int, int]]:
 
 
 def _pipeline_settings(stages: int, share: int) -> Iterator[dict[str, Any]]:
-    """share: samples of a step that one replica gets."""
+    """Yield the settings of a pipeline. share: samples of a step per replica."""
     counts = [stages * factor for factor in MICRO_BATCHES_PER_STAGE if stages * factor <= share]
     for micro_batches, schedule, balance in product(
         counts, get_args(PipelineSchedule), get_args(Balance)
@@ -127,7 +127,8 @@ def _pipeline_settings(stages: int, share: int) -> Iterator[dict[str, Any]]:
 
 
 def _divisors(cores: int) -> list[int]:
-    """Divisors of `cores` from two up: the number of workers where each has equally many cores."""
+    """Return the divisors of `cores` from two up: numbers of workers with equally many cores
+    each."""
     return [k for k in range(2, cores + 1) if cores % k == 0]
 
 

@@ -1,4 +1,4 @@
-"""What a local strategy's winner means in a spec."""
+"""Spec keys of a local strategy's winner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def layout_of(trial: Trial) -> dict[str, Any]:
-    """The keys of a [[trials]] entry, beside the strategy, that mean this very trial."""
+    """Return the keys of a [[trials]] entry, besides the strategy, that mean this trial."""
     place, pipeline = trial.placement, trial.pipeline
     threads = {"threads_per_rank": place.threads_per_rank}
     if trial.local_strategy == "sequential":
@@ -46,7 +46,8 @@ def layout_of(trial: Trial) -> dict[str, Any]:
 def with_layout(
     request: TrialRequest, workload: WorkloadRequest, experiment: Experiment, findings: Findings
 ) -> TrialRequest | None:
-    """The trial with its strategy's winner, or with the best strategy; None if there is none."""
+    """Return the trial with its strategy's winner, or with the best strategy; None if there is
+    none."""
     if request.local_strategy == "best":
         found = findings.best(workload.name)
         if found is None:
