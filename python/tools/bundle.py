@@ -1,13 +1,13 @@
-"""Makes what a cluster needs: `.venv/bin/python python/tools/bundle.py --out dist`.
+"""Build the archives for a cluster: `.venv/bin/python python/tools/bundle.py --out dist`.
 
     paceline-V-py3-none-any.whl     the package
     paceline-spark-jobs-V.tar.gz    for spark-submit
     paceline-mpi-jobs-V.tar.gz      for mpirun and srun
 
-An archive is the folder of the job scripts, named as in the repository, with paceline.zip, which
-the scripts find beside them, the wheel, the lock file, the licence and a README with the commands.
-The place where both are unpacked is one for PACELINE_JOBS. The same sources give the same bytes:
-times, owners, modes and order are fixed.
+An archive contains the folder of the job scripts, with the same name as in the repository. In it
+are also paceline.zip, which the scripts import, the wheel, the lock file, the licence and a README
+with the commands. PACELINE_JOBS can name the folder into which both archives are unpacked. The same
+sources give the same bytes: times, owners, modes and order are fixed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ KINDS = ("spark", "mpi")
 def build_wheel(out_dir: Path) -> Path:
     """Build the wheel into `out_dir` and return its path.
 
-    It is built from a copy with fixed file modes: the checkout stays clean, and neither the umask
-    nor files of an earlier build get in. Raises SystemExit when a file of the package is missing.
+    It is built from a copy with fixed file modes. So the checkout stays clean, and the wheel
+    depends neither on the umask nor on files of an earlier build. Raises SystemExit if a file of
+    the package is missing.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-bundle-") as folder:
         copy_dir = Path(folder) / "python"
@@ -105,7 +106,7 @@ def _run_build(source_dir: Path, wheel_dir: Path) -> None:
 def _job_dir(kind: str) -> Path:
     folder = ROOT_DIR / f"{kind}-jobs"
     if not (folder / "train.py").is_file():
-        raise SystemExit(f"expected the job script {folder / 'train.py'}; there is none")
+        raise SystemExit(f"expected the job script {folder / 'train.py'}, but it does not exist")
     return folder
 
 
@@ -120,7 +121,7 @@ def _readme(kind: str, wheel: Path) -> str:
 
 
 def _files_under(folder: Path) -> list[str]:
-    """Relative names of the files that belong to the sources; caches and hidden files do not."""
+    """Return the relative names of source files, without caches and hidden files."""
     files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     kept = (
         file

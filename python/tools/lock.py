@@ -1,8 +1,8 @@
-"""Writes requirements.lock anew from pyproject.toml: `.venv/bin/python python/tools/lock.py`.
+"""Write requirements.lock from pyproject.toml: `.venv/bin/python python/tools/lock.py`.
 
-Pins that the present lock has are kept; those named with --upgrade, or all of them with
---upgrade-all, may move. Everything is resolved and installed in a temporary environment, so a lock
-that does not install is never written, and neither is one whose packages contradict each other.
+The pins of the present lock are kept, except those named with --upgrade, or all of them with
+--upgrade-all. Everything is resolved and installed in a temporary environment. So a lock that
+cannot be installed, or whose packages conflict, is never written.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ HEADER = """\
 # Every package of Paceline's environment, tests and checks included. Python 3.11, Linux.
 # Written by python/tools/lock.py: change pyproject.toml and run that instead of editing here.
 #
-# No hashes: `torch==X` is meant to take either the CPU-only build (`X+cpu`) or the index's own
-# (with CUDA libraries, several GB more), and a hash would admit only one. How to get the CPU-only
+# No hashes: `torch==X` may install the CPU-only build (`X+cpu`) or the build of the index (with
+# CUDA libraries, several GB more). A hash would allow only one of them. How to get the CPU-only
 # build: python/README.md.
 """
 
@@ -48,7 +48,7 @@ def lock_text(frozen: str) -> str:
 
 
 def constraints(present: str, upgrade: list[str]) -> str:
-    """Return the pins of the present lock that may not move."""
+    """Return the pins of the present lock that must be kept."""
     free = {_normal(name) for name in upgrade}
     unknown = sorted(free - pinned_names(present).keys())
     if unknown:
@@ -57,13 +57,13 @@ def constraints(present: str, upgrade: list[str]) -> str:
 
 
 def wanted() -> list[str]:
-    """Return what pyproject.toml asks for, development tools included."""
+    """Return the requirements of pyproject.toml, including development tools."""
     project = tomllib.loads((PROJECT_DIR / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return [*project["dependencies"], *project["optional-dependencies"]["dev"]]
 
 
 def resolve(kept_pins: str, base_python: str) -> str:
-    """Install pyproject.toml's ranges in a temporary environment; return what `pip freeze` says."""
+    """Install pyproject.toml's ranges in a temporary environment; return `pip freeze`."""
     with tempfile.TemporaryDirectory(prefix="paceline-lock-") as folder:
         env_dir = Path(folder) / "venv"
         constraints_file = Path(folder) / "constraints.txt"
@@ -96,7 +96,7 @@ def _normal(name: str) -> str:
 
 
 def main() -> None:
-    """Write the lock."""
+    """Write the lock file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--upgrade", action="append", default=[], metavar="PACKAGE")
     parser.add_argument("--upgrade-all", action="store_true")

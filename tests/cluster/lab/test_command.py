@@ -64,7 +64,7 @@ def test_lab_stays_up_with_spark_and_mpi_until_it_is_taken_down(name: str, tmp_p
     assert lab("cut", "--name", name, 0).returncode == 0
     lost = lab("exec", "--name", name, 1, sys.executable, "-c", CONNECT)
     assert lost.returncode == 1
-    assert lab("mend", "--name", name, 0).returncode == 0
+    assert lab("restore", "--name", name, 0).returncode == 0
 
     down = lab("down", "--name", name)
     assert (down.returncode, down.stderr) == (0, f"lab {name} is removed\n")

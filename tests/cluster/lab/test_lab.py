@@ -150,14 +150,14 @@ def test_links_take_as_long_as_they_were_shaped_for(pair: Lab) -> None:
 
 
 @pytest.mark.parametrize("where", ["cable", "switch"])
-def test_cut_link_carries_nothing_until_it_is_mended(
+def test_cut_link_carries_nothing_until_it_is_restored(
     pair: Lab, where: Literal["cable", "switch"]
 ) -> None:
     assert transfer(pair, 10) is not None
     second = pair.hosts[1]
     pair.cut(second, where)
     assert transfer(pair, 10) is None
-    pair.mend(second)
+    pair.restore(second)
     # the other end of a cable that was down is taken up a moment later
     assert wait_until(lambda: transfer(pair, 10) is not None, LIMIT_S)
 

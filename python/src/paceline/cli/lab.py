@@ -45,9 +45,11 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "(default: cable)",
     )  # fmt: skip
     cut.set_defaults(command=_cut)
-    mend = actions.add_parser("mend", help="bring a host's link up again")
-    _add_host(mend)
-    mend.set_defaults(command=_mend)
+    restore = actions.add_parser(
+        "restore", aliases=["mend"], help="bring a host's link up again (old name: mend)"
+    )
+    _add_host(restore)
+    restore.set_defaults(command=_restore)
 
 
 def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -183,11 +185,11 @@ def _cut(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _mend(arguments: argparse.Namespace) -> int:
+def _restore(arguments: argparse.Namespace) -> int:
     from paceline.lab import network
 
     record = _existing(arguments.name)
-    network.mend(record, record.host(arguments.host))
+    network.restore(record, record.host(arguments.host))
     return ExitCode.OK
 
 

@@ -1,4 +1,4 @@
-"""A cluster on one machine: hosts made of network namespaces, with links of their own."""
+"""A simulated cluster on one machine: hosts are network namespaces with virtual links."""
 
 from paceline.lab.record import INTERFACE, Host
 from paceline.lab.session import Lab

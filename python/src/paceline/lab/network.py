@@ -1,7 +1,7 @@
-"""Namespaces, cables, a switch: what `ip` and `tc` make of them (ip-netns(8), tc-tbf(8)).
+"""Network namespaces, links and a switch, made with `ip` and `tc` (ip-netns(8), tc-tbf(8)).
 
-Each host is a network namespace joined by a pair of virtual Ethernet interfaces to a bridge, which
-is in a namespace of its own. Nothing is added to the namespaces that were there before.
+Each host is a network namespace. A pair of virtual Ethernet interfaces connects it to a bridge,
+which is in another namespace. Existing namespaces are not changed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ End = Literal["cable", "switch"]
 
 _LIMIT_S = 20.0
 _BRIDGE = "bridge0"
-# A token bucket must hold what is sent between two ticks of the kernel's timer, 1/250 s at worst,
-# and at least a segment that TCP hands over in one piece (64 KiB).
+# A token bucket must hold the data of one tick of the kernel's timer, at most 1/250 s, and at least
+# one segment of TCP segmentation offload (64 KiB).
 _BURST_BYTES = 128 * 1024
 _BURST_S = 0.001
 _QUEUE = "50ms"
 
 
 def make(record: LabRecord) -> None:
-    """Hosts and switch, links up, shaped if so asked. Raises EnvironmentLacks."""
+    """Make the hosts and the switch, and limit the links if required. Raises EnvironmentLacks."""
     for namespace in (record.hub, *(host.namespace for host in record.hosts)):
         _run("ip", "netns", "add", namespace)
         _run("ip", "-n", namespace, "link", "set", "lo", "up")
@@ -42,16 +42,16 @@ def make(record: LabRecord) -> None:
 
 
 def shape(record: LabRecord, rate: str | None) -> None:
-    """Limit what each host sends, and what it receives, to `rate`; None ends that.
+    """Limit the rate of each host's link in both directions; None removes the limit.
 
-    A token bucket at both ends of each host's cable; what a full queue drops, TCP sends again.
-    tc counts the bytes of Ethernet frames without preamble, checksum and gap.
+    Both ends of the link have a token bucket. TCP retransmits what a full queue drops. tc counts
+    the bytes of Ethernet frames without preamble, checksum and gap.
     """
     for host in record.hosts:
         for namespace, interface in ((host.namespace, INTERFACE), (record.hub, _port(host))):
             queue = ("ip", "netns", "exec", namespace, "tc", "qdisc")
             if rate is None:
-                with suppress(EnvironmentLacks):  # it had none
+                with suppress(EnvironmentLacks):  # there was no limit
                     _run(*queue, "delete", "dev", interface, "root")
             else:
                 burst = max(_BURST_BYTES, round(bits_per_s(rate) / 8 * _BURST_S))
@@ -62,21 +62,22 @@ def shape(record: LabRecord, rate: str | None) -> None:
 
 
 def cut(record: LabRecord, host: Host, where: End = "cable") -> None:
-    """Take the host's link down: at its own end, or at the other, which it only feels.
+    """Take the host's link down, at the host's end or at the switch's end.
 
-    Either way nothing is refused or closed: whoever waits for a message waits on.
+    The host can see the state of its own end only. No connection is refused or closed: a process
+    that waits for a message continues to wait.
     """
     _set_link(record, host, where, "down")
 
 
-def mend(record: LabRecord, host: Host) -> None:
-    """Bring both ends of the host's link up."""
+def restore(record: LabRecord, host: Host) -> None:
+    """Bring both ends of the host's link up again."""
     _set_link(record, host, "cable", "up")
     _set_link(record, host, "switch", "up")
 
 
 def is_cut(record: LabRecord, host: Host) -> bool:
-    """Whether an end of the host's link was taken down."""
+    """Check if an end of the host's link is down."""
     return any(
         "UP" not in _run("ip", "-br", "-n", namespace, "link", "show", "dev", interface)
         .partition("<")[2].rstrip(">\n ").split(",")
@@ -85,12 +86,12 @@ def is_cut(record: LabRecord, host: Host) -> bool:
 
 
 def namespaces() -> list[str]:
-    """The names of all network namespaces of this machine."""
+    """List the names of all network namespaces of this machine."""
     return [line.split()[0] for line in _run("ip", "netns", "list").splitlines() if line.strip()]
 
 
 def processes_in(namespace: str) -> set[int]:
-    """By their process ids here; none where there is no such namespace."""
+    """Return the process ids in a namespace, as this machine numbers them; none if it is gone."""
     try:
         return {int(pid) for pid in _run("ip", "netns", "pids", namespace).split()}
     except EnvironmentLacks:
@@ -98,8 +99,8 @@ def processes_in(namespace: str) -> set[int]:
 
 
 def delete(namespace: str) -> None:
-    """With the interfaces in it, and so with the other ends of their cables."""
-    with suppress(EnvironmentLacks):  # gone meanwhile
+    """Delete a namespace, its interfaces and the other ends of their links."""
+    with suppress(EnvironmentLacks):  # it was deleted in the meantime
         _run("ip", "netns", "delete", namespace)
 
 
@@ -125,7 +126,7 @@ def _set_link(record: LabRecord, host: Host, where: End, state: Literal["up", "d
 
 
 def _run(*words: str) -> str:
-    """Standard output. Raises EnvironmentLacks with what the program says."""
+    """Run a program, return its output. Raises EnvironmentLacks with its error message."""
     try:
         return subprocess.run(
             words, check=True, capture_output=True, text=True, timeout=_LIMIT_S

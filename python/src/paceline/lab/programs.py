@@ -1,4 +1,4 @@
-"""The files of a lab: how one enters a host, what mpirun calls in place of ssh, the host list."""
+"""The files of a lab: programs that run a command on a host, and the host list of mpirun."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from paceline.records.files import write_text
 if TYPE_CHECKING:
     from paceline.lab.record import Host, LabRecord
 
-# A JVM that is killed leaves nothing in /tmp, and starts with half the CPU time (launch/spark.py).
+# With these options a killed JVM leaves no file in /tmp, and its start takes half the CPU time.
 _JVM = "-XX:-UsePerfData -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def write(record: LabRecord) -> None:
-    """Make the lab's folders and all its files but logs."""
+    """Make the folders and the files of the lab, except logs."""
     folder = Path(record.folder)
-    folder.mkdir(mode=0o700)  # must not be there: it is removed with all that is in it
+    folder.mkdir(
+        mode=0o700
+    )  # an error if it exists, because the end of the lab removes it with its content
     Path(record.logs).mkdir(parents=True, exist_ok=True)
     for host in record.hosts:
         host.temporary.mkdir(parents=True)
@@ -31,7 +33,7 @@ def write(record: LabRecord) -> None:
 
 
 def entrance(record: LabRecord, host: Host) -> str:
-    """A shell program that runs its arguments, or a shell, on the host."""
+    """Return a shell script that runs its arguments, or a shell, on the host."""
     words = ["ip", "netns", "exec", host.namespace, "unshare", "--uts"]
     if host.cores:
         words += ["taskset", "--cpu-list", ",".join(map(str, host.cores))]
@@ -46,8 +48,11 @@ def entrance(record: LabRecord, host: Host) -> str:
 
 
 def environment(record: LabRecord, host: Host) -> dict[str, str]:
-    """What processes of the host find set: where things are, and how Spark and MPI do without
-    names that can be looked up and without ssh."""
+    """Return the variables of processes on the host.
+
+    They hold the paths and addresses of the lab, and settings with which Spark and MPI need
+    neither a name service nor ssh.
+    """
     temporary = str(host.temporary)
     found = {
         "TMPDIR": temporary,
@@ -78,7 +83,7 @@ def hostfile(record: LabRecord) -> str:
 
 
 def agent(record: LabRecord) -> str:
-    """A program that is called as ssh is: `agent ADDRESS COMMAND…`, for a shell to read."""
+    """Return a shell script that replaces ssh: `agent ADDRESS COMMAND…`."""
     cases = "".join(
         f'{host.address}) exec {shlex.join(host.command("sh", "-c"))} "$*" ;;\n'
         for host in record.hosts

@@ -1,7 +1,7 @@
-"""What is known of a lab, kept in a file from before its first namespace until after its last.
+"""The description of a lab, which a file keeps from before its first namespace to after its last.
 
-So that whoever comes later can remove what a lab left that was killed: nothing is made that the
-record, or the name alone, does not lead to.
+With it, a later process can remove the remains of a lab whose process was killed. Everything that
+a lab makes can be found by its record or by its name.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from paceline.errors import UsageError
 from paceline.lab.settings import LabSettings
 
 SCHEMA = 1
-INTERFACE = "eth0"  # of every host, beside loopback
+INTERFACE = "eth0"  # the interface of every host, besides loopback
 SPARK_PORT = 7077  # Spark's own default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A namespace with one interface beside loopback, and a name of its own."""
+    """A simulated host: a namespace with a host name and one interface besides loopback."""
 
     number: int
     name: str
     address: str
     namespace: str
-    cores: list[int]  # of this machine; [] is all
-    folder: str  # of the host alone: what it calls /tmp, and the program that enters it
+    cores: list[int]  # cores of this machine; [] means all
+    folder: str  # holds the host's temporary folder and the script that runs commands on it
 
     def command(self, *words: object) -> list[str]:
-        """What runs `words` on this host, in its environment."""
+        """Return the command that runs `words` on this host, in its environment."""
         return ["sh", str(self.entrance), *map(str, words)]
 
     @property
@@ -46,42 +46,42 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabRecord:
-    """A lab that is being made, is up, or was left behind."""
+    """A lab that is being made, is up, or was abandoned."""
 
     schema: int
     name: str
-    token: str  # tells it from a later one of the same name
+    token: str  # distinguishes it from a later lab of the same name
     settings: LabSettings
     hosts: list[Host]
-    folder: str  # everything the lab writes but logs that were asked for elsewhere
+    folder: str  # all files of the lab, except logs with a folder of their own
     logs: str
-    # Who removes it at its end; None: it stays until somebody asks for its end.
+    # The process that removes the lab at its end; None: `paceline lab down` removes it.
     owner_pid: int | None
     owner_started_unix_s: float | None
     made_unix_s: float
 
     @property
     def hub(self) -> str:
-        """The namespace of the switch."""
+        """Return the name of the namespace of the switch."""
         return hub_of(self.name)
 
     @property
     def hostfile(self) -> Path:
-        """Open MPI's list of the hosts and their slots."""
+        """Return the path of the host list for Open MPI, with slots."""
         return Path(self.folder, "hosts")
 
     @property
     def agent(self) -> Path:
-        """What mpirun calls in place of ssh."""
+        """Return the path of the program that replaces ssh for mpirun."""
         return Path(self.folder, "agent")
 
     @property
     def spark_master(self) -> str:
-        """Where the master listens, if the lab has one."""
+        """Return the address of the Spark master, if the lab has one."""
         return f"spark://{self.hosts[0].address}:{SPARK_PORT}"
 
     def host(self, asked: str) -> Host:
-        """By number or name. Raises UsageError."""
+        """Find a host by number or name. Raises UsageError."""
         for host in self.hosts:
             if asked in (str(host.number), host.name):
                 return host
@@ -99,7 +99,7 @@ def hub_of(name: str) -> str:
 
 
 def hosts_of(name: str, settings: LabSettings, folder: Path, here: list[int]) -> list[Host]:
-    """The hosts that a lab of that name will have; `here`: the cores there are."""
+    """Describe the hosts of a lab before it is made. here: the available cores."""
     return [
         Host(
             number=number,
@@ -114,6 +114,6 @@ def hosts_of(name: str, settings: LabSettings, folder: Path, here: list[int]) ->
 
 
 def namespaces_among(names: list[str], lab: str) -> list[str]:
-    """Those of the lab of that name."""
+    """Select the namespaces of the lab with that name."""
     own = re.compile(rf"paceline-{re.escape(lab)}-(hub|\d+)")
     return [name for name in names if own.fullmatch(name)]

@@ -1,4 +1,4 @@
-"""The labs of this machine: a file each where root alone may write."""
+"""The labs of this machine: one file each, in a folder that only root can write."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TextIO
 
-# Network namespaces are named in /run/netns, for the whole machine; so are labs.
+# The names of network namespaces in /run/netns hold for the whole machine; so do those of labs.
 ROOT = Path("/run/paceline-lab")
 _LOCK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """Files NAME.json; whoever makes or removes one, or what it stands for, holds the lock."""
+    """Files NAME.json. A process that makes or removes a lab holds the lock."""
 
     root: Path = ROOT
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else makes or removes labs meanwhile. Raises TimedOut, EnvironmentLacks."""
+        """Exclude other processes that make or remove labs. Raises TimedOut, EnvironmentLacks."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = self.root.stat().st_uid
         if owner != os.geteuid():
             raise EnvironmentLacks(
                 f"{self.root}: expected a folder of user {os.geteuid()}, it belongs to {owner}; "
-                "see who made it, and remove it"
+                "find out which program made it, and remove it"
             )
         with (self.root / "lock").open("w") as lock:
             if not wait_until(lambda: _taken(lock), _LOCK_S):
@@ -52,7 +52,7 @@ class Registry:
         return sorted(file.stem for file in self.root.glob("*.json"))
 
     def load(self, name: str) -> LabRecord | None:
-        """None if there is no such lab, or nothing can be read of it but its name."""
+        """Read the record of a lab; None if there is no such lab or its record is unreadable."""
         file = self.file(name)
         try:
             record = typed(read_json(file), LabRecord, file)
@@ -68,7 +68,7 @@ class Registry:
 
 
 def is_owned(record: LabRecord) -> bool:
-    """Whether whoever wants to remove the lab at its end still lives."""
+    """Check if the process that will remove the lab is alive."""
     return record.owner_pid is not None and is_alive(record.owner_pid, record.owner_started_unix_s)
 
 

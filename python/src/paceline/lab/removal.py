@@ -1,4 +1,4 @@
-"""Removes a lab, whoever made it and however far that got: processes, namespaces, files."""
+"""Removal of a lab in any state: its processes, namespaces and files."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ FOLDER_PREFIX = "paceline-lab."
 
 
 def remove(name: str, registry: Registry, *, token: str | None = None) -> bool:
-    """Leave nothing of the lab; whether there was anything.
+    """Remove everything of the lab; return False if there was nothing.
 
-    token: remove it only if it is that one, not a later lab of the same name.
-    Raises TimedOut if processes of it cannot be ended.
+    token: remove only the lab with this token, not a later lab of the same name.
+    Raises TimedOut if its processes cannot be ended.
     """
     with registry.locked():
         record = registry.load(name)
@@ -39,7 +39,7 @@ def remove(name: str, registry: Registry, *, token: str | None = None) -> bool:
 
 
 def remove_abandoned(registry: Registry) -> list[str]:
-    """Remove the labs whose makers were killed; their names. The caller holds the lock."""
+    """Remove labs whose owner was killed; return their names. The caller holds the lock."""
     found = [name for name in registry.names() if is_abandoned(registry.load(name))]
     for name in found:
         _remove(name, registry.load(name), registry)
@@ -47,7 +47,7 @@ def remove_abandoned(registry: Registry) -> list[str]:
 
 
 def traces_of(record: LabRecord, registry: Registry) -> list[str]:
-    """Whatever there is of a lab on this machine: namespaces, files, processes of any user."""
+    """List everything of a lab on this machine: namespaces, files, processes of any user."""
     processes = [
         f"process {pid} ({' '.join(command_line_of(pid))[:80]})"
         for pid in sorted(_marked(record.name))
@@ -61,7 +61,7 @@ def traces_of(record: LabRecord, registry: Registry) -> list[str]:
 
 
 def is_abandoned(record: LabRecord | None) -> bool:
-    """Whether nobody is left who would remove the lab, or it does not survive a reboot."""
+    """Check if no process will remove the lab, because its owner or the machine was stopped."""
     if record is None:
         return True
     if record.owner_pid is not None:
@@ -74,7 +74,7 @@ def _remove(name: str, record: LabRecord | None, registry: Registry) -> bool:
     _end_processes(name, spaces)
     for namespace in spaces:
         network.delete(namespace)
-    _end_processes(name, [])  # of which some may have been on their way into a namespace
+    _end_processes(name, [])  # some may have been about to enter a namespace
     if record is not None:
         _delete_files(record)
     known = registry.file(name).exists()
@@ -83,7 +83,7 @@ def _remove(name: str, record: LabRecord | None, registry: Registry) -> bool:
 
 
 def _end_processes(name: str, spaces: list[str]) -> None:
-    """First asked, so that Spark and MPI tidy up, then killed."""
+    """Send SIGTERM, so that Spark and MPI clean up, then SIGKILL."""
 
     def alive() -> set[int]:
         inside = {pid for namespace in spaces for pid in network.processes_in(namespace)}
@@ -101,8 +101,8 @@ def _end_processes(name: str, spaces: list[str]) -> None:
     if not wait_until(none_left, _KILL_S):
         names = {pid: " ".join(command_line_of(pid))[:80] for pid in alive()}
         raise TimedOut(
-            f"processes of a lab outlived SIGKILL for {_KILL_S:g} s: {names}; look what they wait "
-            "for (`cat /proc/PID/stack`), then ask again"
+            f"processes of a lab are alive {_KILL_S:g} s after SIGKILL: {names}; find out what "
+            "they wait for (`cat /proc/PID/stack`), then repeat the command"
         )
 
 
@@ -115,19 +115,19 @@ def _delete_files(record: LabRecord) -> None:
 
 
 def _segments(record: LabRecord) -> list[Path]:
-    """What ranks that were killed leave in memory; Open MPI's are sm_segment.HOST.UID.JOB.RANK."""
+    """List shared memory of killed ranks; Open MPI names it sm_segment.HOST.UID.JOB.RANK."""
     return [file for host in record.hosts for file in _SHARED_MEMORY.glob(f"*.{host.name}.*")]
 
 
 def _marked(name: str) -> set[int]:
-    """Processes that were started on a host of the lab, and what they started, wherever it is."""
+    """Find processes that were started on a host of the lab, and all their descendants."""
     variable = f"{NAME_VARIABLE}={name}".encode()
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             environment = (entry / "environ").read_bytes()
         except OSError:
-            continue  # gone meanwhile
+            continue  # the process has ended
         if variable in environment.split(b"\0"):
             found.add(int(entry.name))
     return found - {os.getpid()}

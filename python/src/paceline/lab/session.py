@@ -1,4 +1,4 @@
-"""A lab from its making to its end."""
+"""The lifetime of a lab."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _REAPED_S = 10.0
 
 
 class Lab:
-    """Hosts on this machine, gone with everything in them at the end of a `with`.
+    """Hosts on this machine; the end of a `with` block removes them and their processes.
 
         with Lab(LabSettings(hosts=2, bandwidth="1gbit")) as lab:
             subprocess.run(lab.hosts[0].command("ping", "-c", 1, lab.hosts[1].address))
 
-    name: part of the names of hosts and namespaces; None takes one that nobody has.
-    logs: where Spark's daemons and executors write; None: with the rest, so gone at the end.
+    name: part of the names of hosts and namespaces; None chooses an unused name.
+    logs: folder for the logs of Spark; None: the folder of the lab, which is removed at the end.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Lab:
 
     @property
     def agent(self) -> Path:
-        """For `mpirun --prtemca plm_ssh_agent AGENT`; set on the hosts already."""
+        """Return the program for `mpirun --prtemca plm_ssh_agent`; the hosts use it by default."""
         return self.record.agent
 
     @property
@@ -74,16 +74,16 @@ class Lab:
 
     @property
     def spark_master(self) -> str:
-        """Raises UsageError in a lab without Spark."""
+        """Return the address of the Spark master. Raises UsageError in a lab without Spark."""
         if not self.record.settings.spark:
             raise UsageError(f"lab {self.record.name!r} has no Spark; make it with spark=True")
         return self.record.spark_master
 
     def make(self) -> list[str]:
-        """Bring it up; the names of labs whose makers were killed, removed before.
+        """Make the lab; return the names of abandoned labs that were removed before.
 
-        Raises EnvironmentLacks, UsageError if a lab of the name is up, TimedOut; then nothing is
-        left of it.
+        Raises EnvironmentLacks, TimedOut, and UsageError if a lab of this name is up. After an
+        error nothing is left of the lab.
         """
         reason = why_not()
         if reason is not None:
@@ -100,7 +100,7 @@ class Lab:
         return abandoned
 
     def leave(self) -> None:
-        """Let it stay after this process, until somebody asks for its end."""
+        """Keep the lab after this process ends, until `paceline lab down`."""
         with self.registry.locked():
             self.record = dataclasses.replace(
                 self.record, owner_pid=None, owner_started_unix_s=None
@@ -108,24 +108,25 @@ class Lab:
             self.registry.save(self.record)
 
     def close(self) -> None:
-        """End its processes and remove it; again does no harm. Raises TimedOut."""
+        """End the processes and remove the lab; safe to repeat. Raises TimedOut."""
         remove(self.record.name, self.registry, token=self.record.token)
         for process in self._begun:
             process.wait(timeout=_REAPED_S)
 
     def shape(self, rate: str | None) -> None:
-        """Change the speed of all links, as `LabSettings.bandwidth` says it."""
+        """Change the rate of all links, in the format of `LabSettings.bandwidth`."""
         network.shape(self.record, rate)
 
     def cut(self, host: Host, where: network.End = "cable") -> None:
-        """Take a host's link down, at its own end or at the switch's."""
+        """Take a host's link down, at the host's end or at the switch's end."""
         network.cut(self.record, host, where)
 
-    def mend(self, host: Host) -> None:
-        network.mend(self.record, host)
+    def restore(self, host: Host) -> None:
+        """Bring a host's link up again."""
+        network.restore(self.record, host)
 
     def processes_on(self, host: Host) -> set[int]:
-        """Their process ids on this machine."""
+        """Return the ids of the host's processes, as this machine numbers them."""
         return network.processes_in(host.namespace)
 
     def _register(self) -> list[str]:
@@ -137,7 +138,7 @@ class Lab:
                     f"lab {name!r} is up already; `paceline lab down --name {name}` removes it, "
                     "or choose another --name"
                 )
-            if Path(self.record.folder).exists():  # whose it is we do not know
+            if Path(self.record.folder).exists():  # it may belong to another program
                 raise EnvironmentLacks(
                     f"{self.record.folder}: expected nothing there, it is the lab's folder; remove "
                     "it, or choose another --name"

@@ -1,4 +1,4 @@
-"""What a lab is asked to be, and whether this machine can make one."""
+"""The settings of a lab, and the check that this machine can make one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from paceline.errors import EnvironmentLacks, UsageError
 
-NAME_VARIABLE = "PACELINE_LAB"  # marks all processes of a lab
+NAME_VARIABLE = "PACELINE_LAB"  # set in all processes of a lab
 MOST_HOSTS = 64
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)bit")
@@ -21,13 +21,13 @@ _LIMIT_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabSettings:
-    """Hosts that reach one another, and nobody else.
+    """Settings of hosts that can reach each other, but nothing else.
 
-    cores: of each host, its own; None: all hosts share this machine's.
-    slots: ranks or Spark cores that a host offers; None: as many as it has cores.
-    bandwidth: what each host sends, and what it receives, at most, as tc writes it ("1gbit");
-    None: as fast as this machine copies.
-    spark: a standalone master on the first host and a worker on each.
+    cores: exclusive cores of each host; None: all hosts share the cores of this machine.
+    slots: ranks or Spark cores that a host offers; None: the number of its cores.
+    bandwidth: maximum rate of each host in each direction, in the format of tc ("1gbit"); None:
+    no limit.
+    spark: start a standalone master on the first host and a worker on each host.
     """
 
     hosts: int = 2
@@ -37,7 +37,7 @@ class LabSettings:
     spark: bool = False
 
     def check(self) -> None:
-        """Raise UsageError if such a lab cannot be."""
+        """Raise UsageError if a value is not allowed."""
         if not 1 <= self.hosts <= MOST_HOSTS:
             raise UsageError(f"hosts of a lab: expected 1 to {MOST_HOSTS}, got {self.hosts}")
         for name, value in (("cores", self.cores), ("slots", self.slots)):
@@ -47,21 +47,21 @@ class LabSettings:
             bits_per_s(self.bandwidth)
 
     def slots_per_host(self) -> int:
-        """What the host list and Spark's workers say."""
+        """Return the slots of a host for the host list and the Spark workers."""
         return self.slots or self.cores or len(os.sched_getaffinity(0))
 
     def cores_of(self, number: int, here: list[int]) -> list[int]:
-        """Those of host `number` among the cores `here`; [] where hosts share them all.
+        """Select the cores of host `number` from `here`; [] if the hosts share all cores.
 
-        Raises EnvironmentLacks if there are not enough for all hosts.
+        Raises EnvironmentLacks if there are too few cores for all hosts.
         """
         if self.cores is None:
             return []
         if self.hosts * self.cores > len(here):
             raise EnvironmentLacks(
                 f"a lab of {self.hosts} hosts with {self.cores} cores each needs "
-                f"{self.hosts * self.cores}, this process may use {len(here)}; ask for fewer, or "
-                "leave cores out and all hosts share them"
+                f"{self.hosts * self.cores}, this process may use {len(here)}; request fewer, or "
+                "omit cores, so that all hosts share them"
             )
         return here[number * self.cores : (number + 1) * self.cores]
 
@@ -75,7 +75,7 @@ def check_name(name: str) -> None:
 
 
 def bits_per_s(rate: str) -> float:
-    """A rate as tc writes it (tc(8)). Raises UsageError for what is none, or less than 64 kbit."""
+    """Parse a rate in the format of tc(8). Raises UsageError for others, and below 64 kbit."""
     found = _RATE.fullmatch(rate)
     bits = float(found[1]) * _BITS[found[2]] if found else 0.0
     if bits < 64e3:
@@ -87,9 +87,9 @@ def bits_per_s(rate: str) -> float:
 
 
 def why_not() -> str | None:
-    """Why no lab can be made here; None if one can."""
+    """Return the reason why no lab can be made here; None if one can."""
     if NAME_VARIABLE in os.environ:
-        # what is mounted in here nobody sees out there, namespaces among it
+        # a namespace that is mounted inside of a host is invisible outside
         return f"this is a host of lab {os.environ[NAME_VARIABLE]}, labs are made outside"
     if os.geteuid() != 0:
         return "network namespaces need root"

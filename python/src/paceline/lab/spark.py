@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 START_S = 90.0
 _DEPLOY = "org.apache.spark.deploy"
-# What the daemons log when they are ready (Master.scala, Worker.scala of Spark 3.5).
+# Log messages of daemons that are ready (Master.scala, Worker.scala of Spark 3.5).
 _MASTER_READY = "New state: ALIVE"
 _WORKER_READY = "Successfully registered with master"
 _LOG_CHARACTERS = 2000
@@ -31,7 +31,7 @@ _LOG_CHARACTERS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """A master or worker, with the file that it writes to."""
+    """A master or a worker, with its log file."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -39,7 +39,7 @@ class Daemon:
     ready: str
 
     def is_ready(self) -> bool:
-        """Raises EnvironmentLacks if it has ended instead."""
+        """Check its log. Raises EnvironmentLacks if the daemon has ended."""
         if self.process.poll() is not None:
             raise EnvironmentLacks(
                 f"Spark's {self.name} ended with {self.process.returncode}:\n{self._end_of_log()}"
@@ -55,13 +55,14 @@ class Daemon:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def _end_of_log(self) -> str:
-        return f"{self._text()[-_LOG_CHARACTERS:]}\n(all of it: {self.log})"
+        return f"{self._text()[-_LOG_CHARACTERS:]}\n(the whole log: {self.log})"
 
 
 def start(record: LabRecord, begun: list[subprocess.Popen[bytes]]) -> None:
-    """Return when all workers are registered; what was started is added to `begun` at once.
+    """Start the cluster and return when all workers are registered.
 
-    Raises EnvironmentLacks if a daemon ends, with the end of its log; TimedOut after START_S.
+    Each process is added to `begun` as soon as it is started. Raises EnvironmentLacks with the end
+    of the log if a daemon ends, and TimedOut after START_S.
     """
     deadline = time.monotonic() + START_S
     first = record.hosts[0]
@@ -70,7 +71,7 @@ def start(record: LabRecord, begun: list[subprocess.Popen[bytes]]) -> None:
         f"{_DEPLOY}.master.Master", "--port", SPARK_PORT,
     )  # fmt: skip
     begun.append(master.process)
-    _wait([master], deadline)  # a worker that finds none tries again only after seconds
+    _wait([master], deadline)  # a worker that finds no master retries only after seconds
     slots = record.settings.slots_per_host()
     workers = []
     for host in record.hosts:
@@ -97,13 +98,13 @@ def _start(record: LabRecord, host: Host, name: str, ready: str, *words: object)
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # it outlives the terminal where the lab does
+            start_new_session=True,  # a lab that stays must survive its terminal
         )
     return Daemon(name, process, log, ready)
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """Ours without what belongs to a trial or to ranks, which executors would inherit."""
+    """Return our variables without those of trials and ranks, which executors would inherit."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PACELINE_", "OMP_"))}
     return {
         **kept,

@@ -113,7 +113,9 @@ def test_rank_without_samples_gives_no_gradient(make_strategy_trial, prepare, ma
     strategy = prepare(trial)
     result = strategy.gradient(make_batch(0, 0, trial.training, global_samples=4))
     assert result.loss_sum == 0
-    assert not any(gradient.any() for gradient in strategy.gradients().values())
+    gradients = strategy.gradients()
+    assert len(gradients) == 12
+    assert not any(gradient.any() for gradient in gradients.values())
 
 
 def test_times_add_up_to_the_call(make_strategy_trial, prepare, make_batch):
