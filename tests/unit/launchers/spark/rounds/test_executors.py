@@ -63,6 +63,6 @@ def test_place_is_that_of_the_last_round():
     ],
 )
 def test_executor_is_known_by_its_command_line(words, name, monkeypatch):
-    monkeypatch.setattr(module, "parent_of", lambda _pid: 4711)
+    monkeypatch.setattr(module, "executor_pid", lambda: 4711)
     monkeypatch.setattr(module, "command_line_of", {4711: words}.get)
     assert own_executor() == name

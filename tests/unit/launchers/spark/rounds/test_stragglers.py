@@ -70,4 +70,4 @@ def test_results_that_do_not_reach_the_driver_end_the_round(job):
         assert cancelled.wait(10)
     assert ours.end is not None
     assert ours.end.exit_code == 6
-    assert "one of rank 0 (not seen yet), rank 1 (beta) froze" in ours.end.error
+    assert "one of rank 0 (not seen yet), rank 1 (beta) hangs" in ours.end.error

@@ -1,1 +1,1 @@
-"""Train in rounds of Spark jobs that average weights."""
+"""Local SGD in rounds of ordinary Spark jobs that average weights (transport spark-rounds)."""

@@ -1,9 +1,9 @@
-"""Which task of Spark is which rank, agreed upon without a server: by files that one can make.
+"""The assignment of ranks to Spark's tasks, without a server: by files that only one can create.
 
-Spark decides which process runs which task, and changes its mind from round to round. A process
-that has a rank's photos at hand should be that rank again, so tasks do not take the ranks of their
-partitions, but claim them: a file for each round and rank, made by link(2), which fails where the
-file exists, also on NFS. Nobody waits for anybody.
+Spark decides which process runs which task, and may decide differently in every round. A process
+that already holds a rank's samples should be that rank again. Therefore a task does not take the
+rank of its partition but claims one: a file per round and rank, created by link(2), which fails if
+the file exists, also on NFS. No task waits for another.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Claims:
         self._placement = placement
 
     def node_of(self, host: str) -> int:
-        """The index of a host among the trial's nodes; the first to ask are the first nodes.
+        """Return the index of a host among the trial's nodes, in the order of their first calls.
 
         Raises EnvironmentLacks if there are more hosts than the trial has nodes.
         """
@@ -48,12 +48,12 @@ class Claims:
         )
 
     def take(self, number: int, partition: int, node: int, own: int | None) -> int:
-        """The rank that a task of round `number` is from now on.
+        """Return the rank that a task of round `number` has from now on.
 
-        own: the rank whose photos the process has, which is taken if it is free; else one of the
-        node's ranks, after the first round any.
+        own: the rank whose samples the process holds; it is preferred. Otherwise the task gets one
+        of the node's ranks, and after the first round any.
         Raises EnvironmentLacks if Spark places more tasks on a node in the first round than the
-        node has ranks, RankFailed if it runs a task of the round again.
+        node has ranks, RankFailed if Spark runs a task of the round again.
         """
         again = self.rank_of(number, partition)
         if again is not None:
@@ -73,29 +73,29 @@ class Claims:
         )
 
     def rank_of(self, number: int, partition: int) -> int | None:
-        """The rank that a task of round `number` took; None if it took none."""
+        """Return the rank that a task of round `number` has claimed; None if it has none."""
         for rank in range(self._placement.ranks):
             if self._read(_name(number, rank)) == str(partition):
                 return rank
         return None
 
     def finish(self, number: int, rank: int) -> None:
-        """Say that a rank has done its part of a round."""
+        """Record that a rank has done its part of a round."""
         self._make(_name(number, rank) + _DONE, "")
 
     def done(self, number: int) -> set[int]:
-        """The ranks that have done their part of a round."""
+        """Return the ranks that have done their part of a round."""
         ranks = range(self._placement.ranks)
         return {r for r in ranks if (self._folder / (_name(number, r) + _DONE)).exists()}
 
     def forget(self, number: int) -> None:
-        """Remove the claims of a round that is over."""
+        """Remove the claims of a round that has ended."""
         for rank in range(self._placement.ranks):
             for ending in ("", _DONE):
                 (self._folder / (_name(number, rank) + ending)).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Remove all."""
+        """Remove all claims."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _candidates(self, number: int, node: int, own: int | None) -> Iterator[int]:
@@ -108,7 +108,7 @@ class Claims:
             yield from (r for r in range(self._placement.ranks) if r not in mine)
 
     def _make(self, name: str, content: str) -> bool:
-        """Make a file with that content; False if there is one of that name."""
+        """Create a file with that content; False if the name exists already."""
         self._folder.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=self._folder, prefix=".")
         try:

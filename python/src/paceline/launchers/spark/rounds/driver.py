@@ -1,6 +1,6 @@
-"""The driver's part of rounds: hand out, average, hand out again; and how a failed round is read.
+"""The driver's part of rounds: distribute weights, average them, and explain a failed round.
 
-Without Spark itself: the job script hands over how a round's tasks are run.
+The module works without Spark: the job script passes a function that runs the tasks of a round.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut
+from paceline.job.failure import FirstFailure, first_failure
 from paceline.job.rank_status import RankEnd
 from paceline.launchers.spark.barrier import failed_stage
 from paceline.launchers.spark.rounds.claims import Claims
 from paceline.launchers.spark.rounds.exchange import Clock, Orders
-from paceline.launchers.spark.rounds.executors import Executors, Place, lost_words
+from paceline.launchers.spark.rounds.executors import Executors, Place, lost_executor
 from paceline.launchers.spark.rounds.stragglers import Stragglers
 from paceline.records.statuses import error_text, read_statuses
 from paceline.training.context import RankContext
@@ -29,19 +30,19 @@ if TYPE_CHECKING:
     from paceline.job.trial import Job
     from paceline.launchers.spark.rounds.exchange import Carry, RankReport, Report, State
 
-# Spark's own words when a task's Python worker or executor is gone: the task's partition, and why.
+# Spark's message for a lost Python worker or executor: the task's partition, and the reason.
 _LOST_TASK = re.compile(
     r"Task (\d+) in stage [\d.]+ failed \d+ times?, most recent failure: (?:Lost task [^:]*: )?"
     r"(?:Executor|org\.apache\.spark\.SparkException: Python worker exited)([^\n]*)"
 )
-# The same of an executor: its host as Spark calls it, its name, and why.
+# Its message for a lost executor: the host as Spark names it, the executor's name, the reason.
 _LOST_EXECUTOR = re.compile(
     r"\((\S+) executor (\S+)\): ExecutorLostFailure [^\n]*?Reason: ([^\n]*)"
 )
 
 
-class RoundFailed(Exception):  # noqa: N818  (what the job script makes of Spark's own error)
-    """Spark could not carry a round out; its message is Spark's."""
+class RoundFailed(Exception):  # noqa: N818  (the job script converts Spark's error)
+    """Spark could not complete a round; the message is Spark's."""
 
 
 class RunRound(Protocol):
@@ -56,10 +57,10 @@ def run_rounds(
     cancel: Callable[[], object],
     executors_alive: Callable[[], Collection[str]] | None = None,
 ) -> RankEnd:
-    """Train in rounds until all steps are done; how that ended, never a PacelineError.
+    """Train in rounds until all steps are done; return the end, never raise a PacelineError.
 
-    cancel: ends the round under way, which then fails; called from another thread where ranks are
-    too late, or where nobody else minds `limits.trial_s`, by hand.
+    cancel: ends the current round, which then fails. It is called from another thread if ranks are
+    too late, or after `limits.trial_s` if no supervisor enforces it.
     executors_alive: Spark's names of its executors; None with a local master.
     """
     rounds = Rounds(job, run_round, cancel, executors_alive)
@@ -82,7 +83,7 @@ def run_rounds(
 
 @contextmanager
 def _limited(job: Job, cancel: Callable[[], object]) -> Iterator[threading.Event]:
-    """Under `paceline run` the supervisor minds the clock; by hand this does."""
+    """Enforce `limits.trial_s` where no supervisor does."""
     expired = threading.Event()
 
     def end() -> None:
@@ -117,7 +118,7 @@ class Rounds:
         cancel: Callable[[], object],
         executors_alive: Callable[[], Collection[str]] | None,
     ) -> None:
-        self.number = 0  # of the round under way
+        self.number = 0  # of the current round
         self._job = job
         self._run_round = run_round
         self._claims = Claims(job.files.claims, job.trial.placement)
@@ -127,7 +128,7 @@ class Rounds:
         self._moves = 0
 
     def train(self) -> None:
-        """All rounds, and the tasks that end the ranks. Raises RoundFailed, RankFailed."""
+        """Run all rounds and the tasks that end the ranks. Raises RoundFailed, RankFailed."""
         report = self._run(Orders(number=0), None)
         self._check_nodes(report)
         while not _all_done(report):
@@ -156,7 +157,7 @@ class Rounds:
             report = self._run_round(orders, state)
         self.executors.saw(report.ranks)
         self._clocks.saw(report.ranks, (began_unix_s, time.time()))
-        self._moves += sum(told.moved for told in report.ranks.values())
+        self._moves += sum(own.moved for own in report.ranks.values())
         ranks = sorted(report.ranks)
         if ranks != list(range(self._job.trial.placement.ranks)):
             raise RoundFailed(f"round {orders.number}: only ranks {ranks} reported")
@@ -164,10 +165,10 @@ class Rounds:
         return report
 
     def _check_nodes(self, report: Report) -> None:
-        """Where ranks meet they look whether they share cores; these meet in the driver only."""
+        """Check that ranks do not share cores; in rounds only the driver sees all of them."""
         place = self._job.trial.placement
-        for host in dict.fromkeys(told.host for told in report.ranks.values()):
-            on_host = {r: told for r, told in report.ranks.items() if told.host == host}
+        for host in dict.fromkeys(own.host for own in report.ranks.values()):
+            on_host = {r: own for r, own in report.ranks.items() if own.host == host}
             context = RankContext(
                 rank=min(on_host),
                 world_size=place.ranks,
@@ -177,61 +178,62 @@ class Rounds:
                 host=host,
                 process_started_unix_s=0.0,
             )
-            cores = [RankCores.from_json(told.cores) for _, told in sorted(on_host.items())]
+            cores = [RankCores.from_json(own.cores) for _, own in sorted(on_host.items())]
             check_node(context, place, cores)
 
 
 def failed_round(
     job: Job, number: int, message: str, executors: Executors | None = None
 ) -> RankEnd:
-    """Which rank a failed round is about, from Spark's message and the ranks' own statuses."""
-    statuses = read_statuses(job.files)
-    told = any(s.state == "failed" and not s.secondary for s in statuses)
+    """Return how the first rank of a failed round ended, from Spark's message and the statuses."""
     lost = _LOST_TASK.search(message)
-    if told or lost is None:
+    if lost is None:
         return failed_stage(job, message)
-    claims = Claims(job.files.claims, job.trial.placement)
+    statuses = read_statuses(job.files)
     partition = int(lost.group(1))
-    claimed = claims.rank_of(number, partition)
+    claimed = Claims(job.files.claims, job.trial.placement).rank_of(number, partition)
     rank = partition if claimed is None else claimed
+    failure = first_failure(statuses, named=rank)
+    if failure.error is not None:
+        return failure.end("")
     error = f"its Python worker or executor was killed or crashed{lost.group(2)}"
     gone = _LOST_EXECUTOR.search(message)
     if gone is not None:
         address, name, why = gone.groups()
         place = None if executors is None else executors.place(name)
-        if place is None:  # it was lost in its first round
+        if place is None:  # the executor was lost in its first round
             host = next((s.host for s in statuses if s.rank == rank), address)
             place = Place(host, (rank,))
-        rank, error = place.ranks[0], lost_words(name, place.host, place.ranks, why)
-    return RankEnd(rank=rank, exit_code=ExitCode.RANK_FAILED, error=f"RankFailed: {error}")
+        rank, error = place.ranks[0], lost_executor(name, place, why)
+    return FirstFailure(rank=rank).end(error)
 
 
 class _Clocks:
-    """What is known of the hosts' clocks without a word between the hosts.
+    """Bounds for the clocks of the hosts, without messages between the hosts.
 
-    A task begins after the driver has sent it and ends before the driver has heard of it; each
-    round narrows what this leaves for the difference of the two clocks.
+    A task begins after the driver has sent it and ends before the driver receives its result. Each
+    round narrows the possible difference of the two clocks.
     """
 
     def __init__(self) -> None:
-        self._bounds: dict[int, tuple[float, float]] = {}  # driver's clock less the rank's
+        self._bounds: dict[int, tuple[float, float]] = {}  # driver's clock minus the rank's
         self._hosts: dict[int, str] = {}
 
     def saw(self, ranks: Mapping[int, RankReport], driver_unix_s: tuple[float, float]) -> None:
-        for rank, told in ranks.items():
-            if told.task_unix_s is None:
+        for rank, own in ranks.items():
+            if own.task_unix_s is None:
                 continue
-            if self._hosts.setdefault(rank, told.host) != told.host:
-                continue  # it moved; its records say where it began
+            if self._hosts.setdefault(rank, own.host) != own.host:
+                continue  # it moved to another host; its records name the first
             low, high = self._bounds.get(rank, (-math.inf, math.inf))
-            began, ended = told.task_unix_s
+            began, ended = own.task_unix_s
             self._bounds[rank] = (
                 max(low, driver_unix_s[0] - began),
                 min(high, driver_unix_s[1] - ended),
             )
 
     def relative(self) -> dict[int, Clock]:
-        """Each rank's clock against rank 0's; ranks of its host have the same clock."""
+        """Return each rank's clock relative to rank 0's; ranks of one host share a clock."""
         found = {}
         for rank, (low, high) in self._bounds.items():
             if self._hosts[rank] == self._hosts[0]:
@@ -246,19 +248,19 @@ class _Clocks:
 
 
 def _all_done(report: Report) -> bool:
-    return all(told.next_step >= told.steps for told in report.ranks.values())
+    return all(own.next_step >= own.steps for own in report.ranks.values())
 
 
 def _carries(report: Report) -> dict[int, Carry]:
-    return {r: told.carry for r, told in report.ranks.items() if told.carry is not None}
+    return {r: own.carry for r, own in report.ranks.items() if own.carry is not None}
 
 
 def _check_equal(report: Report) -> None:
-    sums = {rank: told.weights_sha256 for rank, told in report.ranks.items()}
+    sums = {rank: own.weights_sha256 for rank, own in report.ranks.items()}
     differing = [rank for rank, value in sorted(sums.items()) if value != sums[0]]
     if differing:
         raise RankFailed(
-            f"ranks {differing} ended with other weights than rank 0: what Spark broadcast did not "
-            "arrive alike; this is a defect, please report it",
+            f"ranks {differing} ended with other weights than rank 0, although all received the "
+            "same broadcast; this is a defect, please report it",
             differing[0],
         )

@@ -1,4 +1,4 @@
-"""What driver and tasks tell one another in a round; plain values, without torch."""
+"""The messages between driver and tasks in a round: plain values, without torch."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ State = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carry:
-    """What the next task of a rank has to know of the last one."""
+    """The facts that the next task of a rank needs from its last one."""
 
     host: str
     process_started_unix_s: float  # of the rank's first task
     train_started_unix_s: float
-    last_step: StepRow  # of the round: its row lacks the exchange that follows
+    last_step: StepRow  # of the round; its row still lacks the exchange that follows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """A rank's clock, as RankEnvironment has it."""
+    """A rank's clock relative to rank 0's, as in RankEnvironment."""
 
     offset_s: float
     error_s: float
@@ -35,18 +35,18 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """What the driver tells all tasks of a round, weights aside."""
+    """The driver's message to all tasks of a round, without the weights."""
 
     number: int  # of the round, from 0
     carries: Mapping[int, Carry] = field(default_factory=dict)  # by rank; none in the first round
     finish: bool = False  # take the weights and end, without a step
-    clocks: Mapping[int, Clock] = field(default_factory=dict)  # by rank, to finish with
-    facts: Mapping[str, Any] = field(default_factory=dict)  # for the result, to finish with
+    clocks: Mapping[int, Clock] = field(default_factory=dict)  # by rank, at the end
+    facts: Mapping[str, Any] = field(default_factory=dict)  # for the result, at the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What one task tells the driver, weights aside."""
+    """The message of one task to the driver, without the weights."""
 
     host: str
     cores: str  # RankCores as JSON
@@ -54,21 +54,21 @@ class RankReport:
     carry: Carry | None = None  # None when the rank has finished
     next_step: int  # the first that is not done
     steps: int  # of the whole training
-    moved: bool = False  # whether another process had been this rank before
-    weights_sha256: str | None = None  # when it has finished
+    moved: bool = False  # another process was this rank before
+    weights_sha256: str | None = None  # after the last round
     task_unix_s: tuple[float, float] | None = None  # began and ended, on its host's clock
 
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """Of one task, or of several together."""
+    """The message of one task, or the sum of several."""
 
     ranks: dict[int, RankReport]
-    total: State | None = None  # sum of what the tasks came to, each times its share of samples
+    total: State | None = None  # sum of the tasks' states, each weighted by its part of the samples
 
 
 def together(one: Report, other: Report) -> Report:
-    """Both reports as one; adds into the first one's memory."""
+    """Return the sum of two reports, in the memory of the first."""
     total = one.total if one.total is not None else other.total
     if one.total is not None and other.total is not None:
         np.add(one.total, other.total, out=one.total)
@@ -76,6 +76,6 @@ def together(one: Report, other: Report) -> Report:
 
 
 def steps_of_round(number: int, period: int, steps: int) -> range:
-    """The global steps of round `number`; the last round may have fewer than `period`."""
+    """Return the global steps of round `number`; the last round may have fewer than `period`."""
     first = number * period
     return range(min(first, steps), min(first + period, steps))

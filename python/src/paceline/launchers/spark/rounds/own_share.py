@@ -1,7 +1,7 @@
-"""A schedule whose reader keeps one rank's photos only.
+"""A schedule whose reader keeps the samples of one rank only.
 
-The ranks of a node share decoded photos where they run beside one another for good. Tasks of Spark
-do not wait for each other, so each process decodes what its own rank sees.
+The ranks of a node share decoded samples where they run side by side to the end. Spark's tasks do
+not wait for each other, so each process decodes the samples of its own rank.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OwnShare(Schedule):
-    """The same steps as Schedule's; `used_sample_ids` are those of one rank."""
+    """A schedule with the same steps, whose `used_sample_ids` are those of one rank."""
 
     rank: int = 0
     world_size: int = 1
 
     def used_sample_ids(self) -> NDArray[np.int64]:
-        """Sorted ids of the samples that the rank sees in any step.
+        """Return the sorted ids of the samples that the rank sees in any step, at least one.
 
-        At least one, since a feed takes no memory of no bytes.
+        A feed cannot allocate memory of zero bytes.
         """
         seen = np.zeros(self.samples, dtype=bool)
         for step in range(self.steps):
             seen[self.step(step).share(self.rank, self.world_size)] = True
             if step % self.steps_per_epoch == 0 and seen.all():
-                break  # shares of later epochs add nothing
+                break  # later epochs add nothing
         seen[0] |= not seen.any()
         return np.flatnonzero(seen)
 
 
 def own_share(schedule: Schedule, rank: int, world_size: int) -> OwnShare:
-    """`schedule` as `rank` of `world_size` sees it."""
+    """Return `schedule` as `rank` of `world_size` sees it."""
     values = {f.name: getattr(schedule, f.name) for f in fields(schedule) if f.init}
     return OwnShare(**values, rank=rank, world_size=world_size)

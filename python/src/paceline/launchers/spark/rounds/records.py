@@ -1,4 +1,4 @@
-"""The rows of what lies between two rounds: written when the later one begins."""
+"""The rows of the exchange between two rounds; they are written when the later round begins."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ OPERATION = "round"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """The end of a round: weights go to the driver and come back averaged."""
+    """The exchange at the end of a round: weights go to the driver and return averaged."""
 
-    number: int  # of the round that it ends
+    number: int  # of the round before it
     ranks: int
     state_bytes: int
-    ended_unix_s: float  # when this rank had the averaged state
+    ended_unix_s: float  # this rank has received the averaged state
 
 
 def write_exchange(files: RankFiles, step: StepRow, exchange: Exchange) -> None:
-    """Complete the round's last step, which the exchange belongs to, and record the operation.
+    """Complete the round's last step, which includes the exchange, and record the operation.
 
-    It lasted from the end of the step's own work, on this clock, until the next task had the
-    weights: Spark's scheduling and the other tasks' steps are part of it. Should a rank go on
-    upon another host, whose clock is behind, it took no time at least.
+    The exchange lasts from the end of the step's own work, on this clock, until the next task has
+    the weights. Spark's scheduling and the other tasks' steps are part of it. It is 0 s if the rank
+    continues on a host whose clock is behind.
     """
     stepped_unix_s = step.started_unix_s + step.step_s
     exchange_s = max(0.0, exchange.ended_unix_s - stepped_unix_s)
@@ -62,7 +62,7 @@ def write_exchange(files: RankFiles, step: StepRow, exchange: Exchange) -> None:
 
 
 def set_clock(files: RankFiles, clock: Clock) -> None:
-    """Put a rank's clock into its environment: it is known best when all rounds are over."""
+    """Write a rank's clock to its environment: it is most accurate after all rounds."""
     environment = read_json(files.environment)
     known = {"clock_offset_s": clock.offset_s, "clock_error_s": clock.error_s}
     write_json(files.environment, {**environment, **known})

@@ -1,4 +1,4 @@
-"""A replica's weights and momentum as one array, to be averaged."""
+"""A replica's weights and momentum as one array, for averaging."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def scaled_state(replica: LocalReplica, share: float) -> State:
-    """The replica's state times `share`, in memory of its own."""
+    """Return the replica's state times `share`, as a new array."""
     parts = _parts(replica)
     scaled = np.empty(sum(p.numel() for p in parts), dtype=np.float32)
     start = 0
@@ -27,7 +27,7 @@ def scaled_state(replica: LocalReplica, share: float) -> State:
 
 
 def load_state(replica: LocalReplica, state: State) -> None:
-    """Give the replica an averaged state, as `scaled_state` arranges it."""
+    """Load an averaged state, in the layout of `scaled_state`, into the replica."""
     start = 0
     for part in _parts(replica):
         end = start + part.numel()
@@ -36,7 +36,7 @@ def load_state(replica: LocalReplica, state: State) -> None:
 
 
 def state_bytes(replica: LocalReplica) -> int:
-    """What a task sends in a round, and receives."""
+    """Return the bytes that a task sends in a round, and receives."""
     return sum(part.numel() * part.element_size() for part in _parts(replica))
 
 

@@ -1,6 +1,6 @@
-"""The limit of an exchange in rounds: how long those who are done wait for the last.
+"""The limit of an exchange in rounds: how long finished ranks wait for the last one.
 
-Spark has none: a task that neither ends nor fails is waited for.
+Spark has no such limit: it waits for a task that neither ends nor fails.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _POLL_S = 0.25
 
 
 class Stragglers:
-    """Ends a round that takes some ranks too long."""
+    """Ends a round in which some ranks are too late."""
 
     def __init__(self, job: Job, claims: Claims, cancel: Callable[[], object]) -> None:
-        """cancel: ends the round under way, which then fails; called from another thread."""
+        """cancel: ends the current round, which then fails; called from another thread."""
         self.end: RankEnd | None = None  # of the rank that was too late, if one was
         self._job = job
         self._claims = claims
@@ -35,7 +35,7 @@ class Stragglers:
 
     @contextmanager
     def limited(self, number: int) -> Iterator[None]:
-        """The time in which round `number` is under way."""
+        """Enforce the limit while round `number` runs."""
         over = threading.Event()
         watch = threading.Thread(
             target=self._watch, args=(number, over), name="stragglers", daemon=True
@@ -48,7 +48,7 @@ class Stragglers:
             watch.join()
 
     def _starting(self, ranks: set[int]) -> bool:
-        """Whether one of them has not taken a step yet, as in the first round."""
+        """Return whether one of the ranks has not taken a step yet, as in the first round."""
         files = [self._job.files.rank(rank).steps for rank in ranks]
         return not all(file.exists() and file.stat().st_size for file in files)
 
@@ -56,8 +56,8 @@ class Stragglers:
         ranks = set(range(self._job.trial.placement.ranks))
         limits = self._job.trial.limits
         limit_s = limits.collective_s
-        all_done, since_s = False, None  # the first was done, then the last
-        until_s = 0.0  # a rank that starts is waited for
+        all_done, since_s = False, None  # when the first rank was done, later when the last was
+        until_s = 0.0  # until then a rank may still be starting
         while not over.wait(_POLL_S):
             late = ranks - self._claims.done(number)
             if late == ranks:
@@ -78,17 +78,17 @@ class Stragglers:
     def _too_late(self, number: int, late: set[int], limit_s: float) -> str:
         return (
             f"TimedOut: round {number}: {self._listed(late)} did not end it within {limit_s:g} s "
-            "of the first rank that did (limits.collective_s; limits.rendezvous_s besides for "
-            "ranks that start): frozen, cut off, or much slower than the others"
+            "of the first rank that did (limits.collective_s, plus limits.rendezvous_s for ranks "
+            "that start): they hang, cannot be reached, or are much slower than the others"
         )
 
     def _unsent(self, number: int) -> str:
         trial = self._job.trial
-        everybody = set(range(trial.placement.ranks))
+        all_ranks = set(range(trial.placement.ranks))
         return (
-            f"TimedOut: round {number}: all ranks have done it, but not all results reached the "
+            f"TimedOut: round {number}: all ranks ended it, but not all results reached the "
             f"driver within {trial.limits.collective_s:g} s (limits.collective_s): one of "
-            f"{self._listed(everybody)} froze as it sent them, or cannot be reached"
+            f"{self._listed(all_ranks)} hangs or cannot be reached"
         )
 
     def _listed(self, ranks: set[int]) -> str:

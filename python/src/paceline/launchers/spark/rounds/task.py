@@ -1,6 +1,6 @@
-"""One task of a round: which rank it is, and how it ends. Run in one of Spark's Python workers.
+"""One task of a round, in one of Spark's Python workers.
 
-Without Spark itself: the job script hands over what it needs of a task.
+The module works without Spark: the job script passes what it needs of a task.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
 from paceline.host.machine import host_name
-from paceline.host.processes import die_with_parent, parent_of, process_started_unix_s
+from paceline.host.processes import die_with_parent, process_started_unix_s
 from paceline.job.checks import check_dataset
+from paceline.job.context import own_start_unix_s
 from paceline.job.rank import check_shared
 from paceline.job.rank_status import RankStatusFile, log_of, terminated
 from paceline.job.sidecars import host_sidecar
-from paceline.launchers.spark.barrier import task_failed
+from paceline.launchers.spark.barrier import executor_pid, task_failed
 from paceline.launchers.spark.rounds.claims import Claims
 from paceline.launchers.spark.rounds.executors import own_executor
 from paceline.training.context import RankContext
@@ -35,20 +36,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Kept:
-    """What this process keeps between tasks."""
+    """The state that this process keeps between tasks."""
 
     worker: RoundWorker
-    sidecar: ExitStack  # of this host, if it is this process that started it
+    sidecar: ExitStack  # of this host, if this process has started it
 
 
-# By the trial's folder: Spark reuses its Python workers for tasks of the same application.
+# By the trial's folder. Spark reuses its Python workers for tasks of the same application.
 _kept: dict[str, _Kept] = {}
 
 
 def run_round_task(
     job: Job, partition: int, orders: Orders, state: Callable[[], State | None]
 ) -> Report:
-    """Take a rank and its part of the round, or end it if the orders say so.
+    """Claim a rank and do its part of the round, or end the rank if the orders say so.
 
     state: the averaged state, None in the first round.
     Raises BarrierTaskFailed for the driver, after the rank's status has been written.
@@ -67,10 +68,10 @@ def run_round_task(
             if not isinstance(error, PacelineError):
                 traceback.print_exc()
             raise task_failed(status.failed(error)) from error
-    told = report.ranks[context.rank]
+    rank_report = report.ranks[context.rank]
     times = (began_unix_s, time.time())
     report.ranks[context.rank] = dataclasses.replace(
-        told, task_unix_s=times, executor=own_executor()
+        rank_report, task_unix_s=times, executor=own_executor()
     )
     Claims(job.files.claims, job.trial.placement).finish(orders.number, context.rank)
     return report
@@ -88,7 +89,7 @@ def _claimed(job: Job, partition: int, orders: Orders, host: str, own: int | Non
         ranks_on_node=place.ranks_per_node,
         node_index=node,
         host=host,
-        process_started_unix_s=process_started_unix_s(os.getpid()) or time.time(),
+        process_started_unix_s=own_start_unix_s(),
     )
 
 
@@ -102,7 +103,7 @@ def _run(
     status.write("running")
     kept = _kept.get(str(job.files.root))
     if kept is None:
-        status.log("starts" if orders.number == 0 else f"goes on here with round {orders.number}")
+        status.log("starts" if orders.number == 0 else f"continues here with round {orders.number}")
         kept = _open(job, context, orders)
     if orders.finish:
         report = kept.worker.finish(context.rank, orders, state)
@@ -111,8 +112,8 @@ def _run(
         status.log("is done")
         return report
     report = kept.worker.run(context.rank, orders, state)
-    # Until its next task the rank is where Spark is: this process may be ended meanwhile.
-    executor = parent_of(os.getppid())
+    # Spark may end this process before the rank's next task; its executor stands for the rank.
+    executor = executor_pid()
     if executor is not None:
         status.write("running", pid=executor, started_unix_s=process_started_unix_s(executor))
     return report
@@ -122,12 +123,12 @@ def _open(job: Job, context: RankContext, orders: Orders) -> _Kept:
     from paceline.training.resources import apply_resources  # noqa: PLC0415
 
     if job.trial.placement.nodes > 1 or not job.supervised:
-        check_dataset(job.trial.training.dataset)  # else the launcher has looked on this node
+        check_dataset(job.trial.training.dataset)  # else preflight has checked it on this node
     apply_resources(context, job.trial)
-    # Only now: it imports torch, which reads what apply_resources sets.
+    # The worker imports torch, which reads the settings of apply_resources at its import.
     from paceline.launchers.spark.rounds.worker import RoundWorker  # noqa: PLC0415
 
-    executor = parent_of(os.getppid())  # above the daemon that forks Python workers
+    executor = executor_pid()
     sidecar = ExitStack()
     sidecar.enter_context(host_sidecar(job, context, () if executor is None else (executor,)))
     worker = RoundWorker(job.trial, context, job.files)

@@ -1,4 +1,4 @@
-"""A process that runs tasks of rounds: it keeps the model, and the photos of the rank it was.
+"""The worker of a process that runs tasks of rounds: it keeps the model and one rank's samples.
 
 Call `resources.apply_resources` first, then import this module (it imports torch).
 """
@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-# As in train.worker: an import, not a part of building the model.
+# As in worker.worker: count it as an import, not as a part of building the model.
 import torch._dynamo  # noqa: F401
 
 from paceline.data.dataset import open_dataset
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Photos:
-    """What a rank is fed, from where it is."""
+class _Samples:
+    """The remaining batches of a rank."""
 
     rank: int
     feed: Feed
@@ -58,14 +58,14 @@ class _Photos:
 
 
 class RoundWorker:
-    """Made by the first task of a trial in this process; not to be shared between threads."""
+    """The first task of a trial in this process creates it. It is not thread-safe."""
 
     def __init__(self, trial: Trial, context: RankContext, files: TrialFiles) -> None:
-        """context: of the first rank that this process is; its cores stay the process's."""
+        """context: of the first rank of this process; the process keeps that rank's cores."""
         self._trial = trial
         self._context = context
         self._files = files
-        self._photos: _Photos | None = None
+        self._samples: _Samples | None = None
         self._dataset: Dataset
         self._schedule: Schedule
         self._replica: LocalReplica
@@ -74,45 +74,47 @@ class RoundWorker:
 
     @property
     def rank(self) -> int | None:
-        """The rank whose photos are at hand."""
-        return None if self._photos is None else self._photos.rank
+        """Return the rank whose samples are loaded."""
+        return None if self._samples is None else self._samples.rank
 
     def begin(self) -> None:
-        """Open what the first task of a rank needs, and record it."""
+        """Open what the first task of a rank needs, and record the time."""
         rank = self._context.rank
         with Spans(self._files.rank(rank).spans) as spans:
             spans.ended("imports", self._context.process_started_unix_s)
             with spans("data_load"):
                 self._open()
-                self._take_photos(rank, 0)
+                self._open_samples(rank, 0)
             with spans("model_build"):
                 self._build()
                 self._record_environment()
 
     def resume(self) -> None:
-        """The same for a process that comes later; its cost is part of a round's exchange."""
+        """Do the same in a process that joins later; the time is part of a round's exchange."""
         self._open()
         self._build()
 
     def run(self, rank: int, orders: Orders, state: Callable[[], State | None]) -> Report:
-        """Take the steps of a round as `rank`, from `state` on.
+        """Take the steps of a round as `rank`, starting from `state`.
 
-        state: called when this process has what it needs; None is the initial state.
-        Raises what Loop.run does, DataError for a bad photo.
+        state: returns the averaged state, None for the initial one; called when the samples are
+        loaded. Raises the errors of Loop.run, DataError for a damaged image.
         """
         steps = steps_of_round(orders.number, self._period, self._schedule.steps)
-        moved = self._take_photos(rank, steps.start)
+        moved = self._open_samples(rank, steps.start)
         began_s = self._begin_round(rank, orders, state())
-        assert self._photos is not None
+        assert self._samples is not None
         loop = Loop(
             self._schedule,
             self._trial.training,
             self._replica,
             rank,
             counts_samples=True,
-            on_first_gradient=lambda: None,  # it is of this rank's samples alone
+            on_first_gradient=lambda: (
+                None
+            ),  # the gradient of this rank's samples alone is not compared
         )
-        batches = itertools.islice(self._photos.batches, len(steps))
+        batches = itertools.islice(self._samples.batches, len(steps))
         rows = self._record(rank, loop, batches, began_s)
         if [row.step for row in rows] != list(steps):
             raise RankFailed(
@@ -125,7 +127,7 @@ class RoundWorker:
         return self._report(rank, carry, steps.stop, scaled_state(self._replica, share), moved)
 
     def finish(self, rank: int, orders: Orders, state: Callable[[], State | None]) -> Report:
-        """Take the last averaged weights and leave the records of `rank`'s end."""
+        """Load the last averaged weights and write the last records of `rank`."""
         carry = orders.carries[rank]
         own = self._files.rank(rank)
         self._begin_round(rank, orders, state())
@@ -144,10 +146,10 @@ class RoundWorker:
         return self._report(rank, None, steps, None, moved=False, weights_sha256=sha256)
 
     def close(self) -> None:
-        """Give back the photos."""
-        if self._photos is not None:
-            self._photos.feed.close()
-            self._photos = None
+        """Release the samples."""
+        if self._samples is not None:
+            self._samples.feed.close()
+            self._samples = None
 
     @property
     def _period(self) -> int:
@@ -176,9 +178,9 @@ class RoundWorker:
             seed=training.seed,
         )
 
-    def _take_photos(self, rank: int, first_step: int) -> bool:
-        """Have `rank`'s batches at hand from `first_step` on; whether they had to be opened."""
-        if self._photos is not None and self._photos.rank == rank:
+    def _open_samples(self, rank: int, first_step: int) -> bool:
+        """Open `rank`'s batches from `first_step`; return whether the rank has moved here."""
+        if self._samples is not None and self._samples.rank == rank:
             return False
         self.close()
         training, world = self._trial.training, self._trial.placement.ranks
@@ -193,7 +195,7 @@ class RoundWorker:
             timeout_s=self._trial.limits.trial_s,
         )
         later = itertools.dropwhile(lambda batch: batch.step < first_step, iter(feed))
-        self._photos = _Photos(rank, feed, later)
+        self._samples = _Samples(rank, feed, later)
         return first_step > 0
 
     def _record_environment(self) -> None:
@@ -208,9 +210,9 @@ class RoundWorker:
         write_json(path, dataclasses.asdict(environment))
 
     def _begin_round(self, rank: int, orders: Orders, state: State | None) -> float:
-        """Take the averaged state, which ends the exchange; when that was, as perf_counter counts.
+        """Load the averaged state, which ends the exchange; return the time (perf_counter).
 
-        The exchange belongs to the step before it: its row is complete only now.
+        The exchange belongs to the step before it, whose row is completed now.
         """
         if state is not None:
             load_state(self._replica, state)
@@ -232,7 +234,7 @@ class RoundWorker:
     def _record(
         self, rank: int, loop: Loop, batches: Iterator[Batch], began_s: float
     ) -> list[StepRow]:
-        """Take the steps; all rows are written but the last, which lacks the exchange."""
+        """Take the steps. Write all rows except the last, which still lacks the exchange."""
         files = self._files.rank(rank)
         taken: list[StepRow] = []
         with JsonlWriter(files.steps) as rows, JsonlWriter(files.sample_log) as sample_log:
@@ -289,7 +291,7 @@ class RoundWorker:
                 "period": self._period,
                 "momentum": None if self._replica.momentum is None else "averaged",
                 "round_bytes": state_bytes(self._replica),
-                # what a rank gives Spark; the broadcast back is the driver's
+                # sent by a rank; the driver sends the broadcast back
                 "sent_bytes_per_step": round(state_bytes(self._replica) / self._period),
                 "uncompressed_bytes_per_step": round(
                     all_reduce_bytes(payload_bytes(self._replica.weights), self._context.world_size)
