@@ -1,11 +1,11 @@
-"""All-reduce between the ranks of one host: MPI called from C, the mpi backend, and Gloo.
+"""All-reduce between ranks of one host: MPI called from C, backend mpi4py, and Gloo.
 
-    python allreduce.py --out results/allreduce.json
+    python allreduce.py --out results/allreduce.json [--mca mpi_yield_when_idle 1]
 
-Rounds of the C program and of Python's ranks take turns, in fresh processes each; within Python's,
-calls of the backend and of Gloo take turns. Ratios are of neighbouring rounds. The cores must be
-idle: MPI's own call, which spins, becomes ten times slower if they are not, and the ratio to it
-meaningless.
+Rounds of the C program and of Python's ranks alternate, in fresh processes each. Within Python's
+rounds, calls of the backend and of Gloo alternate. Ratios are those of neighbouring rounds. The
+cores must be idle: MPI's own call spins and becomes ten times slower otherwise, so the ratio to it
+has no meaning.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def compiled(folder: Path) -> Path:
 
 
 def concluded(size: int, rounds: list[dict[str, list[float]]]) -> dict[str, Any]:
-    """Of the rounds' medians."""
+    """Print and return ratios of the medians of the rounds."""
     medians = {name: [statistics.median(r[name]) for r in rounds] for name in rounds[0]}
     for name, values in medians.items():
         shown(f"{size / 1e6:g} MB {name}", median_interval([v * 1e3 for v in values]), "ms")

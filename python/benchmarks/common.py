@@ -1,4 +1,4 @@
-"""What all benchmarks share: raw values kept, ratios within one run, medians with intervals."""
+"""Common parts of all benchmarks: raw values, ratios within one run, medians with intervals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_results(path: Path, name: str, results: Mapping[str, Any]) -> None:
     """Write raw values and conclusions with what they are worthless without."""
     document = {
         "benchmark": name,
-        # names only: where things lie on the machine is nobody's business
+        # names only, because paths of the machine do not belong in results
         "command": " ".join(["python", *(word.rpartition("/")[2] for word in sys.argv)]),
         "date": time.strftime("%Y-%m-%d"),
         "host": {k: v for k, v in machine_facts().items() if k != "host"},

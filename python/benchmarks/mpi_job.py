@@ -1,4 +1,4 @@
-"""Starts a benchmark's own ranks under the mpirun beside this Python."""
+"""Start a benchmark's ranks with the mpirun of this environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def mpirun() -> Path:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """One thread a rank; Open MPI refuses root unless told twice."""
+    """Return an environment with one thread per rank, in which Open MPI accepts root."""
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",

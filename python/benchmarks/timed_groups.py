@@ -1,7 +1,7 @@
-"""What the ranks of the all-reduce benchmarks do: the same message over each group in turn.
+"""Ranks of the all-reduce benchmarks: the same message over each process group in turn.
 
-All groups live in the same processes. Each round times one call of each, after one and the same
-tight barrier, and the slower rank's time counts. Payloads are verified.
+All groups live in the same processes. Each round times one call of each group after a tight
+barrier, and the time of the slower rank counts. Payloads are verified.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the training benchmarks train: Paceline's own trials and bare scripts, interleaved."""
+"""Trainings of the benchmarks: Paceline's own trials and bare scripts, interleaved."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def trials_of(spec: str, dataset: Path) -> list[Trial]:
 def conclude(
     raw: Mapping[str, list[StepEnds]], claims: Sequence[tuple[str, str, str, float]]
 ) -> dict[str, Any]:
-    """Print rates and claims, (what, ours, theirs, asked) each; returns what the results keep."""
+    """Print rates and claims, each (text, ours, theirs, target); return the content of the
+    results."""
     rates = {name: [samples_per_s(ends) for ends in runs] for name, runs in raw.items()}
     for name, values in rates.items():
         shown(name, median_interval(values), "images/s")

@@ -36,7 +36,7 @@ def dealt(allowed, ranks, threads, system):
 
 @pytest.fixture
 def unknown(tmp_path):
-    """A system that tells nothing of itself."""
+    """A system without topology files."""
     return tmp_path / "nothing"
 
 

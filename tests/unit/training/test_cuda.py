@@ -1,4 +1,4 @@
-"""What only a GPU can show; skipped without one."""
+"""Tests that need a GPU; skipped without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is found missing, through a real store on loopback; all ranks are of this process."""
+"""Results of liveness probes through a real store on loopback; all ranks are in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOSTS = ["alpha", "beta", "gamma"]
 
 
 class Relay:
-    """A way to the store that can be cut without closing it, as a link that goes down."""
+    """A connection to the store that can be interrupted without closing it, like a broken link."""
 
     def __init__(self, port):
         self._target = ("127.0.0.1", port)
@@ -66,7 +66,7 @@ class Clock:
 
 
 class Ranks:
-    """Those that have joined, with what each of them holds."""
+    """Ranks that have joined."""
 
     def __init__(self, context_of, clean_up):
         listener = socket.create_server(("127.0.0.1", 0))

@@ -107,7 +107,7 @@ def test_wrong_use_of_a_group_is_an_error_as_ever_and_no_row(group: object, tmp_
 
 
 def test_every_operation_of_torchs_groups_goes_to_the_inner_group() -> None:
-    """A method that is not handed on would hold the GIL in C++, and could wait for ever."""
+    """A method that is not passed on would hold the GIL in C++ and could wait without limit."""
     carries_nothing = {
         "_backend_id", "_device_types", "_enable_collectives_timing", "_get_backend",
         "_get_backend_name", "_has_hooks", "_id", "_pybind11_conduit_v1_", "_register_backend",

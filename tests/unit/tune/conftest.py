@@ -25,7 +25,8 @@ local_strategy = "sequential"
 
 @dataclass
 class FakeMeasurer:
-    """Speeds by configuration; those that it does not know fail. Remembers what it was asked."""
+    """Speeds by configuration; unknown configurations fail. Records the trials that were
+    requested."""
 
     speeds: dict[str, float]
     jitter: float = 0.001  # between steps and between repeats, relative

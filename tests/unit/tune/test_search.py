@@ -12,7 +12,7 @@ def nothing_follows(_contest):
 
 
 def speeds_of(space, fastest, fast=50.0):
-    """All candidates at 30 and less, one faster."""
+    """Return a speed of at most 30 for all candidates, and a higher one for `fastest`."""
     speeds = {t.configuration: 30.0 - i for i, t in enumerate(space.candidates)}
     return {**speeds, fastest.configuration: fast}
 

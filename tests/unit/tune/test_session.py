@@ -1,4 +1,4 @@
-"""What a search keeps up while its trials run one after the other."""
+"""State that a search keeps while its trials run one after the other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ interval_s = 0.5
 
 
 class Measurer:
-    """In the place of TrialMeasurer: notes what happens, and has no time for any trial."""
+    """Replaces TrialMeasurer: records calls, and has no time for any trial."""
 
     events: list[object]
 

@@ -20,7 +20,7 @@ def spec(tmp_path):
 
 @pytest.fixture
 def stages(spec, monkeypatch, tmp_path):
-    """What was called; a stage named in `interrupted` ends half-way."""
+    """Record the stages that run; a stage named in `interrupted` ends half-way."""
     calls, interrupted = [], set()
 
     def search(asked, run_dir, *, resume, progress):

@@ -1,4 +1,4 @@
-"""A whole trial of one rank, with photos from memory instead of a data set."""
+"""A whole trial of one rank, with images from memory instead of a data set."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class RankGroups(Protocol):
 
 
 class LocalStrategy(Protocol):
-    """How one rank uses its cores or device."""
+    """Uses the cores or the device of one rank."""
 
     def prepare(
         self, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups

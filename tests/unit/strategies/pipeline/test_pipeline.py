@@ -1,4 +1,5 @@
-"""All ranks as threads of one process, against the plain loop; as processes see tests/contract."""
+"""Pipeline stages as threads of one process, compared with the plain loop; for processes see
+tests/contract."""
 
 from __future__ import annotations
 
@@ -164,7 +165,7 @@ def test_stage_keeps_only_its_own_weights():
 
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_workers_with_copies_of_the_weights_stay_in_step(monkeypatch, replicas):
-    """What GPUs do, in the CPU's memory."""
+    """Use copies of the weights in CPU memory, as workers on GPUs do."""
 
     def apart(layout, parameters, shared, replicas, training, _device):
         return StageWeights(layout, parameters, shared, replicas, training, CPU)

@@ -25,7 +25,7 @@ from paceline.workloads.build import build_model
 
 
 class Node:
-    """All ranks are on one node and find one another through files."""
+    """Ranks of one node that find each other through files."""
 
     def __init__(self, folder, rank, ranks):
         self._place = (folder, rank, ranks)

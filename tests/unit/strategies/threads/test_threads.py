@@ -59,7 +59,7 @@ def train(prepare, make_batch):
 
 @pytest.fixture
 def differences(train, train_by_hand, build, difference):
-    """Of gradients and weights from the sequential ones."""
+    """Return the differences of gradients and weights from the sequential ones."""
 
     def compare(trial):
         gradients, weights, batches = train(trial)

@@ -176,7 +176,8 @@ pool.close()
 
 
 def test_threads_allocate_where_freed_memory_is_kept(tmp_path):
-    """In glibc's first arena: it gives what was freed in others back to the kernel."""
+    """Threads allocate in glibc's first arena, because it returns memory of other arenas to the
+    kernel."""
     arenas = {}
     for mode in ("keep", "usual"):
         report = tmp_path / mode

@@ -1,4 +1,4 @@
-"""What each way loses, and what comes back later. With several ranks: tests/contract."""
+"""Errors of each compressor, and their feedback. With several ranks: tests/contract."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_of_a_tiny_bucket_topk_sends_one_element(make_bucket):
 
 
 def test_residual_follows_its_parameter_into_another_bucket(make_bucket):
-    """As after the first step of DistributedDataParallel."""
+    """Buckets change after the first step of DistributedDataParallel."""
     first, second = torch.tensor([1.0, 9.0]), torch.tensor([4.0])
     compressor = TopK(0.34)
     compressor.sum(before := make_bucket([first, second]))

@@ -17,7 +17,7 @@ LIMIT_S = 20.0
 
 
 class Slow:
-    """Sums that end when they are told to."""
+    """Sums that end when the test lets them."""
 
     def __init__(self) -> None:
         self.started = []

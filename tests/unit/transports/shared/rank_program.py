@@ -60,7 +60,8 @@ def case(function):
 
 @case
 def counts_rounds(share):
-    """How far the others are when one leaves round r of the barrier: r, or already r + 1."""
+    """Return the rounds of the others when a rank leaves round r of the barrier: r, or already r +
+    1."""
     node = SharedNode(share, LIMIT_S)
     counts = node.memory("counts", 8 * node.ranks_on_node).view(np.int64)
     barrier = node.barrier(range(node.ranks_on_node))
@@ -104,7 +105,7 @@ def meets_in_groups(share):
 
 @case
 def loses_a_peer(share):
-    """Rank 1 kills itself while the others wait to meet it."""
+    """Rank 1 kills itself while the others wait at a barrier."""
     node = SharedNode(share, LIMIT_S)
     everyone = node.barrier(range(node.ranks_on_node))
     everyone.wait()
@@ -166,7 +167,7 @@ def misses_a_member(share):
 
 @case
 def leaves_early(share):
-    """Rank 1 closes and ends; 0 and 2 still meet, then 0 waits for 1."""
+    """Rank 1 closes and ends; 0 and 2 still synchronise, then 0 waits for 1."""
     node = SharedNode(share, LIMIT_S)
     everyone, two = node.barrier([0, 1, 2]), node.barrier([0, 2])
     everyone.wait()

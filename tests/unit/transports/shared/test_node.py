@@ -58,14 +58,14 @@ def test_a_channel_to_oneself_is_refused():
 
 
 def test_too_little_memory_says_what_it_was_for():
-    with pytest.raises(EnvironmentLacks, match="free for the weights"):
+    with pytest.raises(EnvironmentLacks, match="free memory on the node for the weights"):
         SharedNode(SoloNode(), 1.0).memory("the weights", 2**50)
 
 
 def test_too_little_memory_is_told_to_all_ranks(run_ranks):
     for answer in run_ranks("asks_too_much", 2):
         assert answer["error"] == "EnvironmentLacks"
-        assert "free for the weights" in answer["message"]
+        assert "free memory on the node for the weights" in answer["message"]
 
 
 def test_if_one_rank_cannot_share_memory_all_say_so(run_ranks):

@@ -39,7 +39,7 @@ class Stage:
 
 
 def on_each(tasks: int, body, stage: Stage | None = None, limit_s: float = LIMIT_S) -> list:
-    """What `body(group, rank)` returns in each of `tasks` threads."""
+    """Return the results of `body(group, rank)` in `tasks` threads."""
     stage = stage or Stage(tasks)
 
     def run(rank: int):

@@ -1,4 +1,4 @@
-"""What each round tries for a given trial."""
+"""Candidates of each round for a given trial."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MANY = {"nodes": 2}
 
 
 def tried(name, *keys, values=None, tune="", trial_values=None, **where):
-    """What a round tries for one trial that is as `values` say, as tuples of these keys."""
+    """Return what a round tries for one trial with `values`, as tuples of these keys."""
     experiment = parsed(entry(**{**(values or {}), **where}), tune=tune)
     request = experiment.trials[1]
     trial = planned(experiment)

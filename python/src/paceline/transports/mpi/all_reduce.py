@@ -36,7 +36,7 @@ _CANDIDATES = ("recursive-doubling", "ring", "rabenseifner")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveStatistics:
-    """How this rank carried out an all-reduce."""
+    """Algorithm and traffic of an all-reduce on this rank."""
 
     algorithm: str
     sent_bytes: int | None = None  # None if not counted: MPI's own all-reduce and shared memory
