@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 from tests import capabilities
-from tests.environment import QUICK_JVM
+from tests.environment import QUICK_JVM, class_archive_options, make_class_archives
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -90,26 +90,32 @@ def runtime_of_our_own(tmp_path_factory):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _quick_jvm() -> Iterator[None]:
-    """Start every Spark of the tests with the options of QUICK_JVM."""
+def _quick_jvm(shared_folder: Path) -> Iterator[None]:
+    """Start every Spark of the tests with the options of QUICK_JVM and class archives."""
+    archives = class_archive_options(shared_folder)
     with pytest.MonkeyPatch.context() as patch:
         for variable, flags in QUICK_JVM.items():
-            patch.setenv(variable, f"{os.environ.get(variable, '')} {flags}".lstrip())
+            own = os.environ.get(variable, "")
+            patch.setenv(variable, f"{own} {flags} {archives}".lstrip())
         yield
 
 
 @pytest.fixture(scope="session")
-def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a PACELINE_CACHE for all workers of this test session.
-
-    `ensure_dataset` locks it, so each data set in it is made once.
-    """
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a temporary folder for all workers of this test session."""
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent  # of the session; each worker has a folder in it
-    cache = base / "shared-cache"
-    cache.mkdir(exist_ok=True)
-    return cache
+        base = base.parent  # each worker has a folder in it
+    folder = base / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shared_cache(shared_folder: Path) -> Path:
+    """Return a PACELINE_CACHE; `ensure_dataset` locks it, so each data set in it is made once."""
+    make_class_archives(shared_folder)
+    return shared_folder / "cache"
 
 
 @pytest.fixture(scope="session")

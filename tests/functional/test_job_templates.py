@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.functional.cli_runs import LIMIT_S, Cli
 
-from paceline.host.tools import find_mpirun
+from paceline.launchers.mpi.tools import find_mpirun
 
 pytestmark = pytest.mark.functional
 
