@@ -146,4 +146,5 @@ def test_what_cannot_be_rendered_is_told(paceline: Cli, tmp_path: Path) -> None:
     assert rendered.returncode == 0, rendered.stderr
     assert "left out tiny.spark.gloo" in rendered.stderr
     assert "does not exist yet" in rendered.stderr
-    assert len(rendered.stdout.splitlines()) == 1
+    written = [Path(line).suffix for line in rendered.stdout.splitlines()]
+    assert written == [".sbatch", ".json"]

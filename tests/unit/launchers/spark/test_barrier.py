@@ -108,6 +108,20 @@ def test_lost_rank_is_the_one_that_wrote_no_end(make_job):
     assert "killed or crashed" in end.error
 
 
+def test_lost_task_is_named_although_its_rank_could_still_write_that_it_was_ended(make_job):
+    job = make_job("--transport", "mpi", launcher="spark")
+    for rank in (0, 1):
+        status = RankStatus(
+            rank=rank, host="h", pid=1, process_started_unix_s=0.0, state="failed",
+            error="Terminated: x", secondary=True,
+        )  # fmt: skip
+        write_json(job.files.rank(rank).status, dataclasses.asdict(status))
+    end = failed_stage(job, "because barrier task ResultTask(0, 1) finished unsuccessfully")
+    assert (end.rank, end.error) == (
+        1, "RankFailed: the Python of its barrier task was killed or crashed",
+    )  # fmt: skip
+
+
 def test_what_a_rank_wrote_itself_outweighs_sparks_words(make_job):
     job = make_job(launcher="spark")
     status = RankStatus(

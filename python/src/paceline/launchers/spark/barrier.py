@@ -18,7 +18,7 @@ from paceline.errors import EnvironmentLacks, ExitCode, PacelineError
 from paceline.host.machine import host_name
 from paceline.host.processes import parent_of
 from paceline.job.context import nodes_of, rank_context
-from paceline.job.failure import first_failure
+from paceline.job.failure import FirstFailure, first_failure
 from paceline.job.rank import run_rank
 from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import check_reachable, close_listener, listen_on
@@ -140,9 +140,11 @@ def failed_stage(job: Job, message: str) -> RankEnd:
         reported = _reported_end(message)
         if reported is not None:
             return reported
-    if failure.rank is None:
+    if failure.rank is None and named is None:
         return failure.end(_first_line(message))
-    # Over MPI, ranks are processes of their own, which end with the Python of their task.
+    if failure.rank is None:
+        failure = FirstFailure(rank=named)
+    # Over MPI, ranks are processes of their own. SIGTERM ends them together with their task.
     over_mpi = job.trial.transport == "mpi"
     whose = "the Python of its barrier task" if over_mpi else "its Python worker"
     return failure.end(f"{whose} was killed or crashed")
