@@ -362,7 +362,7 @@ def test_unfit_environment_of_unknown_origin_is_refused_and_left_alone(checkout:
     (checkout.venv / "pyvenv.cfg").touch()
     done = checkout.run("doctor")
     assert done.returncode == 3
-    assert "not made by pacelinew" in done.stderr
+    assert "pacelinew did not create it" in done.stderr
     assert (checkout.venv / "bin" / "python").exists()
     assert checkout.calls() == []
 
