@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from paceline.analysis.statistics import Interval
     from paceline.plan.trial import Trial
     from paceline.tune.findings import Finding, Findings
-    from paceline.tune.session import SearchPlan
+    from paceline.tune.method import SearchPlan
     from paceline.tune.spaces import LeftOut
 
 LEGEND = "k replicas, s stages, t threads each, m micro-batches; cut before these layers"

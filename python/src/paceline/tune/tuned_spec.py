@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from paceline.spec import Experiment, TrialRequest, WorkloadRequest
     from paceline.tune.findings import Findings
-    from paceline.tune.session import SearchMethod
+    from paceline.tune.method import SearchMethod
 
 _HEADER = """\
 # {name} with what `paceline {command}` found on {host}, {cores} cores.

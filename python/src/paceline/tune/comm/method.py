@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.runner import Progress
     from paceline.spec import Experiment, TrialRequest, WorkloadRequest
-    from paceline.tune.session import SearchContext, SearchPlan
+    from paceline.tune.method import SearchContext, SearchPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from paceline.tune.local.candidates import searched_strategies, strategy_space
 from paceline.tune.local.search_space import neighbouring_split_points
 from paceline.tune.local.winners import layout_of, with_layout
 from paceline.tune.search import Bracket
-from paceline.tune.session import SearchPlan, plan_search, run_search
+from paceline.tune.session import plan_search, run_search
 from paceline.tune.spaces import plan_one, repeated
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.records.layout import RunFiles
     from paceline.runner import Progress
     from paceline.spec import Experiment, WorkloadRequest
-    from paceline.tune.session import SearchContext
+    from paceline.tune.method import SearchContext, SearchPlan
     from paceline.tune.spaces import Space
 
 
