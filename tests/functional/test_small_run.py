@@ -1,4 +1,4 @@
-"""One small run, every launcher and transport, from spec to report."""
+"""One small run with every launcher and transport, from the spec to the report."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from tests.functional.cli_runs import SMALL, Cli, trial
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
-WAYS = {
+CONFIGURATIONS = {
     ("local", "none", "sequential"),
     ("torchrun", "gloo", "processes"),
     ("mpi", "mpi", "processes"),
@@ -26,7 +26,7 @@ def finished(tmp_path_factory, cache):
     spec.write_text(
         "keep_tensors = true\n"
         + SMALL
-        + "".join(trial(w[0], w[1]) for w in sorted(WAYS) if w[1] != "none")
+        + "".join(trial(c[0], c[1]) for c in sorted(CONFIGURATIONS) if c[1] != "none")
     )
     environment = {**os.environ, "PACELINE_CACHE": str(cache), "COLUMNS": "80", "NO_COLOR": "1"}
     cli = Cli(environment=environment, cwd=folder)
@@ -49,10 +49,10 @@ def test_table_fits_80_columns_and_names_the_report(finished):
     assert max(map(len, table)) <= 80
 
 
-def test_every_way_is_a_row_and_trained_the_same(comparison):
+def test_every_configuration_is_a_row_and_equivalent(comparison):
     rows = comparison["rows"]
-    assert {(r["launcher"], r["transport"], r["local_strategy"]) for r in rows} == WAYS
-    assert [r["equivalent"] for r in rows] == [True] * len(WAYS)
+    assert {(r["launcher"], r["transport"], r["local_strategy"]) for r in rows} == CONFIGURATIONS
+    assert [r["equivalent"] for r in rows] == [True] * len(CONFIGURATIONS)
 
 
 def test_weights_agree_after_20_steps_without_dropout(comparison):
@@ -95,7 +95,7 @@ def test_ranks_had_what_they_were_given(finished):
 def test_tensors_of_every_trial_are_kept_if_the_spec_says_so(finished):
     _, _, run_dir, _ = finished
     trials = sorted((run_dir / "trials").iterdir())
-    assert len(trials) == len(WAYS)
+    assert len(trials) == len(CONFIGURATIONS)
     for trial_folder in trials:
         assert (trial_folder / "tensors" / "weights_final.safetensors").stat().st_size > 0
 
@@ -135,6 +135,6 @@ def test_report_is_one_file_without_network_and_names_every_configuration(finish
     html = (run_dir / "report.html").read_text()
     assert "<script src=" not in html
     assert "<link " not in html.replace('<link rel="icon"', "")
-    assert len(comparison["rows"]) == len(WAYS)
+    assert len(comparison["rows"]) == len(CONFIGURATIONS)
     for row in comparison["rows"]:
         assert f'"{row["configuration"]}"' in html
