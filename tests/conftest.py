@@ -82,14 +82,6 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(scope="session", autouse=True)
-def runtime_of_our_own(tmp_path_factory):
-    """Use an own runtime folder: tests kill and count sidecars, those of other runs stay."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PACELINE_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
-        yield os.environ["PACELINE_RUNTIME_DIR"]
-
-
-@pytest.fixture(scope="session", autouse=True)
 def _quick_jvm(shared_folder: Path) -> Iterator[None]:
     """Start every Spark of the tests with the options of QUICK_JVM and class archives."""
     archives = class_archive_options(shared_folder)

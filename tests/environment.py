@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-RUNTIME = "PACELINE_RUNTIME_DIR"  # see conftest.py
 # A JVM of a test lives for seconds. With its first compiler alone it takes half the CPU time
 # (measured: 16 s and 8 s for an ingest of 24 images).
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
@@ -24,8 +23,8 @@ _ARCHIVE_LIMIT_S = 120.0
 
 
 def is_kept(variable: str) -> bool:
-    """Check if a variable is passed on: no user settings, but the tests' runtime folder."""
-    return variable == RUNTIME or not variable.startswith(("PACELINE_", "OMP_"))
+    """Check if a variable is independent of the user's own runs."""
+    return not variable.startswith(("PACELINE_", "OMP_"))
 
 
 def class_archive_options(folder: Path) -> str:

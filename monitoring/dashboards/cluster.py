@@ -68,14 +68,14 @@ _SUMMARY = Row(
         ),
         figure(
             Look(
-                title="Images",
+                title="Samples per second",
                 description="Trained a second, over all runs on all hosts.",
-                unit="suffix:images/s",
+                unit="suffix:samples/s",
                 width=6,
                 height=4,
                 decimals=1,
             ),
-            Query(f"sum(rate(paceline_training_images_total{{{RANK}}}[$__rate_interval]))", "all"),
+            Query(f"sum(rate(paceline_training_samples_total{{{RANK}}}[$__rate_interval]))", "all"),
         ),
         figure(
             Look(
@@ -89,8 +89,9 @@ _SUMMARY = Row(
                 decimals=0,
             ),
             Query(
-                "max(time() - "
-                f"{largest('paceline_run_last_step_timestamp_seconds', RUNS, ('run',))})",
+                "max(time() - ("
+                f"{largest('paceline_training_last_step_timestamp_seconds', RANK, ('run',))} or "
+                f"{largest('paceline_run_start_timestamp_seconds', RUNS, ('run',))}))",
                 "seconds",
             ),
         ),
@@ -306,8 +307,8 @@ _SIDECARS = Row(
         facts_table(
             Look(
                 title="Sidecars",
-                description="How old the last sample of each is, how many runs it watches, and how "
-                "often it was found dead and started again.",
+                description="Age of the last sample of each sidecar, and how often it died and was "
+                "started again.",
                 unit="short",
                 width=24,
                 height=6,
@@ -319,7 +320,6 @@ _SIDECARS = Row(
                     f"time() - {gauge('sidecar_last_sample_timestamp_seconds')}",
                     "s",
                 ),
-                Column("Watches", gauge("sidecar_watches"), "short"),
                 Column("Restarts", gauge("sidecar_restarts_total"), "short"),
                 Column(
                     "Sidecars",

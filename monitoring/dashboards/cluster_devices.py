@@ -224,7 +224,11 @@ GPUS = Row(
                 low=0,
                 high=1,
             ),
-            Query(gauge("gpu_utilization_ratio", HOST, _GPU), "{{gpu}} of {{host}}"),
+            Query(
+                f"{gauge('gpu_utilization_ratio', HOST, _GPU)} * on (host, gpu) group_left (name) "
+                f"{gauge('gpu_info', HOST, (*_GPU, 'name'))}",
+                "{{gpu}} of {{host}}, {{name}}",
+            ),
         ),
         lines(
             Look(
@@ -256,10 +260,8 @@ GPUS = Row(
                 width=12,
                 low=0,
             ),
-            Query(
-                gauge("gpu_clock_hertz", HOST, ("host", "gpu", "clock")),
-                "{{clock}}, {{gpu}} of {{host}}",
-            ),
+            Query(gauge("gpu_sm_clock_hertz", HOST, _GPU), "sm, {{gpu}} of {{host}}"),
+            Query(gauge("gpu_memory_clock_hertz", HOST, _GPU), "memory, {{gpu}} of {{host}}"),
         ),
         lines(
             Look(

@@ -33,11 +33,11 @@ from monitoring.dashboards.queries import RUN as RUNS
 
 _KEYS = ("host", "run")
 _PHASES = "paceline_training_phase_seconds_total"
-# Images over the time that the ranks spent in steps: right at a trial's beginning and end, too,
+# Samples over the time that the ranks spent in steps: right at a trial's beginning and end, too,
 # where a rate reaches over the edge.
 _IN_STEPS = f"avg by (host, run) (rate(paceline_training_step_seconds_sum{{{RANK}}}[{WINDOW}]))"
-_IMAGES = by_trial(
-    "sum", f"{rate('paceline_training_images_total', RANK, _KEYS)} / ({_IN_STEPS} > 0)"
+_SAMPLES_PER_S = by_trial(
+    "sum", f"{rate('paceline_training_samples_total', RANK, _KEYS)} / ({_IN_STEPS} > 0)"
 )
 _IN_TRAINING = by_trial("sum", f"{_IN_STEPS} > 0")
 
@@ -92,7 +92,7 @@ _SIDE_BY_SIDE = Row(
             ),
             {"run": "Run", "trial": "Trial"},
             (
-                Column("Images/s", over_time("avg", _IMAGES), "none"),
+                Column("Samples/s", over_time("avg", _SAMPLES_PER_S), "none"),
                 Column("Step", over_time("avg", _STEP), "s"),
                 Column("CPU idle", over_time("avg", _IDLE), "percentunit"),
                 Column("IOWait", over_time("avg", _IOWAIT), "percentunit"),
@@ -108,14 +108,14 @@ _SIDE_BY_SIDE = Row(
         bars(
             Look(
                 title="Throughput",
-                description="Images trained a second, the mean while the trial trained.",
-                unit="suffix:images/s",
+                description="Samples trained per second, the mean while the trial trained.",
+                unit="suffix:samples/s",
                 width=12,
                 height=10,
                 low=0,
                 decimals=1,
             ),
-            Query(over_time("avg", _IMAGES), NAME),
+            Query(over_time("avg", _SAMPLES_PER_S), NAME),
         ),
         bars(
             Look(
@@ -138,16 +138,20 @@ _LAUNCHERS = Row(
     panels=(
         bars(
             Look(
-                title="Throughput by launcher and transport",
-                description="The mean of the trials under each. Launcher and transport are told "
-                "apart: Spark against MPI must not silently mean Gloo against MPI.",
-                unit="suffix:images/s",
+                title="Throughput by launcher, transport, strategy and ranks",
+                description="The mean of the trials that differ only in the repeat. Trials with "
+                "another local strategy or number of ranks have a bar of their own, so that like "
+                "is compared with like.",
+                unit="suffix:samples/s",
                 width=8,
                 height=10,
                 low=0,
                 decimals=1,
             ),
-            Query(_by("launcher, transport", _IMAGES), "{{launcher}} · {{transport}}"),
+            Query(
+                _by("launcher, transport, local_strategy, ranks", _SAMPLES_PER_S),
+                "{{launcher}} · {{transport}} · {{local_strategy}} · ranks {{ranks}}",
+            ),
         ),
         bars(
             Look(
@@ -188,14 +192,17 @@ _STRATEGIES = Row(
             Look(
                 title="Throughput by local strategy",
                 description="The mean of the trials that use a node's cores in that way, by "
-                "launcher.",
-                unit="suffix:images/s",
+                "launcher and number of ranks.",
+                unit="suffix:samples/s",
                 width=8,
                 height=9,
                 low=0,
                 decimals=1,
             ),
-            Query(_by("local_strategy, launcher", _IMAGES), "{{local_strategy}} · {{launcher}}"),
+            Query(
+                _by("local_strategy, launcher, ranks", _SAMPLES_PER_S),
+                "{{local_strategy}} · {{launcher}} · ranks {{ranks}}",
+            ),
         ),
         bars(
             Look(
@@ -227,7 +234,7 @@ _STRATEGIES = Row(
 
 
 _COURSES = (
-    ("Throughput", "Images trained a second.", "suffix:images/s", _IMAGES),
+    ("Throughput", "Samples trained per second.", "suffix:samples/s", _SAMPLES_PER_S),
     ("CPU idle", "Share of CPU time in which nothing ran.", "percentunit", _IDLE),
     ("IOWait", "Share of CPU time that idled while I/O was pending.", "percentunit", _IOWAIT),
     ("Waiting for gradients", "Exposed communication in step time.", "percentunit", _COMM),

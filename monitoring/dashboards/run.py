@@ -71,13 +71,13 @@ _GLANCE = Row(
         figure(
             Look(
                 title="Throughput",
-                description="Images trained a second, summed over all ranks.",
-                unit="suffix:images/s",
+                description="Samples trained per second, summed over all ranks.",
+                unit="suffix:samples/s",
                 width=4,
                 height=5,
                 decimals=1,
             ),
-            Query(rate("paceline_training_images_total", RANK, ("run",)), "{{run}}"),
+            Query(rate("paceline_training_samples_total", RANK, ("run",)), "{{run}}"),
         ),
         figure(
             Look(
@@ -152,8 +152,7 @@ _CPU_ROW = Row(
             Look(
                 title="CPU idle and IOWait",
                 description="The paper's figure: idle and IOWait by host. Idle without IOWait and "
-                "with much communication means waiting for gradients; IOWait means reading. Where "
-                "'IOWait invalid' is 100%, the kernel's counter is not to be trusted.",
+                "with much communication means waiting for gradients; IOWait means reading.",
                 unit="percentunit",
                 steps=((0.6, RED),),
                 width=12,
@@ -162,10 +161,6 @@ _CPU_ROW = Row(
             ),
             Query(share(_CPU, HOST, 'mode="idle"', ("host",)), "idle, {{host}}"),
             Query(share(_CPU, HOST, 'mode="iowait"', ("host",)), "IOWait, {{host}}"),
-            Query(
-                f"1 - {largest('paceline_host_iowait_valid', HOST, ('host',))}",
-                "IOWait invalid, {{host}}",
-            ),
         ),
         lines(
             Look(
@@ -302,15 +297,15 @@ _TRAINING = Row(
         lines(
             Look(
                 title="Throughput",
-                description="Images trained a second, by rank; padding is not counted.",
-                unit="suffix:images/s",
+                description="Samples trained per second, by rank; padding is not counted.",
+                unit="suffix:samples/s",
                 width=8,
                 low=0,
             ),
             Query(
-                rate("paceline_training_images_total", RANK, ("host", "run", "rank")), _RANK_LEGEND
+                rate("paceline_training_samples_total", RANK, ("host", "run", "rank")), _RANK_LEGEND
             ),
-            Query(rate("paceline_training_images_total", RANK, ("run",)), "all"),
+            Query(rate("paceline_training_samples_total", RANK, ("run",)), "all"),
         ),
         lines(
             Look(

@@ -1,14 +1,14 @@
-"""Which metrics and labels a query names, checked against the catalogue."""
+"""Which metrics and labels a query names, checked against the declared metrics."""
 
 from __future__ import annotations
 
 import re
 
-from paceline.telemetry.catalogue import CATALOGUE
+from paceline.telemetry.metrics import METRICS
 
 LABELS = {
-    name: {*metric.labels, *(("le",) if name.endswith("_bucket") else ())}
-    for metric in CATALOGUE.values()
+    name: {*metric.all_labels, *(("le",) if name.endswith("_bucket") else ())}
+    for metric in METRICS
     for name in metric.series
 }
 # made by Prometheus, not by a sidecar

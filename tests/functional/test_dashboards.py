@@ -16,7 +16,7 @@ from tests.unit.analysis.fabricate import LAUNCHED
 from tests.unit.monitor.recorded import CPU, SENT, make_recorded_run
 
 from paceline.monitor.prometheus import packaged
-from paceline.telemetry.catalogue import CATALOGUE
+from paceline.telemetry.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "monitoring" / "grafana" / "dashboards"
@@ -220,7 +220,7 @@ def test_a_closed_rows_panels_say_what_is_missing() -> None:
 def test_every_metric_is_on_a_dashboard() -> None:
     shown = {series for _, _, target in queries() for series in series_in(target["expr"])}
     shown |= {series for a in all_annotations() for series in series_in(a["expr"])}
-    missing = {m.name for m in CATALOGUE.values() if not shown & set(m.series)}
+    missing = {m.name for m in METRICS if not shown & set(m.series)}
     assert missing == set()
 
 
@@ -295,7 +295,7 @@ def test_panel_shows_what_was_put_into_the_run(api, name, title, legend, expecte
 
 @needs_prometheus
 def test_throughput_in_compare_is_that_of_the_steps(api) -> None:
-    answer = api.instant(_query("compare", "Trials", "Images/s"), ENDED)
+    answer = api.instant(_query("compare", "Trials", "Samples/s"), ENDED)
     found = {each["metric"]["trial"]: float(each["value"][1]) for each in answer}
     # eight images a step of so many seconds
     assert found == pytest.approx(

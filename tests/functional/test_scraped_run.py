@@ -86,7 +86,6 @@ def scraped(tmp_path_factory, cache):
     environment = {
         **{k: v for k, v in os.environ.items() if is_kept(k)},
         "PACELINE_CACHE": str(cache),
-        "PACELINE_RUNTIME_DIR": str(folder / "runtime"),  # a sampler of this test's own
         "NO_COLOR": "1",
     }
     log = (folder / "run.log").open("wb")

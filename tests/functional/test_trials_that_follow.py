@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 
 import pytest
@@ -11,7 +12,7 @@ from tests.functional.monitored import needs_prometheus
 from tests.functional.prometheus_api import fill_in
 from tests.functional.test_dashboards import panels
 
-from paceline.telemetry.catalogue import RUN_FACTS
+from paceline.telemetry.metrics import RUN_FACTS
 
 LIMIT_S = 60
 HERE = 'host="a",run="r"'
@@ -23,7 +24,7 @@ SERIES = {
     f"paceline_run_info{{{HERE},@second}}": "_x21 1x38",
     # no number before it is first read
     f"paceline_run_proportional_memory_bytes{{{HERE}}}": "900x19 NaN _x9 600x28",
-    f'paceline_training_images_total{{{HERE},rank="0"}}': "0+10x19 _ 0x9 0+2x28",
+    f'paceline_training_samples_total{{{HERE},rank="0"}}': "0+10x19 _ 0x9 0+2x28",
     f'paceline_training_step_seconds_sum{{{HERE},rank="0"}}': "0+1x19 _ 0x9 0+1x28",
 }
 
@@ -49,7 +50,12 @@ def _asked(title: str, legend: str) -> str:
     ("title", "legend", "first", "second"),
     [
         ("Memory by launcher", "{{launcher}}", 900, 600),
-        ("Throughput by launcher and transport", "{{launcher}} · {{transport}}", 10, 2),
+        (
+            "Throughput by launcher, transport, strategy and ranks",
+            "{{launcher}} · {{transport}} · {{local_strategy}} · ranks {{ranks}}",
+            10,
+            2,
+        ),
     ],
 )
 def test_trial_is_told_by_what_is_its_own(tmp_path, title, legend, first, second) -> None:
@@ -58,12 +64,13 @@ def test_trial_is_told_by_what_is_its_own(tmp_path, title, legend, first, second
     for series, values in SERIES.items():
         mark = next((mark for mark in names if mark in series), "")
         inputs.append({"series": series.replace(mark, names.get(mark, "")), "values": values})
-    keys = "launcher, transport" if "transport" in legend else "launcher"
+    labels = re.findall(r"{{(\w+)}}", legend)
+    keys = ", ".join(labels)
     # as whole numbers: promtool compares exactly
     expr = f"round(sum by ({keys}) ({_asked(title, legend)}))"
     wanted = []
     for launcher, value in ((FIRST, first), (SECOND, second)):
-        more = ', transport="1"' if "transport" in legend else ""
+        more = "".join(f', {label}="1"' for label in labels[1:])
         wanted.append({"labels": f'{{launcher="{launcher}"{more}}}', "value": value})
     case = {
         "interval": "1s",

@@ -20,7 +20,7 @@ from paceline.data.dataset import open_dataset
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut, UsageError
 from paceline.host.machine import host_name, machine_facts, package_versions, usable_cores
 from paceline.job.environment import SIDECAR_HOST_VARIABLE
-from paceline.job.sidecars import kept_sampler, watch
+from paceline.job.sidecars import watch
 from paceline.launchers.diagnosis import diagnose
 from paceline.launchers.registry import launcher_for
 from paceline.launchers.supervise import supervise
@@ -84,8 +84,7 @@ def run(spec: str, run_dir: Path, *, resume: bool, progress: Progress) -> None:
     with only_runner(run_dir):
         if not files.manifest.exists():
             write_json(files.manifest, manifest_of(planned))
-        with kept_sampler(files, experiment.telemetry):
-            _run_trials(planned, files, progress)
+        _run_trials(planned, files, progress)
 
 
 def default_run_dir(experiment_name: str) -> Path:

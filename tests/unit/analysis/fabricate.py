@@ -36,7 +36,9 @@ from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import (
     SCHEMA,
+    DiskCounters,
     HostSample,
+    NetworkCounters,
     Outcome,
     RankEnvironment,
     RankStatus,
@@ -73,14 +75,6 @@ __all__ = [
 LAUNCHED = 1_700_000_000.0
 LEARNED = 0.02  # loss lost a step
 CORES = 2  # of every host
-# Shares that older sidecars wrote. Nothing reads them.
-NO_SHARES = {
-    f.name: None
-    for f in dataclasses.fields(HostSample)
-    if f.name.endswith("_percent") and f.name != "core_busy_percent"
-}
-if "iowait_valid" in {f.name for f in dataclasses.fields(HostSample)}:
-    NO_SHARES["iowait_valid"] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -396,14 +390,9 @@ def _make_trace(
             trace.write(
                 HostSample(
                     unix_s=float(now),
-                    **NO_SHARES,
                     ram_used_bytes=way.ram_bytes if training else 2_000_000_000,
                     ram_total_bytes=16_000_000_000,
                     swap_used_bytes=0,
-                    disk_read_bytes=0,
-                    disk_write_bytes=0,
-                    network_sent_bytes=0,
-                    network_received_bytes=0,
                     run_processes=way.ranks,
                     run_cpu_seconds=run_cpu_seconds,
                     run_rss_bytes=way.run_rss_bytes,
@@ -414,6 +403,8 @@ def _make_trace(
                     sidecar_cpu_seconds=0.5 + 0.002 * number,
                     sidecar_rss_bytes=30_000_000,
                     cpu_seconds=dict(cpu_seconds),
+                    disks={"sda": DiskCounters(read_bytes=0, written_bytes=0)},
+                    networks={"eth0": NetworkCounters(sent_bytes=0, received_bytes=0)},
                 )
             )
 

@@ -11,8 +11,7 @@ from paceline.analysis.host_frames import gaps, host_frame, rank_frame
 from paceline.analysis.reading import HostTrace
 
 BASE = {
-    "ram_used_bytes": 4, "ram_total_bytes": 16, "run_cpu_seconds": 0.0, "disk_read_bytes": None,
-    "disk_write_bytes": None, "network_sent_bytes": None, "network_received_bytes": None,
+    "ram_used_bytes": 4, "ram_total_bytes": 16, "run_cpu_seconds": 0.0,
     "run_voluntary_context_switches": None, "run_involuntary_context_switches": None,
 }  # fmt: skip
 COUNTERS = {name: pl.Int64() for name, value in BASE.items() if value is None}
@@ -26,13 +25,18 @@ def trace(*rows: dict[str, Any], interval_s: float | None = None) -> HostTrace:
     return HostTrace(host="a", header=header, samples=samples, ranks=pl.DataFrame())
 
 
-def rates(*points: tuple[float, int | None], counter: str = "disk_read_bytes") -> list[Any]:
-    rows = ({"unix_s": unix_s, counter: value} for unix_s, value in points)
-    return host_frame(trace(*rows))[f"{counter}_per_s"].to_list()
+def rates(*points: tuple[float, int]) -> list[Any]:
+    rows = (
+        {"unix_s": unix_s, "disks": {"a": {"read_bytes": value}, "b": {"read_bytes": 5}}}
+        for unix_s, value in points
+    )
+    return host_frame(trace(*rows))["disk_read_bytes_per_s"].to_list()
 
 
 def seldom(*points: tuple[float, int | None]) -> list[Any]:
-    return rates(*points, counter="run_voluntary_context_switches")
+    counter = "run_voluntary_context_switches"
+    rows = ({"unix_s": unix_s, counter: value} for unix_s, value in points)
+    return host_frame(trace(*rows))[f"{counter}_per_s"].to_list()
 
 
 def cpu(unix_s: float, **seconds: float) -> dict[str, Any]:

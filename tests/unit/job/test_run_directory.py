@@ -23,7 +23,7 @@ def test_first_trial_makes_the_run(make_job):
     job = make_job("--seed", "9")
     prepare(job)
     manifest = json.loads(job.run.manifest.read_text())
-    assert (manifest["schema"], manifest["by_hand"], manifest["name"]) == (1, True, "by-hand")
+    assert (manifest["schema"], manifest["by_hand"], manifest["name"]) == (2, True, "by-hand")
     assert manifest["data"] == {"tiny": job.trial.training.dataset}
     assert json.loads(job.files.trial.read_text())["training"]["seed"] == 9
     words = Path(f"/proc/{launching_pid()}/cmdline").read_text().rstrip("\0").split("\0")

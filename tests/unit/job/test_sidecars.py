@@ -1,4 +1,4 @@
-"""What is asked of a host's sampler for a trial, and by whom."""
+"""Requests to the sidecars of a trial, and who starts them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.spec.loading import parse_spec
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
-    from paceline.telemetry import SidecarOptions
+    from paceline.telemetry import SidecarRequest
 
 SPEC = """
 schema = 1
@@ -48,12 +48,12 @@ class Watches:
     """Stands in for start_sidecar."""
 
     def __init__(self) -> None:
-        self.asked: list[SidecarOptions] = []
+        self.requests: list[SidecarRequest] = []
         self.stopped = 0
         self.works = True
 
-    def __call__(self, options: SidecarOptions) -> Any:
-        self.asked.append(options)
+    def __call__(self, request: SidecarRequest) -> Any:
+        self.requests.append(request)
         return SimpleNamespace(stop=self._stop) if self.works else None
 
     def _stop(self) -> None:
@@ -68,20 +68,19 @@ def watches(monkeypatch: pytest.MonkeyPatch) -> Watches:
     return found
 
 
-def test_watch_of_a_trial_says_what_runs_and_where_its_files_are(
+def test_request_of_a_trial_has_its_settings_facts_and_files(
     watches: Watches, tmp_path: Path
 ) -> None:
     run, trial = RunFiles(tmp_path / "my-run"), trial_of()
     files = run.trial(trial.id)
     assert len(sidecars.watch(trial, files, "h", [7])) == 1
-    (asked,) = watches.asked
-    assert (asked.pids, asked.run, asked.interval_s) == ((7,), "my-run", 0.5)
-    assert (asked.out, asked.state) == (files.host("h").trace, files.host("h").sidecar)
-    assert (asked.trial_root, asked.run_targets) == (files.root, run.targets)
-    assert (asked.listen_host, asked.listen_port) == ("127.0.0.1", 9464)
-    assert (asked.targets_dirs, asked.textfile_dir) == ((Path("targets-of-all"),), Path("text"))
-    assert (asked.bearer_token_file, asked.tls_key) == (Path("token"), None)
-    assert asked.info == {
+    (request,) = watches.requests
+    assert request.settings == trial.telemetry
+    assert request.settings.listen_port == 9464
+    assert (request.pids, request.run, request.replicas) == ((7,), "my-run", 1)
+    assert (request.trace, request.state) == (files.host("h").trace, files.host("h").sidecar)
+    assert (request.trial_root, request.run_targets) == (files.root, run.targets)
+    assert request.facts == {
         "trial": trial.id,
         "workload": "tiny",
         "launcher": "local",
@@ -91,50 +90,29 @@ def test_watch_of_a_trial_says_what_runs_and_where_its_files_are(
         "ranks": "1",
         "repeat": "0",
     }
-    assert not asked.ends_with_caller
 
 
-def test_no_metrics_and_no_telemetry_are_respected(watches: Watches, tmp_path: Path) -> None:
+def test_trial_without_telemetry_has_no_sidecar(watches: Watches, tmp_path: Path) -> None:
     files = RunFiles(tmp_path).trial("t")
-    sidecars.watch(trial_of(port=-1), files, "h", [7])
-    assert watches.asked[0].listen_port is None
     assert sidecars.watch(trial_of(enabled=False), files, "h", [7]) == []
-    with sidecars.kept_sampler(RunFiles(tmp_path), trial_of(enabled=False).telemetry):
-        pass
-    assert len(watches.asked) == 1
+    assert watches.requests == []
 
 
-def test_watch_that_does_not_begin_is_no_error(watches: Watches, tmp_path: Path) -> None:
+def test_sidecar_that_does_not_start_is_no_error(watches: Watches, tmp_path: Path) -> None:
     watches.works = False
-    run = RunFiles(tmp_path)
-    assert sidecars.watch(trial_of(), run.trial("t"), "h", [7]) == []
-    with sidecars.kept_sampler(run, trial_of().telemetry):
-        pass
-    assert watches.stopped == 0
+    assert sidecars.watch(trial_of(), RunFiles(tmp_path).trial("t"), "h", [7]) == []
 
 
-def test_sampler_is_kept_for_a_run_without_a_trace_of_its_own(
-    watches: Watches, tmp_path: Path
-) -> None:
-    with (
-        pytest.raises(ZeroDivisionError),
-        sidecars.kept_sampler(RunFiles(tmp_path / "r"), trial_of().telemetry),
-    ):
-        raise ZeroDivisionError
-    (asked,) = watches.asked
-    assert (asked.out, asked.pids, asked.ends_with_caller) == (None, (os.getpid(),), True)
-    assert (asked.run, asked.run_targets) == ("r", tmp_path / "r" / "targets")
-    assert watches.stopped == 1
-
-
-def test_watches_of_a_run_agree_on_its_directory_whatever_link_led_there(
+def test_sidecars_of_a_run_agree_on_its_directory_whatever_link_led_there(
     watches: Watches, tmp_path: Path
 ) -> None:
     (tmp_path / "r").mkdir()
     (tmp_path / "latest").symlink_to(tmp_path / "r")
-    with sidecars.kept_sampler(RunFiles(tmp_path / "latest"), trial_of().telemetry):
-        sidecars.watch(trial_of(), RunFiles(tmp_path / "r").trial("t"), "h", [7])
-    assert [asked.run_targets for asked in watches.asked] == [tmp_path / "r" / "targets"] * 2
+    for name in ("latest", "r"):
+        sidecars.watch(trial_of(), RunFiles(tmp_path / name).trial("t"), "h", [7])
+    targets = [request.run_targets for request in watches.requests]
+    assert targets == [tmp_path / "r" / "targets"] * 2
+    assert watches.requests[0].ports("h") == watches.requests[1].ports("h")
 
 
 def rank(tmp_path: Path, local_rank: int = 0) -> tuple[Any, Any]:
@@ -142,19 +120,19 @@ def rank(tmp_path: Path, local_rank: int = 0) -> tuple[Any, Any]:
     return job, SimpleNamespace(local_rank=local_rank, host=host_name())
 
 
-def test_first_rank_of_a_host_that_nobody_watches_sees_to_it(
+def test_first_rank_of_a_host_without_a_sidecar_starts_one(
     watches: Watches, tmp_path: Path
 ) -> None:
     with sidecars.host_sidecar(*rank(tmp_path), watched_pids=(5, 6)):
-        assert [asked.pids for asked in watches.asked] == [(5, 6)]
+        assert [request.pids for request in watches.requests] == [(5, 6)]
         assert watches.stopped == 0
     assert watches.stopped == 1
     with sidecars.host_sidecar(*rank(tmp_path), watched_pids=()):
-        assert watches.asked[-1].pids == (os.getpid(),)
+        assert watches.requests[-1].pids == (os.getpid(),)
 
 
 @pytest.mark.parametrize("reason", ["not first", "runner does", "somebody does"])
-def test_host_that_is_watched_already_is_left_alone(
+def test_host_with_a_sidecar_gets_no_second_one(
     watches: Watches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     if reason == "runner does":
@@ -162,4 +140,4 @@ def test_host_that_is_watched_already_is_left_alone(
     monkeypatch.setattr(sidecars, "sidecar_is_alive", lambda _: reason == "somebody does")
     with sidecars.host_sidecar(*rank(tmp_path, int(reason == "not first")), watched_pids=()):
         pass
-    assert watches.asked == []
+    assert watches.requests == []

@@ -106,7 +106,7 @@ def _more(passed_s: float, number: int, ranks: int) -> dict[str, object]:
     )
     gpu = GpuSample(
         name="Fabricated GPU",
-        utilization_percent=75.0,
+        utilization_ratio=0.75,
         memory_used_bytes=10**10,
         memory_total_bytes=8 * 10**10,
         power_watts=350.0,
@@ -117,9 +117,9 @@ def _more(passed_s: float, number: int, ranks: int) -> dict[str, object]:
     return {
         "cpu_seconds": {mode: 100.0 + rate * passed_s for mode, rate in CPU.items()},
         "core_busy_s": [50.0 + 0.8 * passed_s, 40.0 + 0.5 * passed_s],
-        "core_busy_percent": [80.0, 50.0],
+        "cpu_cores": 2,
         "cpu_frequency_hertz": 2.4e9,
-        "load": [1.5, 1.25, 1.0],
+        "load": {"1m": 1.5, "5m": 1.25, "15m": 1.0},
         "pressure": {name: dataclasses.asdict(value) for name, value in pressure.items()},
         "swap_total_bytes": 10**9,
         "swapped_in_bytes": 0,
@@ -148,7 +148,6 @@ def _rank(unix_s: float, passed_s: float, rank: int, pid: int, number: int) -> R
         pid=pid,
         processes=1,
         cpu_seconds=RANK_CORES * passed_s,
-        cpu_percent=100 * RANK_CORES,
         rss_bytes=5 * 10**8,
         pss_bytes=None if number % 4 else 4 * 10**8,
         threads=RANK_THREADS,

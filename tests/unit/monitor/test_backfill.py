@@ -12,15 +12,15 @@ from tests.unit.monitor.recorded import MPI, SEQUENTIAL, TWO_HOSTS, make_recorde
 
 from paceline.errors import EnvironmentLacks, TimedOut
 from paceline.monitor.backfill import Backfilled, import_blocks, write_openmetrics
-from paceline.records.files import JsonlWriter, read_jsonl
-from paceline.telemetry.catalogue import CATALOGUE
+from paceline.records.files import JsonlWriter, read_jsonl, write_json
+from paceline.telemetry.metrics import METRICS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.records.layout import RunFiles
 
-SERIES = {name: set(metric.labels) for metric in CATALOGUE.values() for name in metric.series}
+SERIES = {name: set(metric.all_labels) for metric in METRICS for name in metric.series}
 
 
 def imported(run: RunFiles, tmp_path: Path) -> tuple[Backfilled, list[tuple[str, float, float]]]:
@@ -39,7 +39,7 @@ def course(values: list[tuple[str, float, float]], *words: str) -> list[tuple[fl
     return [(at, value) for name, value, at in values if all(word in name for word in words)]
 
 
-def test_series_are_those_of_the_catalogue_with_their_labels_in_order_of_time(tmp_path) -> None:
+def test_series_are_those_that_are_declared_with_their_labels_in_order_of_time(tmp_path) -> None:
     run = make_recorded_run(tmp_path / "run", (MPI, TWO_HOSTS))
     found, values = imported(run, tmp_path)
     assert found.trials == 2
@@ -52,10 +52,8 @@ def test_series_are_those_of_the_catalogue_with_their_labels_in_order_of_time(tm
         last[name] = at
     marks = sum(math.isnan(value) for _, value, _ in values)
     assert found.samples == len(values) - marks
-    missing = set(CATALOGUE) - {
-        m.name for m in CATALOGUE.values() if any(n.startswith(m.name) for n, _, _ in values)
-    }
-    assert missing == set()
+    written = {name.partition("{")[0] for name, _, _ in values}
+    assert {name for metric in METRICS for name in metric.series} - written == set()
 
 
 def test_values_are_those_of_the_rows_at_their_times(tmp_path) -> None:
@@ -110,10 +108,7 @@ def test_gauges_and_facts_get_an_end_and_counters_none(tmp_path, running) -> Non
     _, values = imported(run, tmp_path)
     ended = {name.partition("{")[0] for name, value, _ in values if math.isnan(value)}
     expected = {
-        series
-        for metric in CATALOGUE.values()
-        for series in metric.series
-        if metric.kind in {"gauge", "info"}
+        series for metric in METRICS for series in metric.series if metric.kind in {"gauge", "info"}
     }
     assert ended == expected
     marks = {at for _, value, at in values if math.isnan(value)}
@@ -142,7 +137,8 @@ def test_failed_rank_shows_at_its_last_sign_of_life(tmp_path) -> None:
     assert {v for _, v in course(values, "paceline_rank_failed", 'rank="0"')[:-1]} == {0}
 
 
-def test_stretch_without_samples_counts_as_a_restart_from_its_end(tmp_path) -> None:
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_restart_counts_from_the_end_of_its_gap(tmp_path, restarts) -> None:
     run = make_recorded_run(tmp_path / "run", (SEQUENTIAL,))
     [(_, files)] = run.trials()
     trace = files.host("node0").trace
@@ -151,10 +147,11 @@ def test_stretch_without_samples_counts_as_a_restart_from_its_end(tmp_path) -> N
     trace.unlink()
     with JsonlWriter(trace) as out:
         out.write_all([*rows[:6], *rows[9:]])
+    write_json(files.host("node0").sidecar, {"restarts": restarts})
     _, values = imported(run, tmp_path)
-    restarts = course(values, "paceline_sidecar_restarts_total")
-    assert {value for at, value in restarts if at < ended} == {0}
-    assert {value for at, value in restarts if at >= ended} == {1}
+    counted = course(values, "paceline_sidecar_restarts_total")
+    assert {value for at, value in counted if at < ended} == {0}
+    assert {value for at, value in counted if at >= ended} == {restarts}
 
 
 def test_row_before_the_one_before_it_is_left_out(tmp_path) -> None:

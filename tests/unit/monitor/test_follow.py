@@ -86,22 +86,31 @@ def test_ranks_show_their_state_share_of_waiting_and_newest_sample(run, trials):
     watching.sample(files, 1.0)
     for rank in (0, 1):
         watching.rank_sample(files, 1.0, rank)
+        watching.rank_sample(files, 3.0, rank, cpu_s=2.0 + rank)
     first, second = RunFollower(run).look().trial.ranks
     assert first.waiting_share == pytest.approx(0.1 / 0.5, rel=1e-4)
     assert second.waiting_share == pytest.approx(0.0, abs=1e-4)
     assert (first.state, second.state) == ("running", "failed")
-    assert (first.sample.cpu_percent, second.sample.cpu_percent) == (70.0, 71.0)
+    assert (first.cpu_percent, second.cpu_percent) == (50.0, 100.0)
+    assert first.sample.unix_s == 3.0
 
 
-def test_hosts_show_pressure_of_the_last_tick_and_count_gaps(run, trials):
+def test_hosts_show_shares_of_the_last_tick_and_count_gaps(run, trials):
     watching.plan(run, trials)
     files = watching.start(run, trials[1])
-    for second, waited in ((10.0, 3.0), (12.0, 3.5), (14.0, 5.0)):
-        watching.sample(files, second, pressure={"cpu": {"some_s": waited, "full_s": None}})
-    gap = {"gap_started_unix_s": 12.0, "gap_ended_unix_s": 14.0, "reason": "killed"}
-    watching.append(files.host("node0").trace, gap)
+    trace = files.host("node0").trace
+    trace.parent.mkdir(parents=True)
+    watching.append(trace, {"interval_s": 2.0})
+    for second, waited, idle in ((10.0, 3.0, 1.0), (15.1, 3.5, 2.0), (17.1, 5.0, 3.0)):
+        watching.sample(
+            files,
+            second,
+            pressure={"cpu": {"some_s": waited, "full_s": None}},
+            cpu_seconds={"user": 3 * idle, "idle": idle},
+        )
     (host,) = RunFollower(run).look().trial.hosts
     assert host.pressure == {"cpu": pytest.approx(0.75)}
+    assert host.cpu == {"user": 0.75, "idle": 0.25}
     assert host.gaps == 1
 
 
@@ -182,7 +191,7 @@ def test_a_damaged_row_is_an_error_that_names_the_file(run, trials):
         RunFollower(run).look()
 
 
-def test_a_trace_of_an_older_version_is_shown_too(run, trials):
+def test_a_host_without_pressure_information_is_shown_too(run, trials):
     watching.plan(run, trials)
     files = watching.start(run, trials[1])
     watching.sample(files, 5.0)

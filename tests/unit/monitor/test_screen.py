@@ -14,6 +14,8 @@ from paceline.records.layout import RunFiles
 from paceline.records.rows import HostSample
 from paceline.records.tables import rows
 
+CPU = {"user": 0.6, "system": 0.1, "idle": 0.25, "iowait": 0.05}
+
 
 def _trial(**values) -> TrialView:
     usual = {
@@ -71,7 +73,11 @@ def _drawn(view: RunView, width: int = 80, height: int = 40) -> list[str]:
 def test_every_line_fits_the_width(host_sample) -> None:
     long = _trial(
         trial_id="simple-big.spark.spark-allgather.processes." * 3,
-        hosts=(HostView(host="a-very-long-host-name", sample=host_sample, pressure={"cpu": 0.5}),),
+        hosts=(
+            HostView(
+                host="a-very-long-host-name", sample=host_sample, cpu=CPU, pressure={"cpu": 0.5}
+            ),
+        ),
         ranks=tuple(_rank(n, host="a-very-long-host-name-with-a-domain") for n in range(4)),
         phases=dict.fromkeys(
             ("forward", "backward", "comm_wait", "comm_transfer", "bubble", "data_wait"), 0.1
@@ -126,7 +132,7 @@ def test_a_failed_rank_and_the_reason_are_shown() -> None:
 
 
 def test_the_plain_line_says_it_all_in_one(host_sample) -> None:
-    host = HostView(host="node0", sample=host_sample)
+    host = HostView(host="node0", sample=host_sample, cpu=CPU)
     trial = _trial(hosts=(host,), straggler="rank 1 on node0 costs 20% of a step")
     line = plain_line(_run(trial))
     assert "\n" not in line
@@ -140,10 +146,8 @@ def test_the_plain_line_says_it_all_in_one(host_sample) -> None:
     assert plain_line(_run(None)).endswith("3 of 9 done waiting for the next trial")
 
 
-def test_an_invalid_iowait_is_not_shown(host_sample) -> None:
-    import dataclasses
-
-    host = HostView(host="n", sample=dataclasses.replace(host_sample, iowait_valid=False))
+def test_a_host_with_one_sample_has_no_shares_yet(host_sample) -> None:
+    host = HostView(host="n", sample=host_sample)
     assert "IOWait" not in plain_line(_run(_trial(hosts=(host,))))
 
 

@@ -1,11 +1,10 @@
-"""How far a rank had come at a moment."""
+"""Training progress of a rank at a moment."""
 
 from __future__ import annotations
 
 import pytest
 from tests.unit.monitor.recorded import MPI, PAYLOAD_BYTES, make_recorded_run
 
-from paceline.analysis.reading import load_trial
 from paceline.monitor.training import RankHistory
 from paceline.records.rows import StepRow
 from paceline.records.tables import rows
@@ -15,10 +14,7 @@ from paceline.records.tables import rows
 def history(tmp_path):
     run = make_recorded_run(tmp_path / "run", (MPI,))
     [(_, files)] = run.trials()
-    record = load_trial(files)
-    return RankHistory(record.ranks[0], files.rank(0), record.trial.replicas), rows(
-        files.rank(0).steps, StepRow
-    )
+    return RankHistory(0, files.rank(0), 1, failed=False), rows(files.rank(0).steps, StepRow)
 
 
 def test_nothing_has_happened_before_the_first_step(history) -> None:
@@ -35,7 +31,7 @@ def test_steps_and_operations_that_ended_are_added_up(history) -> None:
     progress = rank.until(at)
     first = steps[:10]
     assert progress.steps == 10
-    assert progress.images == sum(step.samples for step in first)
+    assert progress.samples == sum(step.samples for step in first)
     assert progress.phase_s["comm"] == pytest.approx(sum(step.comm_s for step in first))
     assert progress.step_s_sum == pytest.approx(sum(step.step_s for step in first))
     assert sum(progress.step_counts) == 10

@@ -90,23 +90,11 @@ def step(
 def sample(files: TrialFiles, unix_s: float, host: str = "node0", **values: Any) -> None:
     usual = HostSample(
         unix_s=unix_s,
-        cpu_user_percent=60.0,
-        cpu_system_percent=10.0,
-        cpu_idle_percent=25.0,
-        cpu_iowait_percent=5.0,
-        cpu_steal_percent=0.0,
-        cpu_other_percent=0.0,
-        iowait_valid=True,
         ram_used_bytes=3 << 30,
         ram_total_bytes=16 << 30,
         swap_used_bytes=0,
-        disk_read_bytes=0,
-        disk_write_bytes=0,
-        network_sent_bytes=0,
-        network_received_bytes=0,
         run_processes=2,
         run_cpu_seconds=1.0,
-        run_cpu_percent=140.0,
         run_rss_bytes=1 << 30,
         run_pss_bytes=None,
         run_threads=14,
@@ -119,14 +107,15 @@ def sample(files: TrialFiles, unix_s: float, host: str = "node0", **values: Any)
         rows.write({**dataclasses.asdict(usual), **values})
 
 
-def rank_sample(files: TrialFiles, unix_s: float, rank: int, host: str = "node0") -> None:
+def rank_sample(
+    files: TrialFiles, unix_s: float, rank: int, host: str = "node0", *, cpu_s: float = 1.0
+) -> None:
     row = RankSample(
         unix_s=unix_s,
         rank=rank,
         pid=100 + rank,
         processes=1,
-        cpu_seconds=1.0,
-        cpu_percent=70.0 + rank,
+        cpu_seconds=cpu_s,
         rss_bytes=512 << 20,
         pss_bytes=256 << 20,
         threads=7,

@@ -49,7 +49,7 @@ def _enrich(run: RunFiles, host: str, *, offset_s: float = 0.0) -> None:
         row["unix_s"] -= offset_s
         row["core_busy_s"] = [0.0, 0.25 * number]
         row["pressure"] = {"cpu": {"some_s": 0.25 * number, "full_s": None}}
-        row["disk_read_bytes"] = 3_000_000 * number
+        row["disks"] = {"sda": {"read_bytes": 3_000_000 * number, "written_bytes": 0}}
         row["run_voluntary_context_switches"] = None if number % 4 else 25 * number
         ranks.append(
             {

@@ -1,4 +1,4 @@
-"""Targets for Prometheus: there while a sidecar serves, gone afterwards."""
+"""Target files of Prometheus's file-based service discovery."""
 
 from __future__ import annotations
 
@@ -7,69 +7,60 @@ from pathlib import Path
 
 import pytest
 
-from paceline.telemetry.discovery import TargetFile, address_of
+from paceline.spec import TelemetrySettings
+from paceline.telemetry.discovery import (
+    address_of,
+    remove_targets,
+    target_files,
+    target_text,
+    write_targets,
+)
+from paceline.telemetry.request import SidecarRequest
+
+TEXT = target_text("127.0.0.1:9464", "https")
 
 
-def groups(path: Path) -> object:
-    return json.loads(path.read_text())
-
-
-def test_target_of_a_run_is_named_after_its_host(tmp_path: Path) -> None:
-    TargetFile.in_run(tmp_path / "targets", "node-1", "10.0.0.1:9464").write()
-    assert groups(tmp_path / "targets" / "node-1.json") == [
-        {"targets": ["10.0.0.1:9464"], "labels": {"__scheme__": "http"}}
+def test_sidecar_is_announced_in_the_run_and_for_a_permanent_prometheus(tmp_path: Path) -> None:
+    request = SidecarRequest(
+        settings=TelemetrySettings(targets_dir=str(tmp_path / "all")),
+        run="quick",
+        trace=tmp_path / "t",
+        run_targets=tmp_path / "targets",
+    )
+    files = target_files(request, "node-1")
+    assert files == [
+        tmp_path / "targets" / "node-1.json",
+        tmp_path / "all" / "paceline-node-1-quick.json",
     ]
+    write_targets(files, TEXT)
+    for file in files:
+        assert json.loads(file.read_text()) == [
+            {"targets": ["127.0.0.1:9464"], "labels": {"__scheme__": "https"}}
+        ]
+    remove_targets(files, TEXT)
+    assert not any(file.exists() for file in files)
+    remove_targets(files, TEXT)  # a second time changes nothing
 
 
-def test_target_over_tls_says_so(tmp_path: Path) -> None:
-    file = TargetFile.in_run(tmp_path, "node-1", "10.0.0.1:9464", "https")
-    file.write()
-    assert '"https"' in file.path.read_text()
-
-
-def test_runs_of_one_host_have_a_file_each_with_the_same_target(tmp_path: Path) -> None:
-    first = TargetFile.among_others(tmp_path, "node-1", "first", "10.0.0.1:9464")
-    second = TargetFile.among_others(tmp_path, "node-1", "second", "10.0.0.1:9464")
-    first.write()
-    second.write()
-    assert groups(first.path) == groups(second.path)
-    first.remove()
-    assert [path.name for path in tmp_path.iterdir()] == ["paceline-node-1-second.json"]
-
-
-def test_nothing_but_the_target_is_left_for_prometheus_to_read(tmp_path: Path) -> None:
-    file = TargetFile.in_run(tmp_path, "node-1", "10.0.0.1:9464")
-    file.write()
-    file.write()
-    assert list(tmp_path.iterdir()) == [file.path]
-    file.remove()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_target_of_a_later_sidecar_is_not_removed(tmp_path: Path) -> None:
-    ended = TargetFile.in_run(tmp_path, "node-1", "10.0.0.1:9464")
-    ended.write()
-    later = TargetFile.in_run(tmp_path, "node-1", "10.0.0.1:9465")
-    later.write()
-    ended.remove()
-    assert later.path.exists()
-
-
-def test_target_that_is_gone_may_be_removed(tmp_path: Path) -> None:
-    TargetFile.in_run(tmp_path, "node-1", "10.0.0.1:9464").remove()
+def test_target_of_another_sidecar_is_left(tmp_path: Path) -> None:
+    file = tmp_path / "node-1.json"
+    write_targets([file], target_text("127.0.0.1:1", "http"))
+    remove_targets([file], TEXT)
+    assert file.exists()
+    remove_targets([file])
+    assert not file.exists()
 
 
 @pytest.mark.parametrize(
-    ("listen_host", "address"),
+    ("listen", "address"),
     [
-        ("127.0.0.1", "127.0.0.1:9464"),
-        ("10.0.0.1", "10.0.0.1:9464"),
-        ("::1", "[::1]:9464"),
-        ("fe80::1%eth0", "[fe80::1%eth0]:9464"),
-        ("0.0.0.0", "node-1:9464"),
-        ("::", "node-1:9464"),
-        ("node-1.cluster", "node-1.cluster:9464"),
+        ("127.0.0.1", "127.0.0.1:1"),
+        ("::1", "[::1]:1"),
+        ("0.0.0.0", "here:1"),
+        ("::", "here:1"),
+        ("fe80::1%eth0", "[fe80::1%eth0]:1"),
+        ("name.example", "name.example:1"),
     ],
 )
-def test_address_is_one_that_prometheus_can_reach(listen_host: str, address: str) -> None:
-    assert address_of(listen_host, 9464, "node-1") == address
+def test_address_is_one_that_can_be_reached(listen: str, address: str) -> None:
+    assert address_of(listen, 1, "here") == address

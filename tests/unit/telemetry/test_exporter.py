@@ -1,197 +1,292 @@
-"""The Prometheus view of a tick: all values, promtool's approval, one loopback listener."""
+"""The metrics endpoint: what it serves, over which protocol, and to whom."""
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
+import http.client
 import shutil
 import socket
+import ssl
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
-from prometheus_client.openmetrics.parser import (
-    text_string_to_metric_families as openmetrics_families,
-)
 from prometheus_client.parser import text_string_to_metric_families
-from tests.unit.telemetry.full_tick import EXPECTED, FACTS, HOST, RUN, SAMPLE, TICK, WATCH, key
 
-import paceline
-from paceline.telemetry.exporter import LatestTick, MetricsServer
-from paceline.telemetry.ticks import TrainingProgress
+from paceline.errors import UsageError
+from paceline.spec import TelemetrySettings
+from paceline.telemetry.exporter import (
+    LatestSnapshot,
+    MetricsServer,
+    Snapshot,
+    text_of,
+    with_gauges_of,
+)
+from paceline.telemetry.metrics import METRICS
+from paceline.telemetry.training import OperationTotals, TrainingProgress
 
-OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
-
-
-@pytest.fixture
-def source() -> LatestTick:
-    return LatestTick(HOST)
-
-
-@pytest.fixture
-def server(source: LatestTick) -> Iterator[MetricsServer]:
-    server = MetricsServer(source, "127.0.0.1", 0)
-    yield server
-    server.close()
-
-
-def get(server: MetricsServer, path: str = "/metrics", **headers: str) -> bytes:
-    request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", headers=headers)
-    with urllib.request.urlopen(request, timeout=5) as answer:
-        content: bytes = answer.read()
-    return content
-
-
-def scrape(server: MetricsServer) -> str:
-    return get(server).decode()
-
-
-def values(text: str) -> dict[str, float]:
-    return {
-        key(sample.name, sample.labels): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if not sample.name.endswith("_info")
-    }
-
-
-def test_scrape_tells_the_latest_tick_and_nothing_else(
-    source: LatestTick, server: MetricsServer
-) -> None:
-    source.update(dataclasses.replace(TICK, samples=9))
-    source.update(TICK)
-    assert values(scrape(server)) == EXPECTED
-
-
-def test_openmetrics_tells_the_same(source: LatestTick, server: MetricsServer) -> None:
-    source.update(TICK)
-    text = get(server, **OPENMETRICS).decode()
-    found = {
-        key(sample.name, sample.labels): sample.value
-        for family in openmetrics_families(text)
-        for sample in family.samples
-        if not sample.name.endswith("_info")
-    }
-    assert found == EXPECTED
-
-
-@pytest.mark.parametrize(
-    ("accept", "kind"),
-    [
-        ("", "text/plain"),
-        ("*/*", "text/plain"),
-        ("application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2", "text/plain"),
-        ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text"),
+needs_openssl = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="the command openssl is not installed"
+)
+SNAPSHOT = Snapshot(
+    host="node-1",
+    run="quick",
+    row={
+        "unix_s": 1700000000.5,
+        "cpu_seconds": {"user": 1.5, "idle": 3.0},
+        "ram_used_bytes": 100,
+        "gpus": {"0": {"name": "H200", "utilization_ratio": 0.25}},
+        "cgroup": {"cpu_limit_cores": 1.5},
+        "run": {"trial": "t", "launcher": "mpi"},
+        "run_processes": 2,
+        "run_pss_bytes": None,
+        "run_voluntary_context_switches": 7,
+    },
+    ranks={1: {"rank": 1, "pid": 4711, "cpu_seconds": 2.5, "threads": 3}},
+    training=lambda: [
+        TrainingProgress(
+            rank=1,
+            steps=3,
+            samples=48,
+            loss=2.25,
+            step_counts=[1, 0, 0, 2, *[0] * 9],
+            step_s_sum=0.25,
+            operations={"allreduce": OperationTotals(operations=4, seconds=0.5)},
+        )
     ],
 )
-def test_openmetrics_is_for_those_who_take_nothing_else(
-    accept: str, kind: str, server: MetricsServer
-) -> None:
-    address = f"http://127.0.0.1:{server.port}/metrics"
-    request = urllib.request.Request(address, headers={"Accept": accept} if accept else {})
-    with urllib.request.urlopen(request, timeout=5) as answer:
-        assert answer.headers.get_content_type() == kind
 
 
-def test_names_with_quotes_and_line_ends_reach_the_reader(
-    source: LatestTick, server: MetricsServer
-) -> None:
-    facts = {**FACTS, "trial": "simple-big\n", "launcher": 'm"p\\i'}
-    watch = dataclasses.replace(WATCH, facts=facts)
-    source.update(dataclasses.replace(TICK, watches=(watch,)))
-    families = {family.name: family for family in text_string_to_metric_families(scrape(server))}
-    (sample,) = families["paceline_run_info"].samples
-    assert sample.labels == {"host": HOST, "run": RUN, **facts}
+def served() -> LatestSnapshot:
+    source = LatestSnapshot(METRICS)
+    source.update(SNAPSHOT)
+    return source
 
 
-def test_version_is_told(source: LatestTick, server: MetricsServer) -> None:
-    source.update(TICK)
-    assert f'version="{paceline.__version__}"' in scrape(server)
-
-
-def test_before_the_first_tick_nothing_is_told(server: MetricsServer) -> None:
-    assert scrape(server) == ""
-
-
-def test_costly_figures_stay_as_last_read(source: LatestTick, server: MetricsServer) -> None:
-    source.update(TICK)
-    watch = dataclasses.replace(WATCH, sample=dataclasses.replace(SAMPLE, run_pss_bytes=None))
-    source.update(dataclasses.replace(TICK, watches=(watch,)))
-    assert values(scrape(server)) == EXPECTED
-
-
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_finds_no_fault_with_names_and_help(
-    source: LatestTick, server: MetricsServer
-) -> None:
-    source.update(TICK)
-    check = subprocess.run(
-        ["promtool", "check", "metrics"],
-        input=scrape(server),
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
-
-
-def test_scrape_may_be_compressed(source: LatestTick, server: MetricsServer) -> None:
-    source.update(TICK)
-    content = get(server, **{"Accept-Encoding": "gzip"})
-    assert gzip.decompress(content).decode() == scrape(server)
-
-
-def test_scrape_may_choose_names(source: LatestTick, server: MetricsServer) -> None:
-    source.update(TICK)
-    found = values(get(server, "/metrics?name[]=paceline_run_threads").decode())
-    at = key("paceline_run_threads", {"host": HOST, "run": RUN})
-    assert found == {at: EXPECTED[at]}
-
-
-def test_training_is_asked_for_by_scrapes_alone(source: LatestTick, server: MetricsServer) -> None:
-    asked: list[int] = []
-    progress = WATCH.training()
-
-    def training() -> tuple[TrainingProgress, ...]:
-        asked.append(1)
-        return progress
-
-    source.update(
-        dataclasses.replace(TICK, watches=(dataclasses.replace(WATCH, training=training),))
-    )
-    assert not asked
-    assert values(scrape(server)) == EXPECTED
-    assert len(asked) == 1
-
-
-def test_other_paths_are_not_found(source: LatestTick, server: MetricsServer) -> None:
-    source.update(TICK)
-    with pytest.raises(urllib.error.HTTPError, match="404"):
-        get(server, "/")
-
-
-def test_port_in_use_is_an_os_error(source: LatestTick, server: MetricsServer) -> None:
-    with pytest.raises(OSError, match="in use"):
-        MetricsServer(source, "127.0.0.1", server.port)
-
-
-def test_closed_server_frees_its_port(source: LatestTick) -> None:
-    server = MetricsServer(source, "127.0.0.1", 0)
-    server.close()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", server.port), timeout=5)
-
-
-def test_ipv6_loopback_can_be_asked_for(source: LatestTick) -> None:
+@contextmanager
+def serving(settings: TelemetrySettings | None = None) -> Iterator[int]:
+    server = MetricsServer(served(), settings or TelemetrySettings(), (0,))
     try:
-        server = MetricsServer(source, "::1", 0)
-    except OSError as error:
-        pytest.skip(f"no IPv6 loopback here: {error}")
-    try:
-        with urllib.request.urlopen(f"http://[::1]:{server.port}/metrics", timeout=5) as answer:
-            assert answer.status == 200
+        yield server.port
     finally:
         server.close()
+
+
+def ask(
+    port: int, tls: ssl.SSLContext | None = None, **headers: str
+) -> tuple[int, bytes, dict[str, str]]:
+    connection = (
+        http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        if tls is None
+        else http.client.HTTPSConnection("127.0.0.1", port, timeout=5, context=tls)
+    )
+    with closing(connection):
+        connection.request("GET", "/metrics", headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read(), dict(answer.headers)
+
+
+def values(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_series_are_exactly_what_the_snapshot_has() -> None:
+    host, run = ("host", "node-1"), ("run", "quick")
+    rank = (host, ("rank", "1"), run)
+    operation = (host, ("operation", "allreduce"), *rank[1:])
+    found = values(text_of(METRICS, SNAPSHOT))
+    training = {key: found.pop(key) for key in list(found) if "training" in key[0]}
+    assert found == {
+        ("paceline_host_cpu_seconds_total", (host, ("mode", "user"))): 1.5,
+        ("paceline_host_cpu_seconds_total", (host, ("mode", "idle"))): 3.0,
+        ("paceline_host_memory_used_bytes", (host,)): 100.0,
+        ("paceline_gpu_info", (("gpu", "0"), host, ("name", "H200"))): 1.0,
+        ("paceline_gpu_utilization_ratio", (("gpu", "0"), host)): 0.25,
+        ("paceline_cgroup_cpu_limit_cores", (host, run)): 1.5,
+        ("paceline_run_info", (host, ("launcher", "mpi"), run, ("trial", "t"))): 1.0,
+        ("paceline_run_processes", (host, run)): 2.0,
+        ("paceline_run_context_switches_total", (host, ("kind", "voluntary"), run)): 7.0,
+        ("paceline_rank_cpu_seconds_total", rank): 2.5,
+        ("paceline_rank_threads", rank): 3.0,
+        ("paceline_rank_failed", rank): 0.0,
+        ("paceline_communication_operations_total", operation): 4.0,
+        ("paceline_communication_payload_bytes_total", operation): 0.0,
+        ("paceline_communication_seconds_total", operation): 0.5,
+        ("paceline_sidecar_last_sample_timestamp_seconds", (host, run)): 1700000000.5,
+    }
+    assert training["paceline_training_steps_total", rank] == 3.0
+    assert training["paceline_training_samples_total", rank] == 48.0
+    assert training["paceline_training_loss", rank] == 2.25
+    assert training["paceline_training_step_seconds_count", rank] == 3.0
+    assert training["paceline_training_step_seconds_sum", rank] == 0.25
+    bucket = (host, ("le", "0.05"), *rank[1:])
+    assert training["paceline_training_step_seconds_bucket", bucket] == 1.0
+
+
+def test_before_the_first_tick_nothing_is_served() -> None:
+    assert list(LatestSnapshot(METRICS).collect()) == []
+
+
+def test_value_that_is_read_seldom_shows_its_last_reading() -> None:
+    source = served()
+    source.update(replace(SNAPSHOT, row={**SNAPSHOT.row, "run_pss_bytes": 900, "gpus": {}}))
+    source.update(replace(SNAPSHOT, row={"unix_s": 2.0, "run_pss_bytes": None}, ranks={}))
+    snapshot = source.snapshot
+    assert snapshot is not None
+    assert (snapshot.row["unix_s"], snapshot.row["run_pss_bytes"]) == (2.0, 900)
+    assert snapshot.row["gpus"]["0"]["name"] == "H200"
+    assert snapshot.ranks[1]["threads"] == 3
+
+
+def test_last_values_have_the_memory_of_the_last_live_tick() -> None:
+    alive = replace(
+        SNAPSHOT,
+        row={"run_processes": 2, "run_rss_bytes": 5, "run_cpu_seconds": 1.0},
+        ranks={0: {"processes": 1, "rss_bytes": 7, "cpu_seconds": 1.0}},
+    )
+    ended = replace(
+        SNAPSHOT,
+        row={"run_processes": 0, "run_rss_bytes": 0, "run_cpu_seconds": 2.0},
+        ranks={0: {"processes": 0, "rss_bytes": 0, "cpu_seconds": 2.0}},
+    )
+    last = with_gauges_of(alive, ended, METRICS)
+    assert last.row == {"run_processes": 0, "run_rss_bytes": 5, "run_cpu_seconds": 2.0}
+    assert last.ranks[0] == {"processes": 0, "rss_bytes": 7, "cpu_seconds": 2.0}
+
+
+def test_scrape_is_text_and_compressed_on_request() -> None:
+    with serving() as port:
+        status, body, _ = ask(port)
+        assert status == 200
+        assert values(body.decode()) == values(text_of(METRICS, SNAPSHOT))
+        _, packed, headers = ask(port, **{"Accept-Encoding": "gzip"})
+        assert headers["Content-Encoding"] == "gzip"
+        assert gzip.decompress(packed) == body
+
+
+def test_port_that_is_taken_gives_way_to_the_next() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = MetricsServer(served(), TelemetrySettings(), (port, 0))
+        try:
+            assert server.port not in (0, port)
+        finally:
+            server.close()
+        with pytest.raises(OSError, match=f"127.0.0.1:{port}"):
+            MetricsServer(served(), TelemetrySettings(), (port,))
+
+
+def test_port_is_free_again_after_closing() -> None:
+    with serving() as port:
+        pass
+    server = MetricsServer(served(), TelemetrySettings(), (port,))
+    server.close()
+
+
+def test_only_clients_with_the_token_are_answered(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("s3cret\n")
+    token.chmod(0o600)
+    with serving(TelemetrySettings(bearer_token_file=str(token))) as port:
+        status, body, _ = ask(port)
+        assert status == 401
+        assert b"paceline_" not in body
+        assert ask(port, Authorization="Bearer s3cret")[0] == 200
+
+
+@dataclass(frozen=True)
+class Certificate:
+    certificate: Path
+    key: Path
+
+
+def openssl(*arguments: str | Path) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=30)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Certificate]:
+    folder = tmp_path_factory.mktemp("certificates")
+    made = {}
+    for name in ("server", "client", "unknown"):
+        made[name] = it = Certificate(folder / f"{name}.pem", folder / f"{name}.key")
+        openssl(
+            "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+            "-days", "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1",
+            "-keyout", it.key, "-out", it.certificate,
+        )  # fmt: skip
+        it.key.chmod(0o600)
+    return made
+
+
+def over_tls(server: Certificate, **more: str) -> TelemetrySettings:
+    return TelemetrySettings(
+        tls_certificate=str(server.certificate), tls_key=str(server.key), **more
+    )
+
+
+def trusting(server: Certificate) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=server.certificate)
+
+
+@needs_openssl
+def test_metrics_are_served_over_tls_only(certificates: dict[str, Certificate]) -> None:
+    server = certificates["server"]
+    with serving(over_tls(server)) as port:
+        assert ask(port, trusting(server))[0] == 200
+        with pytest.raises((http.client.HTTPException, OSError)):
+            ask(port)
+        assert ask(port, trusting(server))[0] == 200
+
+
+@needs_openssl
+def test_tls_before_1_2_is_refused(certificates: dict[str, Certificate]) -> None:
+    server = certificates["server"]
+    old = trusting(server)
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with serving(over_tls(server)) as port, pytest.raises(ssl.SSLError):
+        ask(port, old)
+
+
+@needs_openssl
+def test_clients_must_show_a_certificate_if_required(
+    certificates: dict[str, Certificate],
+) -> None:
+    server, client, other = (certificates[name] for name in ("server", "client", "unknown"))
+    known, unknown = trusting(server), trusting(server)
+    known.load_cert_chain(client.certificate, client.key)
+    unknown.load_cert_chain(other.certificate, other.key)
+    with serving(over_tls(server, tls_client_ca=str(client.certificate))) as port:
+        assert ask(port, known)[0] == 200
+        for refused in (unknown, trusting(server)):
+            with pytest.raises(OSError, match=r"alert|reset|EOF|closed"):
+                ask(port, refused)
+
+
+@needs_openssl
+def test_client_without_a_handshake_does_not_block_others(
+    certificates: dict[str, Certificate],
+) -> None:
+    server = certificates["server"]
+    with (
+        serving(over_tls(server)) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=5),
+    ):
+        assert ask(port, trusting(server))[0] == 200
+
+
+@needs_openssl
+def test_key_of_another_certificate_is_refused(certificates: dict[str, Certificate]) -> None:
+    mixed = Certificate(certificates["server"].certificate, certificates["client"].key)
+    with pytest.raises(UsageError, match="expected PEM files"):
+        MetricsServer(served(), over_tls(mixed), (0,))

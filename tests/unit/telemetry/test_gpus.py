@@ -1,4 +1,4 @@
-"""GPUs through an NVML that tests speak for."""
+"""GPUs read through a fake NVML."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.records.rows import GpuSample
 from paceline.telemetry import gpus as gpus_module
 from paceline.telemetry.gpus import GpuReader
 
@@ -27,15 +26,10 @@ class FakeNvml:
         self.starts = starts
         self.silent: set[str] = set()
         self.gone = False
-        self.open = False
 
     def nvmlInit(self) -> None:  # noqa: N802
         if not self.starts:
             raise NVMLError("Driver/library version mismatch")
-        self.open = True
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.open = False
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         return 2
@@ -61,56 +55,50 @@ class FakeNvml:
         return answer
 
 
-def test_figures_are_in_base_units() -> None:
-    first, second = GpuReader(FakeNvml()).read()
-    assert first == GpuSample(
-        name="GPU 0",
-        utilization_percent=30.0,
-        memory_used_bytes=1000,
-        memory_total_bytes=4000,
-        power_watts=250.5,
-        sm_clock_hertz=1.5e9,
-        memory_clock_hertz=2.6e9,
-        temperature_celsius=55.0,
-    )
-    assert (second.name, second.utilization_percent) == ("GPU 1", 31.0)
+def test_values_are_in_base_units() -> None:
+    gpus = GpuReader(FakeNvml()).read()
+    assert gpus["0"] == {
+        "name": "GPU 0",
+        "utilization_ratio": 0.3,
+        "memory_used_bytes": 1000,
+        "memory_total_bytes": 4000,
+        "power_watts": 250.5,
+        "sm_clock_hertz": 1.5e9,
+        "memory_clock_hertz": 2.6e9,
+        "temperature_celsius": 55.0,
+    }
+    assert (gpus["1"]["name"], gpus["1"]["utilization_ratio"]) == ("GPU 1", 0.31)
 
 
-def test_figure_that_a_gpu_lacks_is_missing_and_the_others_stay() -> None:
+def test_value_that_a_gpu_lacks_is_missing_and_the_others_stay() -> None:
     nvml = FakeNvml()
     nvml.silent = {"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage"}
-    first, second = GpuReader(nvml).read()
-    assert first.utilization_percent == 30.0
-    assert (second.utilization_percent, second.power_watts) == (None, None)
-    assert second.memory_used_bytes == 1001
+    gpus = GpuReader(nvml).read()
+    assert gpus["0"]["utilization_ratio"] == 0.3
+    assert gpus["1"]["utilization_ratio"] is None
+    assert gpus["1"]["power_watts"] is None
+    assert gpus["1"]["memory_used_bytes"] == 1001
 
 
-def test_gpus_that_are_lost_are_told_without_figures() -> None:
+def test_gpus_that_disappear_keep_their_names_only() -> None:
     nvml = FakeNvml()
     reader = GpuReader(nvml)
     nvml.gone = True
-    assert reader.read() == [GpuSample(name="GPU 0"), GpuSample(name="GPU 1")]
+    values = [
+        {name: value for name, value in gpu.items() if value is not None}
+        for gpu in reader.read().values()
+    ]
+    assert values == [{"name": "GPU 0"}, {"name": "GPU 1"}]
 
 
 def test_driver_that_does_not_start_means_no_gpus() -> None:
-    reader = GpuReader(FakeNvml(starts=False))
-    assert reader.read() == []
-    reader.close()
-
-
-def test_closing_lets_go_of_the_driver() -> None:
-    nvml = FakeNvml()
-    reader = GpuReader(nvml)
-    assert nvml.open
-    reader.close()
-    assert not nvml.open
-    assert reader.read() == []
+    assert GpuReader(FakeNvml(starts=False)).read() == {}
 
 
 def test_host_without_a_driver_does_not_load_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus_module, "_DRIVER_FILES", ())
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)  # an import would fail
-    assert GpuReader().read() == []
+    assert GpuReader().read() == {}
 
 
 def test_library_that_is_missing_means_no_gpus(
@@ -119,7 +107,7 @@ def test_library_that_is_missing_means_no_gpus(
     monkeypatch.setattr(gpus_module, "_DRIVER_FILES", (tmp_path,))
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     with caplog.at_level("INFO", "paceline.sidecar"):
-        assert GpuReader().read() == []
+        assert GpuReader().read() == {}
     assert "nvidia-ml-py" in caplog.text
 
 
@@ -128,7 +116,6 @@ def test_real_library_has_what_is_asked_of_it() -> None:
     assert issubclass(pynvml.NVMLError, Exception)
     for name in (
         "nvmlInit",
-        "nvmlShutdown",
         "nvmlDeviceGetCount",
         "nvmlDeviceGetHandleByIndex",
         "nvmlDeviceGetName",
@@ -143,8 +130,8 @@ def test_real_library_has_what_is_asked_of_it() -> None:
     assert pynvml.NVML_TEMPERATURE_GPU == 0
 
 
-def test_real_library_without_a_driver_means_no_gpus() -> None:
+def test_real_library_gives_each_gpu_a_name() -> None:
     pynvml = pytest.importorskip("pynvml")
-    reader = GpuReader(pynvml)  # where there are GPUs, their names
-    assert all(gpu.name for gpu in reader.read())
-    reader.close()
+    gpus = GpuReader(pynvml).read()
+    assert list(gpus) == [str(index) for index in range(len(gpus))]
+    assert all(gpu["name"] for gpu in gpus.values())

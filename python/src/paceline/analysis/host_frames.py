@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 GAP_INTERVALS = 2.5  # a longer distance between two rows is a gap: the sidecar was not running
 _LEAST_INTERVAL_S = 0.05  # of a rate: the last sample may follow the last tick immediately
 _COMPUTING = ("user", "system", "other")  # not idle, waiting for disks, or stolen
-_RATES = {
-    "disk_read_bytes_per_s": "disk_read_bytes",
-    "disk_write_bytes_per_s": "disk_write_bytes",
-    "network_sent_bytes_per_s": "network_sent_bytes",
-    "network_received_bytes_per_s": "network_received_bytes",
+# name of a rate -> column of devices, counter of each device
+_DEVICE_RATES = {
+    "disk_read_bytes_per_s": ("disks", "read_bytes"),
+    "disk_write_bytes_per_s": ("disks", "written_bytes"),
+    "network_sent_bytes_per_s": ("networks", "sent_bytes"),
+    "network_received_bytes_per_s": ("networks", "received_bytes"),
 }
 _RUN_RATES = {
     "run_voluntary_context_switches_per_s": "run_voluntary_context_switches",
@@ -52,7 +53,7 @@ def host_frame(trace: HostTrace) -> pl.DataFrame:
         *(_risen(field("cpu_seconds", mode)).alias(f"cpu_{mode}_s") for mode in modes),
         (100 * pl.col("ram_used_bytes") / pl.col("ram_total_bytes")).alias("ram_percent"),
         (100 * _rate(pl.col("run_cpu_seconds"))).alias("run_cpu_percent"),
-        *(_rate(pl.col(counter)).alias(name) for name, counter in _RATES.items()),
+        *(_rate(_over_devices(frame, *of)).alias(name) for name, of in _DEVICE_RATES.items()),
         *(_seldom_rate(counter).alias(name) for name, counter in _RUN_RATES.items()),
         *(
             (100 * _rate(field("pressure", resource).struct.field("some_s")))
@@ -99,6 +100,20 @@ def struct_fields(frame: pl.DataFrame, column: str) -> list[str]:
 def field(column: str, name: str) -> pl.Expr:
     """Select one key of a dictionary column."""
     return pl.col(column).struct.field(name)
+
+
+def _over_devices(frame: pl.DataFrame, column: str, counter: str) -> pl.Expr:
+    """Sum a counter over all devices; null where the system lists none."""
+    kind = frame.schema.get(column)
+    devices = kind.fields if isinstance(kind, pl.Struct) else []
+    each = [
+        field(column, device.name).struct.field(counter)
+        for device in devices
+        if isinstance(device.dtype, pl.Struct) and counter in device.dtype.to_schema()
+    ]
+    if not each:
+        return pl.lit(None, dtype=pl.Float64)
+    return pl.sum_horizontal(each, ignore_nulls=False)
 
 
 def _risen(counter: pl.Expr) -> pl.Expr:

@@ -219,9 +219,10 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def run_sidecar(arguments: argparse.Namespace) -> int:
-    from paceline.telemetry.sidecar import options_from, run_sidecar
+    from paceline.telemetry.request import request_from
+    from paceline.telemetry.sidecar import run_sidecar
 
-    run_sidecar(options_from(arguments))
+    run_sidecar(request_from(arguments))
     return ExitCode.OK
 
 

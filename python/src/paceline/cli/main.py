@@ -15,7 +15,7 @@ from paceline.cli import commands, lab, monitor, render, watch
 from paceline.cli.signals import EndedBySignal, signals_raise
 from paceline.errors import ExitCode, PacelineError, PacelineWarning
 from paceline.spec import WORKLOADS
-from paceline.telemetry import sidecar
+from paceline.telemetry import request as sidecar_request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -225,5 +225,5 @@ def _add_doctor(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _add_sidecar(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = verbs.add_parser("sidecar", help="sample the resources of this host and of processes")
-    sidecar.add_arguments(parser)
+    sidecar_request.add_arguments(parser)
     parser.set_defaults(command=commands.run_sidecar)

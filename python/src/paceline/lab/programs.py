@@ -56,7 +56,6 @@ def environment(record: LabRecord, host: Host) -> dict[str, str]:
     temporary = str(host.temporary)
     found = {
         "TMPDIR": temporary,
-        "PACELINE_RUNTIME_DIR": f"{temporary}/runtime",
         NAME_VARIABLE: record.name,
         "PACELINE_LAB_HOSTS": ",".join(host.address for host in record.hosts),
         "PACELINE_LAB_INTERFACE": INTERFACE,

@@ -1,9 +1,9 @@
-"""Traces of trials as what Prometheus would have scraped: OpenMetrics text with times, from which
-promtool makes blocks (https://prometheus.io/docs/prometheus/latest/storage/#backfilling-from-openmetrics-format).
+"""Import of traces into Prometheus: OpenMetrics text with timestamps, from which promtool makes
+blocks (https://prometheus.io/docs/prometheus/latest/storage/#backfilling-from-openmetrics-format).
 
-Values come from the same functions as the exporter's, so names and labels are those of a scrape.
-Times are the samples', on rank 0's clock. Where a trial ended, its gauges and facts get a NaN:
-Prometheus would show the last value for five minutes more, into the next trial.
+Series come from the same declarations as those of the metrics endpoint. Times are those of the
+samples, on the clock of rank 0. At the end of a trial its gauges and facts get a NaN: otherwise
+Prometheus would show the last value for five more minutes, into the next trial.
 """
 
 from __future__ import annotations
@@ -11,92 +11,59 @@ from __future__ import annotations
 import math
 import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from paceline.analysis.host_frames import gaps
-from paceline.analysis.reading import load_trial, read_host
+from paceline.analysis.host_frames import GAP_INTERVALS
+from paceline.analysis.reading import read_trial
 from paceline.errors import DataError, EnvironmentLacks, TimedOut
 from paceline.host.processes import guarded
 from paceline.monitor.training import RankHistory
-from paceline.records.rows import HostSample, RankSample
-from paceline.records.tables import rows
-from paceline.telemetry.catalogue import CATALOGUE
-from paceline.telemetry.exposition import series_name
-from paceline.telemetry.facts import facts_of
-from paceline.telemetry.measures import (
-    Measure,
-    host_values,
-    rank_values,
-    run_fact_values,
-    run_time_values,
-    run_values,
-    series,
-    sidecar_values,
-    training_values,
-)
+from paceline.records.files import read_json
+from paceline.records.rows import Outcome, RankEnvironment, RankStatus
+from paceline.records.tables import read_header, row_dicts
+from paceline.records.typed import document
+from paceline.telemetry.exporter import Snapshot, families
+from paceline.telemetry.metrics import METRICS, RUN, SIDECAR
+from paceline.telemetry.metrics.metric import Row, read_into
+from paceline.telemetry.metrics.run import RunReading, SidecarReading, facts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from paceline.analysis.reading import TrialRecord
-    from paceline.records.layout import RunFiles, TrialFiles
+    from paceline.records.layout import HostFiles, RunFiles, TrialFiles
 
-_MARK_AFTER_S = 0.001  # Prometheus's resolution; any next trial begins later
+_MARK_AFTER_S = 0.001  # Prometheus's resolution; the next trial begins later
 _LONGEST_S = 600.0
+_UNTRACED = tuple(m for m in METRICS if not m.in_trace and m.scope in (RUN, SIDECAR))
 
 
 @dataclass(frozen=True, slots=True)
 class Backfilled:
-    """What was imported."""
+    """Result of an import."""
 
     trials: int
     samples: int
-    left_out: tuple[str, ...] = ()  # trials whose files are damaged, and how
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Trace:
-    """One host's trace as rows, in the order in which they were written."""
-
-    host: str
-    header: Mapping[str, object]
-    samples: tuple[HostSample, ...]
-    ranks: tuple[RankSample, ...]
-    gaps: list[tuple[float, float]]  # begin and end, unix seconds
-
-
-def _traces(files: TrialFiles) -> list[_Trace]:
-    found = []
-    for name, host_files in files.hosts():
-        trace = read_host(name, host_files)
-        found.append(
-            _Trace(
-                host=name,
-                header=trace.header,
-                samples=rows(host_files.trace, HostSample),
-                ranks=rows(host_files.ranks, RankSample),
-                gaps=gaps(trace),
-            )
-        )
-    return [trace for trace in found if trace.samples]
+    left_out: tuple[str, ...] = ()  # trials whose files are damaged, with the reason
 
 
 def write_openmetrics(run: RunFiles, out: Path) -> Backfilled:
     """Write all trials of `run` that have a trace into `out`, in order of time.
 
-    A trial whose files are damaged is left out and named: the rest is still worth looking at.
-    Raises OSError where `out` cannot be written.
+    A trial whose files are damaged is left out and named. Raises OSError if `out` cannot be
+    written.
     """
-    records, left_out = _records(run)
-    trials = samples = 0
+    found, left_out = _traces(run)
+    trials: set[str] = set()
+    samples = 0
     with out.open("w", encoding="utf-8") as file:
-        for record, traces in records:
-            written = sum(_write_host(file, _label(run, host), record, host) for host in traces)
-            trials += written > 0
+        for trace in found:
+            written = trace.write(file)
             samples += written
+            if written:
+                trials.add(trace.trial_id)
         file.write("# EOF\n")
-    return Backfilled(trials, samples, tuple(left_out))
+    return Backfilled(len(trials), samples, tuple(left_out))
 
 
 def import_blocks(
@@ -129,104 +96,117 @@ def import_blocks(
         )
 
 
-def _records(run: RunFiles) -> tuple[list[tuple[TrialRecord, list[_Trace]]], list[str]]:
-    """Trials with a trace, by the time of its first sample."""
-    found: list[tuple[float, TrialRecord, list[_Trace]]] = []
+def _traces(run: RunFiles) -> tuple[list[_HostTrace], list[str]]:
+    """Return all traces by the time of their first sample, and the damaged trials."""
+    found: list[_HostTrace] = []
     left_out: list[str] = []
     for trial_id, files in run.trials():
         try:
-            record, traces = load_trial(files), _traces(files)
+            traces = [_HostTrace(run, trial_id, files, host) for host, _ in files.hosts()]
         except DataError as error:
             left_out.append(f"{trial_id}: {error}")
             continue
-        if traces:
-            found.append((min(trace.samples[0].unix_s for trace in traces), record, traces))
-    ordered = sorted(found, key=lambda each: each[0])
-    return [(record, traces) for _, record, traces in ordered], left_out
+        found += [trace for trace in traces if trace.samples]
+    return sorted(found, key=lambda trace: trace.samples[0]["unix_s"]), left_out
 
 
-def _label(run: RunFiles, trace: _Trace) -> str:
-    """As a scrape told it; traces of older versions say nothing of it."""
-    told = trace.header.get("run")
-    return told if isinstance(told, str) else run.root.absolute().name
+class _HostTrace:
+    """One trial on one host, sample by sample. Raises DataError if a file is damaged."""
 
-
-def _write_host(file: TextIO, run: str, record: TrialRecord, trace: _Trace) -> int:
-    offset_s = next((r.clock_offset_s for r in record.ranks if r.host == trace.host), 0.0)
-    history = _History(run, record, trace)
-    gauges: dict[str, None] = {}
-    written = 0
-    last_unix_s = -math.inf
-    for sample in trace.samples:
-        if sample.unix_s <= last_unix_s:
-            continue  # the clock was set back: Prometheus takes time in order only
-        last_unix_s = sample.unix_s
-        for measure in history.measures(sample):
-            is_gauge = measure.metric.kind in ("gauge", "info")
-            for each in series(measure):
-                name = series_name(each)
-                file.write(f"{name} {each.value!r} {sample.unix_s + offset_s:.3f}\n")
-                written += 1
-                if is_gauge:
-                    gauges[name] = None
-    # Of a running trial, too: it may end before it is scraped. If it does not, scrapes go on.
-    for name in gauges:
-        file.write(f"{name} NaN {last_unix_s + offset_s + _MARK_AFTER_S:.3f}\n")
-    return written
-
-
-class _History:
-    """One trial on one host, sample by sample."""
-
-    def __init__(self, run: str, record: TrialRecord, trace: _Trace) -> None:
-        self._run, self._trace = run, trace
-        self._facts = facts_of(record.trial)
-        self._launched_unix_s = (
-            trace.samples[0].unix_s if record.outcome is None else record.outcome.launched_unix_s
+    def __init__(self, run: RunFiles, trial_id: str, files: TrialFiles, host: str) -> None:
+        self.trial_id, self._host = trial_id, host
+        own = files.host(host)
+        trial = read_trial(files)
+        self._header: Mapping[str, Any] = read_header(own.trace)
+        self.samples = [row for row in row_dicts(own.trace) if "unix_s" in row]
+        self._run = self._header.get("run") or run.root.absolute().name
+        self._ranks = _by_time(own)
+        outcome = document(files.outcome, Outcome)
+        started_unix_s = self.samples[0]["unix_s"] if self.samples else math.nan
+        self._facts = RunReading(
+            facts=facts_of(trial),
+            launched_unix_s=started_unix_s if outcome is None else outcome.launched_unix_s,
         )
-        self._training = [
-            RankHistory(rank, record.files.rank(rank.rank), record.trial.replicas)
-            for rank in record.ranks
-            if rank.host == trace.host
-        ]
-        self._ranks: dict[float, list[RankSample]] = {}
-        for sample in trace.ranks:
-            self._ranks.setdefault(sample.unix_s, []).append(sample)
-        self._taken = 0
+        self._gap_s = GAP_INTERVALS * self._header.get("interval_s", math.inf)
+        self._restarts = read_json(own.sidecar).get("restarts", 0) if own.sidecar.exists() else 0
+        self._offset_s = 0.0
+        self._training: list[RankHistory] = []
+        for rank, rank_files in files.ranks():
+            status = document(rank_files.status, RankStatus)
+            environment = document(rank_files.environment, RankEnvironment)
+            known = environment or status
+            if known is None or known.host != host:
+                continue
+            if environment is not None and not self._training:
+                self._offset_s = environment.clock_offset_s
+            failed = status is not None and status.state == "failed"
+            self._training.append(RankHistory(rank, rank_files, trial.replicas, failed=failed))
 
-    def measures(self, sample: HostSample) -> Iterator[Measure]:
-        """All that a scrape right after `sample` would have told."""
-        host, run = self._trace.host, self._run
-        self._taken += 1
-        training = [rank.until(sample.unix_s) for rank in self._training]
-        last_step_unix_s = max(
-            (p.last_step_ended_unix_s for p in training if p.last_step_ended_unix_s is not None),
-            default=None,
+    def write(self, file: TextIO) -> int:
+        """Write all samples; return their number."""
+        gauges: dict[str, None] = {}
+        written = 0
+        last_unix_s = -math.inf
+        gaps = 0
+        for number, row in enumerate(self.samples, start=1):
+            if row["unix_s"] <= last_unix_s:
+                continue  # the clock was set back: Prometheus accepts increasing times only
+            gaps += row["unix_s"] - last_unix_s > self._gap_s and number > 1
+            last_unix_s = row["unix_s"]
+            restarts = min(gaps, self._restarts)
+            for family in families(METRICS, self._snapshot(row, number, restarts)):
+                for sample in family.samples:
+                    name = _series_name(sample.name, sample.labels)
+                    time_s = last_unix_s + self._offset_s
+                    file.write(f"{name} {float(sample.value)!r} {time_s:.3f}\n")
+                    written += 1
+                    if family.type in ("gauge", "info"):
+                        gauges[name] = None
+        # Also for a running trial: it may end before it is scraped. If not, scrapes continue.
+        for name in gauges:
+            file.write(f"{name} NaN {last_unix_s + self._offset_s + _MARK_AFTER_S:.3f}\n")
+        return written
+
+    def _snapshot(self, row: Row, number: int, restarts: int) -> Snapshot:
+        """Return what a scrape right after the sample would have shown."""
+        unix_s: float = row["unix_s"]
+        complete = dict(row)
+        read_into(complete, (m for m in _UNTRACED if m.scope is RUN), self._facts)
+        sidecar = self._sidecar(number, restarts)
+        read_into(complete, (m for m in _UNTRACED if m.scope is SIDECAR), sidecar)
+        return Snapshot(
+            host=self._host,
+            run=self._run,
+            row=complete,
+            ranks=self._ranks.get(unix_s, {}),
+            training=lambda: [rank.until(unix_s) for rank in self._training],
         )
-        yield from host_values(host, sample)
-        yield from run_fact_values(host, run, self._facts)
-        yield from run_time_values(host, run, self._launched_unix_s, last_step_unix_s)
-        yield from run_values(host, run, sample)
-        for rank in self._ranks.get(sample.unix_s, ()):
-            yield from rank_values(host, run, rank)
-        for progress in training:
-            yield from training_values(host, run, progress)
-        yield from sidecar_values(host, sample, sample.sidecar_missed_ticks)
-        yield from self._sidecar(sample.unix_s)
 
-    def _sidecar(self, unix_s: float) -> Iterator[Measure]:
-        """What stands in a trace's header, or between its rows."""
-        header: Mapping[str, object] = self._trace.header
-        version, interval_s = header.get("version"), header.get("interval_s")
-        if isinstance(version, str):
-            yield self._of_host("sidecar", 1, version)
-        yield self._of_host("sidecar_watches", 1)
-        yield self._of_host("sidecar_samples", self._taken)
-        yield self._of_host(
-            "sidecar_restarts", sum(ended <= unix_s for _, ended in self._trace.gaps)
+    def _sidecar(self, number: int, restarts: int) -> SidecarReading:
+        """Return facts of the sidecar; the metrics with the other values are in the row."""
+        return SidecarReading(
+            unix_s=0.0,
+            version=self._header.get("version"),
+            interval_s=self._header.get("interval_s", math.nan),
+            restarts=restarts,
+            samples=number,
+            missed=0,
+            cpu_s=0.0,
+            rss_bytes=0,
         )
-        if isinstance(interval_s, int | float):
-            yield self._of_host("sidecar_interval_seconds", interval_s)
 
-    def _of_host(self, name: str, value: float, *more: str) -> Measure:
-        return Measure(CATALOGUE[f"paceline_{name}"], (self._trace.host, *more), value)
+
+def _by_time(files: HostFiles) -> dict[float, dict[int, Row]]:
+    found: dict[float, dict[int, Row]] = {}
+    for row in row_dicts(files.ranks):
+        found.setdefault(row["unix_s"], {})[row["rank"]] = row
+    return found
+
+
+def _series_name(name: str, labels: Mapping[str, str]) -> str:
+    text = ",".join(f'{label}="{_escaped(value)}"' for label, value in labels.items())
+    return f"{name}{{{text}}}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

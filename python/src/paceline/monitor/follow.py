@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.analysis.communication_times import clock_errors
+from paceline.analysis.host_frames import GAP_INTERVALS
 from paceline.analysis.phases import mean_over_ranks, mean_step, mean_steps
 from paceline.analysis.reading import (
     RankRecord,
@@ -22,7 +24,7 @@ from paceline.analysis.stragglers import find_straggler
 from paceline.errors import DataError
 from paceline.monitor.tail import RowTail
 from paceline.monitor.views import HostView, RankView, RunView, TrialView
-from paceline.records.rows import HostSample, Outcome, RankSample, RankStatus, StepRow, TraceGap
+from paceline.records.rows import HostSample, Outcome, RankSample, RankStatus, StepRow
 from paceline.records.tables import frame_of
 from paceline.records.typed import document, typed
 
@@ -76,39 +78,72 @@ class _Rank:
 
 
 class _Host:
-    """One sidecar's files."""
+    """Reads one sidecar's files."""
 
     def __init__(self, host: str, files: HostFiles) -> None:
         self._host, self._files = host, files
         self._trace, self._rank_rows = RowTail(files.trace), RowTail(files.ranks)
         self._samples: deque[HostSample] = deque(maxlen=_SAMPLES)
-        self.ranks: dict[int, RankSample] = {}
+        self._ranks: dict[int, deque[RankSample]] = {}
+        self._interval_s = math.inf
         self._gaps = 0
 
     def read(self) -> bool:
         rows = self._trace.new_rows()
         for row in rows:
-            if "unix_s" in row:
-                self._samples.append(typed(row, HostSample, self._files.trace))
-            elif "gap_started_unix_s" in row:
-                typed(row, TraceGap, self._files.trace)
+            if "unix_s" not in row:
+                self._interval_s = row.get("interval_s", math.inf)  # the header
+                continue
+            sample = typed(row, HostSample, self._files.trace)
+            limit_s = GAP_INTERVALS * self._interval_s
+            if self._samples and sample.unix_s - self._samples[-1].unix_s > limit_s:
                 self._gaps += 1
+            self._samples.append(sample)
         for row in self._rank_rows.new_rows():
-            sample = typed(row, RankSample, self._files.ranks)
-            self.ranks[sample.rank] = sample
+            found = typed(row, RankSample, self._files.ranks)
+            self._ranks.setdefault(found.rank, deque(maxlen=_SAMPLES)).append(found)
         return bool(rows)
+
+    def rank(self, rank: int) -> tuple[RankSample, float | None] | None:
+        """Return the newest sample of a rank and its CPU use in percent of one core."""
+        samples = self._ranks.get(rank)
+        if not samples:
+            return None
+        first, last = samples[0], samples[-1]
+        elapsed_s = last.unix_s - first.unix_s
+        used_s = last.cpu_seconds - first.cpu_seconds
+        return last, 100 * used_s / elapsed_s if elapsed_s > 0 else None
 
     def view(self) -> HostView | None:
         if not self._samples:
             return None
         first, last = self._samples[0], self._samples[-1]
-        elapsed_s = last.unix_s - first.unix_s
-        waited = {
-            name: (now.some_s - first.pressure[name].some_s) / elapsed_s
-            for name, now in last.pressure.items()
-            if elapsed_s > 0 and name in first.pressure
-        }
-        return HostView(host=self._host, sample=last, pressure=waited, gaps=self._gaps)
+        return HostView(
+            host=self._host,
+            sample=last,
+            cpu=_cpu_shares(first, last),
+            pressure=_pressure_shares(first, last),
+            gaps=self._gaps,
+        )
+
+
+def _cpu_shares(first: HostSample, last: HostSample) -> dict[str, float]:
+    ran = {
+        mode: max(0.0, seconds - first.cpu_seconds.get(mode, seconds))
+        for mode, seconds in last.cpu_seconds.items()
+    }
+    total_s = sum(ran.values())
+    return {mode: seconds / total_s for mode, seconds in ran.items()} if total_s > 0 else {}
+
+
+def _pressure_shares(first: HostSample, last: HostSample) -> dict[str, float]:
+    elapsed_s = last.unix_s - first.unix_s
+    shares = {}
+    for name, now in last.pressure.items():
+        before = first.pressure.get(name)
+        if elapsed_s > 0 and before is not None:
+            shares[name] = (now.some_s - before.some_s) / elapsed_s
+    return shares
 
 
 class TrialFollower:
@@ -175,7 +210,9 @@ class TrialFollower:
         last = self._ranks[rank.rank].last_step
         step_s = None if last is None else sum(v for v in mean.values() if v is not None)
         waited = sum(mean[name] or 0.0 for name in ("comm_wait", "bubble"))
-        samples = [h.ranks[rank.rank] for h in self._hosts.values() if rank.rank in h.ranks]
+        found = [host.rank(rank.rank) for host in self._hosts.values()]
+        samples = [each for each in found if each is not None]
+        sample, cpu_percent = max(samples, key=lambda s: s[0].unix_s, default=(None, None))
         return RankView(
             rank=rank.rank,
             host=rank.host,
@@ -183,7 +220,8 @@ class TrialFollower:
             steps=0 if last is None else last.step + 1,
             step_s=step_s,
             waiting_share=waited / step_s if step_s and self.trial.placement.ranks > 1 else None,
-            sample=max(samples, key=lambda s: s.unix_s, default=None),
+            sample=sample,
+            cpu_percent=cpu_percent,
         )
 
     def _find_straggler(self, record: TrialRecord, table: pl.DataFrame) -> str | None:

@@ -188,12 +188,11 @@ def _folded(label: str, parts: Sequence[Text], width: int) -> Iterator[Text]:
 
 def _host_parts(host: HostView) -> Iterator[str]:
     sample = host.sample
-    if sample.cpu_idle_percent is not None:
-        busy = 100 - sample.cpu_idle_percent - (sample.cpu_iowait_percent or 0.0)
-        yield f"CPU {busy:.0f}%"
-        yield f"idle {sample.cpu_idle_percent:.0f}%"
-    if sample.iowait_valid and sample.cpu_iowait_percent is not None:
-        yield f"IOWait {sample.cpu_iowait_percent:.1f}%"
+    if host.cpu:
+        idle, iowait = host.cpu.get("idle", 0.0), host.cpu.get("iowait", 0.0)
+        yield f"CPU {1 - idle - iowait:.0%}"
+        yield f"idle {idle:.0%}"
+        yield f"IOWait {iowait:.1%}"
     used, size = sample.ram_used_bytes / _GIB, sample.ram_total_bytes / _GIB
     yield f"RAM {used:.1f}/{size:.1f} GiB"
     yield f"threads {sample.run_threads}"
@@ -225,7 +224,7 @@ def _rank_cells(rank: RankView) -> tuple[str | Text, ...]:
     sample = rank.sample
     cpu = memory = threads = _UNKNOWN
     if sample is not None:
-        cpu = _UNKNOWN if sample.cpu_percent is None else f"{sample.cpu_percent:.0f}"
+        cpu = _UNKNOWN if rank.cpu_percent is None else f"{rank.cpu_percent:.0f}"
         memory = f"{(sample.pss_bytes or sample.rss_bytes) / _MIB:.0f}"
         threads = str(sample.threads)
     style = {"failed": "red", "done": "green"}.get(rank.state, "dim")

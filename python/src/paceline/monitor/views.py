@@ -23,14 +23,19 @@ class RankView:
     step_s: float | None  # mean of the last steps
     waiting_share: float | None  # of a step: for other ranks
     sample: RankSample | None  # the newest
+    cpu_percent: float | None = None  # of one core, over the last ticks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostView:
-    """One host's newest tick; `pressure` is the share of the last tick for which a task waited."""
+    """Newest sample of one host, with shares of the time since the sample before.
+
+    cpu: share of all CPU time by mode. pressure: share of the time in which a task waited.
+    """
 
     host: str
     sample: HostSample
+    cpu: Mapping[str, float] = field(default_factory=dict)
     pressure: Mapping[str, float] = field(default_factory=dict)
     gaps: int = 0  # in its trace
 

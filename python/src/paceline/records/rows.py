@@ -174,8 +174,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure:
-    """Time since boot for which tasks waited for a resource (Linux PSI: Documentation/accounting/
-    psi.rst): some of them, and all of them at once. None where the kernel does not say."""
+    """Seconds since boot in which tasks waited for a resource (Linux PSI: Documentation/accounting/
+    psi.rst): at least one task, and all tasks. None where the kernel has no value."""
 
     some_s: float
     full_s: float | None = None
@@ -183,7 +183,7 @@ class Pressure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskCounters:
-    """One whole disk since boot."""
+    """Counters of one whole disk since boot."""
 
     read_bytes: int
     written_bytes: int
@@ -192,7 +192,7 @@ class DiskCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkCounters:
-    """One interface since boot."""
+    """Counters of one network interface since boot."""
 
     sent_bytes: int
     received_bytes: int
@@ -201,7 +201,8 @@ class NetworkCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupSample:
-    """The control group that the watched processes are in, v1 or v2; None: it does not say."""
+    """Usage and limits of the control group of the watched processes, v1 or v2; None where the
+    kernel has no value."""
 
     cpu_limit_cores: float | None = None
     cpu_s: float | None = None
@@ -213,10 +214,10 @@ class CgroupSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSample:
-    """One GPU, as NVML says; None: it does not."""
+    """Values of one GPU from NVML; None where it has no value."""
 
     name: str
-    utilization_percent: float | None = None
+    utilization_ratio: float | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     power_watts: float | None = None
@@ -227,43 +228,33 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """One tick of a host's sidecar (`hosts/<host>/trace.jsonl`).
+    """One sample of a host's sidecar (`hosts/<host>/trace.jsonl`): counters and gauges only.
 
-    CPU shares are percent of all the host's cores over the time since the previous tick, None on
-    the first. The `run_*` fields sum over the process trees that are watched for this trace. What
-    has a default came later, or is not to be had everywhere.
+    The columns are declared in `telemetry.metrics`; these are the ones that the analysis uses. The
+    `run_*` fields are sums over the watched processes. A field is None where nothing was measured
+    or where it is not read at every tick. Shares, rates and peaks are computed in the analysis.
     """
 
     unix_s: float
-    cpu_user_percent: float | None
-    cpu_system_percent: float | None
-    cpu_idle_percent: float | None
-    cpu_iowait_percent: float | None
-    cpu_steal_percent: float | None
-    cpu_other_percent: float | None  # nice, irq, softirq, guest
-    iowait_valid: bool  # False where the kernel's counter ran backwards or means nothing
     ram_used_bytes: int
     ram_total_bytes: int
     swap_used_bytes: int
-    disk_read_bytes: int | None  # since boot, all disks; None where the system does not say
-    disk_write_bytes: int | None
-    network_sent_bytes: int | None  # since boot, all interfaces
-    network_received_bytes: int | None
     run_processes: int
-    run_cpu_seconds: float  # CPU time since the watch began, ended children included
-    run_cpu_percent: float | None
+    run_cpu_seconds: float  # since the sidecar started, including ended processes
     run_rss_bytes: int
-    run_pss_bytes: int | None  # None on ticks at which it is not read (it is costly)
     run_threads: int
-    run_voluntary_context_switches: int | None  # None on ticks at which they are not read
-    run_involuntary_context_switches: int | None
-    sidecar_cpu_seconds: float  # the sidecar's own cost, since it started
+    sidecar_cpu_seconds: float  # of the sidecar itself, since it started
     sidecar_rss_bytes: int
-    cpu_seconds: dict[str, float] = field(default_factory=dict)  # since boot by state, as above
+    run_pss_bytes: int | None = None  # read at the expensive interval
+    run_voluntary_context_switches: int | None = None  # read at the expensive interval
+    run_involuntary_context_switches: int | None = None  # read at the expensive interval
+    run_open_files: int | None = None  # read at the expensive interval
+    run_read_bytes: int | None = None  # from storage, since the sidecar started
+    run_written_bytes: int | None = None
+    cpu_seconds: dict[str, float] = field(default_factory=dict)  # since boot, by mode
     core_busy_s: list[float] = field(default_factory=list)  # since boot, by core
-    core_busy_percent: list[float] = field(default_factory=list)  # over the last tick, by core
     cpu_frequency_hertz: float | None = None  # mean over the cores
-    load: list[float] = field(default_factory=list)  # averages over 1, 5 and 15 minutes
+    load: dict[str, float] = field(default_factory=dict)  # load averages over 1m, 5m, 15m
     pressure: dict[str, Pressure] = field(default_factory=dict)  # by resource: cpu, memory, io
     swap_total_bytes: int | None = None
     swapped_in_bytes: int | None = None  # since boot
@@ -275,18 +266,14 @@ class HostSample:
     cgroup: CgroupSample | None = None
     temperatures_celsius: dict[str, float] = field(default_factory=dict)  # by sensor
     gpus: list[GpuSample] = field(default_factory=list)
-    run_read_bytes: int | None = None  # from storage since the watch began; None where not readable
-    run_written_bytes: int | None = None
-    run_open_files: int | None = None  # None on ticks at which they are not counted
-    sidecar_missed_ticks: int = 0  # since it started: beats that came too late to be kept
+    sidecar_missed_ticks: int = 0  # ticks that could not be taken in time, since it started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSample:
-    """One tick of one rank's process tree (`hosts/<host>/ranks.jsonl`).
+    """One sample of one rank's processes (`hosts/<host>/ranks.jsonl`): counters and gauges only.
 
-    Counters run since the watch began, ended children included. What is costly is None on ticks at
-    which it is not read.
+    Counters start with the sidecar and include ended processes.
     """
 
     unix_s: float  # that of the HostSample of the same tick
@@ -294,22 +281,11 @@ class RankSample:
     pid: int
     processes: int
     cpu_seconds: float
-    cpu_percent: float | None  # of one core over the last tick
     rss_bytes: int
-    pss_bytes: int | None
     threads: int
-    voluntary_context_switches: int | None
-    involuntary_context_switches: int | None
-    read_bytes: int | None  # from and to storage
-    written_bytes: int | None
-    open_files: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceGap:
-    """A stretch without samples, in a trace between the rows around it: the sidecar died and was
-    started again."""
-
-    gap_started_unix_s: float  # the last sample before it
-    gap_ended_unix_s: float
-    reason: str
+    pss_bytes: int | None = None  # read at the expensive interval
+    voluntary_context_switches: int | None = None  # read at the expensive interval
+    involuntary_context_switches: int | None = None  # read at the expensive interval
+    open_files: int | None = None  # read at the expensive interval
+    read_bytes: int | None = None  # from storage
+    written_bytes: int | None = None

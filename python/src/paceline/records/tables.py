@@ -57,7 +57,7 @@ def read_table(path: Path, kind: type, columns: Sequence[str] | None = None) -> 
         return frame
     if not path.exists():
         frame = pl.DataFrame(schema=_known_schema(kind))
-    elif schema_of(kind) is None:
+    elif schema_of(kind) is None or _is_trace(kind):
         frame = _frame_of_nested(read_samples(path), kind, path)
     else:
         frame = _read_lines(path, kind)
@@ -67,7 +67,7 @@ def read_table(path: Path, kind: type, columns: Sequence[str] | None = None) -> 
 def rows(path: Path, kind: type[_Row]) -> tuple[_Row, ...]:
     """Read all rows of `path` in either form as dataclasses; rows of other kinds are skipped."""
     required = {f.name for f in dataclasses.fields(typing.cast("Any", kind)) if not _has_default(f)}
-    is_trace = "unix_s" in required
+    is_trace = _is_trace(kind)
     return tuple(
         typed({k: v for k, v in row.items() if v is not None or k in required}, kind, path)
         for row in row_dicts(path)
@@ -149,6 +149,10 @@ def _has_default(field: dataclasses.Field[Any]) -> bool:
     )
 
 
+def _is_trace(kind: Any) -> bool:
+    return "unix_s" in {field.name for field in dataclasses.fields(kind)}
+
+
 def _data_type(hint: Any) -> PolarsDataType | None:
     """Return the column type of a field; None for dictionaries and nested rows."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
@@ -197,10 +201,12 @@ def _read_slowly(path: Path, kind: type) -> pl.DataFrame:
 
 
 def _frame_of_nested(found: list[dict[str, Any]], kind: type, path: Path) -> pl.DataFrame:
-    """Turn rows with dictionaries into a frame; a dictionary becomes a struct of all its keys."""
+    """Turn rows of a trace into a frame; a dictionary becomes a struct of all its keys.
+
+    Columns that `kind` does not know stay: new metrics need no change here.
+    """
     schema = _known_schema(kind)
-    names = {f.name for f in dataclasses.fields(kind)}
-    kept = [{k: v for k, v in row.items() if k in names and v not in ({}, [])} for row in found]
+    kept = [{k: v for k, v in row.items() if v not in ({}, [])} for row in found]
     try:
         frame = pl.DataFrame(kept, schema_overrides=schema, infer_schema_length=None, strict=False)
     except (pl.exceptions.PolarsError, TypeError) as error:

@@ -1,11 +1,9 @@
-"""What each host did meanwhile: one sampler a host, its traces and its metrics.
+"""Telemetry: one sidecar process per trial and host that samples host, processes and ranks.
 
-A run has its processes watched with what is exported here; that imports neither psutil nor
-prometheus_client. `service` itself must not be imported here: it runs as
-`python -m paceline.telemetry.service`.
+Importing this package imports neither psutil nor prometheus_client.
 """
 
-from paceline.telemetry.handle import SidecarHandle, sidecar_is_alive, start_sidecar
-from paceline.telemetry.options import SidecarOptions
+from paceline.telemetry.client import SidecarHandle, sidecar_is_alive, start_sidecar
+from paceline.telemetry.request import SidecarRequest
 
-__all__ = ["SidecarHandle", "SidecarOptions", "sidecar_is_alive", "start_sidecar"]
+__all__ = ["SidecarHandle", "SidecarRequest", "sidecar_is_alive", "start_sidecar"]

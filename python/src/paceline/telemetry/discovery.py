@@ -1,4 +1,4 @@
-"""Prometheus's file-based service discovery: where a host's sidecar can be scraped.
+"""Files through which Prometheus finds sidecars.
 
 https://prometheus.io/docs/prometheus/latest/configuration/configuration/#file_sd_config
 """
@@ -7,70 +7,52 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.records.files import write_text
 
 if TYPE_CHECKING:
-    from paceline.telemetry.runtime import SamplerState
+    from paceline.telemetry.request import SidecarRequest
 
 
-@dataclass(frozen=True, slots=True)
-class TargetFile:
-    """One file with one target; while it is there, Prometheus scrapes the sidecar.
+def target_files(request: SidecarRequest, host: str) -> list[Path]:
+    """Return the files that announce a sidecar: in the run directory, and in the directory that a
+    permanent Prometheus watches."""
+    files = []
+    if request.run_targets is not None:
+        files.append(request.run_targets / f"{host}.json")
+    if request.settings.targets_dir is not None:
+        files.append(Path(request.settings.targets_dir) / f"paceline-{host}-{request.run}.json")
+    return files
 
-    The target has no labels of a run: sidecars that are found through several files are still
-    scraped once, as Prometheus takes equal targets for one.
-    """
 
-    path: Path
-    address: str  # HOST:PORT
-    scheme: str = "http"
+def target_text(address: str, scheme: str) -> str:
+    """Return the content of such a file. The label `__scheme__` overrides the scheme of the scrape
+    configuration. Prometheus scrapes a target once even if several files contain it."""
+    group = {"targets": [address], "labels": {"__scheme__": scheme}}
+    return json.dumps([group], indent=1) + "\n"
 
-    @classmethod
-    def in_run(cls, targets: Path, host: str, address: str, scheme: str = "http") -> TargetFile:
-        """That of a host in a run directory (RunFiles.targets)."""
-        return cls(targets / f"{host}.json", address, scheme)
 
-    @classmethod
-    def among_others(
-        cls, directory: Path, host: str, run: str, address: str, scheme: str = "http"
-    ) -> TargetFile:
-        """That of a host and a run in a directory that all runs and hosts share."""
-        return cls(directory / f"paceline-{host}-{run}.json", address, scheme)
+def write_targets(files: list[Path], text: str) -> None:
+    """Write each file atomically. Raises OSError."""
+    for file in files:
+        write_text(file, text)
 
-    def write(self) -> None:
-        """Replace the file atomically. Raises OSError."""
-        write_text(self.path, self._text())
 
-    def remove(self) -> None:
-        """Remove the file, unless another sidecar has put its own there. Raises OSError."""
+def remove_targets(files: list[Path], text: str | None = None) -> None:
+    """Remove the files; with `text`, only those that still have this content. Raises OSError."""
+    for file in files:
         try:
-            is_ours = self.path.read_text(encoding="utf-8") == self._text()
+            if text is None or file.read_text(encoding="utf-8") == text:
+                file.unlink(missing_ok=True)
         except FileNotFoundError:
-            return
-        if is_ours:
-            self.path.unlink(missing_ok=True)
-
-    def _text(self) -> str:
-        # A scheme in a target's labels goes before that of the scrape configuration.
-        group = {"targets": [self.address], "labels": {"__scheme__": self.scheme}}
-        return json.dumps([group], indent=1) + "\n"
-
-
-def targets_of(state: SamplerState, host: str) -> set[TargetFile]:
-    """The files of a sampler on `host` that said so."""
-    if state.listen is None or state.port is None:
-        return set()
-    address = address_of(state.listen, state.port, host)
-    return {TargetFile(Path(path), address, state.scheme) for path in state.targets}
+            continue
 
 
 def address_of(listen_host: str, port: int, host: str) -> str:
-    """HOST:PORT under which a listener can be reached; `host`, this host's name, stands for an
-    address that means all interfaces."""
+    """Return HOST:PORT at which a listener can be reached; `host`, the name of this host, replaces
+    an address that means all interfaces."""
     try:
         address = ipaddress.ip_address(listen_host.partition("%")[0])
     except ValueError:

@@ -1,141 +1,197 @@
-"""The latest tick as Prometheus metrics over HTTP. The only home of prometheus_client.
-
-Names, units and labels are the catalogue's. What scrapers ask for is written by Exposition; what is
-rare (OpenMetrics alone, a choice of names, other methods) is left to prometheus_client, on a
-registry of its own, without the default process collectors.
-"""
+"""Metrics endpoint: the values of the last reading, by prometheus_client. Only this module imports
+prometheus_client."""
 
 from __future__ import annotations
 
-import gzip
-import threading
-from typing import TYPE_CHECKING
+import ssl
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client.metrics_core import Metric as Family
 
-import paceline
-from paceline.telemetry.catalogue import CATALOGUE
-from paceline.telemetry.exposition import CONTENT_TYPE, Exposition
-from paceline.telemetry.held import carried, is_costly
-from paceline.telemetry.measures import host_tick_values, series
-from paceline.telemetry.web import PLAIN, WebServer, WebSettings, guarded
+from paceline.errors import UsageError
+from paceline.telemetry.access import expected_authorization, guarded
+from paceline.telemetry.metrics import HOST, RANK, RUN_PROCESSES, TRAINING, Scope
+from paceline.telemetry.metrics.metric import Metric, Row, read_into, samples_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+    from paceline.spec import TelemetrySettings
+    from paceline.telemetry.training import TrainingProgress
 
-    from paceline.telemetry.measures import Measure
-    from paceline.telemetry.ticks import HostTick
-
-_CLOSE_LIMIT_S = 10.0
-# Lines repeat each other so much that the least effort does: of 195 kB 12 kB stay in place of 10,
-# in 0.2 ms in place of 5 (measured on an AMD EPYC).
-_GZIP_LEVEL = 1
+_CLIENT_LIMIT_S = 10.0  # for a silent client
+_CLOSE_LIMIT_S = 5.0
 
 
-class LatestTick(Collector):
-    """Renders the last tick handed to `update`; nothing is computed unless someone scrapes."""
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Values of all metrics at one moment, by column."""
 
-    def __init__(self, host: str) -> None:
-        self._host = host
-        # The last tick that read what is costly, and the last of all.
-        self._ticks: tuple[HostTick, HostTick] | None = None
-
-    def update(self, tick: HostTick) -> None:
-        """Take over a tick; one assignment, so a scrape sees all of it or all of the last.
-
-        What is costly and was not read in this tick stays as last read.
-        """
-        costly = tick if self._ticks is None else self._ticks[0]
-        if costly is not tick and is_costly(tick):
-            costly = carried(costly, tick)
-        self._ticks = (costly, tick)
-
-    def measures(self) -> Iterator[Measure]:
-        """All of the last tick; none before the first."""
-        if self._ticks is not None:
-            yield from host_tick_values(self._host, carried(*self._ticks), paceline.__version__)
-
-    def describe(self) -> Iterator[Metric]:
-        """All that may be told, so that a scrape can choose among them."""
-        for about in CATALOGUE.values():
-            yield Metric(about.name, about.help, about.kind)
-
-    def collect(self) -> Iterator[Metric]:
-        families: dict[str, Metric] = {}
-        for measure in self.measures():
-            about = measure.metric
-            family = families.get(about.name)
-            if family is None:
-                family = families[about.name] = Metric(about.name, about.help, about.kind)
-            for name, labels, value in series(measure):
-                family.add_sample(name, labels, value)
-        yield from families.values()
+    host: str
+    run: str
+    row: Row  # of the host, the run and the sidecar
+    ranks: Mapping[int, Row] = field(default_factory=dict)
+    training: Callable[[], Iterable[TrainingProgress]] = tuple
 
 
-class _Scrapes:
-    """Answers those who scrape, and hands the rest on."""
+class LatestSnapshot:
+    """Collector of prometheus_client over the last snapshot.
 
-    def __init__(self, source: LatestTick, rest: WSGIApplication) -> None:
-        self._source = source
-        self._rest = rest
-        self._lock = threading.Lock()
-        self._exposition = Exposition()
+    Values that are read less often than at every tick show their last reading, as all gauges of
+    Prometheus do.
+    """
 
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        if (
-            environ["REQUEST_METHOD"] != "GET"
-            or environ.get("QUERY_STRING")
-            or not _takes_text(environ.get("HTTP_ACCEPT", ""))
-        ):
-            return self._rest(environ, start_response)
-        with self._lock:  # one writing at a time has the names of the last
-            body = self._exposition.text_of(self._source.measures()).encode()
-        headers = [("Content-Type", CONTENT_TYPE)]
-        if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
-            body = gzip.compress(body, _GZIP_LEVEL)
-            headers.append(("Content-Encoding", "gzip"))
-        start_response("200 OK", headers)
-        return [body]
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = tuple(metrics)
+        self._snapshot: Snapshot | None = None
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Replace the snapshot; columns without a value keep their last one."""
+        before = self._snapshot
+        if before is not None:
+            ranks = {
+                rank: _newest(row, snapshot.ranks.get(rank)) for rank, row in before.ranks.items()
+            }
+            snapshot = replace(
+                snapshot,
+                row=_newest(before.row, snapshot.row),
+                ranks={**snapshot.ranks, **ranks},
+            )
+        self._snapshot = snapshot
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The last snapshot, with the last value of each column."""
+        return self._snapshot
+
+    def collect(self) -> Iterator[Family]:
+        """Yield all series; none before the first snapshot."""
+        if self._snapshot is not None:
+            yield from families(self._metrics, self._snapshot)
 
 
-def _takes_text(accept: str) -> bool:
-    """As Prometheus does: it would rather have OpenMetrics, which tells no more of ours."""
-    kinds = {part.partition(";")[0].strip() for part in accept.split(",")}
-    return not kinds.isdisjoint({"", "*/*", "text/*", "text/plain"})
+def families(metrics: Iterable[Metric], snapshot: Snapshot) -> Iterator[Family]:
+    """Yield the series of a snapshot as metric families of prometheus_client."""
+    metrics = tuple(metrics)
+    of_training = [metric for metric in metrics if metric.scope is TRAINING]
+    training: dict[int, Row] = {}
+    for progress in snapshot.training():
+        read_into(training.setdefault(progress.rank, {}), of_training, progress)
+    rows = {RANK: snapshot.ranks, TRAINING: training}
+    labels = {"host": snapshot.host, "run": snapshot.run}
+    for metric in metrics:
+        family = Family(metric.full_name, metric.help, metric.kind)
+        if metric.scope in rows:
+            for rank, row in sorted(rows[metric.scope].items()):
+                _add(family, metric, {**labels, "rank": str(rank)}, row)
+        else:
+            of_host = {"host": snapshot.host} if metric.scope is HOST else labels
+            _add(family, metric, of_host, snapshot.row)
+        if family.samples:
+            yield family
+
+
+def with_gauges_of(alive: Snapshot, last: Snapshot, metrics: Iterable[Metric]) -> Snapshot:
+    """Return `last` with memory, threads and open files as of `alive`, when processes were alive.
+
+    At the end of a run all processes are gone, and these gauges are 0.
+    """
+    columns = {
+        scope: [
+            metric.path[0]
+            for metric in metrics
+            if metric.scope is scope
+            and metric.kind == "gauge"
+            and not metric.name.endswith("_processes")
+        ]
+        for scope in (RUN_PROCESSES, RANK)
+    }
+
+    def merged(before: Row, now: Row, scope: Scope) -> Row:
+        return {**now, **{name: before[name] for name in columns[scope] if name in before}}
+
+    ranks = {rank: merged(alive.ranks.get(rank, {}), row, RANK) for rank, row in last.ranks.items()}
+    return replace(last, row=merged(alive.row, last.row, RUN_PROCESSES), ranks=ranks)
+
+
+def text_of(metrics: Iterable[Metric], snapshot: Snapshot) -> str:
+    """Return the series of a snapshot in Prometheus's text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    latest = LatestSnapshot(metrics)
+    latest.update(snapshot)
+    registry.register(latest)
+    return generate_latest(registry).decode()
 
 
 class MetricsServer:
-    """Serves the latest tick at http://HOST:PORT/metrics, or https, from a daemon thread."""
+    """Serves the metrics at http(s)://HOST:PORT/metrics, from a daemon thread."""
 
     def __init__(
-        self,
-        source: LatestTick,
-        listen_host: str,
-        listen_port: int,
-        web: WebSettings = PLAIN,
+        self, source: LatestSnapshot, settings: TelemetrySettings, ports: Iterable[int]
     ) -> None:
-        """Bind to the address (port 0: any free one).
+        """Listen on the first of `ports` that is free (0: any free port).
 
-        Raises OSError if it cannot be had, UsageError if certificates or secrets are not as they
-        must be.
+        Raises OSError if none is free, UsageError if certificates or secrets are not usable.
         """
-        tls, credentials = web.tls(), web.credentials()
+        authorization = expected_authorization(settings)
+        # The registry is empty until authentication is in place.
         registry = CollectorRegistry(auto_describe=False)
+        self._server, self._thread = _start(settings, registry, tuple(ports))
+        if authorization is not None:
+            self._server.set_app(guarded(self._server.get_app(), *authorization))
         registry.register(source)
-        application = guarded(_Scrapes(source, make_wsgi_app(registry)), credentials)
-        self._server = WebServer(application, listen_host, listen_port, tls)
         self.port: int = self._server.server_port
-        self.scheme = web.scheme
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="metrics", daemon=True
-        )
-        self._thread.start()
+        self.scheme = "http" if settings.tls_certificate is None else "https"
 
     def close(self) -> None:
         """Stop serving and free the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=_CLOSE_LIMIT_S)
+
+
+def _start(settings: TelemetrySettings, registry: CollectorRegistry, ports: tuple[int, ...]) -> Any:
+    for port in ports:
+        try:
+            server, thread = start_http_server(
+                port,
+                settings.listen_host,
+                registry,
+                certfile=settings.tls_certificate,
+                keyfile=settings.tls_key,
+                client_cafile=settings.tls_client_ca,
+                client_auth_required=settings.tls_client_ca is not None,
+            )
+        except ssl.SSLError as error:
+            raise UsageError(
+                "telemetry: expected PEM files in tls_certificate, tls_key (without a password) "
+                f"and tls_client_ca: {error}"
+            ) from error
+        except (OSError, OverflowError) as error:
+            if port == ports[-1]:
+                raise OSError(f"{settings.listen_host}:{port}: {error}") from error
+            continue
+        handler: Any = server.RequestHandlerClass
+        server.RequestHandlerClass = type("Handler", (handler,), {"timeout": _CLIENT_LIMIT_S})
+        if settings.tls_certificate is not None:
+            # The handshake then happens in the thread of the client, not in that of all clients.
+            server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]
+        return server, thread
+    raise OSError("no port to listen on")
+
+
+def _add(family: Family, metric: Metric, labels: dict[str, str], row: Row) -> None:
+    for sample in samples_of(metric, labels, row):
+        family.add_sample(sample.name, sample.labels, sample.value)
+
+
+def _newest(before: Row, now: Row | None) -> Row:
+    """Return `now` with the values of `before` where `now` has none."""
+    merged = dict(before)
+    for name, value in (now or {}).items():
+        if isinstance(value, dict) and isinstance(merged.get(name), dict):
+            merged[name] = {**merged[name], **value}
+        elif value is not None:
+            merged[name] = value
+    return merged

@@ -1,48 +1,42 @@
-"""GPUs of a host, through NVIDIA's management library. The only home of pynvml (nvidia-ml-py)."""
+"""GPUs of a host, read through NVIDIA's management library. Only this module imports pynvml
+(nvidia-ml-py)."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from paceline.records.rows import GpuSample
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 _MEGAHERTZ = 1e6
 _MILLIWATTS = 1000.0
-# One of them is there wherever the driver is: on a host or in a container; under WSL 2
+# One of them exists wherever the driver does: on a host or in a container, and under WSL 2.
 _DRIVER_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 _log = logging.getLogger("paceline.sidecar")
 
 
 class GpuReader:
-    """Reads the GPUs that this process may see; none where there is no driver.
+    """Reads the GPUs that this process may see; none without a driver.
 
-    The library is loaded only where a driver is, as it is large. A GPU that falls off its bus, or
-    a driver that is unloaded, ends in samples without figures, not in an error.
+    The library is large, so it is loaded only if a driver exists. A GPU that disappears, or a
+    driver that is unloaded, gives missing values, not an error.
     """
 
     def __init__(self, nvml: Any = None) -> None:
-        """`nvml` is for tests; else pynvml where this host has a driver."""
+        """nvml: for tests; otherwise pynvml if this host has a driver."""
         self._nvml: Any = nvml or _load_nvml()
         self._gpus: list[tuple[Any, str]] = []  # NVML's handle and the name
         if self._nvml is not None:
             self._open()
 
-    def read(self) -> list[GpuSample]:
-        """By NVML's index, which is that of nvidia-smi."""
-        return [self._sample(handle, name) for handle, name in self._gpus]
-
-    def close(self) -> None:
-        """Let go of the driver."""
-        if self._nvml is not None:
-            self._ask(self._nvml.nvmlShutdown)
-        self._nvml, self._gpus = None, []
+    def read(self) -> dict[str, dict[str, Any]]:
+        """Return the values of each GPU, by NVML's index (that of nvidia-smi)."""
+        return {
+            str(index): {"name": name, **self._values(handle)}
+            for index, (handle, name) in enumerate(self._gpus)
+        }
 
     def _open(self) -> None:
         nvml = self._nvml
@@ -50,7 +44,6 @@ class GpuReader:
             nvml.nvmlInit()
         except nvml.NVMLError as error:
             _log.info("GPUs are not sampled: NVML does not start: %s", error)
-            self._nvml = None
             return
         for index in range(self._ask(nvml.nvmlDeviceGetCount) or 0):
             handle = self._ask(nvml.nvmlDeviceGetHandleByIndex, index)
@@ -58,28 +51,27 @@ class GpuReader:
                 name = self._ask(nvml.nvmlDeviceGetName, handle)
                 self._gpus.append((handle, name or "unknown"))
 
-    def _sample(self, handle: Any, name: str) -> GpuSample:
+    def _values(self, gpu: Any) -> dict[str, float | None]:
         nvml, ask = self._nvml, self._ask
-        rates = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
-        memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
-        milliwatts = ask(nvml.nvmlDeviceGetPowerUsage, handle)
-        return GpuSample(
-            name=name,
-            utilization_percent=None if rates is None else float(rates.gpu),
-            memory_used_bytes=None if memory is None else int(memory.used),
-            memory_total_bytes=None if memory is None else int(memory.total),
-            power_watts=None if milliwatts is None else milliwatts / _MILLIWATTS,
-            sm_clock_hertz=_hertz(ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)),
-            memory_clock_hertz=_hertz(
-                ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM)
+        rates = ask(nvml.nvmlDeviceGetUtilizationRates, gpu)
+        memory = ask(nvml.nvmlDeviceGetMemoryInfo, gpu)
+        celsius = ask(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU)
+        return {
+            "utilization_ratio": None if rates is None else rates.gpu / 100.0,
+            "memory_used_bytes": None if memory is None else int(memory.used),
+            "memory_total_bytes": None if memory is None else int(memory.total),
+            "power_watts": _scaled(ask(nvml.nvmlDeviceGetPowerUsage, gpu), 1 / _MILLIWATTS),
+            "sm_clock_hertz": _scaled(
+                ask(nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_SM), _MEGAHERTZ
             ),
-            temperature_celsius=_float(
-                ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+            "memory_clock_hertz": _scaled(
+                ask(nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_MEM), _MEGAHERTZ
             ),
-        )
+            "temperature_celsius": _scaled(celsius, 1.0),
+        }
 
     def _ask(self, function: Callable[..., T], *arguments: Any) -> T | None:
-        """None where the GPU does not say: a figure that it lacks, or that MIG hides."""
+        """Return None where the GPU has no such value, or where MIG hides it."""
         try:
             return function(*arguments)
         except self._nvml.NVMLError:
@@ -87,7 +79,7 @@ class GpuReader:
 
 
 def _load_nvml() -> Any:
-    """The module pynvml, which has no types; None where it or a driver is missing."""
+    """Return the module pynvml, which has no types; None if it or the driver is missing."""
     if not any(file.exists() for file in _DRIVER_FILES):
         return None
     try:
@@ -98,9 +90,5 @@ def _load_nvml() -> Any:
     return pynvml
 
 
-def _hertz(megahertz: int | None) -> float | None:
-    return None if megahertz is None else megahertz * _MEGAHERTZ
-
-
-def _float(value: int | None) -> float | None:
-    return None if value is None else float(value)
+def _scaled(value: int | None, factor: float) -> float | None:
+    return None if value is None else value * factor

@@ -1,56 +1,246 @@
-"""`paceline sidecar`: one watch by hand, in the foreground."""
+"""The sidecar process: samples one host for one trial until the trial ends.
+
+It runs as `python -m paceline.telemetry.sidecar` with a `SidecarRequest` as one line of JSON on
+standard input. It ends when standard input is closed, when its parent has ended, when all watched
+processes have ended, on SIGTERM or SIGINT, or after its longest lifetime.
+"""
 
 from __future__ import annotations
 
+import gc
+import logging
+import os
+import select
 import signal
-from typing import TYPE_CHECKING
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
-from paceline.telemetry.handle import (
-    SidecarHandle,
-    begin_watch,
-    sidecar_is_alive,
-    start_sidecar,
+from paceline.errors import UsageError
+from paceline.host.machine import host_name
+from paceline.host.processes import process_started_unix_s
+from paceline.records.files import write_json, write_text
+from paceline.records.layout import HostFiles
+from paceline.records.rows import SCHEMA
+from paceline.telemetry.discovery import (
+    address_of,
+    remove_targets,
+    target_files,
+    target_text,
+    write_targets,
 )
-from paceline.telemetry.options import SidecarOptions, add_arguments, options_from
+from paceline.telemetry.exporter import (
+    LatestSnapshot,
+    MetricsServer,
+    Snapshot,
+    text_of,
+    with_gauges_of,
+)
+from paceline.telemetry.metrics import HOST, METRICS, SIDECAR
+from paceline.telemetry.request import SidecarRequest
+from paceline.telemetry.sampler import Sampler
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-__all__ = [
-    "SidecarHandle",
-    "SidecarOptions",
-    "add_arguments",
-    "begin_watch",
-    "options_from",
-    "run_sidecar",
-    "sidecar_is_alive",
-    "start_sidecar",
-]
-
-_TOLD_TO_END = (signal.SIGTERM, signal.SIGINT)
-_LOOK_EVERY_S = 0.2
+_LOOK_EVERY_S = 1.0  # for the end of the parent or of the watched processes
+_log = logging.getLogger("paceline.sidecar")
 
 
-def run_sidecar(options: SidecarOptions) -> None:
-    """Watch until SIGTERM or SIGINT, until all watched processes have ended, or until the lifetime
-    is over; then a last sample is taken.
+class Sidecar:
+    """Samples at a fixed interval and serves the last sample."""
 
-    The two signals are blocked in this thread meanwhile and waited for, so none falls between two
-    instructions. Raises UsageError if none of the processes exists or the trace cannot be written,
-    EnvironmentLacks if no sampler can be started.
-    """
-    blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD_TO_END)
-    try:
-        handle = begin_watch(options)
+    def __init__(self, request: SidecarRequest, *, parent: int | None = None) -> None:
+        """parent: process whose end also ends the sidecar. Raises UsageError if the trace cannot be
+        written."""
+        self._request, self._parent = request, parent
+        self._host = host_name()
         try:
-            _until_told(handle, _TOLD_TO_END)
-        finally:
-            handle.stop()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
+            self._sampler = Sampler(request, self._host)
+        except OSError as error:
+            raise UsageError(f"sidecar: {request.trace} cannot be written: {error}") from error
+        self._latest = LatestSnapshot(METRICS)
+        self._server: MetricsServer | None = None
+        self._endpoint_error: str | None = None
+        self._last_alive: Snapshot | None = None
+        self._started_unix_s = time.time()
 
+    def any_alive(self) -> bool:
+        """Return whether there is something to watch."""
+        return self._sampler.any_alive()
 
-def _until_told(handle: SidecarHandle, signals: Iterable[signal.Signals]) -> None:
-    while not handle.ended:
-        if signal.sigtimedwait(signals, _LOOK_EVERY_S):
+    def run(self, stdin: int | None = None) -> str:
+        """Sample until the end, and return its reason.
+
+        stdin: descriptor whose end of file ends the sidecar.
+        """
+        interval_s = self._request.settings.interval_s
+        deadline_s = time.monotonic() + self._request.max_lifetime_s
+        missed = 0
+        with _stop_signals() as signalled:
+            self._tick()
+            self._serve()
+            next_s = time.monotonic() + interval_s
+            look_s = time.monotonic()
+            reason = self._reason_to_end(deadline_s)
+            while reason is None:
+                now_s = time.monotonic()
+                wait_s = max(0.0, min(next_s, now_s + _LOOK_EVERY_S) - now_s)
+                inputs = [signalled] if stdin is None else [signalled, stdin]
+                if select.select(inputs, [], [], wait_s)[0]:
+                    reason = "asked"
+                    break
+                now_s = time.monotonic()
+                if now_s - look_s >= _LOOK_EVERY_S:
+                    look_s = now_s
+                    reason = self._reason_to_end(deadline_s)
+                if reason is None and now_s >= next_s:
+                    late = int((now_s - next_s) / interval_s)
+                    missed += late
+                    next_s += (late + 1) * interval_s
+                    reason = self._tick(missed)
+            if reason != "trace not writable":
+                reason = self._tick(missed, final=True) or reason
+        self._finish(reason)
+        return reason
+
+    def _tick(self, missed: int = 0, *, final: bool = False) -> str | None:
+        """Take a sample; return a reason to end if the trace cannot be written any more."""
+        try:
+            snapshot = self._sampler.tick(missed=missed, final=final)
+        except OSError as error:
+            _log.error("%s: %s", self._request.trace, error)
+            return "trace not writable"
+        self._latest.update(snapshot)
+        if snapshot.row["run_processes"]:
+            self._last_alive = self._latest.snapshot
+        return None
+
+    def _reason_to_end(self, deadline_s: float) -> str | None:
+        if self._parent is not None and os.getppid() != self._parent:
+            return "parent ended"
+        if not self._sampler.any_alive():
+            return "watched processes ended"
+        if time.monotonic() >= deadline_s:
+            return "lifetime reached"
+        return None
+
+    def _serve(self) -> None:
+        request = self._request
+        if request.serves_metrics:
+            try:
+                ports = request.ports(self._host)
+                self._server = MetricsServer(self._latest, request.settings, ports)
+                write_targets(target_files(request, self._host), self._target)
+            except (OSError, UsageError) as error:
+                self._endpoint_error = str(error)
+                _log.warning("metrics are not served, the trace is written: %s", error)
+        self._write_state(None)
+
+    @property
+    def _target(self) -> str:
+        assert self._server is not None
+        address = address_of(self._request.settings.listen_host, self._server.port, self._host)
+        return target_text(address, self._server.scheme)
+
+    def _finish(self, reason: str) -> None:
+        if self._server is not None:
+            with suppress(OSError):  # the directory may be gone
+                remove_targets(target_files(self._request, self._host), self._target)
+            self._server.close()
+        try:
+            self._write_last_values()
+        except OSError as error:
+            _log.warning("the last values are not written: %s", error)
+        self._write_state(reason)
+        self._sampler.close()
+
+    def _write_last_values(self) -> None:
+        """Write the values of the run in Prometheus's text format, for runs that are shorter than
+        a scrape interval. Values of the host are left out: node_exporter has them."""
+        snapshot, request = self._latest.snapshot, self._request
+        if snapshot is None:
             return
+        if self._last_alive is not None:
+            snapshot = with_gauges_of(self._last_alive, snapshot, METRICS)
+        text = text_of([m for m in METRICS if m.scope not in (HOST, SIDECAR)], snapshot)
+        write_text(HostFiles(request.trace.parent).final_metrics, text)
+        if request.settings.textfile_dir is not None:
+            name = f"paceline-{self._host}-{request.run}.prom"
+            write_text(Path(request.settings.textfile_dir) / name, text)
+
+    def _write_state(self, ended: str | None) -> None:
+        if self._request.state is None:
+            return
+        server = self._server
+        document = {
+            "schema": SCHEMA,
+            "pid": os.getpid(),
+            "process_started_unix_s": process_started_unix_s(os.getpid()),
+            "host": self._host,
+            "listen": self._request.settings.listen_host if server else None,
+            "port": server.port if server else None,
+            "scheme": server.scheme if server else None,
+            "endpoint_error": self._endpoint_error,
+            "interval_s": self._request.settings.interval_s,
+            "expensive_interval_s": self._request.expensive_interval_s,
+            "started_unix_s": self._started_unix_s,
+            "restarts": self._request.restarts,
+            "ended_unix_s": time.time() if ended else None,
+            "ended": ended,
+        }
+        try:
+            write_json(self._request.state, document)
+        except OSError as error:
+            _log.warning("%s: %s", self._request.state, error)
+
+
+def run_sidecar(request: SidecarRequest) -> None:
+    """Run a sidecar in the foreground (`paceline sidecar`). Raises UsageError."""
+    sidecar = Sidecar(request)
+    if not sidecar.any_alive():
+        raise UsageError("sidecar: expected a running process to watch, found none")
+    sidecar.run()
+
+
+@contextmanager
+def _stop_signals() -> Iterator[int]:
+    """Yield a descriptor that becomes readable after SIGTERM or SIGINT."""
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = {
+        number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    wakeup = signal.set_wakeup_fd(writing)
+    try:
+        yield reading
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reading)
+        os.close(writing)
+
+
+def main() -> int:
+    """Run as a process of its own. Return 0 if the sidecar ended in order."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    parent = os.getppid()
+    request = SidecarRequest.model_validate_json(sys.stdin.buffer.readline())
+    _use_all_cores()
+    try:
+        sidecar = Sidecar(request, parent=parent)
+    except UsageError as error:
+        _log.error("%s", error)
+        return error.exit_code
+    gc.freeze()  # modules stay to the end: the garbage collector need not look at them again
+    sidecar.run(sys.stdin.fileno())
+    return 0
+
+
+def _use_all_cores() -> None:
+    """Undo the binding to a rank's core, which mpirun applies to the children of a rank."""
+    with suppress(OSError):  # not allowed in some containers
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import NotComparable, UsageError
 from paceline.host.machine import usable_cores
-from paceline.job.sidecars import kept_sampler
 from paceline.records.files import write_json, write_text
 from paceline.records.layout import RunFiles
 from paceline.runner import (
@@ -71,8 +70,7 @@ def run_search(
         if not files.manifest.exists():
             write_json(files.manifest, manifest_of(_as_planned(plan)))
         limit_s = budget_s or plan.context.settings.timeout_s
-        with kept_sampler(files, experiment.telemetry):
-            return _search(method, plan, files, progress, limit_s)
+        return _search(method, plan, files, progress, limit_s)
 
 
 def _plan(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -136,7 +135,6 @@ def machine(tmp_path, monkeypatch):
     made = Machine(tmp_path)
     monkeypatch.setattr(session, "make_datasets", lambda *_: {"simple-big": tmp_path / "data"})
     monkeypatch.setattr(session, "preflight", list)
-    monkeypatch.setattr(session, "kept_sampler", lambda *_: nullcontext())
     monkeypatch.setattr(measurement, "check_equivalences", lambda *_, **__: None)
     monkeypatch.setattr(measurement, "run_trial", made.run_trial)
     return made

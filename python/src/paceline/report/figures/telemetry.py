@@ -203,7 +203,7 @@ def _gpus(trial: TrialAnalysis, hosts: Sequence[HostSeries]) -> Chart | None:
         for number in range(most if isinstance(most, int) else 0):
             used = pl.col("gpus").list.get(number, null_on_oob=True)
             rows = host.frame.with_columns(used.alias("gpu")).with_columns(
-                field("gpu", "utilization_percent").alias("used")
+                (100 * field("gpu", "utilization_ratio")).alias("used")
             )
             label = f"GPU {number}{_on(host, hosts)}"
             _points(figure, trial, host, rows, "used", label, next(colours))

@@ -1,0 +1,190 @@
+"""Starts a sidecar and restarts it once if it dies.
+
+A failure here is a warning: a run without its trace is still a run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import paceline
+from paceline.errors import DataError, PacelineError, PacelineWarning
+from paceline.host.machine import host_name
+from paceline.host.processes import is_alive
+from paceline.records.files import read_json
+from paceline.telemetry.access import caution, expected_authorization
+from paceline.telemetry.discovery import remove_targets, target_files
+
+if TYPE_CHECKING:
+    from paceline.telemetry.request import SidecarRequest
+
+_POLL_S = 0.05
+_SHORT = "this host's trace ends early, the reason is in its sidecar.log"
+
+
+class SidecarHandle:
+    """A sidecar process that belongs to this process.
+
+    Its standard input is a pipe from here: it ends when `stop` closes the pipe, and also when this
+    process dies. A second death of the sidecar is final.
+    """
+
+    def __init__(self, request: SidecarRequest) -> None:
+        """Raises OSError if the process cannot be started."""
+        self._request = request
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._process = _spawn(request)
+        self._thread = threading.Thread(target=self._watch_over, name="sidecar", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the current sidecar process."""
+        return self._process.pid
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a death of the sidecar would still be noticed."""
+        return self._thread.is_alive()
+
+    def wait_ready(self, limit_s: float = 10.0) -> int | None:
+        """Wait until the sidecar samples; return the port of its metrics, None without metrics.
+
+        Raises TimeoutError. Needs a request with a state file.
+        """
+        assert self._request.state is not None
+        deadline_s = time.monotonic() + limit_s
+        while time.monotonic() < deadline_s:
+            with suppress(DataError):
+                document = read_json(self._request.state)
+                if document["pid"] == self.pid:
+                    port: int | None = document["port"]
+                    return port
+            time.sleep(_POLL_S)
+        raise TimeoutError(f"expected the sidecar to start within {limit_s:g} s")
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Let the sidecar take a last sample and end; kill it after `timeout_s`. May be called
+        twice."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+            process = self._process
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout=timeout_s)
+            _remove_targets(self._request)
+            _warn(f"did not end within {timeout_s:g} s; this host's trace may be incomplete")
+        self._thread.join(timeout=timeout_s)
+        log = _log_of(self._request)
+        with suppress(OSError):
+            if log.stat().st_size == 0:
+                log.unlink()
+        self._warn_of_endpoint()
+
+    def _watch_over(self) -> None:
+        """Wait for the end of the sidecar; if it died, start it once more."""
+        if self._process.wait() == 0:
+            return
+        with self._lock:
+            if self._stopped:
+                return
+            request = self._request.model_copy(update={"restarts": 1})
+            try:
+                self._process = _spawn(request)
+            except OSError as error:
+                _remove_targets(request)
+                _warn(f"died and could not be started again ({error}); {_SHORT}")
+                return
+        if self._process.wait() != 0 and not self._stopped:
+            _remove_targets(request)
+            _warn(f"died twice; {_SHORT}")
+
+    def _warn_of_endpoint(self) -> None:
+        if self._request.state is None:
+            return
+        with suppress(DataError, OSError):
+            error = read_json(self._request.state).get("endpoint_error")
+            if error is not None:
+                _warn(f"served no metrics: {error}")
+
+
+def start_sidecar(request: SidecarRequest) -> SidecarHandle | None:
+    """Start a sidecar without waiting for its first sample. Problems become warnings."""
+    try:
+        if request.serves_metrics:
+            expected_authorization(request.settings)
+            if text := caution(request.settings):
+                _warn(text)
+    except PacelineError as error:
+        _warn(f"serves no metrics: {error}")
+    try:
+        return SidecarHandle(request)
+    except OSError as error:
+        _warn(f"cannot be started ({error}); this host has no trace")
+        return None
+
+
+def sidecar_is_alive(state: Path) -> bool:
+    """Return whether the sidecar that wrote `state` is still running on this host."""
+    try:
+        document = read_json(state)
+        pid, started_unix_s = document["pid"], document["process_started_unix_s"]
+    except (DataError, OSError, KeyError):
+        return False
+    if document.get("host") != host_name() or document.get("ended") is not None:
+        return False
+    return is_alive(pid, started_unix_s)
+
+
+def _spawn(request: SidecarRequest) -> subprocess.Popen[bytes]:
+    # The caller may have found this package in an archive or through sys.path; so must the child.
+    home = str(Path(paceline.__file__).resolve().parent.parent)
+    search = dict.fromkeys([home, *(str(Path(entry).absolute()) for entry in sys.path if entry)])
+    # The supervisor of a trial ends every process that carries the trial's variables.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
+    request.trace.parent.mkdir(parents=True, exist_ok=True)
+    with _log_of(request).open("ab") as log:
+        process = subprocess.Popen(
+            # -P: no module of the working directory can replace one of the library
+            [sys.executable, "-P", "-m", "paceline.telemetry.sidecar"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C is for the caller
+            env={**kept, "PYTHONPATH": os.pathsep.join(search)},
+        )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(request.model_dump_json().encode() + b"\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        pass  # it died at once: the caller sees its exit status
+    return process
+
+
+def _log_of(request: SidecarRequest) -> Path:
+    return request.trace.parent / "sidecar.log"
+
+
+def _remove_targets(request: SidecarRequest) -> None:
+    with suppress(OSError):
+        remove_targets(target_files(request, host_name()))
+
+
+def _warn(what: str) -> None:
+    warnings.warn(f"sidecar: {what}", PacelineWarning, stacklevel=3)

@@ -1,0 +1,142 @@
+"""Readers for what psutil does not offer: pressure stall information, control groups, page faults
+and the context switches of threads.
+
+Sources: kernel documentation, accounting/psi; admin-guide/cgroup-v2 (cpu.stat, memory.current);
+cgroup-v1/cpuacct (cpuacct.usage) and memory (memory.usage_in_bytes); scheduler/sched-bwc (cpu.stat
+of v1); proc_vmstat(5); proc_pid_status(5).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.host.cgroups import CgroupLimits, CgroupPlaces, find_places
+
+PROC = Path("/proc")
+_RESOURCES = ("cpu", "memory", "io")
+_PLACES_EVERY_S = 5.0  # a process can be moved to another group, and limits can change
+_NANOSECONDS = 1e9
+_MICROSECONDS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class PressureTimes:
+    """Seconds since boot in which some or all tasks waited; None without a value of the kernel."""
+
+    some_s: float
+    full_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupUsage:
+    """Usage and limits of a control group, v1 or v2; None where the kernel has no value."""
+
+    limits: CgroupLimits
+    cpu_s: float | None
+    throttled_s: float | None
+    throttled_periods: int | None
+    memory_used_bytes: int | None
+
+
+def read_pressure(proc: Path = PROC) -> dict[str, PressureTimes]:
+    """Return the pressure stall information by resource; empty without support in the kernel."""
+    found = {}
+    for resource in _RESOURCES:
+        lines = _text(proc / "pressure" / resource).splitlines()
+        totals = {line.split()[0]: _total_s(line) for line in lines if "total=" in line}
+        if "some" in totals:
+            found[resource] = PressureTimes(totals["some"], totals.get("full"))
+    return found
+
+
+def read_page_faults(proc: Path = PROC) -> dict[str, int]:
+    """Return the page faults since boot by kind; empty where the kernel does not count them."""
+    counters = _keyed(_text(proc / "vmstat"))
+    if "pgfault" not in counters or "pgmajfault" not in counters:
+        return {}
+    major = counters["pgmajfault"]
+    return {"minor": counters["pgfault"] - major, "major": major}
+
+
+def read_thread_switches(pid: int, proc: Path = PROC) -> dict[int, tuple[int, int]]:
+    """Return (voluntary, involuntary) context switches by thread id; psutil has only those of a
+    process's main thread. Threads that end meanwhile are left out."""
+    found = {}
+    for status in (proc / str(pid) / "task").glob("*/status"):
+        _, marker, rest = _text(status).rpartition("\nvoluntary_ctxt_switches:")
+        numbers = [int(word) for word in rest.split() if word.isdigit()]
+        if marker and len(numbers) >= 2:
+            found[int(status.parent.name)] = numbers[0], numbers[1]
+    return found
+
+
+class CgroupReader:
+    """Reads the control group of one process."""
+
+    def __init__(
+        self,
+        pid: int | str = "self",
+        proc: Path = PROC,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pid, self._proc, self._clock = pid, proc, clock
+        self._places: CgroupPlaces | None = None
+        self._places_until_s = float("-inf")
+
+    def read(self) -> CgroupUsage | None:
+        """Return the usage; None if there is no control group or the process has ended."""
+        now_s = self._clock()
+        if self._places is None or now_s >= self._places_until_s:
+            self._places = find_places(self._pid, self._proc)
+            self._places_until_s = now_s + _PLACES_EVERY_S
+        places = self._places
+        cpu_time, throttling = _text(places.cpu_time), _text(places.throttling)
+        memory = _text(places.memory).strip()
+        if not (cpu_time or throttling or memory):
+            return None
+        throttled = _keyed(throttling)
+        return CgroupUsage(
+            limits=places.limits,
+            cpu_s=_cpu_s(cpu_time),
+            throttled_s=_throttled_s(throttled),
+            throttled_periods=throttled.get("nr_throttled"),
+            memory_used_bytes=int(memory) if memory.isdigit() else None,
+        )
+
+
+def _cpu_s(text: str) -> float | None:
+    if text.strip().isdigit():  # cpuacct.usage of v1
+        return int(text) / _NANOSECONDS
+    microseconds = _keyed(text).get("usage_usec")
+    return None if microseconds is None else microseconds / _MICROSECONDS
+
+
+def _throttled_s(counters: dict[str, int]) -> float | None:
+    """Return the throttled time in seconds; None for a group without a limit."""
+    if "throttled_usec" in counters:
+        return counters["throttled_usec"] / _MICROSECONDS
+    nanoseconds = counters.get("throttled_time")
+    return None if nanoseconds is None else nanoseconds / _NANOSECONDS
+
+
+def _total_s(line: str) -> float:
+    return int(line.rpartition("total=")[2]) / _MICROSECONDS
+
+
+def _keyed(text: str) -> dict[str, int]:
+    """Parse lines "name number"."""
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _text(path: Path | None) -> str:
+    """Return the file's text; empty if it does not exist or may not be read."""
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,51 @@
+"""All metrics. To add one, declare it in the module of its scope; nothing else lists metrics."""
+
+from paceline.telemetry.metrics.host import HOST_METRICS
+from paceline.telemetry.metrics.metric import (
+    CGROUP,
+    HOST,
+    RANK,
+    RUN,
+    RUN_PROCESSES,
+    SIDECAR,
+    TRAINING,
+    Metric,
+    Scope,
+)
+from paceline.telemetry.metrics.run import (
+    RANK_METRICS,
+    RUN_FACTS,
+    RUN_METRICS,
+    RUN_PROCESS_METRICS,
+    SIDECAR_METRICS,
+)
+from paceline.telemetry.metrics.training import TRAINING_METRICS
+
+__all__ = [
+    "CGROUP",
+    "HOST",
+    "METRICS",
+    "RANK",
+    "RUN",
+    "RUN_FACTS",
+    "RUN_PROCESSES",
+    "SIDECAR",
+    "TRAINING",
+    "Metric",
+    "Scope",
+    "metric_named",
+]
+
+METRICS: tuple[Metric, ...] = (
+    *HOST_METRICS,
+    *RUN_METRICS,
+    *RUN_PROCESS_METRICS,
+    *RANK_METRICS,
+    *TRAINING_METRICS,
+    *SIDECAR_METRICS,
+)
+
+
+def metric_named(name: str) -> Metric:
+    """Return the metric with this name, without prefix and suffix. Raises KeyError."""
+    return {metric.name: metric for metric in METRICS}[name]

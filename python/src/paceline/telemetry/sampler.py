@@ -1,0 +1,190 @@
+"""Takes samples: reads host, processes and ranks, and writes the rows of the trace."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+import paceline
+from paceline.host.cgroups import read_limits
+from paceline.records.files import JsonlWriter
+from paceline.records.layout import HostFiles
+from paceline.records.rows import SCHEMA
+from paceline.telemetry.exporter import Snapshot
+from paceline.telemetry.host_reading import HostReader
+from paceline.telemetry.metrics import (
+    CGROUP,
+    HOST,
+    METRICS,
+    RANK,
+    RUN,
+    RUN_PROCESSES,
+    SIDECAR,
+    Metric,
+    Scope,
+)
+from paceline.telemetry.metrics.metric import Row, as_lists, read_into
+from paceline.telemetry.metrics.run import RunReading, SidecarReading
+from paceline.telemetry.processes import ProcessTree
+from paceline.telemetry.rank_finder import RankFinder
+from paceline.telemetry.training import TrainingProgress, TrainingTail
+
+if TYPE_CHECKING:
+    from paceline.telemetry.request import SidecarRequest
+
+_RANKS_EVERY_S = 1.0  # time between two looks for new ranks
+_TRAINING_EVERY_S = 30.0  # without scrapes, so that the last reading is short
+_EARLY = 0.9  # share of an interval after which a reading counts as due: ticks are not exact
+
+
+class Sampler:
+    """Samples one host for one trial.
+
+    `tick` writes one row of the host and one row of each rank, and returns the values.
+    """
+
+    def __init__(
+        self, request: SidecarRequest, host: str, metrics: Iterable[Metric] = METRICS
+    ) -> None:
+        """Raises OSError if the trace cannot be written."""
+        self._request, self._host = request, host
+        self._metrics = tuple(metrics)
+        self._reader = HostReader(request.pids[0] if request.pids else "self")
+        self._tree = ProcessTree(request.pids, excluded=[os.getpid()])
+        self._itself = psutil.Process()
+        self._finder = self._tail = None
+        if request.trial_root is not None:
+            self._finder = RankFinder(request.trial_root, host)
+            # A finder of its own: the metrics endpoint reads it from other threads.
+            self._tail = TrainingTail(RankFinder(request.trial_root, host), request.replicas)
+        self._last_read_s: dict[str, float] = {}
+        self._samples = 0
+        self._trace = JsonlWriter(request.trace)
+        self._rank_trace: JsonlWriter | None = None
+        if request.restarts == 0:
+            self._trace.write(self._header())
+
+    def any_alive(self) -> bool:
+        """Return whether a watched process is still running; True if only the host is watched."""
+        return not self._request.pids or self._tree.any_alive()
+
+    def tick(self, *, missed: int = 0, final: bool = False) -> Snapshot:
+        """Take a sample and write its rows.
+
+        missed: number of ticks so far that could not be taken in time.
+        final: read what is read less often, and all step rows. Raises OSError if the trace cannot
+            be written.
+        """
+        now_s, unix_s = time.monotonic(), time.time()
+        self._samples += 1
+        expensive = self._is_due("expensive", self._request.expensive_interval_s, now_s) or final
+        if self._finder is not None and self._is_due("ranks", _RANKS_EVERY_S, now_s):
+            self._tree.set_ranks(self._finder.processes())
+        self._tree.read(expensive=expensive)
+        row = self._row(unix_s, now_s, missed=missed, everything=final)
+        ranks = self._rank_rows()
+        self._write(row, ranks)
+        if final or self._is_due("training", _TRAINING_EVERY_S, now_s):
+            self._training(to_the_end=final)
+        return Snapshot(
+            host=self._host, run=self._request.run, row=row, ranks=ranks, training=self._training
+        )
+
+    def close(self) -> None:
+        """Close the trace files."""
+        for trace in (self._trace, self._rank_trace):
+            if trace is not None:
+                trace.close()
+
+    def _row(self, unix_s: float, now_s: float, *, missed: int, everything: bool) -> Row:
+        host = self._reader.read()
+        readings: dict[Scope, object] = {
+            HOST: host,
+            CGROUP: host.cgroup,
+            RUN: self._of_run(),
+            RUN_PROCESSES: self._tree.run,
+            SIDECAR: self._of_sidecar(unix_s, missed),
+        }
+        due = {
+            every_s: everything or self._is_due(f"every {every_s} s", every_s, now_s)
+            for every_s in {metric.every_s for metric in self._metrics}
+        }
+        row: Row = {"unix_s": unix_s}
+        for metric in self._metrics:
+            reading = readings.get(metric.scope)
+            if reading is not None and due[metric.every_s]:
+                read_into(row, (metric,), reading)
+        return row
+
+    def _rank_rows(self) -> dict[int, Row]:
+        of_ranks = [metric for metric in self._metrics if metric.scope is RANK]
+        rows: dict[int, Row] = {}
+        for rank, (pid, usage) in self._tree.ranks.items():
+            rows[rank] = {"rank": rank, "pid": pid}
+            read_into(rows[rank], of_ranks, usage)
+        return rows
+
+    def _write(self, row: Row, ranks: dict[int, Row]) -> None:
+        untraced = {metric.path[0] for metric in self._metrics if not metric.in_trace}
+        self._trace.write(as_lists({k: v for k, v in row.items() if k not in untraced}))
+        if ranks and self._request.trial_root is not None:
+            if self._rank_trace is None:
+                self._rank_trace = JsonlWriter(HostFiles(self._request.trace.parent).ranks)
+            self._rank_trace.write_all({"unix_s": row["unix_s"], **each} for each in ranks.values())
+
+    def _is_due(self, what: str, every_s: float, now_s: float) -> bool:
+        last_s = self._last_read_s.get(what)
+        if last_s is not None and now_s - last_s < every_s * _EARLY:
+            return False
+        self._last_read_s[what] = now_s
+        return True
+
+    def _training(self, *, to_the_end: bool = False) -> tuple[TrainingProgress, ...]:
+        return () if self._tail is None else self._tail.read(to_the_end=to_the_end)
+
+    def _of_run(self) -> RunReading:
+        request = self._request
+        return RunReading(facts=request.facts, launched_unix_s=request.launched_unix_s)
+
+    def _of_sidecar(self, unix_s: float, missed: int) -> SidecarReading:
+        used = self._itself.cpu_times()
+        return SidecarReading(
+            unix_s=unix_s,
+            version=paceline.__version__,
+            interval_s=self._request.settings.interval_s,
+            restarts=self._request.restarts,
+            samples=self._samples,
+            missed=missed,
+            cpu_s=round(used.user + used.system, 2),
+            rss_bytes=self._itself.memory_info().rss,
+        )
+
+    def _header(self) -> dict[str, Any]:
+        """Return the first line of the trace: facts that do not change."""
+        limits = read_limits(self._request.pids[0] if self._request.pids else "self")
+        return {
+            "schema": SCHEMA,
+            "version": paceline.__version__,
+            "host": self._host,
+            "boot_id": boot_id(),  # parts of one machine that act as hosts have the same
+            "run": self._request.run,
+            "cores": os.cpu_count(),
+            "cgroup_cpu_limit": limits.cpus,
+            "cgroup_memory_limit_bytes": limits.memory_bytes,
+            "interval_s": self._request.settings.interval_s,
+            "expensive_interval_s": self._request.expensive_interval_s,
+            "started_unix_s": time.time(),
+        }
+
+
+def boot_id() -> str:
+    """Return the identifier of the machine's current boot."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return "unknown"

@@ -1,0 +1,199 @@
+"""Training progress of each rank, read from the rows that the ranks write. It costs training
+nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from paceline.records.files import fields_of
+from paceline.records.phases import RANK_STEP_PHASES
+from paceline.telemetry.metrics.training import STEP_SECONDS_BUCKETS
+from paceline.telemetry.tail import LineTail
+
+if TYPE_CHECKING:
+    from paceline.records.layout import RankFiles
+    from paceline.records.rows import CommunicationRow, StepRow
+    from paceline.telemetry.rank_finder import RankFinder
+
+_PHASE_KEYS = tuple((phase, f"{phase}_s") for phase in RANK_STEP_PHASES)
+_log = logging.getLogger("paceline.sidecar")
+
+
+@dataclass(slots=True, kw_only=True)
+class OperationTotals:
+    """Sums over one kind of operation of a rank's process groups."""
+
+    operations: int = 0
+    payload_bytes: int = 0
+    sent_bytes: int | None = None  # None where the transport does not count
+    seconds: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainingProgress:
+    """Sums over the steps of one rank so far."""
+
+    rank: int
+    steps: int = 0
+    samples: int = 0
+    epoch: int | None = None  # of the last step; None before the first
+    loss: float | None = None  # mean over the rank's samples in the last step that has any
+    phase_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(RANK_STEP_PHASES, 0.0))
+    step_s_sum: float = 0.0
+    # number of steps in each bucket of STEP_SECONDS_BUCKETS, not cumulative
+    step_counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_SECONDS_BUCKETS) + 1))
+    last_step_ended_unix_s: float | None = None
+    operations: dict[str, OperationTotals] = field(default_factory=dict)
+    failed: bool = False
+
+    def copy(self) -> TrainingProgress:
+        return dataclasses.replace(
+            self,
+            phase_s=dict(self.phase_s),
+            step_counts=list(self.step_counts),
+            operations=dict(self.operations),
+        )
+
+
+def advance(progress: TrainingProgress, row: StepRow, replicas: int = 1) -> TrainingProgress:
+    """Return a copy of `progress` with one more step.
+
+    replicas: model replicas of the whole trial. In a pipeline, the stage that has the loss has no
+        samples of its own: an equal share of the global batch is assumed.
+    """
+    further = progress.copy()
+    _add_step(further, fields_of(row), replicas)
+    return further
+
+
+def advance_operation(progress: TrainingProgress, row: CommunicationRow) -> TrainingProgress:
+    """Return a copy of `progress` with one more operation."""
+    further = progress.copy()
+    _add_operation(further, fields_of(row))
+    return further
+
+
+def _add_step(progress: TrainingProgress, row: Mapping[str, Any], replicas: int) -> None:
+    """Add the fields of a StepRow. Raises before any change if a field is missing or wrong."""
+    loss, epoch = _mean_loss(row, replicas), row["epoch"]
+    step_s: float = row["step_s"]
+    samples, step_s_sum = progress.samples + row["samples"], progress.step_s_sum + step_s
+    # A counter must not decrease; rounding can make other_s negative.
+    phase_s = {
+        name: progress.phase_s[name] + max(0.0, row.get(key) or 0.0) for name, key in _PHASE_KEYS
+    }
+    ended_unix_s = row["started_unix_s"] + step_s
+    last_unix_s = progress.last_step_ended_unix_s
+    progress.last_step_ended_unix_s = max(ended_unix_s, last_unix_s or ended_unix_s)
+    progress.steps += 1
+    progress.samples, progress.step_s_sum, progress.phase_s = samples, step_s_sum, phase_s
+    progress.epoch = epoch
+    progress.loss = progress.loss if loss is None else loss
+    progress.step_counts[bisect_left(STEP_SECONDS_BUCKETS, step_s)] += 1
+
+
+def _add_operation(progress: TrainingProgress, row: Mapping[str, Any]) -> None:
+    """Add the fields of a CommunicationRow."""
+    totals = progress.operations.get(row["operation"], OperationTotals())
+    sent_bytes = totals.sent_bytes
+    if row["sent_bytes"] is not None:
+        sent_bytes = (sent_bytes or 0) + row["sent_bytes"]
+    progress.operations[row["operation"]] = OperationTotals(
+        operations=totals.operations + 1,
+        payload_bytes=totals.payload_bytes + row["payload_bytes"],
+        sent_bytes=sent_bytes,
+        seconds=totals.seconds + max(0.0, row["ended_unix_s"] - row["arrived_unix_s"]),
+    )
+
+
+def _mean_loss(row: Mapping[str, Any], replicas: int) -> float | None:
+    is_stage = row.get("bubble_s") is not None
+    loss_sum: float = row["loss_sum"]
+    samples: int = row["samples"]
+    global_samples: int = row["global_samples"]
+    if is_stage and loss_sum == 0.0:
+        return None  # only the last stage of a pipeline has the loss
+    if samples > 0:
+        return loss_sum / samples
+    if is_stage and global_samples > 0:
+        return loss_sum * replicas / global_samples
+    return None
+
+
+class TrainingTail:
+    """Follows the step rows and communication rows of the ranks on one host.
+
+    A file that was replaced starts its rank from zero. Unreadable rows are skipped and reported
+    once. May be called by several threads.
+    """
+
+    def __init__(self, finder: RankFinder, replicas: int = 1) -> None:
+        """replicas: model replicas of the whole trial."""
+        self._finder = finder
+        self._replicas = replicas
+        self._lock = threading.Lock()
+        self._ranks: dict[int, _RankTail] = {}
+
+    def read(self, *, to_the_end: bool = False) -> tuple[TrainingProgress, ...]:
+        """Return the progress of each rank, in order.
+
+        Reads up to 1 MiB of new rows of each file, or all of them (`to_the_end`).
+        """
+        with self._lock:
+            return tuple(
+                self._tail(rank).read(failed=status.state == "failed", to_the_end=to_the_end)
+                for rank, status in self._finder.statuses().items()
+            )
+
+    def _tail(self, rank: int) -> _RankTail:
+        if rank not in self._ranks:
+            files = self._finder.files.rank(rank)
+            self._ranks[rank] = _RankTail(rank, files, self._replicas)
+        return self._ranks[rank]
+
+
+class _RankTail:
+    def __init__(self, rank: int, files: RankFiles, replicas: int) -> None:
+        self._rank = rank
+        self._replicas = replicas
+        self._steps = LineTail(files.steps)
+        self._operations = LineTail(files.communication)
+        self._progress = TrainingProgress(rank=rank)
+        self._warned = False
+
+    def read(self, *, failed: bool, to_the_end: bool) -> TrainingProgress:
+        """Return the progress; a returned object is never changed afterwards."""
+        if any([self._steps.was_replaced(), self._operations.was_replaced()]):  # check both
+            self._steps.rewind()
+            self._operations.rewind()
+            self._progress = TrainingProgress(rank=self._rank)
+        further = self._progress.copy()
+        further.failed = failed
+        self._take(self._steps, lambda row: _add_step(further, row, self._replicas), to_the_end)
+        self._take(self._operations, lambda row: _add_operation(further, row), to_the_end)
+        self._progress = further
+        return further
+
+    def _take(
+        self, tail: LineTail, add: Callable[[Mapping[str, Any]], None], to_the_end: bool
+    ) -> None:
+        try:
+            for line in tail.lines(to_the_end=to_the_end):
+                try:
+                    add(json.loads(line))
+                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                    self._warn(f"{tail.path}: a row is skipped: {error!r}")
+        except OSError as error:
+            self._warn(f"{tail.path}: {error}")
+
+    def _warn(self, what: str) -> None:
+        if not self._warned:
+            _log.warning("rank %d: its progress is incomplete: %s", self._rank, what)
+        self._warned = True

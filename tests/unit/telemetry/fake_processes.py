@@ -1,0 +1,132 @@
+"""A process table in memory that stands in for psutil, with numbers that tests choose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from paceline.telemetry import processes
+
+
+@dataclass
+class Entry:
+    """One process."""
+
+    pid: int
+    ppid: int
+    started_unix_s: float = 1000.0
+    cpu_s: float = 0.0
+    children_cpu_s: float = 0.0
+    threads: int = 1
+    rss_bytes: int = 1000
+    pss_bytes: int = 900
+    files: int = 3
+    io: tuple[int, int] | None = (0, 0)  # None: not readable
+    status: str = psutil.STATUS_RUNNING
+    switches: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+class Table:
+    """Processes by their ids."""
+
+    def __init__(self) -> None:
+        self.now: dict[int, Entry] = {}
+        self.looked_at: list[int] = []
+
+    def add(self, pid: int, ppid: int, **values: Any) -> Entry:
+        self.now[pid] = Entry(pid, ppid, **values)
+        return self.now[pid]
+
+    def end(self, pid: int, *, reaped: bool = True) -> None:
+        """End a process; its parent gets its times if it waits for it."""
+        ended = self.now.pop(pid)
+        parent = self.now.get(ended.ppid)
+        if reaped and parent is not None:
+            parent.children_cpu_s += ended.cpu_s + ended.children_cpu_s
+            if parent.io is not None and ended.io is not None:
+                parent.io = (parent.io[0] + ended.io[0], parent.io[1] + ended.io[1])
+        for child in self.now.values():
+            if child.ppid == pid:
+                child.ppid = 1
+
+    def process(self, pid: int) -> FakeProcess:
+        self.looked_at.append(pid)
+        if pid not in self.now:
+            raise psutil.NoSuchProcess(pid)
+        return FakeProcess(self, self.now[pid])
+
+
+class FakeProcess:
+    """The part of psutil.Process that the tree uses."""
+
+    def __init__(self, table: Table, entry: Entry) -> None:
+        self._table, self._entry, self.pid = table, entry, entry.pid
+
+    def _live(self) -> Entry:
+        if self._table.now.get(self.pid) is not self._entry:
+            raise psutil.NoSuchProcess(self.pid)
+        return self._entry
+
+    @contextmanager
+    def oneshot(self) -> Iterator[None]:
+        yield
+
+    def is_running(self) -> bool:
+        return self._table.now.get(self.pid) is self._entry
+
+    def ppid(self) -> int:
+        return self._live().ppid
+
+    def create_time(self) -> float:
+        return self._entry.started_unix_s
+
+    def status(self) -> str:
+        return self._live().status
+
+    def cpu_times(self) -> SimpleNamespace:
+        entry = self._live()
+        return SimpleNamespace(
+            user=entry.cpu_s, system=0.0, children_user=entry.children_cpu_s, children_system=0.0
+        )
+
+    def num_threads(self) -> int:
+        return self._live().threads
+
+    def memory_info(self) -> SimpleNamespace:
+        return SimpleNamespace(rss=self._live().rss_bytes)
+
+    def memory_full_info(self) -> SimpleNamespace:
+        return SimpleNamespace(pss=self._live().pss_bytes)
+
+    def num_fds(self) -> int:
+        return self._live().files
+
+    def io_counters(self) -> SimpleNamespace:
+        io = self._live().io
+        if io is None:
+            raise psutil.AccessDenied(self.pid)
+        return SimpleNamespace(read_bytes=io[0], write_bytes=io[1])
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Table:
+    found = Table()
+    fake = SimpleNamespace(
+        Process=found.process,
+        pids=lambda: list(found.now),
+        Error=psutil.Error,
+        NoSuchProcess=psutil.NoSuchProcess,
+        AccessDenied=psutil.AccessDenied,
+        STATUS_ZOMBIE=psutil.STATUS_ZOMBIE,
+    )
+    monkeypatch.setattr(processes, "psutil", fake)
+    monkeypatch.setattr(
+        processes, "read_thread_switches", lambda pid: dict(found.now[pid].switches)
+    )
+    return found

@@ -1,0 +1,235 @@
+"""Real sidecar processes: they sample, serve, restart once, and never outlive their run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from paceline.errors import PacelineWarning, UsageError
+from paceline.spec import TelemetrySettings
+from paceline.telemetry import SidecarHandle, SidecarRequest, sidecar_is_alive, start_sidecar
+from paceline.telemetry.sidecar import run_sidecar
+
+LIMIT_S = 60.0
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as it:
+        yield it
+        it.kill()
+
+
+def request(folder: Path, *pids: int, **settings: Any) -> SidecarRequest:
+    return SidecarRequest(
+        settings=TelemetrySettings(interval_s=0.1, **settings),
+        run="r",
+        trace=folder / "trace.jsonl",
+        state=folder / "sidecar.json",
+        run_targets=folder / "targets",
+        pids=pids,
+        max_lifetime_s=120,
+    )
+
+
+@contextlib.contextmanager
+def running(of: SidecarRequest) -> Iterator[SidecarHandle]:
+    handle = SidecarHandle(of)
+    try:
+        handle.wait_ready(LIMIT_S)
+        yield handle
+    finally:
+        handle.stop(LIMIT_S)
+
+
+def samples(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / "trace.jsonl").read_text()
+    return [row for row in map(json.loads, text.splitlines()) if "unix_s" in row]
+
+
+def state(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "sidecar.json").read_text())
+    return found
+
+
+def test_sidecar_samples_serves_and_ends_in_order(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    with running(request(tmp_path, sleeper.pid)) as handle:
+        port = state(tmp_path)["port"]
+        assert json.loads(next((tmp_path / "targets").iterdir()).read_text())[0]["targets"] == [
+            f"127.0.0.1:{port}"
+        ]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            assert b'paceline_run_processes{host="' in answer.read()
+        assert sidecar_is_alive(tmp_path / "sidecar.json")
+        wait_until(lambda: len(samples(tmp_path)) >= 3)
+    assert not psutil.pid_exists(handle.pid)
+    assert not sidecar_is_alive(tmp_path / "sidecar.json")
+    assert (state(tmp_path)["ended"], state(tmp_path)["expensive_interval_s"]) == ("asked", 5.0)
+    assert list((tmp_path / "targets").iterdir()) == []
+    assert {row["run_processes"] for row in samples(tmp_path)} == {1}
+    final = (tmp_path / "final.prom").read_text()
+    assert re.search(r'^paceline_run_processes\{host="[^"]+",run="r"\} 1\.0$', final, re.MULTILINE)
+    assert "paceline_host_" not in final
+    handle.stop()  # a second time changes nothing
+
+
+def test_sidecar_ends_with_what_it_watches(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    with running(request(tmp_path, sleeper.pid, listen_port=-1)) as handle:
+        sleeper.kill()
+        sleeper.wait()
+        wait_until(lambda: state(tmp_path)["ended"])
+        assert state(tmp_path)["ended"] == "watched processes ended"
+        wait_until(lambda: not psutil.pid_exists(handle.pid))
+    assert state(tmp_path)["port"] is None
+    assert samples(tmp_path)[-1]["run_processes"] == 0
+
+
+def test_sidecar_that_dies_is_started_once_more_at_the_same_port(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    with running(request(tmp_path, sleeper.pid)) as handle:
+        first, port = handle.pid, state(tmp_path)["port"]
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: state(tmp_path)["restarts"] == 1)
+        assert (state(tmp_path)["pid"], state(tmp_path)["port"]) == (handle.pid, port)
+        assert handle.pid != first
+        before = len(samples(tmp_path))
+        wait_until(lambda: len(samples(tmp_path)) > before)
+        os.kill(handle.pid, signal.SIGKILL)
+        with pytest.warns(PacelineWarning, match="died twice"):
+            wait_until(lambda: not handle.is_watched)
+        assert list((tmp_path / "targets").iterdir()) == []
+    times = [row["unix_s"] for row in samples(tmp_path)]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_sidecar_ends_with_the_process_that_started_it(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], how: signal.Signals
+) -> None:
+    text = request(tmp_path, sleeper.pid).model_dump_json()
+    program = (
+        "import sys, time\n"
+        "from paceline.telemetry import SidecarHandle, SidecarRequest\n"
+        "SidecarHandle(SidecarRequest.model_validate_json(sys.argv[1])).wait_ready(60)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, text], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"ready\n"
+        pid = state(tmp_path)["pid"]
+        parent.send_signal(how)
+    wait_until(lambda: not psutil.pid_exists(pid))
+    assert state(tmp_path)["ended"] in ("asked", "parent ended")
+    assert list((tmp_path / "targets").iterdir()) == []
+
+
+def test_port_that_is_taken_costs_the_metrics_and_not_the_trace(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], free_port_in_use: int
+) -> None:
+    handle = start_sidecar(request(tmp_path, sleeper.pid, listen_port=free_port_in_use))
+    assert handle is not None
+    handle.wait_ready(LIMIT_S)
+    wait_until(lambda: samples(tmp_path))
+    with pytest.warns(PacelineWarning, match=f"served no metrics: 127.0.0.1:{free_port_in_use}"):
+        handle.stop(LIMIT_S)
+
+
+@pytest.fixture
+def free_port_in_use() -> Iterator[int]:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_secret_that_others_may_read_is_warned_about_at_once(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("s3cret")
+    token.chmod(0o644)
+    with pytest.warns(PacelineWarning, match=r"serves no metrics.*chmod 600"):
+        handle = start_sidecar(request(tmp_path, sleeper.pid, bearer_token_file=str(token)))
+    assert handle is not None
+    assert handle.wait_ready(LIMIT_S) is None
+    with pytest.warns(PacelineWarning, match="chmod 600"):
+        handle.stop(LIMIT_S)
+
+
+def test_variables_of_the_trial_do_not_reach_the_sidecar(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_TRIAL_TOKEN", "t")
+    with running(request(tmp_path, sleeper.pid, listen_port=-1)) as handle:
+        assert "PACELINE_TRIAL_TOKEN" not in psutil.Process(handle.pid).environ()
+
+
+def test_client_imports_neither_psutil_nor_prometheus_client() -> None:
+    program = (
+        "import sys, paceline.telemetry\n"
+        "print({'psutil', 'prometheus_client', 'ssl', 'torch', 'numpy'} & set(sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", '{"pid": 1, "process_started_unix_s": 5.0, "host": "nowhere"}', "[]"],
+)
+def test_state_of_no_living_sidecar(tmp_path: Path, text: str) -> None:
+    assert not sidecar_is_alive(tmp_path / "none")
+    (tmp_path / "state").write_text(text)
+    assert not sidecar_is_alive(tmp_path / "state")
+
+
+def test_command_ends_with_its_signal_and_writes_the_trace(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    argv = ["sidecar", f"--pid={sleeper.pid}", "--interval=0.1", f"--out={tmp_path / 't.jsonl'}"]
+    with subprocess.Popen([sys.executable, "-m", "paceline.cli", *argv]) as command:
+        trace = tmp_path / "t.jsonl"
+        wait_until(lambda: trace.exists() and trace.read_text().count("\n") > 3)
+        command.send_signal(signal.SIGINT)
+        assert command.wait(timeout=LIMIT_S) == 0
+
+
+def test_command_without_a_living_process_is_refused(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    sleeper.kill()
+    sleeper.wait()
+    with pytest.raises(UsageError, match="expected a running process"):
+        run_sidecar(request(tmp_path, sleeper.pid))
+    (tmp_path / "folder").mkdir()
+    unwritable = request(tmp_path).model_copy(update={"trace": tmp_path / "folder"})
+    with pytest.raises(UsageError, match="cannot be written"):
+        run_sidecar(unwritable)

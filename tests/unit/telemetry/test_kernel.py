@@ -1,0 +1,166 @@
+"""Own readers, on a fabricated /proc and /sys/fs/cgroup."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.unit.fabricated_cgroups import Machine
+
+from paceline.host.cgroups import CgroupLimits
+from paceline.telemetry.kernel import (
+    CgroupReader,
+    CgroupUsage,
+    PressureTimes,
+    read_page_faults,
+    read_pressure,
+    read_thread_switches,
+)
+
+
+def write(root: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_pressure_is_in_seconds(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        pressure__cpu="some avg10=1.50 avg60=0 avg300=0 total=2500000\n",
+        pressure__io="some avg10=0 total=3000000\nfull avg10=0 total=1000000\n",
+    )
+    assert read_pressure(tmp_path) == {
+        "cpu": PressureTimes(2.5, None),
+        "io": PressureTimes(3.0, 1.0),
+    }
+
+
+def test_kernel_without_pressure_information_has_none(tmp_path: Path) -> None:
+    assert read_pressure(tmp_path) == {}
+
+
+def test_major_page_faults_are_not_minor_ones(tmp_path: Path) -> None:
+    write(tmp_path, vmstat="nr_free_pages 5\npgfault 100\npgmajfault 30\n")
+    assert read_page_faults(tmp_path) == {"minor": 70, "major": 30}
+    write(tmp_path, vmstat="nr_free_pages 5\n")
+    assert read_page_faults(tmp_path) == {}
+
+
+def test_context_switches_are_read_by_thread(tmp_path: Path) -> None:
+    status = (
+        "Name:\tx\nThreads:\t2\nvoluntary_ctxt_switches:\t{}\nnonvoluntary_ctxt_switches:\t{}\n"
+    )
+    write(
+        tmp_path,
+        **{"7__task__7__status": status.format(5, 6), "7__task__9__status": status.format(70, 80)},
+        **{"7__task__11__status": "Name:\tended\n"},
+    )
+    assert read_thread_switches(7, tmp_path) == {7: (5, 6), 9: (70, 80)}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def reader(machine: Machine, *times_s: float) -> CgroupReader:
+    times = iter(times_s)
+    return CgroupReader(7, machine.proc, lambda: next(times, 0.0))
+
+
+EXPECTED = CgroupUsage(
+    limits=CgroupLimits(1.5, 8192),
+    cpu_s=2.5,
+    throttled_s=0.75,
+    throttled_periods=8,
+    memory_used_bytes=4096,
+)
+
+
+def test_v2_counters_are_in_seconds_and_bytes(machine: Machine) -> None:
+    machine.mount("", "cgroup2", "rw")
+    machine.process(7, "0::/job\n")
+    machine.file("job/cpu.max", "150000 100000\n")
+    machine.file(
+        "job/cpu.stat",
+        "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n"
+        "nr_periods 40\nnr_throttled 8\nthrottled_usec 750000\n",
+    )
+    machine.file("job/memory.max", "8192\n")
+    machine.file("job/memory.current", "4096\n")
+    assert reader(machine).read() == EXPECTED
+
+
+def test_v1_counters_are_in_seconds_and_bytes(machine: Machine) -> None:
+    machine.mount("cpu,cpuacct", "cgroup", "rw,cpu,cpuacct")
+    machine.mount("memory", "cgroup", "rw,memory")
+    machine.process(7, "9:memory:/c\n4:cpu,cpuacct:/c\n")
+    machine.file("cpu,cpuacct/c/cpuacct.usage", "2500000000\n")
+    machine.file(
+        "cpu,cpuacct/c/cpu.stat", "nr_periods 40\nnr_throttled 8\nthrottled_time 750000000\n"
+    )
+    machine.file("cpu,cpuacct/c/cpu.cfs_quota_us", "150000\n")
+    machine.file("cpu,cpuacct/c/cpu.cfs_period_us", "100000\n")
+    machine.file("memory/c/memory.limit_in_bytes", "8192\n")
+    machine.file("memory/c/memory.usage_in_bytes", "4096\n")
+    assert reader(machine).read() == EXPECTED
+
+
+def test_group_that_counts_only_cpu_time_has_only_that(machine: Machine) -> None:
+    machine.mount("", "cgroup2", "rw")
+    machine.process(7, "0::/\n")
+    machine.file("cpu.stat", "usage_usec 1000000\nuser_usec 1000000\nsystem_usec 0\n")
+    assert reader(machine).read() == CgroupUsage(
+        limits=CgroupLimits(None, None),
+        cpu_s=1.0,
+        throttled_s=None,
+        throttled_periods=None,
+        memory_used_bytes=None,
+    )
+
+
+def test_host_without_control_groups_has_no_usage(machine: Machine) -> None:
+    machine.process(7, "")
+    assert reader(machine).read() is None
+
+
+def test_process_that_has_ended_has_no_usage(machine: Machine) -> None:
+    assert reader(machine).read() is None
+
+
+def test_counters_are_read_each_time_and_limits_every_five_seconds(machine: Machine) -> None:
+    machine.mount("", "cgroup2", "rw")
+    machine.process(7, "0::/job\n")
+    machine.file("job/memory.current", "10\n")
+    machine.file("job/memory.max", "100\n")
+    reading = reader(machine, 0.0, 4.0, 5.0)
+    reading.read()
+    machine.file("job/memory.current", "20\n")
+    machine.file("job/memory.max", "200\n")
+    within, after = reading.read(), reading.read()
+    assert within is not None
+    assert after is not None
+    assert (within.memory_used_bytes, within.limits.memory_bytes) == (20, 100)
+    assert (after.memory_used_bytes, after.limits.memory_bytes) == (20, 200)
+
+
+def test_process_that_moves_to_another_group_is_followed(machine: Machine) -> None:
+    machine.mount("", "cgroup2", "rw")
+    machine.process(7, "0::/a\n")
+    machine.file("a/memory.current", "1\n")
+    machine.file("b/memory.current", "2\n")
+    reading = reader(machine, 0.0, 5.0)
+    before = reading.read()
+    (machine.proc / "7" / "cgroup").write_text("0::/b\n")
+    after = reading.read()
+    assert before is not None
+    assert after is not None
+    assert (before.memory_used_bytes, after.memory_used_bytes) == (1, 2)
+
+
+def test_this_machine_can_be_read() -> None:
+    usage = CgroupReader(os.getpid()).read()
+    assert usage is None or usage.cpu_s is None or usage.cpu_s > 0

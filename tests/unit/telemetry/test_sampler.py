@@ -1,0 +1,163 @@
+"""Rows of a tick: what is in the trace, and what is read less often."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.unit.telemetry.fake_processes import Table
+
+from paceline.records.files import write_json
+from paceline.records.layout import TrialFiles
+from paceline.records.rows import HostSample, RankSample, RankStatus
+from paceline.records.typed import typed
+from paceline.spec import TelemetrySettings
+from paceline.telemetry import sampler as sampler_module
+from paceline.telemetry.request import SidecarRequest
+from paceline.telemetry.sampler import Sampler
+
+HOST = "node-1"
+
+
+class Clock:
+    """Two clocks that tests move."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time(self) -> float:
+        return 1000.0 + self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    fake = SimpleNamespace(time=found.time, monotonic=found.monotonic)
+    monkeypatch.setattr(sampler_module, "time", fake)
+    return found
+
+
+def request(folder: Path, **more: Any) -> SidecarRequest:
+    return SidecarRequest(
+        settings=TelemetrySettings(interval_s=1.0),
+        run="r",
+        trace=folder / "trace.jsonl",
+        trial_root=folder / "trial",
+        pids=(10,),
+        **more,
+    )
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def run(table: Table, tmp_path: Path) -> Sampler:
+    table.add(10, 1)
+    table.add(11, 10, cpu_s=1.0, threads=4)
+    status = RankStatus(rank=0, host=HOST, pid=11, process_started_unix_s=1000.0, state="running")
+    write_json(TrialFiles(tmp_path / "trial").rank(0).status, dataclasses.asdict(status))
+    return Sampler(request(tmp_path), HOST)
+
+
+def test_trace_begins_with_the_facts_that_do_not_change(
+    run: Sampler, clock: Clock, tmp_path: Path
+) -> None:
+    run.tick()
+    header = rows(tmp_path / "trace.jsonl")[0]
+    assert header["host"] == HOST
+    assert (header["interval_s"], header["expensive_interval_s"]) == (1.0, 5.0)
+    assert header["cores"] == os.cpu_count()
+    assert "unix_s" not in header
+
+
+def test_rows_have_what_the_analysis_reads(
+    run: Sampler, clock: Clock, table: Table, tmp_path: Path
+) -> None:
+    run.tick()
+    table.now[11].cpu_s = 3.0
+    clock.now_s += 1
+    run.tick(missed=2)
+    _, _, last = rows(tmp_path / "trace.jsonl")
+    sample = typed(last, HostSample, tmp_path)
+    assert (sample.unix_s, sample.run_processes, sample.run_threads) == (1101.0, 2, 5)
+    assert (sample.run_cpu_seconds, sample.sidecar_missed_ticks) == (2.0, 2)
+    assert sample.ram_total_bytes > sample.ram_used_bytes > 0
+    assert not [name for name in last if "percent" in name]
+    first, second = (typed(row, RankSample, tmp_path) for row in rows(tmp_path / "ranks.jsonl"))
+    assert (first.rank, first.pid, first.threads, first.cpu_seconds) == (0, 11, 4, 0.0)
+    assert (second.unix_s, second.cpu_seconds) == (1101.0, 2.0)
+
+
+def test_expensive_figures_are_null_between_their_readings(
+    run: Sampler, clock: Clock, tmp_path: Path
+) -> None:
+    for _ in range(11):
+        run.tick()
+        clock.now_s += 1
+    samples = rows(tmp_path / "trace.jsonl")[1:]
+    read_at = [n for n, row in enumerate(samples) if row["run_pss_bytes"] is not None]
+    assert read_at == [0, 5, 10]
+    assert samples[5]["run_pss_bytes"] == 1800
+    assert all("run_open_files" in row for row in samples)
+    ranks = rows(tmp_path / "ranks.jsonl")
+    assert [row["pss_bytes"] for row in ranks[:6]] == [900, None, None, None, None, 900]
+
+
+def test_last_tick_reads_everything(run: Sampler, clock: Clock, tmp_path: Path) -> None:
+    run.tick()
+    clock.now_s += 1
+    run.tick(final=True)
+    assert rows(tmp_path / "trace.jsonl")[-1]["run_pss_bytes"] == 1800
+
+
+def test_slow_figures_are_read_once_per_second_at_a_short_interval(
+    run: Sampler, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "paceline.telemetry.host_reading.read_page_faults", lambda _: {"minor": 1, "major": 2}
+    )
+    for _ in range(21):
+        run.tick()
+        clock.now_s += 0.1
+    samples = rows(tmp_path / "trace.jsonl")[1:]
+    assert sum("minor_page_faults" in row for row in samples) == 3
+
+
+def test_facts_of_the_trial_are_served_but_not_repeated_in_the_trace(
+    table: Table, tmp_path: Path
+) -> None:
+    table.add(10, 1)
+    facts = {"trial": "t", "launcher": "mpi"}
+    snapshot = Sampler(request(tmp_path, facts=facts), HOST).tick()
+    assert snapshot.row["run"] == facts
+    assert "run" not in rows(tmp_path / "trace.jsonl")[1]
+
+
+def test_restarted_sidecar_appends_without_a_second_header(table: Table, tmp_path: Path) -> None:
+    table.add(10, 1)
+    for restarts in (0, 1):
+        sampler = Sampler(request(tmp_path, restarts=restarts), HOST)
+        sampler.tick()
+        sampler.close()
+    assert ["unix_s" in row for row in rows(tmp_path / "trace.jsonl")] == [False, True, True]
+
+
+def test_trace_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        Sampler(request(tmp_path), HOST)
+
+
+def test_host_alone_counts_as_alive(tmp_path: Path) -> None:
+    alone = SidecarRequest(run="r", trace=tmp_path / "trace.jsonl")
+    assert Sampler(alone, HOST).any_alive()

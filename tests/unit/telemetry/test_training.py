@@ -1,0 +1,285 @@
+"""Training progress from the files of ranks: each row counts once, replaced files start anew."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from paceline.records.files import JsonlWriter, write_json
+from paceline.records.layout import RankFiles, TrialFiles
+from paceline.records.rows import CommunicationRow, RankStatus, StepRow
+from paceline.telemetry.rank_finder import RankFinder
+from paceline.telemetry.training import (
+    OperationTotals,
+    TrainingProgress,
+    TrainingTail,
+    advance,
+    advance_operation,
+)
+
+HOST = "node-1"
+STEP = StepRow(
+    step=0,
+    epoch=0,
+    started_unix_s=1000.0,
+    samples=16,
+    global_samples=32,
+    loss_sum=24.0,
+    data_wait_s=0.25,
+    forward_s=0.5,
+    backward_s=1.0,
+    comm_s=0.125,
+    comm_ready_unix_s=1001.75,
+    optimizer_s=0.0625,
+    other_s=0.0625,
+    step_s=2.0,
+)
+OPERATION = CommunicationRow(
+    group="world",
+    ranks=2,
+    sequence=0,
+    operation="allreduce",
+    algorithm=None,
+    payload_bytes=100,
+    arrived_unix_s=1000.0,
+    started_unix_s=None,
+    ended_unix_s=1000.5,
+    sent_bytes=150,
+    sent_messages=2,
+)
+
+
+def test_step_adds_to_all_sums() -> None:
+    first = advance(TrainingProgress(rank=1), STEP)
+    second = dataclasses.replace(
+        STEP, step=1, epoch=1, started_unix_s=1002.0, samples=8, loss_sum=4.0, step_s=0.25
+    )
+    assert advance(first, second) == TrainingProgress(
+        rank=1,
+        steps=2,
+        samples=24,
+        epoch=1,
+        loss=0.5,
+        phase_s={
+            "data_wait": 0.5,
+            "forward": 1.0,
+            "backward": 2.0,
+            "bubble": 0.0,
+            "comm": 0.25,
+            "optimizer": 0.125,
+            "other": 0.125,
+        },
+        step_s_sum=2.25,
+        # bounds 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 ...: a bound belongs to its bucket
+        step_counts=[0, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0],
+        last_step_ended_unix_s=1002.25,
+    )
+
+
+def test_step_beyond_all_bounds_is_counted() -> None:
+    progress = advance(TrainingProgress(rank=0), dataclasses.replace(STEP, step_s=60.5))
+    assert progress.step_counts == [0] * 12 + [1]
+
+
+def test_progress_handed_in_stays_as_it_is() -> None:
+    before = TrainingProgress(rank=0)
+    advance_operation(advance(before, STEP), OPERATION)
+    assert before == TrainingProgress(rank=0)
+
+
+def test_phase_that_rounds_below_zero_does_not_turn_a_counter_back() -> None:
+    progress = advance(TrainingProgress(rank=0), dataclasses.replace(STEP, other_s=-1e-9))
+    assert progress.phase_s["other"] == 0.0
+
+
+def test_step_without_samples_leaves_the_loss_as_it_was() -> None:
+    progress = advance(TrainingProgress(rank=0), STEP)
+    empty = dataclasses.replace(STEP, step=1, samples=0, loss_sum=0.0)
+    assert advance(progress, empty).loss == 1.5
+
+
+def test_stage_of_a_pipeline_without_the_loss_has_none() -> None:
+    first_stage = dataclasses.replace(STEP, loss_sum=0.0, bubble_s=0.5)
+    progress = advance(TrainingProgress(rank=0), first_stage)
+    assert (progress.loss, progress.samples, progress.phase_s["bubble"]) == (None, 16, 0.5)
+
+
+def test_last_stage_of_a_pipeline_has_the_loss_of_its_replicas_share() -> None:
+    last_stage = dataclasses.replace(STEP, samples=0, bubble_s=0.0)
+    progress = advance(TrainingProgress(rank=1), last_stage, replicas=2)
+    assert (progress.loss, progress.samples) == (1.5, 0)
+
+
+def test_operations_are_summed_by_kind() -> None:
+    progress = advance_operation(TrainingProgress(rank=0), OPERATION)
+    progress = advance_operation(progress, dataclasses.replace(OPERATION, sequence=1))
+    progress = advance_operation(
+        progress, dataclasses.replace(OPERATION, operation="broadcast", sent_bytes=None)
+    )
+    assert progress.operations == {
+        "allreduce": OperationTotals(operations=2, payload_bytes=200, sent_bytes=300, seconds=1.0),
+        "broadcast": OperationTotals(operations=1, payload_bytes=100, sent_bytes=None, seconds=0.5),
+    }
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> TrialFiles:
+    return TrialFiles(tmp_path / "trial")
+
+
+@pytest.fixture
+def tail(trial: TrialFiles) -> TrainingTail:
+    return TrainingTail(RankFinder(trial.root, HOST))
+
+
+def start(trial: TrialFiles, rank: int, host: str = HOST, **changes: object) -> RankFiles:
+    status = RankStatus(rank=rank, host=host, pid=1, process_started_unix_s=1.0, state="running")
+    files = trial.rank(rank)
+    write_json(files.status, {**dataclasses.asdict(status), **changes})
+    return files
+
+
+def append(path: Path, *rows: object) -> None:
+    with JsonlWriter(path) as writer:
+        for row in rows:
+            writer.write(row)
+
+
+def test_trial_that_has_not_begun_has_no_progress(tail: TrainingTail) -> None:
+    assert tail.read() == ()
+
+
+def test_rank_that_has_not_stepped_is_at_zero(trial: TrialFiles, tail: TrainingTail) -> None:
+    start(trial, 0)
+    assert tail.read() == (TrainingProgress(rank=0),)
+
+
+def test_rows_are_counted_once_as_they_come(trial: TrialFiles, tail: TrainingTail) -> None:
+    files = start(trial, 0)
+    append(files.steps, STEP)
+    assert [p.steps for p in tail.read()] == [1]
+    assert [p.steps for p in tail.read()] == [1]
+    append(files.steps, STEP, STEP)
+    append(files.communication, OPERATION)
+    (progress,) = tail.read()
+    assert (progress.steps, progress.operations["allreduce"].operations) == (3, 1)
+
+
+def test_ranks_of_other_hosts_are_left_to_them(trial: TrialFiles, tail: TrainingTail) -> None:
+    for rank, host in enumerate((HOST, "node-2", HOST)):
+        append(start(trial, rank, host).steps, STEP)
+    assert [p.rank for p in tail.read()] == [0, 2]
+
+
+def test_rank_that_moved_to_another_host_is_told_there(
+    trial: TrialFiles, tail: TrainingTail
+) -> None:
+    append(start(trial, 0).steps, STEP)
+    there = TrainingTail(RankFinder(trial.root, "node-2"))
+    assert (len(tail.read()), len(there.read())) == (1, 0)
+    append(start(trial, 0, "node-2").steps, STEP)
+    assert tail.read() == ()
+    assert [p.steps for p in there.read()] == [2]
+
+
+def test_torn_row_is_counted_when_it_is_whole(trial: TrialFiles, tail: TrainingTail) -> None:
+    files = start(trial, 0)
+    line = json.dumps(dataclasses.asdict(STEP)).encode() + b"\n"
+    files.steps.write_bytes(line + line[:40])
+    assert [p.steps for p in tail.read()] == [1]
+    with files.steps.open("ab") as file:
+        file.write(line[40:])
+    assert [p.steps for p in tail.read()] == [2]
+
+
+def test_file_that_was_replaced_is_read_anew(trial: TrialFiles, tail: TrainingTail) -> None:
+    files = start(trial, 0)
+    append(files.steps, STEP, STEP)
+    append(files.communication, OPERATION)
+    tail.read()
+    for path in (files.steps, files.communication):
+        path.rename(path.with_suffix(".old"))
+    append(files.steps, STEP, STEP, STEP)
+    (progress,) = tail.read()
+    assert (progress.steps, progress.operations) == (3, {})
+
+
+def test_file_that_was_cut_is_read_anew(trial: TrialFiles, tail: TrainingTail) -> None:
+    files = start(trial, 0)
+    append(files.steps, STEP, STEP)
+    tail.read()
+    files.steps.write_bytes(b"")
+    append(files.steps, STEP)
+    assert [p.steps for p in tail.read()] == [1]
+
+
+def test_trial_that_is_gone_keeps_what_was_known_of_nobody(
+    trial: TrialFiles, tail: TrainingTail
+) -> None:
+    files = start(trial, 0)
+    append(files.steps, STEP)
+    tail.read()
+    files.status.unlink()
+    assert tail.read() == ()
+
+
+def test_damaged_row_is_left_out_and_told_once(
+    trial: TrialFiles, tail: TrainingTail, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = start(trial, 0)
+    append(files.steps, STEP)
+    with files.steps.open("ab") as file:
+        file.write(b'{"step": \n[1]\n{"step": 1}\n')
+    append(files.steps, {**dataclasses.asdict(STEP), "step_s": "2"}, STEP)
+    with caplog.at_level(logging.WARNING, "paceline.sidecar"):
+        assert [p.steps for p in tail.read()] == [2]
+        tail.read()
+    assert len(caplog.records) == 1
+    assert str(files.steps) in caplog.text
+
+
+def test_state_of_a_rank_is_followed(trial: TrialFiles, tail: TrainingTail) -> None:
+    start(trial, 0)
+    assert [p.failed for p in tail.read()] == [False]
+    start(trial, 0, state="failed", error="OSError: disk full")
+    assert [p.failed for p in tail.read()] == [True]
+
+
+def test_damaged_status_leaves_a_rank_where_it_was(trial: TrialFiles, tail: TrainingTail) -> None:
+    files = start(trial, 0)
+    append(files.steps, STEP)
+    tail.read()
+    files.status.write_text("{")
+    assert [p.steps for p in tail.read()] == [1]
+
+
+def test_much_is_read_in_parts_and_wholly_at_the_end(trial: TrialFiles, tail: TrainingTail) -> None:
+    files = start(trial, 0)
+    line = json.dumps(dataclasses.asdict(STEP)).encode() + b"\n"
+    rows = (1 << 20) // len(line) + 100
+    files.steps.write_bytes(line * rows)
+    (part,) = tail.read()
+    assert part.steps == (1 << 20) // len(line)
+    (whole,) = tail.read(to_the_end=True)
+    assert whole.steps == rows
+
+
+def test_line_without_an_end_does_not_keep_it_from_reading_on(
+    trial: TrialFiles, tail: TrainingTail
+) -> None:
+    files = start(trial, 0)
+    files.steps.write_bytes(b"x" * (1 << 20) + b"xx\n")
+    append(files.steps, STEP)
+    (progress,) = tail.read(to_the_end=True)
+    assert progress.steps == 1
+
+
+def test_loss_of_a_pipelines_last_stage_uses_the_number_of_replicas(trial: TrialFiles) -> None:
+    tail = TrainingTail(RankFinder(trial.root, HOST), replicas=2)
+    row = dataclasses.replace(STEP, samples=0, global_samples=32, loss_sum=24.0, bubble_s=0.1)
+    append(start(trial, 3).steps, row)
+    assert [p.loss for p in tail.read()] == [1.5]
