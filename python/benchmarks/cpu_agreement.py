@@ -34,7 +34,7 @@ ASKED = 0.05
 RANKS = 2
 BUSY = ("user", "system", "other")
 SPEC = """
-schema = 1
+schema = 2
 name = "cpu-agreement"
 repeats = {repeats}
 [training]

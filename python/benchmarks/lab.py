@@ -61,7 +61,7 @@ WORKLOADS = {
     ),
 }
 SPEC = """
-schema = 1
+schema = 2
 name = "lab-{name}-{speed}"
 description = "two hosts with a core each, links: {speed}"
 seed = 1

@@ -74,7 +74,7 @@ STEP = StepRow(
     step_s=0.5,
 )
 SPEC = """
-schema = 1
+schema = 2
 name = "sidecar"
 [training]
 max_steps = {steps}

@@ -15,7 +15,7 @@ from common import write_results
 from training_ways import Ways, bare, conclude, interleaved, paceline, trials_of
 
 SPEC = """
-schema = 1
+schema = 2
 name = "benchmark"
 [training]
 max_steps = {steps}

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
 
 SPEC = """
-schema = 1
+schema = 2
 name = "benchmark"
 [training]
 max_steps = {steps}

@@ -45,7 +45,7 @@ pytestmark = [
 
 LIMIT_S = 200.0
 SPEC = """
-schema = 1
+schema = 2
 name = "spark-mpi"
 seed = 3
 repeats = 1

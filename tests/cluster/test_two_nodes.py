@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab"), pytest.mark.timeout
 
 LIMIT_S = 300.0
 SPEC = """
-schema = 1
+schema = 2
 name = "two-nodes"
 seed = 3
 repeats = 1

@@ -30,11 +30,11 @@ LARGEST_ERROR = {
 }  # fmt: skip
 KEEPS_ITS_ERRORS = ("int8", "topk", "powersgd")
 
-POWERSGD = {"compression": {"method": "powersgd", "rank": 2}}
+POWERSGD = {"compression": {"method": "powersgd", "numbers": {"rank": 2}}}
 LESS = {
     "bf16": {"compression": {"method": "bf16"}},
     "int8": {"compression": {"method": "int8"}, "buckets_in_flight": 2},
-    "topk": {"compression": {"method": "topk", "density": 0.05}},
+    "topk": {"compression": {"method": "topk", "numbers": {"density": 0.05}}},
     "terngrad": {"compression": {"method": "terngrad"}},
     "powersgd": POWERSGD,
 }
@@ -129,7 +129,7 @@ WAYS = {
     "one in flight": {"buckets_in_flight": 1},
     **LESS,
     **{
-        name: {"averaging": {"period": period, "start_step": start}}
+        name: {"averaging": {"period_steps": period, "start_step": start}}
         for name, (period, start) in LOCAL.items()
     },
 }
@@ -149,7 +149,7 @@ JOBS: dict[tuple[str, int], dict[str, dict[str, Any]]] = {
         # of equal shares: the training's fifth step would have one sample
         "averaged": {
             "setup": {"steps": 4, "momentum": 0.0},
-            "cases": [{}, {"averaging": {"period": 1}}],
+            "cases": [{}, {"averaging": {"period_steps": 1}}],
         },
     },
     ("mpi", 3): {"ways": {"setup": {}, "cases": [*WAYS.values()]}},
@@ -270,7 +270,7 @@ def test_slices_travel_compressed_between_nodes(run_jobs, transport, ranks, name
 
 def test_worker_ends_local_sgd_with_an_averaging_and_accounts_for_each(run_ranks, tmp_path):
     """Six steps: averaged after the fourth, and after the last, where a period has not ended."""
-    run_ranks(2, "mpi", "training", tmp_path, json.dumps({"averaging": {"period": 4}}))
+    run_ranks(2, "mpi", "training", tmp_path, json.dumps({"averaging": {"period_steps": 4}}))
     files = TrialFiles(tmp_path)
     for rank in range(2):
         rows = list(read_jsonl(files.rank(rank).steps))

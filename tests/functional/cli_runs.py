@@ -18,7 +18,7 @@ from paceline.cli import main
 LIMIT_S = 240
 
 SMALL = """
-schema = 1
+schema = 2
 name = "small"
 seed = 3
 repeats = 1
@@ -31,7 +31,7 @@ image_size = 128
 dropout = false
 [[workloads]]
 name = "tiny"
-images = 48
+samples = 48
 [telemetry]
 interval_s = 0.1
 [limits]

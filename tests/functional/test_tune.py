@@ -13,7 +13,7 @@ from tests.functional.cli_runs import Cli
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
 SPEC = """
-schema = 1
+schema = 2
 name = "search"
 seed = 3
 repeats = 1
@@ -22,7 +22,7 @@ global_batch = 16
 image_size = 32
 [[workloads]]
 name = "tiny"
-images = 48
+samples = 48
 [[trials]]
 launcher = "local"
 local_strategy = "sequential"

@@ -47,6 +47,9 @@ def make_trial():
                 nodes=1, ranks_per_node=ranks, threads_per_rank=1, oversubscribe=oversubscribe
             ),
             training=Training(**{**values, **training}),
+            strategy_options={},
+            transport_options={},
+            launcher_options={},
         )
 
     return make

@@ -31,7 +31,8 @@ from paceline.records.compact import compact_trial
 from paceline.records.files import read_json, write_json, write_text
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import SCHEMA, Outcome
-from paceline.spec import WORKLOADS, load_spec
+from paceline.spec import load_spec
+from paceline.spec.extensions import WORKLOADS
 from paceline.spec.loading import parse_spec
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def expected_dataset(experiment: Experiment, workload: WorkloadRequest) -> Path:
     """Where the workload's data set is, or will be once it was made."""
     if workload.data is not None:
         return Path(workload.data).resolve()
-    images = workload.images or WORKLOADS[workload.name].images
+    images = workload.samples or WORKLOADS.get(workload.name).samples
     return dataset_path(
         workload.name, images=images, seed=experiment.seed, cache_dir=default_cache_dir()
     )
@@ -113,7 +114,7 @@ def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, Path]
             progress.stage(f"data set for {workload.name}")
             path = ensure_dataset(
                 workload.name,
-                images=workload.images or WORKLOADS[workload.name].images,
+                images=workload.samples or WORKLOADS.get(workload.name).samples,
                 seed=experiment.seed,
                 cache_dir=default_cache_dir(),
                 progress=progress.data,

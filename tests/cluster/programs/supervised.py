@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.trials import changed
+
 from paceline.job.options import parse_options
 from paceline.job.trial import job_of
 from paceline.launchers.diagnosis import diagnose
@@ -29,12 +31,10 @@ _LIMIT_S = 300.0
 def placed(trial: Trial, launcher: str, where: str) -> Trial:
     """The trial on the hosts of a host list, or of a Spark cluster."""
     if launcher == "mpi":
-        settings = trial.mpi.model_copy(update={"hostfile": where})
-        return trial.model_copy(update={"mpi": settings})
+        return changed(trial, hostfile=where)
     # Executors of a busy machine take longer to start than the launcher waits for them.
     patient = {"spark.scheduler.maxRegisteredResourcesWaitingTime": "60s"}
-    cluster = trial.spark.model_copy(update={"master": where, "conf": patient})
-    return trial.model_copy(update={"spark": cluster})
+    return changed(trial, master=where, conf=patient)
 
 
 def main() -> None:

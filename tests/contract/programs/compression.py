@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 
-from paceline.plan.trial import CompressionSettings
 from paceline.transports.compression.create import create_sum
 from paceline.transports.compression.flat_bucket import FlatBucket, pack
+from paceline.transports.gradients import GradientOptions
 from paceline.worker.peers import join_peers
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -69,10 +69,9 @@ def main() -> None:
         own[2].zero_()  # as where a rank's share is empty
     said = {}
     for name, settings in METHODS.items():
-        compression = CompressionSettings.model_validate(settings) if settings else None
         in_flight = 1 if name == "none" else None
-        update = {"compression": compression, "buckets_in_flight": in_flight}
-        sums = create_sum(trial.model_copy(update=update))
+        options = GradientOptions(compression=settings or None, buckets_in_flight=in_flight)
+        sums = create_sum(trial.model_copy(update={"transport_options": options}))
         buckets = pack(SHAPES, SMALL, torch.device("cpu"))
         left = {f"sum/{step}": total(sums, buckets, own) for step in range(STEPS)}
         said[name] = sums.describe()

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+sys.path.insert(0, str(Path(__file__).parents[3]))
 sys.path.insert(0, str(Path(__file__).parent))
 import strategies
 from ranks import make_context, make_trial
+from tests.trials import changed
 
-from paceline.plan.trial import Trial
 from paceline.worker.peers import join_peers
 
 
@@ -33,7 +34,7 @@ def run_job(
     whole = make_trial(transport, context.world_size, bucket_mb=0.02, dropout=False, **setup)
     peers = join_peers(context, whole)
     for number, case in enumerate(cases):
-        trial = Trial.model_validate({**whole.model_dump(), **case})
+        trial = changed(whole, **case)
         left = strategies.train(context, trial, strategies.Case(peers, str(number)), data)
         save_file(left, folder / f"{number}.{context.rank}.safetensors")
     peers.leave(failed=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.plan.trial import Placement, Training, Trial
+from paceline.spec.extensions import TRANSPORTS
 from paceline.spec.models import Limits
 from paceline.training.context import RankContext, StoreAddress
 
@@ -62,7 +63,7 @@ def make_trial(
     pipeline: dict[str, Any] | None = None,
     reduction: str | None = None,
     collective_s: float = 20.0,
-    bucket_mb: float = 25.0,
+    bucket_mb: float | None = None,
     **training: Any,
 ) -> Trial:
     """A tiny trial on `ranks` ranks in all; `training` overrides values of its training."""
@@ -72,6 +73,11 @@ def make_trial(
         "warmup_steps": 0, "learning_rate": 0.01, "momentum": 0.9, "dropout": True,
         "reading": "memory", "precision": "fp32", "memory_format": "contiguous",
     }  # fmt: skip
+    options = dict(pipeline or {})
+    stages = options.pop("stages", 1)
+    if reduction is not None:
+        options["reduction"] = reduction
+    sends = bucket_mb is not None and TRANSPORTS.get(transport).sends_gradients
     return Trial(
         id="t",
         experiment="contract",
@@ -83,12 +89,13 @@ def make_trial(
             nodes=nodes,
             ranks_per_node=ranks // nodes,
             threads_per_rank=thread_replicas,
+            stages=stages,
+            replicas_per_node=ranks // nodes // stages * thread_replicas,
             oversubscribe=True,
         ),
         training=Training(**{**values, **training}),
-        thread_replicas=thread_replicas,
-        pipeline=pipeline,
-        reduction=reduction,
-        bucket_mb=bucket_mb,
+        strategy_options=options,
+        transport_options={"bucket_mb": bucket_mb} if sends else {},
+        launcher_options={},
         limits=Limits(rendezvous_s=_MEET_S, collective_s=collective_s),
     )

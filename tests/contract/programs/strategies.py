@@ -47,8 +47,8 @@ def train(
     model = build_model(training.model, 3, dropout=training.dropout, seed=training.seed)
     put_in_memory_format(model, training.memory_format)
     strategy.prepare(model, context, trial, peers)
-    replica, stage = divmod(context.local_rank, trial.stages)
-    shares_on_node = context.ranks_on_node // trial.stages
+    replica, stage = divmod(context.local_rank, trial.placement.stages)
+    shares_on_node = context.ranks_on_node // trial.placement.stages
     share = context.node_index * shares_on_node + replica
     left: dict[str, torch.Tensor] = {}
     losses = []
@@ -67,10 +67,10 @@ def train(
                 global_samples=len(step.sample_ids),
             )
         )
-        alone = trial.replicas == 1
+        alone = trial.placement.replicas == 1
         assert (result.comm_s is None) == alone
         assert result.comm_s is None or result.comm_s >= 0
-        assert (result.bubble_s is None) == (trial.stages == 1)
+        assert (result.bubble_s is None) == (trial.placement.stages == 1)
         losses.append(result.loss_sum)
         if number in (0, 4):
             gradients = strategy.gradients()

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[3]))
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
+from tests.trials import changed
 
 from paceline.data.reading import Batch
-from paceline.plan.trial import Trial
 from paceline.records.layout import TrialFiles
 from paceline.worker import worker
 
@@ -60,7 +61,7 @@ def main() -> None:
     files = TrialFiles(folder)
     trial = make_trial(transport, context.world_size, epochs=2)
     if sys.argv[3:]:
-        trial = Trial.model_validate({**trial.model_dump(), **json.loads(sys.argv[3])})
+        trial = changed(trial, **json.loads(sys.argv[3]))
     worker.train(trial, context, files)
     assert not torch.distributed.is_initialized()
     left = [t.name for t in threading.enumerate() if t.name.startswith("mpi-")]

@@ -31,7 +31,7 @@ from tests.unit.analysis.ways import (
 )
 
 from paceline.plan.schedule import share_bounds
-from paceline.plan.trial import PipelineSettings, Placement, Training, Trial, trial_name
+from paceline.plan.trial import Placement, Training, Trial, trial_name
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import (
@@ -126,13 +126,15 @@ def make_trial_value(way: Way, case: Case = Case(), repeat: int = 0) -> Trial:
                 nodes=way.nodes,
                 ranks_per_node=way.ranks,
                 threads_per_rank=way.threads,
-                core_budget=way.core_budget,
+                stages=way.stages,
+                replicas_per_node=way.ranks // way.stages * way.thread_replicas,
+                allocated_cores=way.allocated_cores,
             ),
-            "thread_replicas": way.thread_replicas,
-            "pipeline": _pipeline(way),
-            "reduction": way.reduction,
-            "compression": way.compression,
-            "averaging": way.averaging,
+            "strategy_options": _strategy_options(way),
+            "transport_options": {}
+            if way.compression is None
+            else {"compression": way.compression},
+            "launcher_options": {},
             "training": Training(
                 workload=case.workload,
                 model=case.model,
@@ -155,16 +157,16 @@ def make_trial_value(way: Way, case: Case = Case(), repeat: int = 0) -> Trial:
     return trial.model_copy(update={"id": trial_name(trial.configuration, repeat)})
 
 
-def _pipeline(way: Way) -> PipelineSettings | None:
-    if way.stages == 1:
-        return None
-    return PipelineSettings(
-        stages=way.stages,
-        micro_batches=way.micro_batches,
-        schedule=way.schedule,
-        balance=None if way.split_points else way.balance,
-        split_points=way.split_points,
-    )
+def _strategy_options(way: Way) -> dict[str, object]:
+    if way.stages > 1:
+        return {
+            "micro_batches": way.micro_batches,
+            "schedule": way.schedule,
+            "balance": None if way.split_points else way.balance,
+            "split_points": way.split_points,
+        }
+    own = {"reduction": way.reduction, "averaging": way.averaging}
+    return {key: value for key, value in own.items() if value is not None}
 
 
 def make_trial(
@@ -468,7 +470,7 @@ def _manifest(ids: list[str], cases: Sequence[Case]) -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "name": "fabricated",
-        "spec_toml": 'schema = 1\nname = "fabricated"\n',
+        "spec_toml": 'schema = 2\nname = "fabricated"\n',
         "created_unix_s": LAUNCHED,
         "versions": {"paceline": "0.2.0", "torch": "2.13.0", "pyspark": "3.5.9"},
         "host": {

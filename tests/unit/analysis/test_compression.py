@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from paceline.analysis.comparison import Comparison
     from paceline.records.layout import TrialFiles
 
-TOPK = {"method": "topk", "density": 0.01}
-EVERY_6 = {"period": 6, "start_step": 0}
+TOPK = {"method": "topk", "numbers": {"density": 0.01}}
+EVERY_6 = {"period_steps": 6, "start_step": 0}
 LESS = {"weights_error": 0.9, "gradient_error": 0.9, "more_loss": 0.125, "sent_bytes": 80_000}
 
 

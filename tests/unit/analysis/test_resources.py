@@ -63,7 +63,7 @@ def test_strategies_of_one_budget_have_no_flags(fabricate: ModuleType, tmp_path:
 
 
 def test_unequal_core_budgets_are_flagged(fabricate: ModuleType, tmp_path: Path) -> None:
-    wide = dataclasses.replace(fabricate.HYBRID, core_budget=None, affinity=None)
+    wide = dataclasses.replace(fabricate.HYBRID, allocated_cores=None, affinity=None)
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.THREADS, wide]
     (sentence,) = core_budget_flags(load_run(fabricate.make_run(tmp_path, ways, repeats=2)))
     assert sentence == (
@@ -109,6 +109,6 @@ def test_a_replica_thread_that_said_nothing_is_flagged(
     run = fabricate.make_run(tmp_path, [fabricate.THREADS])
     (files,) = (f for _, f in run.trials())
     fabricate.edit_json(files.rank(0).environment, workers=[])
-    assert "planned 2 replica threads in rank 0, 0 said what they had" in trial_flags(
+    assert "planned 2 replica threads in rank 0, 0 reported what they had" in trial_flags(
         load_run(run)[0]
     )

@@ -23,7 +23,7 @@ class Way:
     balance: str | None = "time"
     split_points: tuple[int, ...] | None = None
     reduction: str | None = None
-    core_budget: int | None = None
+    allocated_cores: int | None = None
     precision: str = "fp32"
     data_wait_s: float = 0.01
     forward_s: float = 0.2
@@ -149,7 +149,7 @@ HYBRID = Way(
     ranks=4,
     stages=2,
     micro_batches=4,
-    core_budget=2,
+    allocated_cores=2,
     affinity=(0, 1),
     forward_s=0.12,
     backward_s=0.24,

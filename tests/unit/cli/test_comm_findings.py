@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.trials import changed
 from tests.unit.analysis.fabricate import MPI, make_trial_value
 
 from paceline.analysis.statistics import Interval
 from paceline.cli.comm_findings import communication_text, print_comm_findings
-from paceline.plan.trial import CompressionSettings
 from paceline.tune.comm import CommFindings
 from paceline.tune.comm.message_times import BinTimes
 from paceline.tune.findings import Finding, Findings
@@ -21,12 +21,12 @@ MESSAGES = (
 
 
 def default_trial():
-    return make_trial_value(MPI).model_copy(update={"algorithm": "auto"})
+    return make_trial_value(MPI)
 
 
 def best_trial(**changes):
-    found = {"bucket_mb": 5.0, "buckets_in_flight": 2, "mpi_parameters": {"btl_tcp_links": "2"}}
-    return default_trial().model_copy(update={**found, **changes})
+    found = {"bucket_mb": 5.0, "buckets_in_flight": 2, "parameters": {"btl_tcp_links": "2"}}
+    return changed(default_trial(), **{**found, **changes})
 
 
 def exactly(value):
@@ -106,7 +106,7 @@ def test_default_that_is_the_fastest_is_said_to_be(shown):
 
 
 def test_lossy_winner_is_no_longer_the_same_training(shown):
-    lossy = best_trial(compression=CompressionSettings(method="bf16"))
+    lossy = best_trial(compression={"method": "bf16"})
     assert "no longer the same training" in shown(finding(fastest=lossy))
     assert "no longer the same training" not in shown(finding())
 
@@ -123,10 +123,10 @@ def test_trials_that_were_left_alone_are_named_with_the_reason(shown):
 
 def test_communication_tells_all_that_a_search_may_change():
     assert communication_text(default_trial()) == "25 MB buckets, auto"
-    found = best_trial(algorithm="ring", compression=CompressionSettings(method="int8"))
+    found = best_trial(algorithm="ring", compression={"method": "int8"})
     assert communication_text(found) == "5 MB buckets, 2 in flight, ring, int8, btl_tcp_links=2"
 
 
 def test_nodes_that_reduce_in_their_memory_first_have_no_buckets():
-    trial = default_trial().model_copy(update={"reduction": "hierarchical"})
+    trial = changed(default_trial(), reduction="hierarchical")
     assert communication_text(trial) == "auto"

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
+from tests.unit.analysis import ways
 from tests.unit.analysis.fabricate import INTRAOP, SEQUENTIAL, make_trial_value
 
 from paceline.analysis.statistics import Interval
 from paceline.cli.findings import print_findings, settings_text
-from paceline.plan.trial import PipelineSettings
 from paceline.tune.findings import Finding, Findings
 from paceline.tune.spaces import LeftOut, Target
 
-PIPELINE = PipelineSettings(
-    stages=3, micro_batches=6, schedule="gpipe", balance=None, split_points=(4, 9)
+PIPELINE = dataclasses.replace(
+    ways.PIPELINE, ranks=3, stages=3, micro_batches=6, schedule="gpipe", split_points=(4, 9)
 )
 
 
@@ -87,7 +89,5 @@ def test_many_candidates_that_were_left_out_are_one_line_with_their_number(shown
 
 
 def test_settings_of_a_pipeline_tell_stages_micro_batches_schedule_and_cut():
-    trial = make_trial_value(SEQUENTIAL).model_copy(
-        update={"local_strategy": "pipeline", "pipeline": PIPELINE}
-    )
-    assert settings_text(trial) == "s3 t1 m6 gpipe cut 4+9"
+    trial = make_trial_value(PIPELINE)
+    assert settings_text(trial) == "s3 t1 m6 gpipe split at 4, 9"

@@ -51,7 +51,7 @@ def test_every_option_reaches_the_trial(by_hand):
     assert (training.memory_format, training.learning_rate) == ("channels_last", 0.5)
     assert (training.momentum, training.dropout, training.reading) == (0.25, False, "stream")
     assert training.seed == 7
-    assert (trial.repeat, trial.interface, trial.bucket_mb) == (4, "eth9", 5.0)
+    assert (trial.repeat, trial.interface, trial.option("bucket_mb")) == (4, "eth9", 5.0)
     assert (trial.telemetry.interval_s, trial.telemetry.enabled) == (2.5, False)
     assert (trial.limits.trial_s, trial.limits.collective_s, trial.limits.rendezvous_s) == (
         11.0, 12.0, 13.0,
@@ -184,13 +184,13 @@ def test_where_nobody_started_ranks_the_strategy_says_how_many(
         ("--precision fp16", "precision: expected one of"),
         ("--global-batch 5", "a global batch of 5 cannot be divided among 2 replicas"),
         ("--transport tcp", "transport: expected one of"),
-        ("--transport nccl", '"nccl" needs device = "cuda"'),
-        ("--stages 2", 'stages: means nothing to "processes"'),
+        ("--transport nccl", '"nccl" carries the memory of "cuda" devices'),
+        ("--stages 2", 'stages: has no meaning for local_strategy "processes"'),
         ("--local-strategy pipeline --stages 3", "expected 3, got 2"),
         ("--image-size 8", "image_size: "),
         ("--max-steps 2 --warmup-steps 2", "leaves nothing to measure"),
         ("--repeat -1", "--repeat: expected 0 or more"),
-        ("--local-strategy sequential", "one process a node, got 2"),
+        ("--local-strategy sequential", "one process per node, got 2"),
     ],
 )
 def test_wrong_values_are_refused_in_the_words_of_the_spec(words, complaint, by_hand):
@@ -213,7 +213,7 @@ def test_cores_of_a_rank_that_mpirun_bound_are_not_taken_for_the_nodes(by_hand, 
     monkeypatch.setattr(module.os, "sched_getaffinity", cores.__getitem__)
     words = ("--local-strategy", "hybrid", "--oversubscribe")
     place = job_of(by_hand(*words), "mpi", nodes=1, ranks_per_node=4).trial.placement
-    assert place.core_budget == 2
+    assert place.allocated_cores == 2
 
 
 def test_what_is_missing_is_named():

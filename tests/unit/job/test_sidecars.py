@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.telemetry import SidecarRequest
 
 SPEC = """
-schema = 1
+schema = 2
 name = "small"
 repeats = 1
 [[workloads]]

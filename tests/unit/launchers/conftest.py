@@ -33,9 +33,12 @@ def make_launch_trial() -> Callable[..., Trial]:
         nodes: int = 1,
         ranks: int = 2,
         threads: int = 1,
+        replicas: int | None = None,
+        local_strategy: str = "processes",
         oversubscribe: bool = False,
-        core_budget: int | None = None,
+        allocated_cores: int | None = None,
         dataset: str = "/data/tiny",
+        launcher_options: dict[str, Any] | None = None,
         **changes: Any,
     ) -> Trial:
         return Trial(
@@ -44,15 +47,19 @@ def make_launch_trial() -> Callable[..., Trial]:
             repeat=0,
             launcher=launcher,
             transport="gloo",
-            local_strategy="processes",
+            local_strategy=local_strategy,
             placement=Placement(
                 nodes=nodes,
                 ranks_per_node=ranks,
                 threads_per_rank=threads,
+                replicas_per_node=replicas or ranks,
                 oversubscribe=oversubscribe,
-                core_budget=core_budget,
+                allocated_cores=allocated_cores,
             ),
             training=TRAINING.model_copy(update={"dataset": dataset}),
+            strategy_options={},
+            transport_options={},
+            launcher_options=launcher_options or {},
             **changes,
         )
 

@@ -14,7 +14,6 @@ from paceline.launchers.mpi.launcher import hostfile_slots
 from paceline.launchers.registry import launcher_for
 from paceline.launchers.spark import launcher as spark
 from paceline.launchers.torchrun import launcher as torchrun
-from paceline.spec import MpiSettings, SparkSettings
 
 THREADS = {
     "OMP_NUM_THREADS": "3",
@@ -63,7 +62,7 @@ def test_local_is_the_job_module_itself(make_launch_trial, files):
 
 
 def test_thread_pools_are_of_one_replica_where_a_rank_has_several(make_launch_trial, files):
-    trial = make_launch_trial("spark", ranks=1, threads=6, thread_replicas=2)
+    trial = make_launch_trial("spark", ranks=1, threads=6, replicas=2, local_strategy="threads")
     made = command(trial, files)
     assert {k: made.environment[k] for k in THREADS} == THREADS
     assert confs(made.argv)["spark.task.cpus"] == "6"
@@ -98,8 +97,10 @@ def test_mpirun_offers_real_slots_only_when_oversubscribing(make_launch_trial, f
 
 
 def test_mpirun_on_several_nodes_uses_hostfile_interface_and_arguments(make_launch_trial, files):
-    settings = MpiSettings(hostfile="/etc/hosts.mpi", arguments=("--mca", "pml", "ob1"))
-    made = command(make_launch_trial("mpi", nodes=2, interface="eth7", mpi=settings), files)
+    settings = {"hostfile": "/etc/hosts.mpi", "arguments": ("--mca", "pml", "ob1")}
+    made = command(
+        make_launch_trial("mpi", nodes=2, interface="eth7", launcher_options=settings), files
+    )
     text = " ".join(made.argv)
     assert "-n 4 --bind-to none --hostfile /etc/hosts.mpi --map-by ppr:2:node --mca btl" in text
     assert "--mca btl_tcp_if_include eth7 --prtemca prte_if_include eth7" in text
@@ -110,8 +111,10 @@ def test_mpirun_on_several_nodes_uses_hostfile_interface_and_arguments(make_laun
 def test_mpi_parameters_become_mca_arguments_before_those_of_the_spec(make_launch_trial, files):
     trial = make_launch_trial(
         "mpi",
-        mpi=MpiSettings(arguments=("--mca", "pml", "ob1")),
-        mpi_parameters={"smsc": "^cma", "btl_sm_eager_limit": "32768"},
+        launcher_options={
+            "arguments": ("--mca", "pml", "ob1"),
+            "parameters": {"smsc": "^cma", "btl_sm_eager_limit": "32768"},
+        },
     )
     text = " ".join(command(trial, files).argv)
     assert "lo --mca btl_sm_eager_limit 32768 --mca smsc ^cma --mca pml ob1 /venv" in text
@@ -123,12 +126,16 @@ def test_parameter_that_mpirun_would_pass_over_in_silence_is_refused(
     monkeypatch.setattr(
         parameters, "known_parameters", lambda _mpirun: frozenset({"btl_tcp_links"})
     )
-    trial = make_launch_trial("mpi", dataset=str(tmp_path), mpi_parameters={"btl_tpc_links": "2"})
+    trial = make_launch_trial(
+        "mpi", dataset=str(tmp_path), launcher_options={"parameters": {"btl_tpc_links": "2"}}
+    )
     with pytest.raises(
         EnvironmentLacks, match=r"no parameter btl_tpc_links, did you mean btl_tcp_"
     ):
         launcher_for("mpi").preflight(trial)
-    known = make_launch_trial("mpi", dataset=str(tmp_path), mpi_parameters={"btl_tcp_links": "2"})
+    known = make_launch_trial(
+        "mpi", dataset=str(tmp_path), launcher_options={"parameters": {"btl_tcp_links": "2"}}
+    )
     launcher_for("mpi").preflight(known)
 
 
@@ -167,19 +174,23 @@ def test_spark_has_a_slot_for_every_thread_and_loopback_only(make_launch_trial, 
 
 
 def test_spark_has_a_slot_for_every_thread_also_where_ranks_share_cores(make_launch_trial, files):
-    trial = make_launch_trial("spark", ranks=4, oversubscribe=True, core_budget=2)
+    trial = make_launch_trial("spark", ranks=4, oversubscribe=True, allocated_cores=2)
     assert command(trial, files).argv[2] == "local[4]"
-    settings = SparkSettings(master="spark://head:7077")
-    trial = make_launch_trial("spark", ranks=4, oversubscribe=True, core_budget=2, spark=settings)
+    settings = {"master": "spark://head:7077"}
+    trial = make_launch_trial(
+        "spark", ranks=4, oversubscribe=True, allocated_cores=2, launcher_options=settings
+    )
     assert confs(command(trial, files).argv)["spark.cores.max"] == "4"
 
 
 def test_spark_master_passes_through_and_conf_has_the_last_word(make_launch_trial, files):
-    settings = SparkSettings(
-        master="spark://head:7077",
-        conf={"spark.executor.cores": "9", "spark.pyspark.python": "./env/bin/python"},
+    settings = {
+        "master": "spark://head:7077",
+        "conf": {"spark.executor.cores": "9", "spark.pyspark.python": "./env/bin/python"},
+    }
+    made = command(
+        make_launch_trial("spark", nodes=2, interface="eth0", launcher_options=settings), files
     )
-    made = command(make_launch_trial("spark", nodes=2, interface="eth0", spark=settings), files)
     conf = confs(made.argv)
     assert made.argv[2] == "spark://head:7077"
     assert conf["spark.executor.cores"] == "9"
@@ -194,8 +205,10 @@ def test_mpirun_that_was_chosen_here_is_chosen_by_the_executors(
     make_launch_trial, files, monkeypatch
 ):
     monkeypatch.setenv("PACELINE_MPIRUN", "/opt/mpi/bin/mpirun")
-    settings = SparkSettings(master="spark://head:7077")
-    made = command(make_launch_trial("spark", nodes=2, interface="eth0", spark=settings), files)
+    settings = {"master": "spark://head:7077"}
+    made = command(
+        make_launch_trial("spark", nodes=2, interface="eth0", launcher_options=settings), files
+    )
     assert confs(made.argv)["spark.executorEnv.PACELINE_MPIRUN"] == "/opt/mpi/bin/mpirun"
 
 
@@ -228,7 +241,7 @@ def test_more_threads_than_cores_are_refused_with_both_numbers(
 def test_cores_that_were_to_be_shared_must_be_there(launcher, make_launch_trial, tmp_path):
     def trial(budget):
         return make_launch_trial(
-            launcher, ranks=16, oversubscribe=True, core_budget=budget, dataset=str(tmp_path)
+            launcher, ranks=16, oversubscribe=True, allocated_cores=budget, dataset=str(tmp_path)
         )
 
     launcher_for(launcher).preflight(trial(8))
@@ -243,8 +256,8 @@ def test_mpi_of_another_kind_is_refused(make_launch_trial, monkeypatch):
 
 
 def test_dynamic_allocation_is_refused(make_launch_trial, tmp_path):
-    settings = SparkSettings(conf={"spark.dynamicAllocation.enabled": "True"})
-    trial = make_launch_trial("spark", dataset=str(tmp_path), spark=settings)
+    settings = {"conf": {"spark.dynamicAllocation.enabled": "True"}}
+    trial = make_launch_trial("spark", dataset=str(tmp_path), launcher_options=settings)
     with pytest.raises(EnvironmentLacks, match="dynamicAllocation"):
         launcher_for("spark").preflight(trial)
 
@@ -255,8 +268,8 @@ def test_dynamic_allocation_is_refused(make_launch_trial, tmp_path):
      ("local[1,4]", False), ("local[2,4]", True)],
 )  # fmt: skip
 def test_local_master_must_have_the_slots(master, fits, make_launch_trial, tmp_path):
-    settings = SparkSettings(master=master)
-    trial = make_launch_trial("spark", ranks=2, dataset=str(tmp_path), spark=settings)
+    settings = {"master": master}
+    trial = make_launch_trial("spark", ranks=2, dataset=str(tmp_path), launcher_options=settings)
     if fits:
         launcher_for("spark").preflight(trial)
     else:
@@ -280,7 +293,7 @@ def test_hostfile_with_too_little_room_is_refused(text, complaint, make_launch_t
     hostfile = tmp_path / "hosts"
     hostfile.write_text(text)
     trial = make_launch_trial(
-        "mpi", nodes=2, interface="eth0", mpi=MpiSettings(hostfile=str(hostfile))
+        "mpi", nodes=2, interface="eth0", launcher_options={"hostfile": str(hostfile)}
     )
     with pytest.raises(EnvironmentLacks, match=complaint):
         launcher_for("mpi").preflight(trial)
@@ -288,7 +301,7 @@ def test_hostfile_with_too_little_room_is_refused(text, complaint, make_launch_t
 
 def test_missing_hostfile_is_refused(make_launch_trial):
     trial = make_launch_trial(
-        "mpi", nodes=2, interface="eth0", mpi=MpiSettings(hostfile="/no/such")
+        "mpi", nodes=2, interface="eth0", launcher_options={"hostfile": "/no/such"}
     )
     with pytest.raises(EnvironmentLacks, match="/no/such"):
         launcher_for("mpi").preflight(trial)

@@ -7,7 +7,7 @@ from paceline.spec import load_spec
 from paceline.spec.loading import parse_spec
 
 SPEC = """
-schema = 1
+schema = 2
 name = "mine"
 seed = 7
 repeats = 3
@@ -101,7 +101,7 @@ def one(way: str, keys: str = "", *, cores: int = 4, batch: int = 24) -> Trial:
     """The single other trial of a spec; keys are TOML lines with `;` between them."""
     launcher, strategy = way.split("/")
     text = f"""
-    schema = 1
+    schema = 2
     name = "one"
     repeats = 1
     [[workloads]]
@@ -226,7 +226,10 @@ def test_replicas_are_of_all_nodes_and_have_their_own_threads(
     way, keys, replicas, threads_per_worker
 ):
     trial = one(way, keys)
-    assert (trial.replicas, trial.threads_per_worker) == (replicas, threads_per_worker)
+    assert (trial.placement.replicas, trial.placement.threads_per_worker) == (
+        replicas,
+        threads_per_worker,
+    )
 
 
 def test_batch_is_shared_by_replicas_not_by_ranks():
@@ -241,7 +244,7 @@ def test_model_has_only_so_many_stages():
 
 
 def test_micro_batches_are_no_more_than_a_replica_has_samples():
-    assert one("local/hybrid", "replicas = 3", batch=6).pipeline.micro_batches == 2
+    assert one("local/hybrid", "replicas = 3", batch=6).option("micro_batches") == 2
     with pytest.raises(UsageError, match=r"is 3 sample\(s\), expected at most as many, got 4"):
         one("local/hybrid", "micro_batches = 4", cores=16, batch=24)
 
@@ -256,12 +259,12 @@ def test_micro_batches_are_no_more_than_a_replica_has_samples():
 )
 def test_ranks_that_share_cores_are_given_those_of_the_node(keys, cores, budget, cores_per_node):
     place = one("local/hybrid", keys, cores=cores).placement
-    assert (place.core_budget, place.cores_per_node) == (budget, cores_per_node)
+    assert (place.allocated_cores, place.cores_per_node) == (budget, cores_per_node)
 
 
 def test_cores_that_ranks_of_other_nodes_share_are_not_known():
     place = one("mpi/hybrid", "replicas = 2; oversubscribe = true" + NODES, cores=2).placement
-    assert place.core_budget is None
+    assert place.allocated_cores is None
 
 
 def test_trials_that_only_differ_in_words_are_refused():

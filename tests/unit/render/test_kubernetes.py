@@ -23,7 +23,7 @@ _SETTINGS = KubernetesSettings(
     memory_gib=1.5,
 )
 _TWO_NODES = """
-schema = 1
+schema = 2
 name = "nodes"
 repeats = 2
 [network]

@@ -12,7 +12,7 @@ from paceline.render.slurm import SlurmSettings, render_slurm
 from paceline.spec.loading import parse_spec
 
 _SPEC = """
-schema = 1
+schema = 2
 name = "slurm"
 repeats = 3
 [network]

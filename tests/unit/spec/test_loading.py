@@ -8,7 +8,7 @@ from paceline.spec import load_spec, shipped_experiments
 from paceline.spec.loading import parse_spec
 
 GOOD = """
-schema = 1
+schema = 2
 name = "mine"
 [[workloads]]
 name = "tiny"
@@ -77,7 +77,7 @@ def test_broken_toml_names_file_and_line():
 def test_every_fault_is_reported_at_once():
     message = faults_of(
         """
-        schema = 1
+        schema = 2
         name = "a b"
         repeets = 3
         [training]
@@ -94,10 +94,10 @@ def test_every_fault_is_reported_at_once():
     assert "6 faults" in message
     for part in (
         "name: expected letters",
-        "repeets: no such key. Did you mean 'repeats'?",
-        "training.presicion: no such key. Did you mean 'precision'?",
+        'repeets: no such key. Did you mean "repeats"?',
+        'training.presicion: no such key. Did you mean "precision"?',
         "training.global_batch: input should be a valid integer, got 'many'",
-        "workloads[1].name: expected one of 'complex-small', 'simple-big' or 'tiny', got 'tinyy'",
+        'workloads[1].name: expected one of "complex-small", "simple-big" or "tiny", got "tinyy"',
         "trials[1].ranks_per_node",
     ):
         assert part in message
@@ -106,11 +106,11 @@ def test_every_fault_is_reported_at_once():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (GOOD.replace("schema = 1", "schema = 2"), "schema"),
-        (GOOD.replace("schema = 1", ""), "schema: expected, but missing"),
-        (GOOD.replace("[[trials]]", "[[trials]]\nranks_per_node = 2"), '"sequential" is one'),
+        (GOOD.replace("schema = 2", "schema = 1"), "set schema = 2 and rename keys"),
+        (GOOD.replace("schema = 2", ""), "schema: expected, but missing"),
+        (GOOD.replace("[[trials]]", "[[trials]]\nranks_per_node = 2"), '"sequential" has one'),
         (GOOD.replace("[[trials]]", "[[trials]]\nthreads_per_rank = 2"), '"intraop"'),
-        (GOOD.replace("[[trials]]", '[[trials]]\ntransport = "gloo"'), "no peers"),
+        (GOOD.replace("[[trials]]", '[[trials]]\ntransport = "gloo"'), "a single one"),
         (GOOD + TWO_RANKS + 'transport = "none"', "must average gradients"),
         (GOOD + TWO_RANKS.replace('"mpi"', '"torchrun"') + 'transport = "mpi"', 'launcher = "mpi"'),
         (GOOD + TWO_RANKS.replace("= 2", "= 1"), "at least 2"),
@@ -133,8 +133,8 @@ def test_batch_that_cannot_be_divided_names_one_that_can():
     message = faults_of(
         GOOD.replace('name = "tiny"', 'name = "tiny"\nglobal_batch = 33') + TWO_RANKS
     )
-    assert "33 cannot be divided among 2 replicas; use a multiple of 2, say 34" in message
+    assert "33 cannot be divided among 2 replicas; use a multiple of 2, for example 34" in message
 
 
 def test_numbers_are_not_made_from_text():
-    assert "seed" in faults_of(GOOD.replace("schema = 1", 'schema = 1\nseed = "1"'))
+    assert "seed" in faults_of(GOOD.replace("schema = 2", 'schema = 2\nseed = "1"'))

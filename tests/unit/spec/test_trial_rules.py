@@ -6,7 +6,7 @@ from paceline.errors import UsageError
 from paceline.spec.loading import parse_spec
 
 HEAD = """
-schema = 1
+schema = 2
 name = "mine"
 [[workloads]]
 name = "tiny"
@@ -38,23 +38,31 @@ def faults_of(text: str) -> list[str]:
     ("way", "keys", "expected"),
     [
         # keys that a strategy knows nothing of
-        ("local/threads", "stages = 2", 'stages: means nothing to "threads"; leave it out, or use'),
+        (
+            "local/threads",
+            "stages = 2",
+            'stages: has no meaning for local_strategy "threads"; remove it, or use',
+        ),
         ("local/processes", "micro_batches = 2", '= "pipeline" or "hybrid"'),
-        ("local/sequential", 'schedule = "gpipe"', "schedule: means nothing"),
-        ("local/intraop", 'balance = "time"', "balance: means nothing"),
-        ("local/processes", "split_points = [3]", "split_points: means nothing"),
+        ("local/sequential", 'schedule = "gpipe"', "schedule: has no meaning"),
+        ("local/intraop", 'balance = "time"', "balance: has no meaning"),
+        ("local/processes", "split_points = [3]", "split_points: has no meaning"),
         ("local/pipeline", "replicas = 2", '"threads", "processes" or "hybrid"'),
         ("local/pipeline", 'reduction = "flat"', '= "processes"'),
         # too few
-        ("local/threads", "replicas = 1", 'with one it is local_strategy = "sequential"'),
+        ("local/threads", "replicas = 1", 'for one use local_strategy = "sequential"'),
         ("local/threads", "threads_per_rank = 1", "one for each replica, got 1"),
-        ("local/threads", "ranks_per_node = 2", '"threads" is one process a node, got 2'),
-        ("local/hybrid", "replicas = 1", 'with one it is local_strategy = "pipeline"'),
-        ("local/hybrid", "stages = 1", 'with one it is local_strategy = "processes"'),
-        ("local/pipeline", "stages = 1", 'with one it is local_strategy = "sequential"'),
+        ("local/threads", "ranks_per_node = 2", '"threads" has one process per node, got 2'),
+        ("local/hybrid", "replicas = 1", 'for one use local_strategy = "pipeline"'),
+        ("local/hybrid", "stages = 1", 'for one use local_strategy = "processes"'),
+        ("local/pipeline", "stages = 1", 'for one use local_strategy = "sequential"'),
         ("local/pipeline", "ranks_per_node = 1", "needs at least 2, got 1"),
         # numbers that contradict each other
-        ("local/threads", "replicas = 2; threads_per_rank = 3", "multiple of 2, got 3; use 4"),
+        (
+            "local/threads",
+            "replicas = 2; threads_per_rank = 3",
+            "multiple of the 2 replicas, got 3; use 4",
+        ),
         ("local/processes", "replicas = 2; ranks_per_node = 3", "expected 3 as ranks_per_node"),
         ("local/pipeline", "stages = 2; ranks_per_node = 3", "expected 2, got 3"),
         ("local/pipeline", "split_points = [3]; ranks_per_node = 3", "expected 2, got 3"),
@@ -63,7 +71,7 @@ def faults_of(text: str) -> list[str]:
         ("local/hybrid", "ranks_per_node = 2", "multiple of the 2 stages, at least 4, got 2"),
         ("local/hybrid", "ranks_per_node = 8; replicas = 3", "of the 3 replicas, at least 6"),
         # split points
-        ("local/pipeline", 'split_points = [3]; balance = "size"', 'leave out balance = "size"'),
+        ("local/pipeline", 'split_points = [3]; balance = "size"', 'remove balance = "size"'),
         ("local/pipeline", "split_points = [3, 3]", "ascending order, each once, got [3, 3]"),
         (
             "local/pipeline",
@@ -80,81 +88,117 @@ def faults_of(text: str) -> list[str]:
         ("local/hybrid", "replicas = 5", "24 cannot be divided among 5 replicas"),
         ("local/threads", "replicas = 5", "24 cannot be divided among 5 replicas"),
         # transports
-        ("local/threads", 'transport = "shared"', 'one rank has no peers, expected "none"'),
-        ("local/pipeline", 'transport = "none"', 'expected "shared", got "none"'),
-        ("local/pipeline", 'transport = "gloo"', 'expected "shared", got "gloo"'),
-        ("mpi/hybrid", 'replicas = 2; transport = "mpi"', 'expected "shared", got "mpi"'),
+        ("local/threads", 'transport = "shared"', 'a single one; use "none"'),
+        ("local/pipeline", 'transport = "none"', 'must average gradients; use "shared"'),
+        ("local/pipeline", 'transport = "gloo"', "is not used within a node"),
+        ("mpi/hybrid", 'replicas = 2; transport = "mpi"', 'through memory; use "shared"'),
         (
             "torchrun/processes",
             'transport = "mpi"',
             'needs launcher = "mpi" or "spark", got "torchrun"',
         ),
-        ("mpi/processes", 'transport = "none"', 'expected "shared", "gloo" or "mpi", got "none"'),
+        (
+            "mpi/processes",
+            'transport = "none"',
+            'must average gradients; use "shared", "gloo" or "mpi"',
+        ),
         # how gradients travel
         ("mpi/processes", 'transport = "spark-rounds"', 'needs launcher = "spark", got "mpi"'),
         (
             "spark/pipeline",
             'nodes = 2; stages = 2; transport = "spark-allgather"; [network]; interface = "eth0"',
-            'expected local_strategy = "processes"',
+            'needs local_strategy = "processes", got "pipeline"',
         ),
-        ("mpi/processes", 'algorithm = "ring"', 'algorithm: is a choice of transport = "mpi"'),
-        ("mpi/processes", 'compression = "bf16"', "expected a transport that sends"),
+        (
+            "mpi/processes",
+            'algorithm = "ring"',
+            'algorithm: has no meaning for transport "shared"; remove it, or use transport = "mpi"',
+        ),
+        (
+            "mpi/processes",
+            'compression = "bf16"',
+            'transport = "gloo", "mpi", "nccl" or "spark-allgather"',
+        ),
         (
             "mpi/processes",
             'transport = "gloo"; compression_rank = 2',
-            'a setting of compression = "powersgd"',
+            'use compression = "powersgd"',
         ),
-        ("mpi/processes", 'transport = "gloo"; averaging_start = 2', "set that, too"),
-        ("mpi/processes", "averaging_period = 4", "expected a transport that averages weights"),
         (
             "mpi/processes",
-            'transport = "gloo"; averaging_period = 4; compression = "bf16"',
-            "use one of both",
+            'transport = "gloo"; averaging_start_step = 2',
+            "needs averaging_period_steps",
         ),
-        ("mpi/processes", "buckets_in_flight = 2", "is about buckets of gradients"),
-        ("spark/processes", 'mpi_parameters = {coll = "^han"}', "are for mpirun"),
-        ("local/processes", 'transport = "nccl"', 'needs device = "cuda"'),
-        ("local/hybrid", 'device = "cuda"; replicas = 2; transport = "nccl"', '"hybrid"; use "sha'),
+        (
+            "mpi/processes",
+            "averaging_period_steps = 4",
+            "expected a transport that averages weights",
+        ),
+        (
+            "mpi/processes",
+            'transport = "gloo"; averaging_period_steps = 4; compression = "bf16"',
+            "use one of the two",
+        ),
+        (
+            "mpi/processes",
+            "buckets_in_flight = 2",
+            'buckets_in_flight: has no meaning for transport "shared"',
+        ),
+        (
+            "spark/processes",
+            'mpi_parameters = {coll = "^han"}',
+            'remove it, or use launcher = "mpi"',
+        ),
+        ("local/processes", 'transport = "nccl"', 'carries the memory of "cuda" devices'),
+        (
+            "local/hybrid",
+            'device = "cuda"; replicas = 2; transport = "nccl"',
+            'got "hybrid"; use "sha',
+        ),
         (
             "mpi/processes",
             'ranks_per_node = 2; transport = "shared"; ' + NODES,
-            'memory of one node, got nodes = 2; use "gloo" or "mpi"',
+            'joins the ranks of one node, got nodes = 2; use "gloo" or "mpi"',
         ),
         # reductions
-        ("local/processes", 'reduction = "flat"', "about processes on several nodes"),
+        ("local/processes", 'reduction = "flat"', "is for processes on several nodes"),
         (
             "spark/processes",
             'device = "cuda"; ranks_per_node = 2; reduction = "hierarchical"; ' + NODES,
             'on GPUs use "flat"',
         ),
         # GPUs
-        ("local/intraop", 'device = "cuda"; threads_per_rank = 2', "about threads of the CPU"),
-        ("local/threads", 'device = "cuda"; replicas = 2', "one process a GPU"),
-        ("local/pipeline", 'device = "cuda"', "say stages as a number"),
+        ("local/intraop", 'device = "cuda"; threads_per_rank = 2', "uses threads of the CPU"),
+        ("local/threads", 'device = "cuda"; replicas = 2', "GPUs need one process each"),
+        ("local/pipeline", 'device = "cuda"', "give stages as a number"),
         (
             "local/processes",
             'device = "cuda"; replicas = 2; transport = "shared"',
-            'use "nccl" or "gloo"',
+            'use "gloo" or "nccl"',
         ),
         (
             "mpi/sequential",
             'device = "cuda"; transport = "mpi"; ' + NODES,
-            'carries the memory of CPUs, on GPUs use "gloo"',
+            '"mpi" carries the memory of "cpu" devices, got device = "cuda"; use "gloo"',
         ),
         # several nodes
         ("local/threads", "replicas = 2; " + NODES, "starts ranks on this node only"),
         ("torchrun/pipeline", "stages = 2; " + NODES, "starts ranks on this node only"),
-        ("mpi/intraop", NODES, "say threads_per_rank as a number"),
-        ("mpi/threads", NODES, "say replicas as a number"),
-        ("mpi/processes", NODES, "say ranks_per_node as a number"),
-        ("spark/pipeline", NODES, "say stages as a number"),
-        ("spark/hybrid", NODES, "say replicas as a number"),
+        ("mpi/intraop", NODES, "give threads_per_rank as a number"),
+        ("mpi/threads", NODES, "give replicas as a number"),
+        ("mpi/processes", NODES, "give ranks_per_node as a number"),
+        ("spark/pipeline", NODES, "give stages as a number"),
+        ("spark/hybrid", NODES, "give replicas as a number"),
         ("spark/pipeline", "stages = 2; nodes = 2", "[network] interface"),
         # what a search is to find, and trials of some workloads
         ("local/best", "", "add a table [tune]"),
         ("local/best", "stages = 2; [tune]", 'stages: the search finds it for "best"'),
         ("spark/best", "nodes = 2; [tune]", "[network] interface"),
-        ("mpi/best", "transport = 'nccl'; " + NODES + "; [tune]", 'needs device = "cuda"'),
+        (
+            "mpi/best",
+            "transport = 'nccl'; " + NODES + "; [tune]",
+            'carries the memory of "cuda" devices',
+        ),
         (
             "local/threads",
             "workloads = ['simple-big']",
@@ -208,7 +252,7 @@ def test_faults_of_one_trial_are_told_together():
 def test_the_same_trial_twice_is_refused():
     again = '[[trials]]; launcher = "local"; local_strategy = "threads"; replicas = 2'
     (fault,) = faults_of(spec("local/threads", f"replicas = 2; {again}"))
-    assert "trials[3]: the same as an earlier one" in fault
+    assert "trials[3]: equal to an earlier one" in fault
 
 
 def test_every_workload_needs_its_baseline():

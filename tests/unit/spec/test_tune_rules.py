@@ -4,7 +4,7 @@ from paceline.errors import UsageError
 from paceline.spec.loading import parse_spec
 
 SPEC = """
-schema = 1
+schema = 2
 name = "mine"
 [[workloads]]
 name = "tiny"
@@ -52,7 +52,7 @@ def test_best_on_several_nodes_may_say_its_transport():
     [
         "steps = 0",
         "warmup_steps = 0",
-        "keep = 1",
+        "reduction_factor = 1",
         "repeats = 0",
         "timeout_s = 0",
         "strategies = []",
@@ -114,16 +114,16 @@ def test_value_that_cannot_be_tried_is_refused_with_its_place(line, place):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("buckets_mb = [5]", "sends gradients in buckets"),
-        ("buckets_in_flight = [2]", "sends gradients in buckets"),
-        ('algorithms = ["ring"]', 'has transport = "mpi"'),
-        ('compressions = ["bf16"]', "sends gradients"),
-        ('mpi_parameters = [{smsc = "^cma"}]', 'has launcher = "mpi" and transport = "mpi"'),
+        ("buckets_mb = [5]", "bucket_mb"),
+        ("buckets_in_flight = [2]", "buckets_in_flight"),
+        ('algorithms = ["ring"]', "algorithm"),
+        ('compressions = ["bf16"]', "compression"),
+        ('mpi_parameters = [{smsc = "^cma"}]', "mpi_parameters"),
     ],
 )
 def test_list_that_no_trial_has_a_use_for_is_refused(line, told):
     fault = fault_of(ONE_PROCESS + f"[tune]\n{line}\n")
-    assert f"tune.{line.split()[0]}: expected a trial that {told}, found none" in fault
+    assert f"tune.{line.split()[0]}: expected a trial that can use {told}, found none" in fault
     parse_spec(ONE_PROCESS + SENDS + f"[tune]\n{line}\n", "mine.toml")
 
 

@@ -48,8 +48,9 @@ def make_strategy_trial(make_trial):
         )
         rows = base.model_dump() | {
             "local_strategy": strategy,
-            "thread_replicas": replicas,
-            "placement": base.placement.model_dump() | {"threads_per_rank": replicas},
+            "strategy_options": {},
+            "placement": base.placement.model_dump()
+            | {"threads_per_rank": replicas, "replicas_per_node": replicas},
         }
         return Trial.model_validate(rows)
 

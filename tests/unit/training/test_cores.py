@@ -20,10 +20,10 @@ def context(local_rank=0, ranks_on_node=1):
     )  # fmt: skip
 
 
-def placement(ranks, threads, oversubscribe=False, core_budget=None):
+def placement(ranks, threads, oversubscribe=False, allocated_cores=None):
     return Placement(
         nodes=1, ranks_per_node=ranks, threads_per_rank=threads, oversubscribe=oversubscribe,
-        core_budget=core_budget,
+        allocated_cores=allocated_cores,
     )  # fmt: skip
 
 
@@ -55,13 +55,13 @@ def test_oversubscribed_ranks_share_all_cores(unknown):
 
 def test_oversubscribed_ranks_share_the_core_budget(tmp_path):
     system = two_sockets(tmp_path)
-    shared = placement(4, 1, oversubscribe=True, core_budget=2)
+    shared = placement(4, 1, oversubscribe=True, allocated_cores=2)
     got = [choose_cores(range(16), context(rank, 4), shared, system) for rank in range(4)]
     assert got == [[0, 1]] * 4
 
 
 def test_core_budget_beyond_the_machine_is_the_machine(unknown):
-    shared = placement(8, 1, oversubscribe=True, core_budget=4)
+    shared = placement(8, 1, oversubscribe=True, allocated_cores=4)
     assert choose_cores([0, 1], context(0, 8), shared, unknown) == [0, 1]
 
 

@@ -87,7 +87,11 @@ def threads_trial(make_trial):
     def make(oversubscribe=False):
         trial = make_trial()
         return trial.model_copy(
-            update={"thread_replicas": 2, "placement": placement(1, 4, oversubscribe)}
+            update={
+                "placement": placement(1, 4, oversubscribe).model_copy(
+                    update={"replicas_per_node": 2}
+                )
+            }
         )
 
     return make
@@ -146,7 +150,7 @@ context = RankContext(rank=0, world_size=1, local_rank=0, ranks_on_node=1, node_
 apply_resources(context, trial)
 assert "torch" not in sys.modules
 import torch
-set_threads(trial.threads_per_worker)
+set_threads(trial.placement.threads_per_worker)
 row = read_back(context, trial, clock_offset_s=0.5, clock_error_s=0.1, initial_weights_sha256="w")
 print(json.dumps(dataclasses.asdict(row)))
 """

@@ -13,7 +13,7 @@ from paceline.tune.measurement import Measurement
 from paceline.tune.spaces import short_experiment
 
 SPEC = """
-schema = 1
+schema = 2
 name = "mine"
 [[workloads]]
 name = "tiny"

@@ -1,4 +1,5 @@
 import pytest
+from tests.trials import changed
 
 from paceline.spec import TuneSettings
 from paceline.tune.findings import findings_of
@@ -115,8 +116,7 @@ def test_winner_of_the_contest_that_follows_is_the_one_found(make_space, measure
 
 
 def pipeline_cut_at(trial, cut):
-    pipeline = trial.pipeline.model_copy(update={"balance": None, "split_points": (cut,)})
-    return trial.model_copy(update={"pipeline": pipeline})
+    return changed(trial, balance=None, split_points=(cut,))
 
 
 def test_best_strategy_is_the_fastest_of_those_chosen(make_space, measurer):

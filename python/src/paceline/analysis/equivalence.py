@@ -40,12 +40,7 @@ if TYPE_CHECKING:
 
 def why_not_equivalent(trial: Trial) -> str | None:
     """Explain why a trial is lossy and may end differently; None if it is exact."""
-    reasons = []
-    if trial.compression is not None:
-        reasons.append(f"gradients are compressed ({trial.compression})")
-    if trial.averaging is not None:
-        reasons.append(f"ranks update weights locally and average them ({trial.averaging})")
-    return " and ".join(reasons) or None
+    return " and ".join(trial.inexact_reasons) or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,4 +19,4 @@ def stage_of(trial: Trial, rank: RankRecord) -> int:
         local_rank = rank.environment.local_rank
     else:
         local_rank = rank.rank % trial.placement.ranks_per_node
-    return local_rank % trial.stages
+    return local_rank % trial.placement.stages

@@ -49,7 +49,7 @@ def flags_between(records: Sequence[TrialRecord]) -> list[str]:
     """
     alike: dict[tuple[Placement, int], list[TrialRecord]] = defaultdict(list)
     for record in records:
-        alike[record.trial.placement, record.trial.thread_replicas].append(record)
+        alike[record.trial.placement, record.trial.placement.replicas_per_rank].append(record)
     return [
         sentence
         for (placement, _), same in alike.items()
@@ -99,7 +99,7 @@ def _unequal_ranks(environments: list[RankEnvironment]) -> Iterator[str]:
 
 def _other_than_planned(record: TrialRecord, environments: list[RankEnvironment]) -> Iterator[str]:
     place, training = record.trial.placement, record.trial.training
-    planned = record.trial.threads_per_worker
+    planned = record.trial.placement.threads_per_worker
     threads = {e.intraop_threads for e in environments}
     if threads != {planned}:
         had = ", ".join(map(str, sorted(threads)))
@@ -128,19 +128,19 @@ def _other_than_planned(record: TrialRecord, environments: list[RankEnvironment]
 
 def _worker_faults(trial: Trial, environment: RankEnvironment) -> Iterator[str]:
     """Threads with replicas of their own: each has its own cores, a thread for each of them."""
-    if trial.thread_replicas == 1:
+    if trial.placement.replicas_per_rank == 1:
         return
-    rank, workers, each = environment.rank, environment.workers, trial.threads_per_worker
-    if len(workers) != trial.thread_replicas:
+    rank, workers, each = environment.rank, environment.workers, trial.placement.threads_per_worker
+    if len(workers) != trial.placement.replicas_per_rank:
         yield (
-            f"planned {trial.thread_replicas} replica threads in rank {rank}, {len(workers)} said "
-            "what they had"
+            f"planned {trial.placement.replicas_per_rank} replica threads in rank {rank}, "
+            f"{len(workers)} reported what they had"
         )
     threads = {w.intraop_threads for w in workers}
     if threads - {each}:
         had = ", ".join(map(str, sorted(threads)))
         yield f"planned {each} threads a replica in rank {rank}, its replicas had {had}"
-    if trial.placement.oversubscribe or trial.placement.core_budget is not None:
+    if trial.placement.oversubscribe or trial.placement.allocated_cores is not None:
         return
     cores = {len(w.affinity) for w in workers}
     if cores - {each}:

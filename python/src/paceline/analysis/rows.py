@@ -40,6 +40,13 @@ class Measured:
     images: Mapping[str, Mapping[int, Series]]  # images/s by configuration and repeat
 
 
+_DEFAULT_BUCKET_MB = 25.0  # shown for transports that have no buckets, too
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
 def configuration_row(
     configuration: str, trials: Sequence[TrialAnalysis], measured: Measured
 ) -> Row:
@@ -51,7 +58,6 @@ def configuration_row(
     images, overall = _overall(trials)
     hashes = [t.record.result.weights_sha256 for t in trials if t.record.result is not None]
     memory, memory_kind = _memory_peak(trials)
-    split = trial.pipeline
     steps = {t.repeat: t.step_s for t in trials if t.step_s is not None}
     return Row(
         configuration=configuration,
@@ -63,24 +69,24 @@ def configuration_row(
         ranks=place.ranks,
         ranks_per_node=place.ranks_per_node,
         threads_per_rank=place.threads_per_rank,
-        replicas=trial.replicas,
-        replicas_per_node=trial.replicas_per_node,
-        stages=trial.stages,
-        micro_batches=None if split is None else split.micro_batches,
-        schedule=None if split is None else split.schedule,
-        balance=None if split is None else split.balance,
-        split_points=None if split is None else split.split_points,
-        reduction=trial.reduction,
+        replicas=place.replicas,
+        replicas_per_node=place.replicas_per_node,
+        stages=place.stages,
+        micro_batches=trial.option("micro_batches"),
+        schedule=trial.option("schedule"),
+        balance=trial.option("balance"),
+        split_points=trial.option("split_points"),
+        reduction=trial.option("reduction"),
         device=trial.device,
         cores=place.cores,
         precision=trial.training.precision,
         memory_format=trial.training.memory_format,
-        bucket_mb=trial.bucket_mb,
-        buckets_in_flight=trial.buckets_in_flight,
-        algorithm=trial.algorithm,
-        mpi_parameters=tuple(sorted(trial.mpi_parameters.items())),
-        compression=None if trial.compression is None else str(trial.compression),
-        averaging=None if trial.averaging is None else str(trial.averaging),
+        bucket_mb=trial.option("bucket_mb") or _DEFAULT_BUCKET_MB,
+        buckets_in_flight=trial.option("buckets_in_flight"),
+        algorithm=trial.option("algorithm"),
+        mpi_parameters=tuple(sorted((trial.option("parameters") or {}).items())),
+        compression=_text(trial.option("compression")),
+        averaging=_text(trial.option("averaging")),
         global_batch=trial.training.global_batch,
         repeats=len(trials),
         is_baseline=configuration == measured.baseline,

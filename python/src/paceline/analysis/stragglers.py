@@ -70,7 +70,7 @@ def find_straggler(
     for rank in record.ranks:
         stages.setdefault(stage_of(record.trial, rank), []).append(rank)
     return tuple(
-        _among(record, steps, ranks, errors_s, stage if record.trial.stages > 1 else None)
+        _among(record, steps, ranks, errors_s, stage if record.trial.placement.stages > 1 else None)
         for stage, ranks in sorted(stages.items())
         if len(ranks) > 1
     )

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from paceline.cli.console import plain_console
 from paceline.cli.findings import TIE, ratio_text, remarks_on, speed_text
+from paceline.transports.gradients import gradient_options_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,20 +45,22 @@ def print_comm_findings(found: CommFindings) -> None:
 
 def communication_text(trial: Trial) -> str:
     """`25 MB buckets, ring, btl_tcp_links=2`: all that a search may change."""
-    parts = [f"{trial.bucket_mb:g} MB buckets"] if _in_buckets(trial) else []
-    if trial.buckets_in_flight is not None:
-        parts.append(f"{trial.buckets_in_flight} in flight")
-    if trial.algorithm is not None:
-        parts.append(trial.algorithm)
-    if trial.compression is not None:
-        parts.append(trial.compression.method)
-    parts += [f"{name}={value}" for name, value in sorted(trial.mpi_parameters.items())]
+    options = gradient_options_of(trial)
+    parts = [f"{options.bucket_mb:g} MB buckets"] if _in_buckets(trial) else []
+    if options.buckets_in_flight is not None:
+        parts.append(f"{options.buckets_in_flight} in flight")
+    algorithm = trial.option("algorithm")
+    if algorithm is not None:
+        parts.append(algorithm)
+    if options.compression is not None:
+        parts.append(options.compression.method)
+    parts += trial.launcher_options.labels()
     return ", ".join(parts) or "as it is"
 
 
 def _in_buckets(trial: Trial) -> bool:
-    one_replica_a_rank = trial.local_strategy in ("sequential", "intraop", "processes")
-    return one_replica_a_rank and trial.reduction != "hierarchical" and trial.averaging is None
+    is_flat = trial.option("reduction") != "hierarchical" and trial.option("averaging") is None
+    return is_flat and trial.placement.replicas_per_rank == trial.placement.stages == 1
 
 
 def _print_speeds(console: Console, finding: Finding) -> None:
@@ -94,8 +97,9 @@ def _verdict(finding: Finding) -> list[str]:
     lines = []
     if finding.fastest is not None and finding.fastest == finding.default:
         lines.append(f"the default is the fastest of {finding.candidates} candidates")
-    if finding.chosen is not None and finding.chosen.compression is not None:
-        lines.append(f"{finding.chosen.compression.method} {_LOSSY}")
+    chosen = None if finding.chosen is None else finding.chosen.option("compression")
+    if chosen is not None:
+        lines.append(f"{chosen.method} {_LOSSY}")
     return lines
 
 

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.console import plain_console
+from paceline.spec.extensions import STRATEGIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 LEGEND = "k replicas, s stages, t threads each, m micro-batches; cut before these layers"
 TIE = "tie, slower: the best may be no faster (95 % interval), so the default is kept"
-_REPLICATED = ("threads", "processes", "hybrid")
 _COLUMNS = ("strategy", "", "settings", "images/s", "best/default")
 
 
@@ -50,8 +50,8 @@ def print_search_plan(plan: SearchPlan) -> None:
     settings = context.settings
     print(
         f"search on this node, {context.cores} cores: candidates are measured for "
-        f"{settings.steps} steps after {settings.warmup_steps},\n1 in {settings.keep} goes on, up "
-        f"to {settings.repeats} times each"
+        f"{settings.steps} steps after {settings.warmup_steps},\n"
+        f"1 in {settings.reduction_factor} goes on, up to {settings.repeats} times each"
     )
     for space in plan.spaces:
         print(f"\n{space.target.workload} {space.target.name}: {len(space.candidates)} candidates")
@@ -88,13 +88,14 @@ def search_plan_json(plan: SearchPlan) -> dict[str, Any]:
 
 def settings_text(trial: Trial) -> str:
     """`k2 s2 t1 m8 1f1b time`; see LEGEND."""
-    pipeline = trial.pipeline
-    parts = [f"k{trial.replicas_per_node}"] if trial.local_strategy in _REPLICATED else []
-    if pipeline is None:
-        return " ".join([*parts, f"t{trial.threads_per_worker}"])
-    cut = pipeline.balance or "cut " + "+".join(map(str, pipeline.split_points or ()))
-    parts += [f"s{pipeline.stages}", f"t{trial.threads_per_worker}", f"m{pipeline.micro_batches}"]
-    return " ".join([*parts, pipeline.schedule, cut])
+    place, strategy = trial.placement, STRATEGIES.get(trial.local_strategy)
+    parts = [f"k{place.replicas_per_node}"] if strategy.is_replicated else []
+    if strategy.is_pipelined:
+        parts.append(f"s{place.stages}")
+    parts.append(f"t{place.threads_per_worker}")
+    if strategy.is_pipelined:
+        parts.append(f"m{trial.option('micro_batches')}")
+    return " ".join([*parts, *trial.details])
 
 
 def _rows(found: Finding, *, fastest: bool) -> list[tuple[str, str, str, str, str]]:

@@ -14,7 +14,7 @@ from paceline import __version__
 from paceline.cli import commands, lab, monitor, render, watch
 from paceline.cli.signals import EndedBySignal, signals_raise
 from paceline.errors import ExitCode, PacelineError, PacelineWarning
-from paceline.spec import WORKLOADS
+from paceline.spec.extensions import WORKLOADS
 from paceline.telemetry import request as sidecar_request
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _add_data(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
     synth = actions.add_parser("synth", help="make images in class folders")
     synth.add_argument("out_dir", type=Path, metavar="OUT_DIR")
-    synth.add_argument("--preset", choices=sorted(WORKLOADS), required=True)
+    synth.add_argument("--preset", choices=sorted(WORKLOADS.names()), required=True)
     synth.add_argument("--images", type=int, metavar="N", help="default: the number of the preset")
     synth.add_argument("--seed", type=int, default=1, metavar="S")
     synth.set_defaults(command=commands.data_synth)

@@ -28,9 +28,9 @@ def check_cores(trial: Trial, cores: int | None = None) -> None:
     """Raise EnvironmentLacks if this node has fewer cores than the trial's ranks need."""
     cores = usable_cores() if cores is None else cores
     place = trial.placement
-    if place.core_budget is not None and place.core_budget > cores:
+    if place.allocated_cores is not None and place.allocated_cores > cores:
         raise EnvironmentLacks(
-            f"{trial.id}: its ranks were planned to share {place.core_budget} cores, there are "
+            f"{trial.id}: its ranks were planned to share {place.allocated_cores} cores, there are "
             f"{cores} here; plan it again on this machine (`paceline run SPEC`)"
         )
     if place.cores_per_node > cores and not place.oversubscribe:

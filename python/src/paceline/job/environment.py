@@ -24,7 +24,7 @@ THREAD_VARIABLES = (
 
 def rank_environment(trial: Trial) -> dict[str, str]:
     """Return the sizes of thread pools for every rank, and the setting for unbuffered output."""
-    threads = str(trial.threads_per_worker)  # every replica in a thread has a pool of its own
+    threads = str(trial.placement.threads_per_worker)  # a replica has a pool of its own
     return {
         **dict.fromkeys(THREAD_VARIABLES, threads),
         "OMP_DYNAMIC": "FALSE",

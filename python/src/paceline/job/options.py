@@ -16,6 +16,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
 from paceline.errors import UsageError
+from paceline.spec.choices import key_models
 from paceline.spec.models import (
     Limits,
     NetworkSettings,
@@ -72,7 +73,7 @@ class _Table:
 def _tables() -> tuple[_Table, ...]:
     return (
         _Table("workloads", "the training task", (WorkloadRequest,), _workload_option),
-        _Table("trials", "the configuration", (TrialRequest,), str),
+        _Table("trials", "the configuration", (TrialRequest, *key_models()), str),
         _Table("limits", "limits, in seconds", (Limits,), lambda key: f"{_plain(key)}_timeout"),
         _Table("network", "network", (NetworkSettings,), str),
         _Table("telemetry", "the sidecar", (TelemetrySettings,), _telemetry_option),

@@ -46,7 +46,7 @@ def watch(
             state=host.sidecar,
             pids=tuple(pids),
             trial_root=files.root,
-            replicas=trial.replicas,
+            replicas=trial.placement.replicas,
             # the same path for every process, whatever link it came by
             run_targets=run.targets.resolve(),
             facts=facts_of(trial),

@@ -140,7 +140,9 @@ class _HostTrace:
             if environment is not None and not self._training:
                 self._offset_s = environment.clock_offset_s
             failed = status is not None and status.state == "failed"
-            self._training.append(RankHistory(rank, rank_files, trial.replicas, failed=failed))
+            self._training.append(
+                RankHistory(rank, rank_files, trial.placement.replicas, failed=failed)
+            )
 
     def write(self, file: TextIO) -> int:
         """Write all samples; return their number."""

@@ -2,114 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import zlib
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, SerializeAsAny, model_validator
 
-from paceline.spec.models import (
-    Limits,
-    MpiSettings,
-    SparkSettings,
-    TelemetrySettings,
-)
-from paceline.spec.values import (
-    Algorithm,
-    Balance,
-    Compression,
-    Device,
-    Launcher,
-    LocalStrategy,
-    MemoryFormat,
-    PipelineSchedule,
-    Precision,
-    ReadingMode,
-    Reduction,
-    Transport,
-    WorkloadName,
-)
-from paceline.spec.workloads import ModelName
+from paceline.spec.descriptors import OptionModel
+from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
+from paceline.spec.models import Limits, TelemetrySettings
+from paceline.spec.placement import Placement
+from paceline.spec.values import BASELINE, Device, MemoryFormat, Precision, ReadingMode
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+__all__ = ["LOOPBACK", "Placement", "Training", "Trial", "trial_name"]
 
 LOOPBACK = "lo"
-DEFAULT_BUCKET_MB = 25.0  # as torch's DistributedDataParallel has it
+OptionsT = TypeVar("OptionsT", bound=OptionModel)
 
 
 class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Placement(_Value):
-    """Who runs where: nodes x ranks per node x threads per rank."""
+class Training(_Value):
+    """The training task itself.
 
-    nodes: int = Field(ge=1)
-    ranks_per_node: int = Field(ge=1)
-    threads_per_rank: int = Field(ge=1)
-    oversubscribe: bool = False
-    # Cores that the ranks of a node share, where they are fewer than ranks x threads.
-    core_budget: int | None = Field(default=None, ge=1)
-
-    @property
-    def ranks(self) -> int:
-        return self.nodes * self.ranks_per_node
-
-    @property
-    def cores_per_node(self) -> int:
-        return self.core_budget or self.ranks_per_node * self.threads_per_rank
-
-    @property
-    def cores(self) -> int:
-        return self.nodes * self.cores_per_node
-
-
-class PipelineSettings(_Value):
-    """A model in stages, one rank each; where it is cut is chosen by `balance` or given."""
-
-    stages: int = Field(ge=2)
-    micro_batches: int = Field(ge=1)  # of a replica's share of a batch
-    schedule: PipelineSchedule = "1f1b"
-    balance: Balance | None = "time"  # None: as `split points` says
-    split_points: tuple[int, ...] | None = None  # the first layer of each stage but the first
-
-
-class CompressionSettings(_Value):
-    """Less to send than the gradients themselves, and what is lost by it."""
-
-    method: Compression
-    rank: int | None = Field(default=None, ge=1)  # powersgd
-    density: float | None = Field(default=None, gt=0, le=1)  # topk: share of elements that is sent
-
-    def __str__(self) -> str:
-        """`powersgd 4`, `topk 0.01`, `bf16`."""
-        if self.density is not None:
-            return f"{self.method} {self.density:.3g}"
-        return self.method if self.rank is None else f"{self.method} {self.rank}"
-
-
-class AveragingSettings(_Value):
-    """Local SGD: ranks step with their own gradients and average weights every `period` steps.
-
-    The first `start_step` steps average every gradient (post-local SGD: Lin et al.: Don't Use
-    Large Mini-Batches, Use Local SGD, ICLR 2020).
+    Trials are comparable only if all of this is equal, except for precision and memory format,
+    which are compared on purpose.
     """
 
-    period: int = Field(ge=1)
-    start_step: int = Field(default=0, ge=0)
-
-    def __str__(self) -> str:
-        after = f" after step {self.start_step}" if self.start_step else ""
-        return f"every {self.period} steps{after}"
-
-
-class Training(_Value):
-    """The training task itself. Trials are comparable only if all of this is equal, but for
-    precision and memory format, which are compared on purpose."""
-
-    workload: WorkloadName
-    model: ModelName
+    workload: str
+    model: str
     dataset: str
     seed: int
     image_size: int
@@ -126,77 +47,117 @@ class Training(_Value):
 
 
 class Trial(_Value):
-    """One run of one (workload, launcher, transport, local strategy, placement, precision, seed,
-    repeat)."""
+    """One run of one configuration and repeat.
 
-    schema_version: Literal[1] = 1
+    A configuration is a workload, launcher, transport, local strategy, placement and precision.
+    The three options are models of the extensions, see `paceline.spec.descriptors`.
+    """
+
+    schema_version: Literal[2] = 2
     id: str
     experiment: str
     repeat: int
-    launcher: Launcher
-    transport: Transport
-    local_strategy: LocalStrategy
+    launcher: str
+    transport: str
+    local_strategy: str
     placement: Placement
     training: Training
-    thread_replicas: int = Field(default=1, ge=1)  # copies of the model in each rank, a thread each
-    pipeline: PipelineSettings | None = None
-    reduction: Reduction | None = None  # None where there is one node, or one process on each
+    strategy_options: SerializeAsAny[OptionModel]
+    transport_options: SerializeAsAny[OptionModel]
+    launcher_options: SerializeAsAny[OptionModel]
     device: Device = "cpu"
     interface: str = LOOPBACK
-    bucket_mb: float = DEFAULT_BUCKET_MB
-    buckets_in_flight: int | None = Field(default=None, ge=1)
-    algorithm: Algorithm | None = None  # of transport mpi; None where another carries
-    mpi_parameters: dict[str, str] = Field(default_factory=dict)
-    compression: CompressionSettings | None = None
-    averaging: AveragingSettings | None = None
     save_tensors: bool = True
     telemetry: TelemetrySettings = TelemetrySettings()
     limits: Limits = Limits()
-    mpi: MpiSettings = MpiSettings()
-    spark: SparkSettings = SparkSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _typed_options(cls, data: Any) -> Any:
+        """Read the options by the models of their extensions; missing ones are the defaults."""
+        if not isinstance(data, dict):
+            return data
+        typed = {
+            f"{kind}_options": group.get(data[name]).Options.model_validate(
+                data.get(f"{kind}_options", {})
+            )
+            for kind, name, group in (
+                ("strategy", "local_strategy", STRATEGIES),
+                ("transport", "transport", TRANSPORTS),
+                ("launcher", "launcher", LAUNCHERS),
+            )
+            if name in data
+        }
+        return {**data, **typed}
+
+    @property
+    def options(self) -> tuple[OptionModel, OptionModel, OptionModel]:
+        """The options of the strategy, the transport and the launcher."""
+        return (self.strategy_options, self.transport_options, self.launcher_options)
+
+    def options_as(self, model: type[OptionsT]) -> OptionsT:
+        """Return the options that are of this model.
+
+        Raises TypeError if neither strategy, transport nor launcher has such options.
+        """
+        for each in self.options:
+            if isinstance(each, model):
+                return each
+        raise TypeError(f"{self.id}: no options of {model.__name__}")
+
+    def option(self, name: str) -> Any:
+        """Return an option by its name; None if neither extension has one of that name."""
+        return next((getattr(o, name) for o in self.options if name in type(o).model_fields), None)
 
     @property
     def configuration(self) -> str:
-        """The trial's name without its repeat: what medians are taken over."""
+        """The trial's name without its repeat: the key that medians are grouped by."""
         return configuration_name(self)
 
     @property
-    def stages(self) -> int:
-        """Ranks that one replica of the model is spread over."""
-        return 1 if self.pipeline is None else self.pipeline.stages
-
-    @property
-    def replicas_per_node(self) -> int:
-        """Copies of the model on a node, each with its own part of the batch."""
-        return self.placement.ranks_per_node // self.stages * self.thread_replicas
-
-    @property
-    def replicas(self) -> int:
-        return self.placement.nodes * self.replicas_per_node
-
-    @property
-    def threads_per_worker(self) -> int:
-        """Threads within an operation: of a rank, or of each of its replicas."""
-        return self.placement.threads_per_rank // self.thread_replicas
+    def inexact_reasons(self) -> list[str]:
+        """Why it computes something else than the baseline; then only its loss is compared."""
+        return [reason for each in self.options if (reason := each.inexact_reason) is not None]
 
     @property
     def is_exact(self) -> bool:
-        """Whether it computes what the baseline does; else only its loss can be compared."""
-        return self.compression is None and self.averaging is None
+        """Whether it computes what the baseline does, apart from the order of sums."""
+        return not self.inexact_reasons
 
     @property
     def round_steps(self) -> int:
-        """Steps from one exchange between ranks to the next; a rate is over whole rounds."""
-        return 1 if self.averaging is None else self.averaging.period
+        """Steps from one exchange between ranks to the next; a rate covers whole rounds."""
+        return max(each.round_steps for each in self.options)
 
     @property
     def is_baseline(self) -> bool:
-        """The sequential process that every speedup is against."""
-        return self.launcher == "local" and self.local_strategy == "sequential"
+        """Whether it is the sequential process that every speedup is relative to."""
+        return {"launcher": self.launcher, "local_strategy": self.local_strategy} == BASELINE
+
+    @property
+    def layout(self) -> str:
+        """Replicas, stages and threads of a node, as in `2x1`, for a table's column."""
+        return STRATEGIES.get(self.local_strategy).layout(self.placement, self.strategy_options)
+
+    @property
+    def layout_keys(self) -> dict[str, Any]:
+        """The keys of a [[trials]] entry that give exactly this layout."""
+        strategy = STRATEGIES.get(self.local_strategy)
+        return strategy.layout_keys(self.placement, self.strategy_options)
+
+    @property
+    def labels(self) -> list[str]:
+        """Words for the options that differ from their defaults."""
+        return [label for each in self.options for label in each.labels()]
+
+    @property
+    def details(self) -> list[str]:
+        """Words that tell apart configurations of the same layout and labels."""
+        return [detail for each in self.options for detail in each.details()]
 
 
 def configuration_name(trial: Trial) -> str:
-    """`tiny.mpi.gloo.processes.n1r2t1.fp32`, with what differs from the usual at the end."""
+    """Return `tiny.mpi.gloo.processes.n1r2t1.fp32`, with options that are not the default."""
     place, training = trial.placement, trial.training
     parts = [
         training.workload,
@@ -205,48 +166,17 @@ def configuration_name(trial: Trial) -> str:
         trial.local_strategy,
         f"n{place.nodes}r{place.ranks_per_node}t{place.threads_per_rank}",
         training.precision,
+        *trial.strategy_options.name_parts(place),
     ]
-    if trial.thread_replicas > 1:
-        parts.append(f"k{trial.thread_replicas}")
-    if trial.pipeline is not None:
-        parts.append(_pipeline_name(trial.pipeline))
-    if trial.reduction is not None:
-        parts.append(trial.reduction)
     if trial.device != "cpu":
         parts.append(trial.device)
     if training.memory_format != "contiguous":
         parts.append(training.memory_format)
-    if trial.bucket_mb != DEFAULT_BUCKET_MB:
-        parts.append(f"b{trial.bucket_mb:g}")
-    return ".".join([*parts, *_communication_names(trial)])
-
-
-def _communication_names(trial: Trial) -> Iterator[str]:
-    if trial.buckets_in_flight is not None:
-        yield f"f{trial.buckets_in_flight}"
-    if trial.algorithm not in (None, "auto"):
-        yield str(trial.algorithm)
-    if trial.compression is not None:
-        yield _compression_name(trial.compression)
-    if trial.averaging is not None:
-        start = f"after{trial.averaging.start_step}" if trial.averaging.start_step else ""
-        yield f"local{trial.averaging.period}{start}"
-    if trial.mpi_parameters:
-        text = json.dumps(trial.mpi_parameters, sort_keys=True)
-        yield f"mca{zlib.crc32(text.encode()):08x}"
-
-
-def _compression_name(compression: CompressionSettings) -> str:
-    """`send-powersgd4`: not `bf16` alone, which is a precision."""
-    return "send-" + str(compression).replace(" ", "")
-
-
-def _pipeline_name(pipeline: PipelineSettings) -> str:
-    """`s2m8-1f1b-time`, or with the split points in place of the balance: `s3m8-gpipe-c4c9`."""
-    split_points = "".join(f"c{cut}" for cut in pipeline.split_points or ())
-    where = split_points or pipeline.balance
-    return f"s{pipeline.stages}m{pipeline.micro_batches}-{pipeline.schedule}-{where}"
+    parts += trial.transport_options.name_parts(place)
+    parts += trial.launcher_options.name_parts(place)
+    return ".".join(parts)
 
 
 def trial_name(configuration: str, repeat: int) -> str:
+    """Return the id of a repeat, which also names its folder."""
     return f"{configuration}.r{repeat}"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.spec.extensions import LAUNCHERS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -93,7 +95,9 @@ def limit_s(trial: Trial) -> int:
 
 
 def launcher_hook(launcher: str, name: str) -> str | None:
-    """Return "module:function" of a launcher's part of the rendering, until descriptors name it."""
-    if launcher == "spark" and name == "slurm_step":
-        return None
-    return f"paceline.launchers.{launcher}.render:{name}"
+    """Return "module:function" of a launcher's part of the rendering; None if it has none.
+
+    name: attribute of the launcher's descriptor, `render_slurm` or `render_kubernetes`.
+    """
+    path: str | None = getattr(LAUNCHERS.get(launcher), name)
+    return path

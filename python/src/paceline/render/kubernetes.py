@@ -83,7 +83,7 @@ def render_kubernetes(
 
 def _object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
     """Return the launcher's object. Raises CannotRender."""
-    hook = launcher_hook(trial.launcher, "kubernetes_object")
+    hook = launcher_hook(trial.launcher, "render_kubernetes")
     if hook is None:
         raise CannotRender(f'launcher "{trial.launcher}" cannot be started by Kubernetes')
     if trial.device == "cuda":

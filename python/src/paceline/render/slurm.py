@@ -71,7 +71,7 @@ def render_slurm(
 
 def _step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
     """Return the launcher's part. Raises CannotRender."""
-    hook = launcher_hook(trial.launcher, "slurm_step")
+    hook = launcher_hook(trial.launcher, "render_slurm")
     if hook is None:
         raise CannotRender(f'launcher "{trial.launcher}" cannot be started by Slurm')
     if trial.placement.oversubscribe:

@@ -1,54 +1,26 @@
-"""What was asked: frozen, validated, every fault reported at once."""
+"""The spec: what the user asked for, frozen and validated, with all faults reported at once."""
 
 from paceline.spec.loading import load_spec, shipped_experiments
 from paceline.spec.models import (
     Experiment,
     Limits,
-    MpiSettings,
-    SparkSettings,
     TelemetrySettings,
     TrialRequest,
     TuneSettings,
     WorkloadRequest,
 )
-from paceline.spec.values import (
-    Balance,
-    Device,
-    Launcher,
-    LocalStrategy,
-    MemoryFormat,
-    PipelineSchedule,
-    Precision,
-    ReadingMode,
-    Reduction,
-    StrategyRequest,
-    Transport,
-    WorkloadName,
-)
-from paceline.spec.workloads import WORKLOADS, WorkloadDefaults
+from paceline.spec.values import Device, MemoryFormat, Precision, ReadingMode
 
 __all__ = [
-    "WORKLOADS",
-    "Balance",
     "Device",
     "Experiment",
-    "Launcher",
     "Limits",
-    "LocalStrategy",
     "MemoryFormat",
-    "MpiSettings",
-    "PipelineSchedule",
     "Precision",
     "ReadingMode",
-    "Reduction",
-    "SparkSettings",
-    "StrategyRequest",
     "TelemetrySettings",
-    "Transport",
     "TrialRequest",
     "TuneSettings",
-    "WorkloadDefaults",
-    "WorkloadName",
     "WorkloadRequest",
     "load_spec",
     "shipped_experiments",

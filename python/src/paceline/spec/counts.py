@@ -1,154 +1,68 @@
-"""How many ranks, threads, replicas and stages a trial has on each node.
+"""Counts of ranks, threads, replicas and stages on a node.
 
-A number that is given stands, one that follows from those given is worked out from them, and only
-what is then still open depends on the node's cores.
+A given number stands. A number that follows from the given ones is computed from them. Only what
+is then still open depends on the node's cores. The local strategies' descriptors say how.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
+from paceline.spec.extensions import STRATEGIES
+from paceline.spec.values import BEST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from paceline.spec.models import TrialRequest
-    from paceline.spec.values import LocalStrategy
+    from paceline.spec.placement import NodeCounts
 
-DEFAULT_HYBRID_STAGES = 2
-# Keeps the bubble (s - 1) / (m + s - 1) under a fifth (Huang et al., GPipe, section 2.3:
-# negligible from four micro-batches a stage on).
-DEFAULT_MICRO_BATCHES_PER_STAGE = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeCounts:
-    """What one node gets."""
-
-    ranks: int
-    threads_per_rank: int
-    replicas: int = 1  # copies of the model on the node
-    stages: int = 1  # ranks of one copy
-
-
-class _OpenError(Exception):
-    """The cores would have to be known."""
+_FEW_CORES, _MANY_CORES = 1, 2**20
 
 
 def counts_on_node(request: TrialRequest, cores: int) -> NodeCounts:
-    """The counts on a node of so many cores, for a request that `rules` finds no fault with.
+    """Return the counts on a node with `cores` cores, for a request without faults.
 
     Raises UsageError for "best", which a search has to find first.
     """
-    if request.local_strategy == "best":
+    if request.local_strategy == BEST:
         raise UsageError(
-            'local_strategy: "best" is what a search finds; run `paceline tune local SPEC`, then '
-            "the spec that it writes"
+            'local_strategy: "best" is the result of a search; run `paceline tune local SPEC`, '
+            "then the spec that it writes"
         )
-    return _COUNTS[request.local_strategy](request, lambda: cores)
+    return STRATEGIES.get(request.local_strategy).counts(request, cores)
 
 
 def counts_if_known(request: TrialRequest) -> NodeCounts | None:
-    """The same where the request alone says it all, else None."""
+    """Return the counts if they do not depend on the node's cores, else None.
 
-    if request.local_strategy == "best":
+    Counts grow with the cores, so they do not depend on them if one core and very many give the
+    same.
+    """
+    if request.local_strategy == BEST:
         return None
-
-    def unknown() -> int:
-        raise _OpenError
-
-    try:
-        return _COUNTS[request.local_strategy](request, unknown)
-    except _OpenError:
-        return None
+    few = counts_on_node(request, _FEW_CORES)
+    return few if few == counts_on_node(request, _MANY_CORES) else None
 
 
 def number(count: int | str | None) -> int | None:
-    """A count that was given as a number; None for "auto" and where nothing was given."""
+    """Return a count that was given as a number; None for "auto" and where nothing was given."""
     return count if isinstance(count, int) else None
 
 
-def stages_given(request: TrialRequest) -> int | None:
-    """Stages as a number or as one more than the split points, None if neither is given."""
-    return number(request.stages) or (
-        None if request.split_points is None else len(request.split_points) + 1
-    )
+def batch_per_replica(global_batch: int, replicas: int) -> int:
+    """Return the samples of a full batch that each replica of all nodes gets.
 
-
-def share_of(global_batch: int, replicas: int) -> int:
-    """Samples of a full batch that each of all nodes' replicas gets.
-
-    Raises UsageError if they cannot be shared out equally.
+    Raises UsageError if the batch cannot be divided equally.
     """
     if global_batch % replicas:
         raise UsageError(
             f"a global batch of {global_batch} cannot be divided among {replicas} replicas; "
-            f"use a multiple of {replicas}, say {-(-global_batch // replicas) * replicas}"
+            f"use a multiple of {replicas}, for example "
+            f"{-(-global_batch // replicas) * replicas}"
         )
     return global_batch // replicas
 
 
-def check_micro_batches(micro_batches: int | None, share: int) -> None:
-    """Raise UsageError if a replica's share of a batch has fewer samples than micro-batches."""
-    if micro_batches is not None and micro_batches > share:
-        raise UsageError(
-            f"micro_batches: a replica's share of a batch is {share} sample(s), expected at most "
-            f'as many, got {micro_batches}; use {share}, "auto", or a larger global_batch'
-        )
-
-
-def default_micro_batches(stages: int, share: int) -> int:
-    return min(DEFAULT_MICRO_BATCHES_PER_STAGE * stages, share)
-
-
-def _sequential(_request: TrialRequest, _cores: Callable[[], int]) -> NodeCounts:
-    return NodeCounts(ranks=1, threads_per_rank=1)
-
-
-def _intraop(request: TrialRequest, cores: Callable[[], int]) -> NodeCounts:
-    return NodeCounts(ranks=1, threads_per_rank=number(request.threads_per_rank) or cores())
-
-
-def _threads(request: TrialRequest, cores: Callable[[], int]) -> NodeCounts:
-    threads = number(request.threads_per_rank)
-    replicas = number(request.replicas) or threads or max(2, cores())
-    return NodeCounts(ranks=1, threads_per_rank=threads or replicas, replicas=replicas)
-
-
-def _processes(request: TrialRequest, cores: Callable[[], int]) -> NodeCounts:
-    threads = number(request.threads_per_rank) or 1
-    given = number(request.ranks_per_node) or number(request.replicas)
-    ranks = given or max(2, cores() // threads)
-    return NodeCounts(ranks=ranks, threads_per_rank=threads, replicas=ranks)
-
-
-def _pipeline(request: TrialRequest, cores: Callable[[], int]) -> NodeCounts:
-    threads = number(request.threads_per_rank) or 1
-    given = stages_given(request) or number(request.ranks_per_node)
-    stages = given or max(2, cores() // threads)
-    return NodeCounts(ranks=stages, threads_per_rank=threads, stages=stages)
-
-
-def _hybrid(request: TrialRequest, cores: Callable[[], int]) -> NodeCounts:
-    threads = number(request.threads_per_rank) or 1
-    ranks, replicas = number(request.ranks_per_node), number(request.replicas)
-    stages = stages_given(request)
-    if stages is None:
-        stages = ranks // replicas if ranks and replicas else DEFAULT_HYBRID_STAGES
-    if replicas is None:
-        replicas = ranks // stages if ranks else max(2, cores() // (stages * threads))
-    return NodeCounts(
-        ranks=replicas * stages, threads_per_rank=threads, replicas=replicas, stages=stages
-    )
-
-
-_COUNTS: dict[LocalStrategy, Callable[[TrialRequest, Callable[[], int]], NodeCounts]] = {
-    "sequential": _sequential,
-    "intraop": _intraop,
-    "threads": _threads,
-    "processes": _processes,
-    "pipeline": _pipeline,
-    "hybrid": _hybrid,
-}
+def divisors(cores: int) -> list[int]:
+    """Return the divisors from two up: numbers of workers that get equally many cores."""
+    return [count for count in range(2, cores + 1) if cores % count == 0]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from paceline.spec.models import Experiment, TrialRequest
     from paceline.spec.placement import NodeCounts, Placement
@@ -36,25 +36,25 @@ class OptionModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @property
-    def is_exact(self) -> bool:
-        """Whether the trial computes what the baseline computes, apart from summation order."""
-        return True
+    def inexact_reason(self) -> str | None:
+        """Why the trial computes something else than the baseline; None if it does not."""
+        return None
 
     @property
     def round_steps(self) -> int:
         """Steps from one exchange between ranks to the next; a rate covers whole rounds."""
         return 1
 
-    def name_parts(self) -> Iterator[str]:
-        """Suffixes of the configuration's name that tell these options from the defaults."""
+    def name_parts(self, placement: Placement) -> Iterator[str]:
+        """Yield suffixes of the configuration's name that tell these options from the defaults."""
         yield from ()
 
     def labels(self) -> Iterator[str]:
-        """Words for tables and figures, one for each option that differs from its default."""
+        """Yield words for tables and figures: the options that differ from their defaults."""
         yield from ()
 
     def details(self) -> Iterator[str]:
-        """Words that a table adds only where two configurations would have the same label."""
+        """Yield words that a table adds where two configurations would have the same label."""
         yield from ()
 
 
@@ -75,9 +75,12 @@ class StrategyDescriptor(Descriptor):
     has_peers_on_node: ClassVar[bool] = False  # several ranks on one node
     is_pipelined: ClassVar[bool] = False  # one copy of the model is split among ranks
     is_replicated: ClassVar[bool] = False  # several copies of the model on one node
-    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    uses_node_memory: ClassVar[bool] = False  # always, between the ranks of a node
+    can_reduce_flat: ClassVar[bool] = False  # one replica a rank: all ranks can reduce together
     count_key: ClassVar[str | None] = None  # the key that "auto" takes from the node's cores
-    paper_rows: ClassVar[dict[str, str]] = {}  # device -> row of the first paper, on one node
+    layout_key_names: ClassVar[tuple[str, ...]] = ()  # own keys that a search for a layout finds
+    without_cuda: ClassVar[str | None] = None  # why it has no GPUs and what to use instead
+    paper_rows: ClassVar[Mapping[str, str]] = {}  # device -> row of the first paper, on one node
     distributed_in_paper: ClassVar[bool] = False  # the launchers' rows of the paper use it
 
     def counts(self, request: TrialRequest, cores: int) -> NodeCounts:
@@ -95,19 +98,32 @@ class StrategyDescriptor(Descriptor):
         """Yield other combinations that cannot work, each with the key, the reason and the fix."""
         yield from ()
 
+    def batch_faults(
+        self,
+        request: TrialRequest,
+        counts: NodeCounts,
+        replica_batch: int,
+        workload: WorkloadDescriptor,
+    ) -> Iterator[str]:
+        """Yield why this layout cannot train this workload.
+
+        replica_batch: samples of a full batch that one replica gets.
+        """
+        yield from ()
+
     def options(
         self, request: TrialRequest, counts: NodeCounts, replica_batch: int, transport: str
     ) -> OptionModel:
-        """Return the planned options.
-
-        replica_batch: samples of a full batch that one replica gets. transport: name, resolved.
-        Raises UsageError if the batch is too small.
-        """
+        """Return the planned options; transport is the name of the resolved one."""
         return self.Options()
 
     def reduces_in_buckets(self, request: TrialRequest) -> bool:
         """Return whether the transport averages gradients bucket by bucket during backward."""
-        return request.nodes > 1
+        return False
+
+    def exchanges_gradients(self, request: TrialRequest) -> bool:
+        """Return whether the ranks exchange gradients, rather than weights."""
+        return True
 
     def implementation_for(self, transport: str, options: Any) -> str:
         """Return the implementation ("module:attribute") for a planned trial."""
@@ -136,10 +152,13 @@ class TransportDescriptor(Descriptor):
     devices: ClassVar[tuple[str, ...]] = ("cpu",)  # whose memory it carries
     needs: ClassVar[str | None] = None  # a capability that the launcher must provide
     spans_nodes: ClassVar[bool] = True
+    joins_ranks: ClassVar[bool] = True  # False: for a single rank
+    joins_flat_only: ClassVar[bool] = False  # all ranks at once, never node by node
     # torch.distributed calls it once per bucket: gradients can be compressed and counted.
     sends_gradients: ClassVar[bool] = False
+    opens_process_group: ClassVar[bool] = True  # the implementation is a transports.base.Transport
     has_all_to_all: ClassVar[bool] = True
-    averages_weights: ClassVar[bool] = False  # always local SGD, never gradients
+    averages_weights: ClassVar[bool] = False  # always local SGD: it never sends gradients
 
     def auto_priority(self, request: TrialRequest) -> int | None:
         """Return the priority where the spec names no transport; None if it must be named.
@@ -148,8 +167,12 @@ class TransportDescriptor(Descriptor):
         """
         return None
 
-    def faults(self, request: TrialRequest, experiment: Experiment) -> Iterator[str]:
-        """Yield combinations that cannot work, beyond devices, nodes and `needs`."""
+    def faults(self, request: TrialRequest) -> Iterator[str]:
+        """Yield reasons why it cannot join the trial's ranks, beyond what the attributes say."""
+        yield from ()
+
+    def key_faults(self, request: TrialRequest) -> Iterator[str]:
+        """Yield combinations of its own keys that cannot work."""
         yield from ()
 
     def options(self, request: TrialRequest) -> OptionModel:
@@ -160,11 +183,11 @@ class TransportDescriptor(Descriptor):
 class CompressionDescriptor(Descriptor):
     """A method of gradient compression.
 
-    The implementation is called with (settings, seed, process group, all_to_all) and returns a
-    Compressor; settings are the numbers that `settings` returns.
+    The implementation is called with (numbers, seed, process group, all_to_all) and returns a
+    Compressor; numbers are those that `numbers` returns.
     """
 
-    def settings(self, request: TrialRequest) -> dict[str, int | float]:
+    def numbers(self, request: TrialRequest) -> dict[str, int | float]:
         """Return the method's numbers, with defaults filled in."""
         return {}
 
@@ -179,8 +202,9 @@ class LauncherDescriptor(Descriptor):
     provides: ClassVar[frozenset[str]] = frozenset()  # capabilities that transports may need
     spans_nodes: ClassVar[bool] = False
     default_transport: ClassVar[str | None] = None  # between nodes, on the CPU
-    paper_rows: ClassVar[dict[str, str]] = {}  # device -> row of the first paper
-    Settings: ClassVar[type[KeyModel] | None] = None
+    paper_rows: ClassVar[Mapping[str, str]] = {}  # device -> row of the first paper
+    Settings: ClassVar[type[KeyModel]] = KeyModel
+    checks: ClassVar[str | None] = None  # "module:function", what `paceline doctor` shows
     render_slurm: ClassVar[str | None] = None  # "module:function", None: cannot be rendered
     render_kubernetes: ClassVar[str | None] = None
 

@@ -58,11 +58,14 @@ class ExtensionGroup(Generic[D]):
         """Return every name, in the order of lists and tables."""
         return tuple(self._by_name)
 
-    def unknown(self, name: object) -> str:
-        """Return the message for a name that no installed package provides."""
+    def unknown(self, name: object, place: str | None = None) -> str:
+        """Return the message for a name that no installed package provides.
+
+        place: where it stands in the spec.
+        """
         near = difflib.get_close_matches(str(name), self.names(), n=1)
         hint = f' Did you mean "{near[0]}"?' if near else ""
-        return f'{self._word}: expected one of {quoted(self.names())}, got "{name}".{hint}'
+        return f'{place or self._word}: expected one of {quoted(self.names())}, got "{name}".{hint}'
 
     @cached_property
     def _by_name(self) -> dict[str, D]:

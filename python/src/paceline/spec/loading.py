@@ -1,4 +1,4 @@
-"""A spec from a TOML file or by the name of a shipped experiment."""
+"""Load a spec from a TOML file or by the name of a shipped experiment."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from paceline.errors import UsageError
-from paceline.spec.models import Experiment
+from paceline.spec.choices import RENAMED
+from paceline.spec.models import SCHEMA, Experiment
 from paceline.spec.rules import faults_of
+from paceline.spec.sentences import sentences
+from paceline.spec.values import BASELINE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pydantic_core import ErrorDetails
 
-
-# pydantic names the branch of a union in a fault's place
-_UNION_BRANCHES = {
-    "int", "constrained-int", "constrained-float", "literal['auto']", "literal['model']",
-    "literal['unbounded']",
-}  # fmt: skip
+PLACEHOLDER = BASELINE  # stands for a faulty trial while the rules check the others
 
 
 def shipped_experiments() -> dict[str, str]:
-    """The TOML texts of the experiments in the package, by name."""
+    """Return the TOML texts of the experiments in the package, by name."""
     folder = resources.files("paceline") / "experiments"
     return {
         entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
@@ -55,14 +55,64 @@ def parse_spec(text: str, origin: str) -> Experiment:
 
 def check_spec(document: dict[str, Any], origin: str) -> Experiment:
     """Return the experiment of a parsed spec. Raises UsageError with every fault."""
+    faults = list(_old_schema(document))
     try:
         experiment = Experiment.model_validate(document)
     except ValidationError as error:
-        raise _usage_error(origin, _sentences(error.errors())) from error
-    faults = faults_of(experiment)
+        faults += sentences(error.errors(), _unknown_key)
+        faults += _rule_faults_of_the_rest(document, error.errors())
+        raise _usage_error(origin, faults) from error
+    faults += faults_of(experiment)
     if faults:
         raise _usage_error(origin, faults)
     return experiment
+
+
+def _old_schema(document: dict[str, Any]) -> Iterator[str]:
+    if document.get("schema") == 1:
+        document["schema"] = SCHEMA
+        yield (
+            "schema: expected 2, got 1, which Paceline 0.1 reads; set schema = 2 and rename keys: "
+            + ", ".join(f"{old} -> {new}" for old, new in RENAMED.items())
+        )
+
+
+def _rule_faults_of_the_rest(document: dict[str, Any], details: list[ErrorDetails]) -> list[str]:
+    """Return the rules' faults of everything that pydantic did not refuse.
+
+    A faulty trial is replaced by a placeholder, another faulty value is removed.
+    """
+    skip: set[int] = set()
+    locations = [detail["loc"] for detail in details]
+    for location in locations:
+        if not location:  # of the whole file
+            return []
+        if any(other[: len(location)] == location for other in locations if other != location):
+            continue  # a list that counts as too short, because its entries are faulty
+        if location[0] == "trials" and len(location) > 1:
+            document["trials"][location[1]] = PLACEHOLDER
+            skip.add(int(location[1]) + 1)
+        else:
+            _remove(document, location)
+    filled = {"schema": SCHEMA, "name": "unnamed", **document}
+    try:
+        return faults_of(Experiment.model_validate(filled), skip)
+    except ValidationError:
+        return []
+
+
+def _remove(document: Any, location: tuple[int | str, ...]) -> None:
+    """Remove the innermost key of `location` that the document has."""
+    for depth, part in enumerate(location):
+        inner = document.get(part) if isinstance(document, dict) else None
+        if isinstance(document, list) and isinstance(part, int) and part < len(document):
+            inner = document[part]
+        deeper = depth + 1 < len(location) and isinstance(inner, dict | list)
+        if not deeper:
+            if isinstance(document, dict):
+                document.pop(str(part), None)
+            return
+        document = inner
 
 
 def _read(name_or_path: str) -> tuple[str, str]:
@@ -91,46 +141,11 @@ def _usage_error(origin: str, faults: list[str]) -> UsageError:
     return UsageError(f"{origin}: {len(faults)} {plural}:\n{listed}")
 
 
-def _sentences(details: list[ErrorDetails]) -> list[str]:
-    places = [_place(detail["loc"]) for detail in details]
-    sentences: dict[str, str] = {}
-    for place, detail in zip(places, details, strict=True):
-        # a list whose every entry is faulty also counts as too short: that is no fault of its own
-        if detail["type"] == "too_short" and any(p.startswith(f"{place}[") for p in places):
-            continue
-        # a value that may be a number or a word is reported once for each; the first is enough
-        sentences.setdefault(f"{place}", _sentence(detail))
-    return list(sentences.values())
-
-
-def _sentence(detail: ErrorDetails) -> str:
-    where = _place(detail["loc"])
-    kind = detail["type"]
-    if kind == "extra_forbidden":
-        return f"{where}: no such key.{_near_key(detail['loc'])}"
-    if kind == "missing":
-        return f"{where}: expected, but missing"
-    if kind == "literal_error":
-        return f"{where}: expected one of {detail['ctx']['expected']}, got {detail['input']!r}"
-    message = detail["msg"].removeprefix("Value error, ")
-    if kind == "value_error":
-        return message
-    if kind == "string_pattern_mismatch":
-        message = "expected letters, digits, '.', '_' and '-', at most 64"
-    return f"{where}: {message[:1].lower()}{message[1:]}, got {_shortened(detail['input'])}"
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    place = ""
-    for part in location:
-        if isinstance(part, int):
-            place += f"[{part + 1}]"
-        elif part not in _UNION_BRANCHES:
-            place += f".{part}" if place else part
-    return place or "spec"
-
-
-def _near_key(location: tuple[int | str, ...]) -> str:
+def _unknown_key(location: tuple[int | str, ...]) -> str:
+    """Return what to do about an unknown key of a table."""
+    key = str(location[-1])
+    if key in RENAMED:
+        return f'was renamed; use "{RENAMED[key]}"'
     model: Any = Experiment
     for part in location[:-1]:
         if isinstance(part, str) and part in model.model_fields:
@@ -138,10 +153,6 @@ def _near_key(location: tuple[int | str, ...]) -> str:
             inner = getattr(annotation, "__args__", (annotation,))[0]
             model = inner if hasattr(inner, "model_fields") else model
     known = [field.alias or name for name, field in model.model_fields.items()]
-    near = difflib.get_close_matches(str(location[-1]), known, n=1)
-    return f" Did you mean {near[0]!r}?" if near else f" Known keys: {', '.join(known)}."
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f'Did you mean "{near[0]}"?' if near else f"Known keys: {', '.join(known)}."
+    return f"no such key. {hint}"

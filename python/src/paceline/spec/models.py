@@ -1,38 +1,21 @@
-"""The spec as values: what may be written, with types and ranges; `rules` says what goes together.
+"""Spec file as values: the core keys with types and ranges; `rules` checks combinations.
 
-Unknown keys are faults, and nothing is converted silently (strict types).
+Nothing is converted silently (strict types). A [[trials]] entry and the file itself also take the
+keys and tables that extensions declare. They are kept as they were written; `keys` checks them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from paceline.spec.values import (
-    Algorithm,
-    Balance,
-    Compression,
-    Device,
-    Launcher,
-    LocalStrategy,
-    MemoryFormat,
-    PipelineSchedule,
-    Precision,
-    ReadingMode,
-    Reduction,
-    StrategyRequest,
-    Transport,
-    WorkloadName,
-)
+from paceline.spec.fields import FROM_LIST, Count, Name, PositiveFloat, PositiveInt
+from paceline.spec.values import Device, MemoryFormat, Precision, ReadingMode
 
-SCHEMA = 1  # of spec files
-PositiveInt = Annotated[int, Field(ge=1)]
-PositiveFloat = Annotated[float, Field(gt=0, strict=False)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-Count = PositiveInt | Literal["auto"]
+SCHEMA = 2  # of spec files; schema 1 belongs to Paceline 0.1
 McaParameters = Annotated[dict[str, str], Field(min_length=1)]
-_LIST = Field(strict=False)  # TOML's arrays are lists
+K = TypeVar("K", bound=BaseModel)
 
 
 class _Model(BaseModel):
@@ -65,78 +48,75 @@ class TrainingRequest(_WorkloadOverrides):
 
 
 class WorkloadRequest(_WorkloadOverrides):
-    """[[workloads]]: one workload by name; `data` is a data set, else photos are synthesised."""
+    """[[workloads]]: one workload by name; `data` is a data set, else samples are synthesised."""
 
-    name: WorkloadName
+    name: str
     data: str | None = None
-    images: Annotated[int, Field(ge=8)] | None = None
+    samples: Annotated[int, Field(ge=8)] | None = None
 
 
 class TrialRequest(_Overrides):
-    """[[trials]]: one way of running each workload.
+    """[[trials]]: one configuration, run on each workload or on those that `workloads` names.
 
-    `workloads`: of these alone. "auto" ranks, replicas, stages or threads means: as many as the
-    local strategy has cores for.
-    None is what the strategy's default stands for; a key that means nothing to it is a fault.
+    Keys of the local strategy, transport and launcher are extras of this model; read them with
+    `keys`. None stands for the default. "auto" ranks or threads: as many as the local strategy
+    has cores for.
     """
 
-    launcher: Launcher
-    local_strategy: StrategyRequest
-    workloads: Annotated[tuple[WorkloadName, ...], Field(min_length=1, strict=False)] | None = None
-    transport: Transport | None = None
-    reduction: Reduction | None = None  # several nodes with several processes each
+    model_config = ConfigDict(extra="allow")
+
+    launcher: str
+    local_strategy: str
+    workloads: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = None
+    transport: str | None = None
     device: Device = "cpu"
     nodes: PositiveInt = 1
     ranks_per_node: Count = "auto"
     threads_per_rank: Count = "auto"
-    replicas: Count | None = None  # copies of the model on a node: threads, processes, hybrid
-    stages: Count | None = None  # pipeline, hybrid
-    micro_batches: Count | None = None  # of a replica's share of a batch: pipeline, hybrid
-    schedule: PipelineSchedule | None = None
-    balance: Balance | None = None
-    # layers before which the model is cut, in the order of the model's layers; instead of balance
-    split_points: Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)] | None = (
-        None
-    )
     oversubscribe: bool = False
-    bucket_mb: PositiveFloat | None = None  # of gradients that one message carries; None: 25
-    buckets_in_flight: PositiveInt | None = None  # at once; None: as they come
-    algorithm: Algorithm | None = None  # transport mpi
-    mpi_parameters: dict[str, str] = Field(default_factory=dict)  # launcher mpi: MCA, by name
-    compression: Compression | None = None  # of what a step sends; then nothing is equivalent
-    compression_rank: PositiveInt | None = None  # powersgd: of the approximation
-    compression_density: Annotated[float, Field(gt=0, le=1, strict=False)] | None = None  # topk
-    averaging_period: PositiveInt | None = None  # local SGD: steps from one averaging to the next
-    averaging_start: Annotated[int, Field(ge=0)] | None = None  # steps that average every gradient
+
+    @property
+    def extension_keys(self) -> dict[str, Any]:
+        """The keys beyond the core ones, as written."""
+        return self.model_extra or {}
+
+    def keys(self, model: type[K]) -> K:
+        """Return those of the extension keys that `model` declares.
+
+        Raises pydantic's ValidationError for a value that is not allowed.
+        """
+        own = self.extension_keys
+        return model.model_validate({k: v for k, v in own.items() if k in model.model_fields})
 
 
 class TuneSettings(_Model):
-    """[tune]: the searches for each local strategy's best counts, schedule and cut on this node
-    (`paceline tune local`), and for the best way of communicating (`paceline tune comm`).
+    """[tune]: the searches for each local strategy's best layout on this node
+    (`paceline tune local`), and for the fastest communication (`paceline tune comm`).
 
-    A candidate is measured in short trials of `steps` after `warmup_steps`, each a fresh process;
-    about one in `keep` goes on to be measured `keep` times as often, up to `repeats` times.
-    Lists of what `tune comm` tries stand for its own where they are given; [] leaves that out.
+    A candidate is measured in short trials of `steps` after `warmup_steps`, each in fresh
+    processes. About one in `reduction_factor` is kept and measured that many times as often, up to
+    `repeats` times (successive halving). Lists of values for `tune comm` replace its own lists;
+    [] leaves that out.
     """
 
-    strategies: Annotated[tuple[LocalStrategy, ...], Field(min_length=1, strict=False)] | None = (
+    strategies: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = (
         None  # those that the trials name; all where a trial wants the best one
     )
     steps: PositiveInt = 8
     warmup_steps: Annotated[int, Field(ge=1)] = 2
     repeats: Annotated[int, Field(ge=1, le=64)] = 4
-    keep: Annotated[int, Field(ge=2)] = 2
+    reduction_factor: Annotated[int, Field(ge=2)] = 2
     max_candidates: PositiveInt = 24  # of a strategy on a workload, or of a round of `tune comm`
     timeout_s: PositiveFloat | None = None  # no short trial starts later than that
     oversubscribe: bool = False
-    buckets_mb: Annotated[tuple[PositiveFloat | Literal["model"], ...], _LIST] | None = None
-    buckets_in_flight: Annotated[tuple[PositiveInt | Literal["unbounded"], ...], _LIST] | None = (
-        None
-    )
-    algorithms: Annotated[tuple[Algorithm, ...], _LIST] | None = None  # of transport mpi
-    compressions: Annotated[tuple[Compression, ...], _LIST] = ()  # they change the result
+    buckets_mb: Annotated[tuple[PositiveFloat | Literal["model"], ...], FROM_LIST] | None = None
+    buckets_in_flight: (
+        Annotated[tuple[PositiveInt | Literal["unbounded"], ...], FROM_LIST] | None
+    ) = None
+    algorithms: Annotated[tuple[str, ...], FROM_LIST] | None = None  # of transport mpi
+    compressions: Annotated[tuple[str, ...], FROM_LIST] = ()  # they change the result
     # of mpirun, each entry tried as a whole
-    mpi_parameters: Annotated[tuple[McaParameters, ...], _LIST] | None = None
+    mpi_parameters: Annotated[tuple[McaParameters, ...], FROM_LIST] | None = None
 
 
 class TelemetrySettings(_Model):
@@ -178,31 +158,17 @@ class Limits(_Model):
 
 
 class NetworkSettings(_Model):
-    """[network]: the interface that ranks talk over; None is loopback, for one node only."""
+    """[network]: the interface that ranks use; None is loopback, for one node only."""
 
     interface: str | None = None
 
 
-class MpiSettings(_Model):
-    """[mpi]: how mpirun is found and what else it is told."""
-
-    mpirun: str | None = None
-    hostfile: str | None = None
-    arguments: tuple[str, ...] = Field(default=(), strict=False)
-
-
-class SparkSettings(_Model):
-    """[spark]: the master; None is `local[ranks]`. `conf` passes to spark-submit."""
-
-    master: str | None = None
-    conf: dict[str, str] = Field(default_factory=dict)
-    driver_memory: str = "1g"
-
-
 class Experiment(_Model):
-    """A whole spec file. Raises pydantic's ValidationError with every fault."""
+    """A whole spec file. Tables of launchers, such as [mpi], are extras of this model."""
 
-    schema_version: Literal[1] = Field(alias="schema")
+    model_config = ConfigDict(extra="allow")
+
+    schema_version: Literal[2] = Field(alias="schema")
     name: Name
     description: str = ""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
@@ -215,12 +181,17 @@ class Experiment(_Model):
     telemetry: TelemetrySettings = TelemetrySettings()
     limits: Limits = Limits()
     network: NetworkSettings = NetworkSettings()
-    mpi: MpiSettings = MpiSettings()
-    spark: SparkSettings = SparkSettings()
+
+    def settings(self, name: str, model: type[K]) -> K:
+        """Return the table of a launcher, such as [mpi]; its defaults where there is none.
+
+        Raises pydantic's ValidationError for a value that is not allowed.
+        """
+        return model.model_validate((self.model_extra or {}).get(name, {}))
 
     @model_validator(mode="after")
     def _unique_workloads(self) -> Self:
         names = [w.name for w in self.workloads]
         if len(set(names)) != len(names):
-            raise ValueError(f"workloads: each name once, got {', '.join(names)}")
+            raise ValueError(f"workloads: expected each name once, got {', '.join(names)}")
         return self

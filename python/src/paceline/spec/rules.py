@@ -1,92 +1,146 @@
-"""What goes together: combinations that cannot work are refused here, with the reason.
+"""Check a whole spec: combinations that cannot work are refused with the reason.
 
-Everything that is known without looking at a machine is checked; the rest is preflight's.
+Everything that is known without looking at a machine is checked here; preflight checks the rest.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import difflib
+import math
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic import ValidationError
 
 from paceline.errors import UsageError
-from paceline.spec.counts import check_micro_batches, counts_if_known, number, share_of
-from paceline.spec.split_places import check_stages
-from paceline.spec.trial_rules import applies, count_faults, trial_faults
+from paceline.spec.counts import batch_per_replica, counts_if_known
+from paceline.spec.extensions import LAUNCHERS, STRATEGIES, WORKLOADS
+from paceline.spec.models import Experiment
+from paceline.spec.sentences import sentences
+from paceline.spec.trial_rules import applies, are_counts_valid, trial_faults
 from paceline.spec.tune_rules import tune_faults
-from paceline.spec.workloads import WORKLOADS
+from paceline.spec.values import BASELINE, DEFAULT_EPOCHS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
-    from paceline.spec.models import Experiment, TrialRequest
-    from paceline.spec.workloads import ModelName
+    from paceline.spec.models import TrialRequest, WorkloadRequest
 
 
-def faults_of(experiment: Experiment) -> list[str]:
-    """All faults, each a sentence with what was expected, what came and how to mend it."""
+def faults_of(experiment: Experiment, skip: Collection[int] = ()) -> list[str]:
+    """Return all faults, each with what was expected, what was found and how to correct it.
+
+    skip: places of trials, from 1, that are faulty already and stand here as placeholders.
+    """
+    trials = [(p, t) for p, t in enumerate(experiment.trials, start=1) if p not in skip]
     faults = [
         f"trials[{place}]: {fault}"
-        for place, trial in enumerate(experiment.trials, start=1)
+        for place, trial in trials
         for fault in trial_faults(trial, experiment)
     ]
-    faults += _baseline_faults(experiment)
-    faults += _batch_faults(experiment)
-    faults += _step_faults(experiment)
-    faults += tune_faults(experiment)
-    return faults
+    faults += _table_faults(experiment)
+    faults += [] if skip else _baseline_faults(experiment)
+    faults += _duplicate_faults(trials)
+    for place, workload in enumerate(experiment.workloads, start=1):
+        if workload.name in WORKLOADS:
+            faults += _workload_faults(workload, experiment, trials)
+        else:
+            faults.append(WORKLOADS.unknown(workload.name, f"workloads[{place}].name"))
+    return faults + list(tune_faults(experiment))
+
+
+def first_given(name: str, workload: WorkloadRequest, experiment: Experiment) -> Any:
+    """Return a training value of the workload, else of [training], else None."""
+    own = getattr(workload, name)
+    return getattr(experiment.training, name) if own is None else own
+
+
+def known_steps(workload: WorkloadRequest, experiment: Experiment) -> int | None:
+    """Return the steps of the training; None if only the data set would tell."""
+    limit = first_given("max_steps", workload, experiment)
+    if workload.data is not None:
+        return cast("int | None", limit)
+    defaults = WORKLOADS.get(workload.name)
+    batch = first_given("global_batch", workload, experiment) or defaults.global_batch
+    epochs = first_given("epochs", workload, experiment) or DEFAULT_EPOCHS
+    whole = math.ceil((workload.samples or defaults.samples) / batch) * epochs
+    return whole if limit is None else min(whole, limit)
+
+
+def _table_faults(experiment: Experiment) -> Iterator[str]:
+    """Yield unknown tables and values that a launcher's table does not allow."""
+    tables = {launcher.name: launcher.Settings for launcher in LAUNCHERS.all()}
+    with_keys = [name for name, model in tables.items() if model.model_fields]
+    for name, table in (experiment.model_extra or {}).items():
+        if name not in with_keys:
+            known = [*(f.alias or n for n, f in Experiment.model_fields.items()), *with_keys]
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f' Did you mean "{near[0]}"?' if near else f" Known keys: {', '.join(known)}."
+            yield f"{name}: no such key.{hint}"
+            continue
+        try:
+            tables[name].model_validate(table)
+        except ValidationError as error:
+            yield from (f"{name}.{sentence}" for sentence in sentences(error.errors()))
 
 
 def _baseline_faults(experiment: Experiment) -> Iterator[str]:
     baselines = [
-        t for t in experiment.trials if t.launcher == "local" and t.local_strategy == "sequential"
+        t
+        for t in experiment.trials
+        if {"launcher": t.launcher, "local_strategy": t.local_strategy} == BASELINE
     ]
     lacking = [w.name for w in experiment.workloads if not any(applies(t, w) for t in baselines)]
     if lacking:
+        wanted = ", ".join(f'{key} = "{name}"' for key, name in BASELINE.items())
         of = f" of {', '.join(lacking)}" if baselines else ""
         yield (
-            f'trials: expected the baseline{of} (launcher = "local", local_strategy = '
-            '"sequential"), found none; every speedup is against it'
+            f"trials: expected the baseline{of} ({wanted}), found none; "
+            "every speedup is relative to it"
         )
-    names = [t.model_dump_json() for t in experiment.trials]
-    for place, name in enumerate(names, start=1):
-        if name in names[: place - 1]:
-            yield f"trials[{place}]: the same as an earlier one; use `repeats` to repeat"
 
 
-def _batch_faults(experiment: Experiment) -> Iterator[str]:
-    """Faults of a trial with a workload's batch and model."""
-    for workload in experiment.workloads:
-        batch = (
-            workload.global_batch
-            or experiment.training.global_batch
-            or WORKLOADS[workload.name].global_batch
-        )
-        for place, trial in enumerate(experiment.trials, start=1):
-            if not applies(trial, workload):
-                continue
-            for fault in _share_faults(trial, batch, WORKLOADS[workload.name].model):
+def _duplicate_faults(trials: list[tuple[int, TrialRequest]]) -> Iterator[str]:
+    seen: set[str] = set()
+    for place, trial in trials:
+        text = trial.model_dump_json()
+        if text in seen:
+            yield f"trials[{place}]: equal to an earlier one; use `repeats` to repeat"
+        seen.add(text)
+
+
+def _workload_faults(
+    workload: WorkloadRequest, experiment: Experiment, trials: list[tuple[int, TrialRequest]]
+) -> Iterator[str]:
+    for place, trial in trials:
+        if applies(trial, workload) and are_counts_valid(trial):
+            for fault in _batch_faults(trial, workload, experiment):
                 yield f"trials[{place}]: workload {workload.name}: {fault}"
+    yield from _step_faults(workload, experiment)
 
 
-def _share_faults(trial: TrialRequest, batch: int, model: ModelName) -> Iterator[str]:
-    """Whether a batch and a model can be shared out; where the cores decide, the plan checks it."""
-    counts = None if any(count_faults(trial)) else counts_if_known(trial)
+def _batch_faults(
+    trial: TrialRequest, workload: WorkloadRequest, experiment: Experiment
+) -> Iterator[str]:
+    """Yield why a batch or a model cannot be divided; where cores decide, the plan checks it."""
+    counts = counts_if_known(trial)
     if counts is None:
         return
+    defaults = WORKLOADS.get(workload.name)
+    batch = first_given("global_batch", workload, experiment) or defaults.global_batch
     try:
-        share = share_of(batch, trial.nodes * counts.replicas)
-        check_micro_batches(number(trial.micro_batches), share)
-        check_stages(model, counts.stages, trial.split_points)
+        share = batch_per_replica(batch, trial.nodes * counts.replicas)
     except UsageError as error:
         yield str(error)
+        return
+    yield from STRATEGIES.get(trial.local_strategy).batch_faults(trial, counts, share, defaults)
 
 
-def _step_faults(experiment: Experiment) -> Iterator[str]:
-    for workload in experiment.workloads:
-        steps = workload.max_steps or experiment.training.max_steps
-        given = (workload.warmup_steps, experiment.training.warmup_steps)
-        warmup = next((w for w in given if w is not None), None)
-        if steps is not None and warmup is not None and warmup >= steps:
-            yield (
-                f"workload {workload.name}: warmup_steps = {warmup} leaves nothing to measure of "
-                f"max_steps = {steps}; use at most {steps - 1}"
-            )
+def _step_faults(workload: WorkloadRequest, experiment: Experiment) -> Iterator[str]:
+    """Yield a warm-up that leaves no step to measure."""
+    steps = known_steps(workload, experiment)
+    warmup = first_given("warmup_steps", workload, experiment)
+    if steps is not None and warmup is not None and warmup >= steps:
+        yield (
+            f"workload {workload.name}: warmup_steps = {warmup} leaves nothing to measure of "
+            f"{steps} steps; use at most {steps - 1}, or train longer (max_steps, epochs)"
+        )

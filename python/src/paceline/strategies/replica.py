@@ -32,6 +32,7 @@ from paceline.training.optimizers import make_optimizer
 from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.training.transforms import to_input
 from paceline.transports.compression.create import create_sum
+from paceline.transports.gradients import gradient_options_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,7 +78,7 @@ class ReplicaStrategy:
         parallel = DistributedDataParallel(
             model,
             device_ids=None if self._device.type == "cpu" else [self._device.index],
-            bucket_cap_mb=trial.bucket_mb,
+            bucket_cap_mb=gradient_options_of(trial).bucket_mb,
             forward_sync_buffers=False,
             gradient_as_bucket_view=True,
         )
@@ -127,7 +128,7 @@ class ReplicaStrategy:
         return {
             **self._device_settings,
             **self._buckets.describe(),
-            "requested_bucket_mb": self._trial.bucket_mb,
+            "requested_bucket_mb": gradient_options_of(self._trial).bucket_mb,
         }
 
     def close(self, *, failed: bool) -> None:

@@ -37,7 +37,7 @@ def choose_cores(
     """
     threads = placement.threads_per_rank
     if placement.oversubscribe:
-        shared = min(placement.core_budget or len(allowed), len(allowed))
+        shared = min(placement.allocated_cores or len(allowed), len(allowed))
         return deal(allowed, 1, shared, root)[0]
     if len(allowed) >= context.ranks_on_node * threads:
         return deal(allowed, context.ranks_on_node, threads, root)[context.local_rank]

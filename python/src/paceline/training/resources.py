@@ -55,7 +55,7 @@ def apply_resources(context: RankContext, trial: Trial) -> None:
     # Only this rank's need: the quotas of the other ranks are known after the rendezvous.
     check_quotas(context, trial.placement, [RankCores.own()])
     os.sched_setaffinity(0, choose_cores(allowed, context, trial.placement))
-    set_thread_variables(trial.threads_per_worker)
+    set_thread_variables(trial.placement.threads_per_worker)
     keep_freed_memory()
 
 
@@ -225,7 +225,7 @@ def check_rank(rank: int, trial: Trial, threads: tuple[int, int], affinity: Sequ
 
     threads: torch's intra-op threads in the main thread, and its inter-op threads.
     """
-    expected = (trial.threads_per_worker, _INTEROP_THREADS)
+    expected = (trial.placement.threads_per_worker, _INTEROP_THREADS)
     if threads != expected:
         raise EnvironmentLacks(
             f"rank {rank}: expected {expected[0]} intra-op and {expected[1]} inter-op threads, "
@@ -245,12 +245,12 @@ def check_workers(
 
     affinity: that of the rank.
     """
-    expected = trial.thread_replicas if trial.thread_replicas > 1 else 0
+    expected = trial.placement.replicas_per_rank if trial.placement.replicas_per_rank > 1 else 0
     if len(workers) != expected:
         raise EnvironmentLacks(
             f"rank {rank}: expected {expected} threads with a replica each, found {len(workers)}"
         )
-    threads = trial.threads_per_worker
+    threads = trial.placement.threads_per_worker
     taken: set[int] = set()
     for worker in workers:
         who = f"rank {rank}, replica {worker.worker}"

@@ -1,51 +1,40 @@
-"""Transports: what carries gradients between ranks, by name.
+"""Transports: what carries gradients between ranks.
 
 A transport opens torch's default process group, so that DistributedDataParallel and every
-`torch.distributed` call use it unchanged. Modules are loaded on demand: a Gloo run never loads MPI.
+`torch.distributed` call use it unchanged. Its implementation is imported only in the ranks that
+use it: a Gloo run never loads MPI.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, cast
 
 from paceline.errors import UsageError
+from paceline.spec.extensions import TRANSPORTS, load_object, quoted
 from paceline.transports.base import PeerLost, Transport
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
-    from paceline.spec.values import Device
 
-__all__ = ["PeerLost", "Transport", "create_transport", "transport_names"]
-
-_MODULES = {
-    "gloo": ("paceline.transports.gloo.transport", "GlooTransport"),
-    "mpi": ("paceline.transports.mpi.transport", "MpiTransport"),
-    "nccl": ("paceline.transports.nccl.transport", "NcclTransport"),
-    "spark-allgather": ("paceline.transports.spark_allgather.transport", "SparkAllGatherTransport"),
-}
-_CARRIERS: dict[Device, tuple[str, ...]] = {"cpu": ("gloo", "mpi"), "cuda": ("nccl", "gloo")}
-_IN_SPARK = "spark-allgather"  # between the tasks of a barrier stage
-
-
-def transport_names(device: Device = "cpu") -> tuple[str, ...]:
-    """Those that carry tensors which lie in the memory of `device`, whoever started the ranks."""
-    return _CARRIERS[device]
+__all__ = ["PeerLost", "Transport", "create_transport"]
 
 
 def create_transport(trial: Trial) -> Transport | None:
-    """The transport that `trial` asks for, not yet open.
+    """Return the trial's transport, not yet open.
 
     None where no process group is needed: for a single rank, and for ranks that share memory.
     """
-    if trial.placement.ranks == 1 or trial.transport == "shared":
+    descriptor = TRANSPORTS.get(trial.transport)
+    if trial.placement.ranks == 1 or (descriptor.joins_ranks and not descriptor.spans_nodes):
         return None
-    names = transport_names(trial.device)
-    if trial.transport not in names and (trial.transport, trial.device) != (_IN_SPARK, "cpu"):
+    able = tuple(
+        each.name
+        for each in TRANSPORTS.all()
+        if each.opens_process_group and trial.device in each.devices
+    )
+    if trial.transport not in able:
         raise UsageError(
-            f"transport {trial.transport!r} cannot carry gradients between "
-            f"{trial.placement.ranks} ranks on device {trial.device}; use one of "
-            f"{', '.join(names)}"
+            f'transport: "{trial.transport}" cannot carry gradients between '
+            f"{trial.placement.ranks} ranks on device {trial.device}; use {quoted(able)}"
         )
-    module, name = _MODULES[trial.transport]
-    return cast("Transport", getattr(importlib.import_module(module), name)())
+    return cast("Transport", load_object(descriptor.implementation)())

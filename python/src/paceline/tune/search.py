@@ -71,7 +71,7 @@ class Bracket:
         # the baseline is the only candidate of its bracket, and the slowest trial
         repeats = 1 if candidates[0].is_baseline else settings.repeats
         self._halving = SuccessiveHalving(
-            list(self.candidates), keep=settings.keep, repeats=repeats
+            list(self.candidates), keep=settings.reduction_factor, repeats=repeats
         )
         self._have = 0
 

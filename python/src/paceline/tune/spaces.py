@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.plan.planning import plan_trials
 from paceline.plan.trial import trial_name
+from paceline.spec import values
 from paceline.spec.counts import counts_on_node
 from paceline.spec.models import TrialRequest
 from paceline.spec.rules import faults_of
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.spec import Experiment, TuneSettings, WorkloadRequest
 
-BASELINE = TrialRequest(launcher="local", local_strategy="sequential")
+BASELINE = TrialRequest.model_validate(values.BASELINE)
 # "experiment 'x' cannot be planned:\n  - trials[2], workload tiny: ..."; only the fault is kept
 _PLACE = re.compile(r"(?s).*?(?:trials\[\d+\](?:, workload [\w-]+)?|workload [\w-]+)[:.] ?")
 
@@ -165,7 +166,9 @@ def repeated(trial: Trial, repeat: int) -> Trial:
 
 
 def _is_baseline(request: TrialRequest) -> bool:
-    return request.launcher == "local" and request.local_strategy == "sequential"
+    return (
+        TrialRequest(launcher=request.launcher, local_strategy=request.local_strategy) == BASELINE
+    )
 
 
 def _drawn(trials: Sequence[Trial], seed: int, most: int) -> list[Trial]:

@@ -48,7 +48,7 @@ def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
     own = files.rank(context.rank)
     with Spans(own.spans) as spans, recording(own.communication) as recorder:
         spans.ended("imports", context.process_started_unix_s)
-        set_threads(trial.threads_per_worker)
+        set_threads(trial.placement.threads_per_worker)
         with spans("rendezvous"):
             peers = join_peers(context, trial)
         try:
@@ -130,11 +130,11 @@ class _Worker:
 
     @property
     def _stage(self) -> int:
-        return self._context.local_rank % self._trial.stages
+        return self._context.local_rank % self._trial.placement.stages
 
     def _open_feed(self) -> tuple[Schedule, int, Feed]:
         training, context = self._trial.training, self._context
-        shares_on_node = context.ranks_on_node // self._trial.stages
+        shares_on_node = context.ranks_on_node // self._trial.placement.stages
         dataset = open_dataset(training.dataset)
         schedule = schedule_of(training, dataset.row_group_rows)
         feed = open_feed(
@@ -142,7 +142,8 @@ class _Worker:
             schedule,
             mode=training.reading,
             image_size=training.image_size,
-            rank=context.node_index * shares_on_node + context.local_rank // self._trial.stages,
+            rank=context.node_index * shares_on_node
+            + context.local_rank // self._trial.placement.stages,
             world_size=self._trial.placement.nodes * shares_on_node,
             pixels=self._stage == 0,
             share_of_node=self._peers.node("photos") or SoloNode(),

@@ -4,7 +4,7 @@ import pytest
 
 from paceline.launchers.spark.native import driver_memory, liveness_settings, native_settings
 from paceline.plan.trial import Placement, Training, Trial
-from paceline.spec.models import Limits, SparkSettings
+from paceline.spec.models import Limits
 
 
 def trial(transport, *, model="alexnet", ranks=2, collective_s=120.0, memory="1g"):
@@ -19,7 +19,7 @@ def trial(transport, *, model="alexnet", ranks=2, collective_s=120.0, memory="1g
             memory_format="contiguous",
         ),
         limits=Limits(rendezvous_s=30, collective_s=collective_s),
-        spark=SparkSettings(driver_memory=memory),
+        strategy_options={}, transport_options={}, launcher_options={"driver_memory": memory},
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.trials import changed
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.tools import Tool
@@ -12,7 +13,6 @@ from paceline.job import checks
 from paceline.launchers.mpi import launcher as mpi
 from paceline.launchers.spark import launcher as spark
 from paceline.launchers.spark.launcher import SparkLauncher
-from paceline.spec import SparkSettings
 
 
 @pytest.fixture(autouse=True)
@@ -28,19 +28,19 @@ def _machine(monkeypatch):
 
 
 def over_mpi(make_launch_trial, **changes):
-    return make_launch_trial("spark", **changes).model_copy(update={"transport": "mpi"})
+    return changed(make_launch_trial("spark", **changes), transport="mpi")
 
 
 def test_wrong_mpi_is_refused_before_spark_starts(make_launch_trial):
     with pytest.raises(EnvironmentLacks, match="mpi4py loads MPICH"):
         SparkLauncher().preflight(over_mpi(make_launch_trial))
-    cluster = SparkSettings(master="spark://there:7077")
+    cluster = {"master": "spark://there:7077"}
     with pytest.raises(EnvironmentLacks, match="mpi4py loads MPICH"):
-        SparkLauncher().preflight(over_mpi(make_launch_trial, spark=cluster))
+        SparkLauncher().preflight(over_mpi(make_launch_trial, launcher_options=cluster))
 
 
 def test_other_transports_and_other_pythons_are_not_asked_for_mpi(make_launch_trial):
     SparkLauncher().preflight(make_launch_trial("spark"))
     conf = {"spark.pyspark.python": "./environment/bin/python"}
-    cluster = SparkSettings(master="spark://there:7077", conf=conf)
-    SparkLauncher().preflight(over_mpi(make_launch_trial, spark=cluster))
+    cluster = {"master": "spark://there:7077", "conf": conf}
+    SparkLauncher().preflight(over_mpi(make_launch_trial, launcher_options=cluster))

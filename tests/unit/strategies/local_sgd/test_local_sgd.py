@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from tests.trials import changed
 
-from paceline.plan.trial import AveragingSettings
 from paceline.strategies import TrainBatch, create_strategy
 from paceline.workloads.build import build_model
 
@@ -16,8 +16,8 @@ def test_rank_without_peers_trains_as_a_sequential_one(make_trial, solo):
         sample_ids=np.arange(4), global_samples=4, is_last=True,
     )  # fmt: skip
     weights = []
-    for averaging in (None, AveragingSettings(period=2)):
-        trial = make_trial().model_copy(update={"averaging": averaging})
+    for averaging in (None, {"period_steps": 2}):
+        trial = changed(make_trial(), local_strategy="processes", averaging=averaging)
         strategy = create_strategy(trial)
         model = build_model("tiny-alexnet", 3, dropout=False, seed=3)
         strategy.prepare(model, solo, trial, None)

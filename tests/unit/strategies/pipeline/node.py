@@ -12,8 +12,9 @@ from torch.nn.functional import cross_entropy
 
 from paceline.errors import TimedOut
 from paceline.plan.schedule import share_bounds
-from paceline.plan.trial import PipelineSettings, Placement, Training, Trial
+from paceline.plan.trial import Placement, Training, Trial
 from paceline.spec.models import Limits
+from paceline.strategies.pipeline.settings import PipelineOptions
 from paceline.strategies.pipeline.strategy import PipelineStrategy
 from paceline.training.context import RankContext
 from paceline.training.dropout import set_sample_keys
@@ -87,12 +88,18 @@ def pipeline_trial(stages, micro_batches, replicas=1, pipeline=None, **training)
         transport="shared",
         local_strategy="pipeline" if replicas == 1 else "hybrid",
         placement=Placement(
-            nodes=1, ranks_per_node=stages * replicas, threads_per_rank=1, oversubscribe=True
+            nodes=1,
+            ranks_per_node=stages * replicas,
+            threads_per_rank=1,
+            stages=stages,
+            oversubscribe=True,
         ),
         training=Training(**{**values, **training}),
-        pipeline=PipelineSettings(
-            stages=stages, micro_batches=micro_batches, **{"balance": "size", **(pipeline or {})}
+        strategy_options=PipelineOptions(
+            micro_batches=micro_batches, **{"balance": "size", **(pipeline or {})}
         ),
+        transport_options={},
+        launcher_options={},
         limits=Limits(collective_s=LIMIT_S, trial_s=LIMIT_S),
     )
 
@@ -121,8 +128,8 @@ def batch_of(trial, step, samples):
 
 def share(trial, local_rank, batch):
     """What a rank gets: pixels for the first stage only."""
-    replica, stage = divmod(local_rank, trial.stages)
-    low, high = share_bounds(len(batch.sample_ids), replica, trial.replicas)
+    replica, stage = divmod(local_rank, trial.placement.stages)
+    low, high = share_bounds(len(batch.sample_ids), replica, trial.placement.replicas)
     return TrainBatch(
         step=batch.step,
         epoch=batch.epoch,

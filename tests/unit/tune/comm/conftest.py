@@ -15,7 +15,7 @@ from paceline.tune import measurement, session
 from paceline.tune.comm import method, tune_comm
 
 BASELINE = """
-schema = 1
+schema = 2
 name = "mine"
 [network]
 interface = "eth0"

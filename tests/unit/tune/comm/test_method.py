@@ -28,11 +28,11 @@ def spec(*entries, tune=TUNE):
 def small_buckets_and_ring_are_fast(trial):
     """Each of the three is worth something, and they add up."""
     gains = (
-        0.1 * (trial.bucket_mb == 5),
-        0.1 * (trial.algorithm == "ring"),
-        0.05 * (trial.mpi_parameters == {"smsc": "^cma"}),
+        0.1 * (trial.option("bucket_mb") == 5),
+        0.1 * (trial.option("algorithm") == "ring"),
+        0.05 * (trial.option("parameters") == {"smsc": "^cma"}),
     )
-    return 0.7 - sum(gains) + 0.05 * (trial.buckets_in_flight is not None)
+    return 0.7 - sum(gains) + 0.05 * (trial.option("buckets_in_flight") is not None)
 
 
 def repeats_of(ran, configuration):
@@ -42,9 +42,9 @@ def repeats_of(ran, configuration):
 def test_each_round_starts_from_the_winner_of_the_one_before(machine):
     machine.step_s = small_buckets_and_ring_are_fast
     found = machine.tune(spec(entry())).findings.of(SECOND)
-    assert found.chosen.bucket_mb == 5
-    assert found.chosen.algorithm == "ring"
-    assert found.chosen.mpi_parameters == {"smsc": "^cma"}
+    assert found.chosen.option("bucket_mb") == 5
+    assert found.chosen.option("algorithm") == "ring"
+    assert found.chosen.option("parameters") == {"smsc": "^cma"}
     assert found.ratio.median == pytest.approx(0.7 / 0.45, rel=0.01)
     assert not found.tie
     assert found.candidates == 4 + 2 + 2
@@ -65,17 +65,17 @@ def test_default_and_winner_are_measured_anew_in_the_end_and_only_that_decides(m
 
 def test_winner_that_is_no_faster_when_measured_anew_leaves_the_default(machine):
     def lucky_at_first(trial):
-        if trial.bucket_mb != 5:
+        if trial.option("bucket_mb") != 5:
             return 0.7
         return 0.4 if trial.repeat < 2 else 0.8
 
     machine.step_s = lucky_at_first
     found = machine.tune(spec(entry())).findings.of(SECOND)
-    assert found.fastest.bucket_mb == 5
+    assert found.fastest.option("bucket_mb") == 5
     assert found.ratio.median == pytest.approx(0.7 / 0.8, rel=0.01)
     assert found.chosen == found.default
     tuned = parse_spec((machine.folder / "found/tuned.toml").read_text(), "tuned.toml")
-    assert tuned.trials[1].bucket_mb is None
+    assert tuned.trials[1].extension_keys.get("bucket_mb") is None
 
 
 def test_tuned_spec_says_what_won_and_keeps_the_rest(machine):
@@ -96,24 +96,27 @@ def test_tuned_spec_says_what_won_and_keeps_the_rest(machine):
 
 
 def test_tuned_spec_says_a_compression_with_its_settings(machine):
-    machine.step_s = lambda trial: 0.4 if trial.compression else 0.7
+    machine.step_s = lambda trial: 0.4 if trial.option("compression") else 0.7
     tune = (
         '[tune]\nrepeats = 1\nbuckets_mb = []\nbuckets_in_flight = []\ncompressions = ["powersgd"]'
     )
     machine.tune(spec(entry("torchrun", "gloo"), tune=tune))
     tuned = parse_spec((machine.folder / "found/tuned.toml").read_text(), "tuned.toml")
-    assert (tuned.trials[1].compression, tuned.trials[1].compression_rank) == ("powersgd", 4)
+    assert (
+        tuned.trials[1].extension_keys.get("compression"),
+        tuned.trials[1].compression_rank,
+    ) == ("powersgd", 4)
 
 
 def test_trials_are_searched_each_on_its_own(machine):
     def step_s(trial):
         liked = 5 if trial.transport == "mpi" else 25
-        return 0.5 if trial.bucket_mb == liked else 0.7
+        return 0.5 if trial.option("bucket_mb") == liked else 0.7
 
     machine.step_s = step_s
     findings = machine.tune(spec(entry(), entry("torchrun", "gloo"))).findings
     assert [found.target.name for found in findings.found] == ["trials[2]", "trials[3]"]
-    assert [found.chosen.bucket_mb for found in findings.found] == [5, 25]
+    assert [found.chosen.option("bucket_mb") for found in findings.found] == [5, 25]
 
 
 def test_trial_that_sends_nothing_is_noted(machine):
@@ -153,7 +156,7 @@ def test_search_that_was_killed_anywhere_goes_on_and_repeats_nothing(machine):
             break
     assert interrupted > 3
     assert len(machine.ran) == len(set(machine.ran))
-    assert found.findings.of(SECOND).chosen.algorithm == "ring"
+    assert found.findings.of(SECOND).chosen.option("algorithm") == "ring"
     ran = list(machine.ran)
     assert machine.tune(text, resume=True) == found
     assert machine.ran == ran

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.trials import changed
 from tests.unit.tune.comm.conftest import entry, parsed
 
 from paceline.plan.planning import plan_trials
-from paceline.spec.workloads import WORKLOADS
+from paceline.spec.extensions import WORKLOADS
 from paceline.tune.comm.search_space import MODEL_MB, choices, communication_of, why_left_alone
 from paceline.workloads import build as models
 
@@ -19,9 +20,9 @@ def tried(name, *keys, values=None, tune="", trial_values=None, **where):
     experiment = parsed(entry(**{**(values or {}), **where}), tune=tune)
     request = experiment.trials[1]
     trial = planned(experiment)
-    trial = trial.model_copy(update=trial_values or {})
+    trial = changed(trial, **(trial_values or {}))
     found = choices(name, request, trial, experiment.tune)
-    return [tuple(getattr(r, key) for key in keys) for r in found]
+    return [tuple(getattr(r, key, None) for key in keys) for r in found]
 
 
 def planned(experiment):
@@ -111,8 +112,8 @@ def test_later_round_keeps_what_earlier_ones_have_found():
 def test_communication_is_said_only_where_it_is_not_the_default():
     trial = planned(parsed(entry()))
     assert {k: v for k, v in communication_of(trial).items() if v is not None} == {}
-    changed = trial.model_copy(update={"algorithm": "native", "mpi_parameters": {"a": "1"}})
-    assert {k: v for k, v in communication_of(changed).items() if v is not None} == {
+    other = changed(trial, algorithm="native", parameters={"a": "1"})
+    assert {k: v for k, v in communication_of(other).items() if v is not None} == {
         "algorithm": "native",
         "mpi_parameters": {"a": "1"},
     }
@@ -149,4 +150,4 @@ def test_bucket_of_the_whole_model_holds_it_with_a_thousand_classes(model):
 
 
 def test_every_workloads_model_has_a_size():
-    assert {w.model for w in WORKLOADS.values()} <= MODEL_MB.keys()
+    assert {w.model for w in WORKLOADS.all()} <= MODEL_MB.keys()

@@ -1,8 +1,8 @@
 import pytest
 
-from paceline.spec.values import LOCAL_STRATEGIES
+from paceline.spec.extensions import STRATEGIES
+from paceline.strategies.hybrid.descriptor import searched_layouts
 from paceline.tune.local.search_space import (
-    hybrid_layouts,
     local_requests,
     neighbouring_split_points,
 )
@@ -12,10 +12,10 @@ def layouts(strategy, cores, *keys, **options):
     requests = local_requests(
         strategy, cores=cores, batch=64, oversubscribe=options.get("oversubscribe", False)
     )
-    return {tuple(getattr(r, k) for k in keys) for r in requests[1:]}
+    return {tuple(getattr(r, k, None) for k in keys) for r in requests[1:]}
 
 
-@pytest.mark.parametrize("strategy", LOCAL_STRATEGIES)
+@pytest.mark.parametrize("strategy", STRATEGIES.names())
 def test_default_comes_first_and_says_nothing_of_its_layout(strategy):
     first = local_requests(strategy, cores=4, batch=64, oversubscribe=False)[0]
     assert first.model_dump(exclude_unset=True) == {
@@ -86,11 +86,11 @@ def test_no_more_micro_batches_than_a_replica_has_samples():
     ],
 )
 def test_hybrid_uses_as_many_cores_as_it_can(cores, expected):
-    assert set(hybrid_layouts(cores)) == expected
+    assert set(searched_layouts(cores)) == expected
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 8])
-@pytest.mark.parametrize("strategy", LOCAL_STRATEGIES)
+@pytest.mark.parametrize("strategy", STRATEGIES.names())
 def test_only_what_wants_more_cores_than_there_are_oversubscribes(strategy, cores):
     for request in local_requests(strategy, cores=cores, batch=64, oversubscribe=True):
         fits = cores >= {"sequential": 1, "intraop": 1, "hybrid": 4}.get(strategy, 2)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.trials import changed
 from tests.unit.tune.conftest import SPEC
 
 from paceline.analysis.statistics import Interval
@@ -9,7 +10,6 @@ from paceline.spec.loading import parse_spec
 from paceline.tune.findings import Finding, Findings
 from paceline.tune.local.candidates import strategy_space
 from paceline.tune.local.method import LocalSearch
-from paceline.tune.local.winners import layout_of
 from paceline.tune.spaces import Target, short_experiment
 from paceline.tune.tuned_spec import tuned_text
 
@@ -108,7 +108,7 @@ def test_rest_of_the_spec_stays_and_the_search_is_gone():
     case.wins("tiny", "processes", 1)
     tuned = case.tuned()
     assert tuned.limits == case.experiment.limits
-    assert tuned.spark.conf == {"a.b": "1"}
+    assert tuned.model_extra["spark"]["conf"] == {"a.b": "1"}
     assert tuned.workloads == case.experiment.workloads
     assert tuned.tune is None
 
@@ -149,7 +149,7 @@ def test_best_is_the_fastest_strategy_of_each_workload():
         ("simple-big", "pipeline"),
     }
     (pipeline,) = of(trials, "pipeline", "mpi")
-    assert pipeline.pipeline == winner.pipeline
+    assert pipeline.strategy_options == winner.strategy_options
 
 
 def test_best_that_is_there_under_its_own_name_is_not_run_twice():
@@ -195,29 +195,30 @@ def test_micro_batches_shrink_to_what_a_replica_gets_of_several_nodes():
     space_winner = next(
         number
         for number in range(1, 16)
-        if Case(text).wins("tiny", "pipeline", number).pipeline.micro_batches == 16
+        if Case(text).wins("tiny", "pipeline", number).option("micro_batches") == 16
     )
     winner = case.wins("tiny", "pipeline", space_winner)
     (planned,) = of(case.planned(), "pipeline", "mpi")
-    assert winner.pipeline.micro_batches == 16
-    assert planned.pipeline.micro_batches == 32 // 8  # tiny has 32 samples a step
+    assert winner.option("micro_batches") == 16
+    assert planned.option("micro_batches") == 32 // 8  # tiny has 32 samples a step
     assert planned.placement.nodes == 8
 
 
 def test_explicit_cuts_are_kept():
     text = SPEC + entry("local", "pipeline")
-    number = next(n for n in range(1, 16) if Case(text).wins("tiny", "pipeline", n).stages == 2)
+    number = next(
+        n for n in range(1, 16) if Case(text).wins("tiny", "pipeline", n).placement.stages == 2
+    )
     case = Case(text)
     winner = case.wins("tiny", "pipeline", number)
-    cut = winner.pipeline.model_copy(update={"balance": None, "split_points": (5,)})
     (found,) = case.found
-    moved = winner.model_copy(update={"pipeline": cut})
+    moved = changed(winner, balance=None, split_points=(5,))
     case.found = [
         Finding(
             **{name: getattr(found, name) for name in found.__slots__ if name != "fastest"},
             fastest=moved,
         )
     ]
-    assert layout_of(moved)["split_points"] == (5,)
+    assert moved.layout_keys["split_points"] == (5,)
     (planned,) = of(case.planned(), "pipeline")
-    assert planned.pipeline == cut
+    assert planned.strategy_options == moved.strategy_options

@@ -14,6 +14,7 @@ from paceline.host.tools import job_script
 from paceline.job.checks import check_cores, check_dataset
 from paceline.job.environment import SIDECAR_HOST_VARIABLE, rank_environment
 from paceline.launchers.base import Command, first_named
+from paceline.launchers.mpi.descriptor import MpiLaunchOptions
 from paceline.launchers.mpi.parameters import unknown_parameters
 from paceline.launchers.mpi.tools import find_mpirun, mpi_mismatch
 
@@ -43,11 +44,12 @@ class MpiLauncher:
     def preflight(self, trial: Trial) -> None:
         mpirun = check_mpi(trial)
         job_script("mpi-jobs", "train.py")
-        unknown = unknown_parameters(trial.mpi_parameters, mpirun.path)
+        options = trial.options_as(MpiLaunchOptions)
+        unknown = unknown_parameters(options.parameters, mpirun.path)
         if unknown is not None:
             raise EnvironmentLacks(f"mpi_parameters: {unknown}")
-        if trial.mpi.hostfile is not None:
-            _check_hostfile(trial, Path(trial.mpi.hostfile))
+        if options.hostfile is not None:
+            _check_hostfile(trial, Path(options.hostfile))
         elif trial.placement.nodes == 1:
             check_cores(trial)
         if trial.placement.nodes == 1:
@@ -56,7 +58,7 @@ class MpiLauncher:
     def command(self, trial: Trial, files: TrialFiles) -> Command:
         place = trial.placement
         environment = {**rank_environment(trial), **root_environment()}
-        argv = [str(find_mpirun(trial.mpi.mpirun).path), "-n", str(place.ranks)]
+        argv = [str(find_mpirun(trial.option("mpirun")).path), "-n", str(place.ranks)]
         argv += ["--bind-to", "none"]  # the worker sets the affinity itself under every launcher
         argv += _nodes(trial) + interface_parameters(trial)
         if place.nodes > 1:
@@ -78,7 +80,7 @@ def failed_rank(log_text: str) -> int | None:
 
 def check_mpi(trial: Trial) -> Tool:
     """Return the mpirun in use. Raises EnvironmentLacks without one that mpi4py fits."""
-    mpirun = find_mpirun(trial.mpi.mpirun)
+    mpirun = find_mpirun(trial.option("mpirun"))
     mismatch = mpi_mismatch(mpirun)
     if mismatch is not None:
         raise EnvironmentLacks(mismatch)
@@ -88,8 +90,9 @@ def check_mpi(trial: Trial) -> Tool:
 def _nodes(trial: Trial) -> list[str]:
     """Return the options for the nodes, and for the ranks on each."""
     place = trial.placement
-    if trial.mpi.hostfile is not None:
-        return ["--hostfile", trial.mpi.hostfile, "--map-by", mapping(place)]
+    hostfile = trial.options_as(MpiLaunchOptions).hostfile
+    if hostfile is not None:
+        return ["--hostfile", hostfile, "--map-by", mapping(place)]
     if place.nodes > 1:
         return ["--map-by", mapping(place)]
     return on_this_node(place)
@@ -97,10 +100,10 @@ def _nodes(trial: Trial) -> list[str]:
 
 def parameter_arguments(trial: Trial) -> list[str]:
     """Return the trial's MCA parameters, then the spec's own arguments of mpirun."""
-    given = sorted(trial.mpi_parameters.items())
-    return [word for name, value in given for word in ("--mca", name, value)] + list(
-        trial.mpi.arguments
-    )
+    options = trial.options_as(MpiLaunchOptions)
+    given = sorted(options.parameters.items())
+    words = [word for name, value in given for word in ("--mca", name, value)]
+    return [*words, *options.arguments]
 
 
 def mapping(place: Placement) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.host.tools import job_script
 from paceline.job.environment import rank_environment
+from paceline.launchers.mpi.descriptor import MpiLaunchOptions
 from paceline.launchers.mpi.launcher import interface_parameters, mapping, parameter_arguments
 from paceline.render.files import limit_s
 from paceline.render.kubernetes import JOBS, PYTHON, job_arguments, metadata, pod
@@ -36,7 +37,8 @@ def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
     threads = trial.placement.threads_per_rank
     srun = f"srun --mpi=pmix --cpu-bind=none --cpus-per-task={threads}"
     script = str(job_script("mpi-jobs", "train.py"))
-    parameters = {f"OMPI_MCA_{name}": value for name, value in trial.mpi_parameters.items()}
+    given = trial.options_as(MpiLaunchOptions).parameters
+    parameters = {f"OMPI_MCA_{name}": value for name, value in given.items()}
     return SlurmStep(
         command=f"{srun} {shlex.join([settings.python, script])}",
         tasks_per_node=trial.placement.ranks_per_node,

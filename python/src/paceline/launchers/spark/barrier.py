@@ -114,7 +114,7 @@ def _importing_worker(job: Job) -> Iterator[None]:
     The number of threads is set first, because torch reads it at its import. The cores are set
     later, as under every launcher before any of its threads has started.
     """
-    set_thread_variables(job.trial.threads_per_worker)
+    set_thread_variables(job.trial.placement.threads_per_worker)
     # If it fails, the training's own import fails again and is reported there.
     thread = threading.Thread(
         target=_import_quietly, args=("paceline.worker.worker",), name="imports", daemon=True

@@ -16,6 +16,7 @@ from paceline.job.environment import rank_environment
 from paceline.launchers.base import Command, first_named
 from paceline.launchers.mpi.launcher import check_mpi
 from paceline.launchers.mpi.tools import MPIRUN_VARIABLE
+from paceline.launchers.spark.descriptor import SparkOptions
 from paceline.launchers.spark.native import driver_memory, liveness_settings, native_settings
 from paceline.launchers.spark.tools import find_spark
 
@@ -43,7 +44,7 @@ class SparkLauncher:
         find_java()
         find_spark()
         job_script("spark-jobs", "train.py")
-        check_conf(trial.spark.conf)
+        check_conf(trial.options_as(SparkOptions).conf)
         if trial.transport == "mpi" and _runs_on_this_python(trial):
             check_mpi(trial)
         if is_local(master_of(trial)):
@@ -55,7 +56,7 @@ class SparkLauncher:
         spark = find_spark()
         argv = [str(spark.path / "bin" / "spark-submit"), "--master", master_of(trial)]
         argv += ["--driver-memory", driver_memory(trial)]
-        for name, value in {**configuration(trial), **trial.spark.conf}.items():
+        for name, value in {**configuration(trial), **trial.options_as(SparkOptions).conf}.items():
             argv += ["--conf", f"{name}={value}"]
         script = job_script("spark-jobs", "train.py")
         argv += [str(script), "--trial", str(files.trial)]
@@ -67,12 +68,14 @@ class SparkLauncher:
 
 def _runs_on_this_python(trial: Trial) -> bool:
     """Return whether tasks use this Python, and with it the MPI that can be checked here."""
-    return is_local(master_of(trial)) or "spark.pyspark.python" not in trial.spark.conf
+    conf = trial.options_as(SparkOptions).conf
+    return is_local(master_of(trial)) or "spark.pyspark.python" not in conf
 
 
 def master_of(trial: Trial) -> str:
     """Return the spec's master, else this node with as many slots as the trial needs."""
-    return trial.spark.master or f"local[{slots_per_node(trial) * trial.placement.nodes}]"
+    slots = slots_per_node(trial) * trial.placement.nodes
+    return trial.options_as(SparkOptions).master or f"local[{slots}]"
 
 
 def slots_per_node(trial: Trial) -> int:
@@ -156,7 +159,7 @@ def _environment(trial: Trial) -> dict[str, str]:
     }
     if is_local(master_of(trial)):
         environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    elif "spark.pyspark.python" not in trial.spark.conf:
+    elif "spark.pyspark.python" not in trial.options_as(SparkOptions).conf:
         environment["PYSPARK_PYTHON"] = sys.executable
     return environment
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from paceline.spec.models import SparkSettings
+from paceline.launchers.spark.descriptor import DEFAULT_DRIVER_MEMORY, SparkOptions
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
-    from paceline.spec.workloads import ModelName
 
 _HEARTBEATS = 4  # in the limit of a collective
 _LONGEST_HEARTBEAT_S = 10  # Spark's default
 # Upper bounds for the size of heaps.
-_PARAMETERS: dict[ModelName, float] = {"alexnet": 57e6, "vgg16": 134.3e6}
+_PARAMETERS: dict[str, float] = {"alexnet": 57e6, "vgg16": 134.3e6}
 _PARAMETER_BYTES = 8  # weight and momentum
 # Copies of a task's result in the JVM: the record, its serialised form, and garbage. Two AlexNets
 # of 456 MB each took 3.8 GiB of a heap of 4, of which 2.2 were in use.
@@ -66,8 +65,8 @@ def liveness_settings(trial: Trial) -> dict[str, str]:
 
 def driver_memory(trial: Trial) -> str:
     """Return the driver's heap: the spec's value, else the size of all ranks' weights."""
-    asked = trial.spark.driver_memory
-    if trial.transport != "spark-rounds" or asked != SparkSettings().driver_memory:
+    asked = trial.options_as(SparkOptions).driver_memory
+    if trial.transport != "spark-rounds" or asked != DEFAULT_DRIVER_MEMORY:
         return asked
     return f"{_heap_gib(trial, trial.placement.ranks)}g"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import metadata as package_metadata
 from typing import TYPE_CHECKING, Any
 
+from paceline.launchers.spark.descriptor import SparkOptions
 from paceline.launchers.spark.launcher import configuration, slots_per_node
 from paceline.launchers.spark.native import driver_memory
 from paceline.render.files import CannotRender
@@ -34,11 +35,11 @@ def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, A
     """Return a SparkApplication with one executor per node. Raises CannotRender."""
     if trial.transport == "mpi":
         raise CannotRender("pods of executors have no ssh server for the MPI job inside Spark")
-    place = trial.placement
+    place, options = trial.placement, trial.options_as(SparkOptions)
     on_cluster = trial.model_copy(
-        update={"spark": trial.spark.model_copy(update={"master": _MASTER})}
+        update={"launcher_options": options.model_copy(update={"master": _MASTER})}
     )
-    conf = {**configuration(on_cluster), "spark.pyspark.python": PYTHON, **trial.spark.conf}
+    conf = {**configuration(on_cluster), "spark.pyspark.python": PYTHON, **options.conf}
     return {
         "apiVersion": "sparkoperator.k8s.io/v1beta2",
         "kind": "SparkApplication",

@@ -8,13 +8,13 @@ colours are left to the page, which knows whether it is light or dark.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from paceline.spec.values import LocalStrategy
+from paceline.spec.extensions import STRATEGIES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,7 +68,7 @@ def colours(comparison: Comparison) -> dict[str, str]:
     if len(ways) <= len(PALETTE):
         by_way = dict(zip(ways, PALETTE, strict=False))
         return {row.configuration: by_way[_way(row)] for row in comparison.rows}
-    by_strategy = dict(zip(get_args(LocalStrategy), PALETTE, strict=False))
+    by_strategy = dict(zip(STRATEGIES.names(), PALETTE, strict=False))
     return {row.configuration: by_strategy[row.local_strategy] for row in comparison.rows}
 
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.strategies.local_sgd.steps import LocalReplica
+from paceline.strategies.processes.descriptor import AveragingSettings, ProcessesOptions
 from paceline.strategies.reduction.replicate_group import all_reduce_tensors
 from paceline.training.devices import device_of, synchronize
 from paceline.training.strategy import GradientResult, TrainBatch, WeightAveraging
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from paceline.plan.trial import AveragingSettings, Trial
+    from paceline.plan.trial import Trial
     from paceline.records.rows import WorkerEnvironment
     from paceline.training.context import RankContext
     from paceline.training.strategy import RankGroups
@@ -59,8 +60,9 @@ class LocalSgdStrategy:
         trial: Trial,
         peers: RankGroups,  # noqa: ARG002  (torch's default group has all ranks)
     ) -> None:
-        assert trial.averaging is not None, "create_strategy chooses this one by it"
-        self._settings = trial.averaging
+        averaging = trial.options_as(ProcessesOptions).averaging
+        assert averaging is not None, "only local SGD uses this implementation"
+        self._settings = averaging
         self._ranks = context.world_size
         self._device = device_of(trial, context)
         self._replica = LocalReplica(model, trial, self._device)
@@ -124,7 +126,7 @@ class LocalSgdStrategy:
         return {
             **self._replica.settings,
             "averaging": {
-                "period": self._settings.period,
+                "period": self._settings.period_steps,
                 "start_step": self._settings.start_step,
                 "momentum": "local",
             },
@@ -146,7 +148,9 @@ class LocalSgdStrategy:
 
     @property
     def _is_due(self) -> bool:
-        return self._is_local and (self._is_last or self._local_steps % self._settings.period == 0)
+        return self._is_local and (
+            self._is_last or self._local_steps % self._settings.period_steps == 0
+        )
 
     def _all_reduce(self, tensors: list[Tensor]) -> None:
         """Sum the tensors in place over all ranks."""

@@ -11,6 +11,7 @@ from torch import nn
 from paceline.plan.schedule import share_bounds
 from paceline.strategies.pipeline.profile import profile_layers
 from paceline.strategies.pipeline.schedules import theoretical_bubble
+from paceline.strategies.pipeline.settings import PipelineOptions
 from paceline.strategies.pipeline.shapes import Activation, layer_bytes, trace
 from paceline.strategies.pipeline.split_points import (
     balanced_split_points,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.data.node import NodeShare
-    from paceline.plan.trial import PipelineSettings, Trial
+    from paceline.plan.trial import Trial
     from paceline.strategies.pipeline.split_points import Layers
 
 
@@ -38,7 +39,7 @@ class BatchSizes:
 
     @classmethod
     def of(cls, trial: Trial) -> BatchSizes:
-        replica = share_bounds(trial.training.global_batch, 0, trial.replicas)[1]
+        replica = share_bounds(trial.training.global_batch, 0, trial.placement.replicas)[1]
         return cls(replica, share_bounds(replica, 0, settings_of(trial).micro_batches)[1])
 
 
@@ -53,10 +54,11 @@ class Partition:
     def describe(self, layers: Layers, trial: Trial) -> dict[str, Any]:
         """Return the partition for the records; bytes are per step and replica."""
         settings, samples = settings_of(trial), BatchSizes.of(trial).replica
+        stages = trial.placement.stages
         names = [name for name, _ in layers]
         crossing_bytes = [samples * activation.bytes_per_sample for activation in self.crossing]
         return {
-            "stages": settings.stages,
+            "stages": stages,
             "micro_batches": settings.micro_batches,
             "schedule": settings.schedule,
             "balance": settings.balance if settings.split_points is None else None,
@@ -67,15 +69,14 @@ class Partition:
             ],
             "bytes_forward": crossing_bytes,
             "bytes_backward": crossing_bytes,
-            "theoretical_bubble": theoretical_bubble(settings.stages, settings.micro_batches),
+            "theoretical_bubble": theoretical_bubble(stages, settings.micro_batches),
             "deferred": [name for name, layer in layers if isinstance(layer, nn.Linear)],
             **({} if self.profile is None else {"profile_s": self.profile}),
         }
 
 
-def settings_of(trial: Trial) -> PipelineSettings:
-    assert trial.pipeline is not None, "a trial of a pipeline has pipeline settings"
-    return trial.pipeline
+def settings_of(trial: Trial) -> PipelineOptions:
+    return trial.options_as(PipelineOptions)
 
 
 def partition_model(
@@ -86,16 +87,16 @@ def partition_model(
 
     Raises UsageError if the model cannot be split so, TimedOut if rank 0 does not answer.
     """
-    settings = settings_of(trial)
+    settings, stages = settings_of(trial), trial.placement.stages
     activations = trace(layers, trial.training)
     profile = None
     if settings.split_points is not None:
-        split_points = check_split_points(layers, settings.split_points, settings.stages)
+        split_points = check_split_points(layers, settings.split_points, stages)
     else:
-        require_stages(layers, settings.stages)
+        require_stages(layers, stages)
         if settings.balance == "size":
             costs = layer_bytes(layers, activations, BatchSizes.of(trial).micro_batch)
-            split_points = balanced_split_points(costs, settings.stages, legal_split_points(layers))
+            split_points = balanced_split_points(costs, stages, legal_split_points(layers))
         else:
             split_points, profile = _by_time(layers, trial, world, device)
     return Partition(split_points, [activations[index - 1] for index in split_points], profile)
@@ -113,12 +114,12 @@ def _by_time(
         trial.training,
         samples=BatchSizes.of(trial).micro_batch,
         micro_batches=settings.micro_batches,
-        replicas=trial.replicas_per_node,
+        replicas=trial.placement.replicas_per_node,
         device=device,
     )
     split_points = balanced_split_points(
         profile.layer_costs_s(len(layers)),
-        settings.stages,
+        trial.placement.stages,
         legal_split_points(layers),
         profile.crossing_costs_s(len(layers)),
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.spec.values import PipelineSchedule
+    from paceline.strategies.pipeline.settings import PipelineSchedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,14 +107,14 @@ class PipelineStrategy:
         """
         assert isinstance(model, Model), "only a model that is a sequence of layers can be split"
         self._memory_format = trial.training.memory_format
-        layers, place = model.layers(), _Place.of(context, trial.stages)
+        layers, place = model.layers(), _Place.of(context, trial.placement.stages)
         self._siblings = f"node {context.node_index} stage {place.stage}"
         self._replicas = place.replicas
         device = device_of(trial, context)
         chosen = use_device(device)
         division = partition_model(layers, trial, peers.world("split_points"), device)
         self._description = {**division.describe(layers, trial), **chosen}
-        self._alone = trial.replicas == 1
+        self._alone = trial.placement.replicas == 1
         if trial.placement.nodes > 1:
             group = join_replicate_group(context, peers, trial.limits.collective_s)
             self._replicate_group = ReplicateGroup(trial, group)

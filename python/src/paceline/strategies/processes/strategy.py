@@ -130,7 +130,7 @@ class ProcessesStrategy:
             self._low_precision = LowPrecisionWeights(
                 self._layout, weights, torch.from_numpy(copied).view(dtype), self._rows
             )
-        samples = -(-trial.training.global_batch // trial.replicas)
+        samples = -(-trial.training.global_batch // trial.placement.replicas)
         size = SharedFactors.bytes_needed(model, samples, dtype)
         self._shared_factors = [
             SharedFactors(model, samples, dtype, torch.from_numpy(shared.memory("factors", size)))

@@ -17,6 +17,7 @@ from paceline.errors import EnvironmentLacks
 from paceline.transports.compression.base import all_reduce_bytes
 from paceline.transports.compression.create import create_sum
 from paceline.transports.compression.flat_bucket import FlatBucket, pack
+from paceline.transports.gradients import gradient_options_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,9 +77,10 @@ class ReplicateGroup:
     def __init__(self, trial: Trial, group: dist.ProcessGroup | None = None) -> None:
         """group: process group; None means all ranks."""
         self._group = group
-        self._bucket_bytes = trial.bucket_mb * 2**20
+        options = gradient_options_of(trial)
+        self._bucket_bytes = options.bucket_mb * 2**20
         self._gradient_sum: GradientSum | None = None
-        if trial.compression is not None:
+        if options.compression is not None:
             self._gradient_sum = create_sum(trial, group)
         self._buckets: list[FlatBucket] | None = None
         self._sizes_bytes: list[int] = []

@@ -83,7 +83,7 @@ class ThreadsStrategy:
 
         Raises EnvironmentLacks if a thread does not get its cores.
         """
-        replicas, threads = trial.thread_replicas, trial.threads_per_worker
+        replicas, threads = trial.placement.replicas_per_rank, trial.placement.threads_per_worker
         self._trial = trial
         self._group = f"threads of rank {context.rank}"
         if context.world_size > 1:

@@ -1,4 +1,4 @@
-"""Create the gradient sum of a trial."""
+"""The sum of gradients that a trial asks for."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from paceline.transports.compression.codec_compressor import CodecCompressor
-from paceline.transports.compression.codecs import Blockwise, Half
+from paceline.spec.extensions import COMPRESSIONS, TRANSPORTS, load_object
 from paceline.transports.compression.compressed import CompressedSum
 from paceline.transports.compression.plain import InFlight, PlainSum
-from paceline.transports.compression.powersgd import PowerSgd
-from paceline.transports.compression.terngrad import TernGrad
-from paceline.transports.compression.topk import TopK
+from paceline.transports.gradients import gradient_options_of
 
 if TYPE_CHECKING:
-    from paceline.plan.trial import CompressionSettings, Trial
+    from paceline.plan.trial import Trial
     from paceline.transports.compression.base import Compressor, GradientSum
+    from paceline.transports.gradients import CompressionSettings
 
 
 def create_sum(trial: Trial, group: dist.ProcessGroup | None = None) -> GradientSum:
-    """Return the gradient sum over `group`, or over all ranks; the process group must be open."""
+    """Return the sum over the ranks of `group`, or over all; the process group must be open."""
+    options = gradient_options_of(trial)
     found: GradientSum
-    if trial.compression is None:
+    if options.compression is None:
         found = PlainSum(group)
     else:
         compressor = create_compressor(
-            trial.compression,
+            options.compression,
             trial.training.seed,
             group,
-            all_to_all=trial.transport != "spark-allgather",
+            all_to_all=TRANSPORTS.get(trial.transport).has_all_to_all,
         )
         found = CompressedSum(
             compressor,
@@ -37,8 +36,8 @@ def create_sum(trial: Trial, group: dist.ProcessGroup | None = None) -> Gradient
             rank=dist.get_rank(),
             limit_s=trial.limits.collective_s,
         )
-    if trial.buckets_in_flight is not None:
-        found = InFlight(found, trial.buckets_in_flight)
+    if options.buckets_in_flight is not None:
+        found = InFlight(found, options.buckets_in_flight)
     return found
 
 
@@ -49,18 +48,10 @@ def create_compressor(
     *,
     all_to_all: bool = True,
 ) -> Compressor:
-    """Return a compressor. seed: seed of random draws. all_to_all: whether the group supports
-    all-to-all."""
-    match settings.method:
-        case "bf16" | "fp16":
-            return CodecCompressor(Half(settings.method), group, all_to_all=all_to_all)
-        case "int8":
-            return CodecCompressor(Blockwise(), group, all_to_all=all_to_all)
-        case "powersgd":
-            assert settings.rank is not None, "planning sets it"
-            return PowerSgd(settings.rank, seed, group)
-        case "topk":
-            assert settings.density is not None, "planning sets it"
-            return TopK(settings.density, group)
-        case "terngrad":
-            return TernGrad(seed, group=group)
+    """Return the method's compressor.
+
+    seed: for what is drawn at random. all_to_all: whether the group has that collective.
+    """
+    create = load_object(COMPRESSIONS.get(settings.method).implementation)
+    compressor: Compressor = create(settings.numbers, seed, group, all_to_all)
+    return compressor

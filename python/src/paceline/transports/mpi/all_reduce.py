@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch._C._distributed_c10d import Store
 
-    from paceline.spec.values import Algorithm
+    from paceline.transports.mpi.descriptor import Algorithm
     from paceline.transports.mpi.rank_names import RankNames
 
 # MPI's own all-reduce is not a candidate: it spins on cores that are busy (with two ranks on each

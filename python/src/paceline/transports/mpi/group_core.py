@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from paceline.errors import PacelineError
-    from paceline.spec.values import Algorithm
+    from paceline.transports.mpi.descriptor import Algorithm
     from paceline.transports.work import PendingWork
 
 BACKEND = "mpi4py"

@@ -15,14 +15,15 @@ from mpi4py import MPI
 from torch._C._distributed_c10d import PrefixStore
 
 from paceline.errors import EnvironmentLacks, PacelineError, UsageError
+from paceline.transports.mpi.descriptor import MpiOptions
 from paceline.transports.mpi.process_group import BACKEND, MpiProcessGroup
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from paceline.plan.trial import Trial
-    from paceline.spec.values import Algorithm
     from paceline.training.context import RankContext
+    from paceline.transports.mpi.descriptor import Algorithm
 
 _THREAD_LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
@@ -93,7 +94,7 @@ class MpiTransport:
             rank=context.rank,
             world_size=context.world_size,
             timeout=timedelta(seconds=trial.limits.collective_s),
-            pg_options=Options(algorithm=trial.algorithm or "auto"),
+            pg_options=Options(algorithm=trial.options_as(MpiOptions).algorithm),
         )
         group = dist.group.WORLD
         assert isinstance(group, MpiProcessGroup)

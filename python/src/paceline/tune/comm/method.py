@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EnvironmentLacks, UsageError
+from paceline.launchers.mpi.descriptor import MpiSettings
 from paceline.launchers.mpi.parameters import unknown_parameters
 from paceline.launchers.mpi.tools import find_mpirun
 from paceline.records.layout import RunFiles
@@ -15,6 +16,7 @@ from paceline.tune.comm.search_space import (
     ROUNDS,
     Round,
     choices,
+    given,
     why_left_alone,
     with_communication,
 )
@@ -162,7 +164,9 @@ class CommSearch:
             request = self._requests[target]
             requests = choices(name, request, reached, context.settings)
             if name == "parameters":  # another Open MPI may lack some of `usual_parameters`
-                requests = [r for r in requests if _unknown(r.mpi_parameters, context) is None]
+                requests = [
+                    r for r in requests if _unknown(given(r, "mpi_parameters"), context) is None
+                ]
             space = space_of(
                 target,
                 [with_communication(request, reached), *requests],
@@ -202,8 +206,10 @@ def _nothing(target: Target, reason: str) -> Space:
     return Space(target=target, candidates=(), has_default=False, left_out=left_out)
 
 
-def _unknown(parameters: Mapping[str, str], context: SearchContext) -> str | None:
+def _unknown(parameters: Mapping[str, str] | None, context: SearchContext) -> str | None:
     """Return which of the parameters this MPI would ignore silently, as text."""
     if not parameters:
         return None
-    return unknown_parameters(parameters, find_mpirun(context.experiment.mpi.mpirun).path)
+    return unknown_parameters(
+        parameters, find_mpirun(context.experiment.settings("mpi", MpiSettings).mpirun).path
+    )

@@ -48,7 +48,7 @@ def usual_parameters(trial: Trial) -> tuple[dict[str, str], ...]:
     without messages.
     """
     one_host = trial.placement.nodes == 1
-    if one_host and trial.algorithm in (None, "auto"):
+    if one_host and trial.option("algorithm") in (None, "auto"):
         return ()
-    native = _NATIVE if trial.algorithm == "native" else ()
+    native = _NATIVE if trial.option("algorithm") == "native" else ()
     return (_SHARED_MEMORY if one_host else _TCP) + native

@@ -10,10 +10,11 @@ import math
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from paceline.plan.trial import DEFAULT_BUCKET_MB
-from paceline.spec.communication_rules import carrier, in_buckets
-from paceline.spec.trial_rules import has_peers
-from paceline.spec.tune_rules import compresses, sends_by_mpirun
+from paceline.spec.choices import accepts
+from paceline.spec.extensions import TRANSPORTS
+from paceline.spec.transport_rules import has_peers, strategy_of, transport_of
+from paceline.spec.values import BEST
+from paceline.transports.gradients import DEFAULT_BUCKET_MB, gradient_options_of
 from paceline.tune.comm.parameters import usual_parameters
 from paceline.tune.spaces import changed
 
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Trial
     from paceline.spec import TrialRequest, TuneSettings
-    from paceline.spec.values import Algorithm
-    from paceline.spec.workloads import ModelName
+    from paceline.transports.mpi.descriptor import Algorithm
 
 Round = Literal["buckets", "compression", "algorithm", "parameters"]
 ROUNDS: tuple[Round, ...] = get_args(Round)
@@ -35,7 +35,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
 )  # fmt: skip
 # Size of all parameters in fp32, in MiB, with a thousand classes. A bucket of that size holds the
 # whole model, also with fewer classes. A test compares these numbers with the models.
-MODEL_MB: dict[ModelName, float] = {
+MODEL_MB: dict[str, float] = {
     "alexnet": 233.1,
     "vgg16": 527.8,
     "tiny-alexnet": 0.36,
@@ -47,12 +47,37 @@ def why_left_alone(request: TrialRequest) -> str | None:
     """Return why there is nothing to search for a trial of a spec; None if there is."""
     if not has_peers(request):
         return "one rank, nothing is sent"
-    if request.local_strategy == "best":
+    if request.local_strategy == BEST:
         return "which strategy is best, `paceline tune local` finds; run that first"
-    if carrier(request) in (None, "shared"):
+    transport = transport_of(request)
+    if transport is None or not TRANSPORTS.get(transport).spans_nodes:
         return "ranks of one node share its memory, nothing is sent"
-    uses = (in_buckets(request), carrier(request) == "mpi", compresses(request))
-    return None if any(uses) else f"{carrier(request)} leaves nothing to choose"
+    uses = (in_buckets(request), accepts(request, "algorithm"), compresses(request))
+    return None if any(uses) else f"{transport} leaves nothing to choose"
+
+
+def in_buckets(request: TrialRequest) -> bool:
+    """Return whether gradients are reduced bucket by bucket while the backward pass runs."""
+    strategy = strategy_of(request)
+    is_reduced = strategy is not None and strategy.reduces_in_buckets(request)
+    return is_reduced and accepts(request, "bucket_mb")
+
+
+def compresses(request: TrialRequest) -> bool:
+    """Return whether what the trial sends in a step could be compressed."""
+    strategy = strategy_of(request)
+    exchanges = strategy is None or strategy.exchanges_gradients(request)
+    return exchanges and accepts(request, "compression")
+
+
+def sends_by_mpirun(request: TrialRequest) -> bool:
+    """Return whether parameters of mpirun can change how the trial's gradients are sent."""
+    return accepts(request, "mpi_parameters") and transport_of(request) == request.launcher
+
+
+def given(request: TrialRequest, key: str) -> Any:
+    """Return the value of an extension's key in a [[trials]] entry; None if it is not there."""
+    return request.extension_keys.get(key)
 
 
 def choices(
@@ -69,22 +94,23 @@ def choices(
 def with_communication(request: TrialRequest, trial: Trial) -> TrialRequest:
     """Return a request with the communication settings of a trial, except keys that it sets
     itself."""
-    found = {k: v for k, v in communication_of(trial).items() if not getattr(request, k)}
+    found = {k: v for k, v in communication_of(trial).items() if not given(request, k)}
     return changed(request, **found)
 
 
 def communication_of(trial: Trial) -> dict[str, Any]:
     """Return the keys of a [[trials]] entry that mean this trial's communication; None is the
     default."""
-    compression = trial.compression
+    options, algorithm = gradient_options_of(trial), trial.option("algorithm")
+    compression = options.compression
+    numbers = {} if compression is None else compression.numbers
     return {
-        "bucket_mb": None if trial.bucket_mb == DEFAULT_BUCKET_MB else trial.bucket_mb,
-        "buckets_in_flight": trial.buckets_in_flight,
-        "algorithm": None if trial.algorithm == "auto" else trial.algorithm,
-        "mpi_parameters": trial.mpi_parameters or None,
+        "bucket_mb": None if options.bucket_mb == DEFAULT_BUCKET_MB else options.bucket_mb,
+        "buckets_in_flight": options.buckets_in_flight,
+        "algorithm": None if algorithm == "auto" else algorithm,
+        "mpi_parameters": trial.option("parameters") or None,
         "compression": None if compression is None else compression.method,
-        "compression_rank": None if compression is None else compression.rank,
-        "compression_density": None if compression is None else compression.density,
+        **{f"compression_{name}": value for name, value in numbers.items()},
     }
 
 
@@ -96,20 +122,21 @@ def _buckets(request: TrialRequest, trial: Trial, settings: TuneSettings) -> lis
     whole_mb = float(math.ceil(model_mb))
     sizes = BUCKETS_MB if settings.buckets_mb is None else settings.buckets_mb
     counts = BUCKETS_IN_FLIGHT if settings.buckets_in_flight is None else settings.buckets_in_flight
-    if request.bucket_mb is not None or not sizes:
-        sizes = (trial.bucket_mb,)
-    if request.buckets_in_flight is not None or not counts:
-        counts = (trial.buckets_in_flight or "unbounded",)
+    options = gradient_options_of(trial)
+    if given(request, "bucket_mb") is not None or not sizes:
+        sizes = (options.bucket_mb,)
+    if given(request, "buckets_in_flight") is not None or not counts:
+        counts = (options.buckets_in_flight or "unbounded",)
     found: list[dict[str, Any]] = []
     for size, count in product(sizes, counts):
         size_mb = whole_mb if size == "model" else size
         # a bucket is closed when it has reached its size, which bounds the number of buckets
         most_buckets = 1 if size_mb >= model_mb else math.floor(model_mb / size_mb) + 1
         if size_mb >= model_mb:  # keep the present size if it holds the whole model
-            size_mb = trial.bucket_mb if trial.bucket_mb >= model_mb else whole_mb
+            size_mb = options.bucket_mb if options.bucket_mb >= model_mb else whole_mb
         in_flight = None if count == "unbounded" or count >= most_buckets else count
         choice = {"bucket_mb": size_mb, "buckets_in_flight": in_flight}
-        found.append({key: choice[key] for key in choice if getattr(request, key) is None})
+        found.append({key: choice[key] for key in choice if given(request, key) is None})
     return [choice for number, choice in enumerate(found) if choice not in found[:number]]
 
 
@@ -118,26 +145,28 @@ def _compression(
     trial: Trial,  # noqa: ARG001  (of any round)
     settings: TuneSettings,
 ) -> list[dict[str, Any]]:
-    if not compresses(request) or request.compression is not None:
+    if not compresses(request) or given(request, "compression") is not None:
         return []
     return [{"compression": method} for method in settings.compressions]
 
 
 def _algorithm(request: TrialRequest, trial: Trial, settings: TuneSettings) -> list[dict[str, Any]]:
-    if carrier(request) != "mpi" or request.algorithm is not None:
+    if not accepts(request, "algorithm") or given(request, "algorithm") is not None:
         return []
     if settings.algorithms is not None:
         return [{"algorithm": name} for name in settings.algorithms]
     place = trial.placement
     # hierarchical differs only if several ranks on several nodes reduce together
-    levels = place.nodes > 1 and place.ranks_per_node > 1 and trial.reduction != "hierarchical"
+    levels = (
+        place.nodes > 1 and place.ranks_per_node > 1 and trial.option("reduction") != "hierarchical"
+    )
     return [{"algorithm": name} for name in ALGORITHMS if levels or name != "hierarchical"]
 
 
 def _parameters(
     request: TrialRequest, trial: Trial, settings: TuneSettings
 ) -> list[dict[str, Any]]:
-    if not sends_by_mpirun(request) or request.mpi_parameters:
+    if not sends_by_mpirun(request) or given(request, "mpi_parameters"):
         return []
     sets = usual_parameters(trial) if settings.mpi_parameters is None else settings.mpi_parameters
     return [{"mpi_parameters": parameters} for parameters in sets]

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.reading import load_trial
 from paceline.spec import TrialRequest
-from paceline.spec.split_places import SPLIT_PLACES
+from paceline.spec.extensions import WORKLOADS
 from paceline.tune.findings import SCHEMA, Finding, Findings, configuration_of
 from paceline.tune.local.candidates import searched_strategies, strategy_space
 from paceline.tune.local.search_space import neighbouring_split_points
-from paceline.tune.local.winners import layout_of, with_layout
+from paceline.tune.local.winners import with_layout
 from paceline.tune.search import Bracket
 from paceline.tune.session import plan_search, run_search
 from paceline.tune.spaces import plan_one, repeated
@@ -51,14 +51,14 @@ class LocalSearch:
     def following(self, bracket: Bracket, plan: SearchPlan, files: RunFiles) -> Bracket | None:
         """Return the winner of a pipeline against variants with one split point moved."""
         winner, context = bracket.best, plan.context
-        if bracket.follows is not None or winner is None or winner.pipeline is None:
+        if bracket.follows is not None or winner is None or winner.placement.stages == 1:
             return None
         record = load_trial(files.trial(repeated(winner, 0).id))
         split_points = (
             [] if record.result is None else record.result.communication.get("split_points", [])
         )
         workload = next(w for w in context.short.workloads if w.name == bracket.target.workload)
-        layout = {k: v for k, v in layout_of(winner).items() if k != "balance"}
+        layout = {k: v for k, v in winner.layout_keys.items() if k != "balance"}
         beside = [
             plan_one(
                 context.short,
@@ -73,7 +73,7 @@ class LocalSearch:
                 context.cores,
             )
             for moved in neighbouring_split_points(
-                split_points, SPLIT_PLACES[winner.training.model]
+                split_points, WORKLOADS.get(workload.name).split_places()
             )
         ]
         if not beside:

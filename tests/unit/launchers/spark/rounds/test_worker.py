@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.trials import changed
 from torch.nn.functional import cross_entropy
 
 from paceline.data.reading import Batch
@@ -18,7 +19,6 @@ from paceline.launchers.spark.rounds import worker as module
 from paceline.launchers.spark.rounds.exchange import Clock, Orders, together
 from paceline.launchers.spark.rounds.worker import RoundWorker
 from paceline.plan.schedule import schedule_of
-from paceline.plan.trial import AveragingSettings
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.training.transforms import to_input
@@ -72,12 +72,12 @@ def rounds_of(make_trial, context_of, tmp_path, opened):
 
     def make(period, **training):
         values = {"epochs": 2, "max_steps": 5, "dropout": False, **training}
-        trial = make_trial(ranks=2, **values).model_copy(
-            update={
-                "transport": "spark-rounds",
-                "launcher": "spark",
-                "averaging": AveragingSettings(period=period),
-            }
+        trial = changed(
+            make_trial(ranks=2, **values),
+            transport="spark-rounds",
+            launcher="spark",
+            local_strategy="processes",
+            averaging={"period_steps": period},
         )
         files = TrialFiles(tmp_path / "trial")
         workers = [RoundWorker(trial, context_of(rank, 2), files) for rank in range(2)]

@@ -30,6 +30,7 @@ from paceline.launchers.mpi.launcher import (
     slots_of_this_node,
 )
 from paceline.launchers.mpi.rank import EnclosingJob
+from paceline.launchers.spark.descriptor import SparkOptions
 from paceline.launchers.spark.mpi.agent import DAEMON, DaemonStart
 from paceline.launchers.supervise import Watched, wait_for_end
 from paceline.records.statuses import read_statuses
@@ -68,7 +69,7 @@ def mpirun_command(mpirun: Path, job: Job, nodes: Sequence[str], sequence: Path)
         argv += on_this_node(trial.placement)
     else:
         argv += _on_nodes(job, nodes, sequence, python)
-    argv += [*interface_parameters(trial), *trial.mpi.arguments]
+    argv += [*interface_parameters(trial), *trial.options_as(SparkOptions).mpi_arguments]
     argv += [python, "-m", "paceline.launchers.mpi.rank", "--trial", str(job.files.trial)]
     return argv if job.run is None else [*argv, "--out", str(job.run.root)]
 

@@ -113,7 +113,7 @@ def _lead_all(
             "token": places[0].token,
             "limit_s": job.trial.limits.trial_s,
         }
-        mpirun = find_mpirun(job.trial.mpi.mpirun).path
+        mpirun = find_mpirun(job.trial.option("mpirun")).path
         argv = mpirun_command(mpirun, job, nodes, Path(sequence.name))
         return run_mpirun(job, argv, {**environment, AGENT_VARIABLE: json.dumps(for_agent)})
 
@@ -153,7 +153,7 @@ def _start_daemon(
     start = DaemonStart(
         message["program"], tuple(message["arguments"]), tuple(message["variables"])
     )
-    mpirun = find_mpirun(job.trial.mpi.mpirun).path
+    mpirun = find_mpirun(job.trial.option("mpirun")).path
     command, settings = daemon_command(start, mpirun, environment)
     with agent, tempfile.TemporaryFile() as output:
         process = start_in_task(command, settings, output)

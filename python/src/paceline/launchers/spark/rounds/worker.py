@@ -25,6 +25,7 @@ from paceline.plan.schedule import schedule_of
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.rows import TrainingResult
 from paceline.strategies.local_sgd.steps import LocalReplica
+from paceline.strategies.processes.descriptor import ProcessesOptions
 from paceline.training.loop import Loop
 from paceline.training.resources import RankCores, read_back, set_threads
 from paceline.training.spans import Spans
@@ -70,7 +71,7 @@ class RoundWorker:
         self._schedule: Schedule
         self._replica: LocalReplica
         self._initial_sha256 = ""
-        set_threads(trial.threads_per_worker)
+        set_threads(trial.placement.threads_per_worker)
 
     @property
     def rank(self) -> int | None:
@@ -153,9 +154,9 @@ class RoundWorker:
 
     @property
     def _period(self) -> int:
-        averaging = self._trial.averaging
+        averaging = self._trial.options_as(ProcessesOptions).averaging
         assert averaging is not None, "planning gives every trial of spark-rounds a period"
-        return averaging.period
+        return averaging.period_steps
 
     def _open(self) -> None:
         training = self._trial.training

@@ -1,0 +1,16 @@
+"""Descriptor of `local`: ranks of this node, started without any launcher."""
+
+from __future__ import annotations
+
+from paceline.spec.descriptors import LauncherDescriptor
+
+
+class Local(LauncherDescriptor):
+    """Processes of one node, as a user would start them by hand."""
+
+    name = "local"
+    summary = "processes on this node"
+    position = 10
+    implementation = "paceline.launchers.local.launcher:LocalLauncher"
+    render_slurm = "paceline.launchers.local.render:slurm_step"
+    render_kubernetes = "paceline.launchers.local.render:kubernetes_object"

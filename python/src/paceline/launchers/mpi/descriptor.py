@@ -1,0 +1,74 @@
+"""Descriptor of `mpi`: mpirun, or the MPI job of a scheduler."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from paceline.spec.descriptors import KeyModel, LauncherDescriptor, OptionModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.spec.models import Experiment, TrialRequest
+    from paceline.spec.placement import Placement
+
+
+class MpiSettings(KeyModel):
+    """[mpi]: which mpirun, which hosts, and further arguments."""
+
+    mpirun: str | None = None
+    hostfile: str | None = None
+    arguments: tuple[str, ...] = Field(default=(), strict=False)
+
+
+class MpiKeys(KeyModel):
+    """Keys of launcher `mpi`."""
+
+    mpi_parameters: dict[str, str] = Field(
+        default_factory=dict, description="MCA parameters of mpirun, by name"
+    )
+
+
+class MpiLaunchOptions(OptionModel):
+    """Planned options of launcher `mpi`."""
+
+    mpirun: str | None = None
+    hostfile: str | None = None
+    arguments: tuple[str, ...] = ()
+    parameters: dict[str, str] = Field(default_factory=dict)  # MCA parameters, by name
+
+    def name_parts(self, placement: Placement) -> Iterator[str]:
+        if self.parameters:
+            text = json.dumps(self.parameters, sort_keys=True)
+            yield f"mca{zlib.crc32(text.encode()):08x}"
+
+    def labels(self) -> Iterator[str]:
+        yield from (f"{name}={value}" for name, value in sorted(self.parameters.items()))
+
+
+class Mpi(LauncherDescriptor):
+    """`mpirun … python mpi-jobs/train.py`."""
+
+    name = "mpi"
+    summary = "mpirun of Open MPI"
+    position = 30
+    implementation = "paceline.launchers.mpi.launcher:MpiLauncher"
+    Keys = MpiKeys
+    Settings = MpiSettings
+    Options = MpiLaunchOptions
+    provides = frozenset({"mpi job"})
+    spans_nodes = True
+    default_transport = "mpi"
+    checks = "paceline.launchers.mpi.tools:checks"
+    render_slurm = "paceline.launchers.mpi.render:slurm_step"
+    render_kubernetes = "paceline.launchers.mpi.render:kubernetes_object"
+    paper_rows = {"cpu": "MPI, CPU", "cuda": "MPI, GPU"}
+
+    def options(self, request: TrialRequest, experiment: Experiment) -> MpiLaunchOptions:
+        settings = experiment.settings(self.name, MpiSettings)
+        parameters = request.keys(MpiKeys).mpi_parameters
+        return MpiLaunchOptions(**dict(settings), parameters=parameters)

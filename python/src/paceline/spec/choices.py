@@ -1,0 +1,116 @@
+"""The extensions that one [[trials]] entry uses, and the keys that they add to it."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from paceline.spec.extensions import (
+    COMPRESSIONS,
+    LAUNCHERS,
+    STRATEGIES,
+    TRANSPORTS,
+    ExtensionGroup,
+    quoted,
+)
+from paceline.spec.models import TrialRequest
+from paceline.spec.sentences import sentences
+from paceline.spec.transport_rules import transport_of
+from paceline.spec.values import BEST
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.spec.descriptors import Descriptor, KeyModel
+
+# Names that keys had in schema 1.
+RENAMED = {
+    "cuts": "split_points",
+    "images": "samples",
+    "keep": "reduction_factor",
+    "averaging_period": "averaging_period_steps",
+    "averaging_start": "averaging_start_step",
+    "core_budget": "allocated_cores",
+}
+_GROUPS: dict[str, ExtensionGroup[Any]] = {
+    "local_strategy": STRATEGIES,
+    "transport": TRANSPORTS,
+    "launcher": LAUNCHERS,
+    "compression": COMPRESSIONS,
+}
+
+
+def chosen(request: TrialRequest) -> dict[str, Descriptor]:
+    """Return the descriptors that a request uses, by the key that names them.
+
+    A transport that the entry does not name is the default one. The local strategy "best" and
+    unknown names are left out.
+    """
+    names = {
+        "local_strategy": request.local_strategy,
+        "transport": transport_of(request),
+        "launcher": request.launcher,
+        "compression": request.extension_keys.get("compression"),
+    }
+    return {key: group.get(str(n)) for key, group in _GROUPS.items() if (n := names[key]) in group}
+
+
+def accepts(request: TrialRequest, key: str) -> bool:
+    """Return whether an extension that the request uses has this key."""
+    return any(key in descriptor.Keys.model_fields for descriptor in chosen(request).values())
+
+
+def key_models() -> list[type[KeyModel]]:
+    """Return the models of the keys that extensions add to a [[trials]] entry."""
+    return [descriptor.Keys for group in _GROUPS.values() for descriptor in group.all()]
+
+
+def declared_keys() -> dict[str, Any]:
+    """Return every key that extensions add to a [[trials]] entry, with its pydantic field."""
+    return {key: field for model in key_models() for key, field in model.model_fields.items()}
+
+
+def name_faults(request: TrialRequest) -> Iterator[str]:
+    """Yield names that no installed extension has."""
+    if request.local_strategy not in (BEST, *STRATEGIES.names()):
+        yield STRATEGIES.unknown(request.local_strategy)
+    if request.launcher not in LAUNCHERS:
+        yield LAUNCHERS.unknown(request.launcher)
+    if request.transport is not None and request.transport not in TRANSPORTS:
+        yield TRANSPORTS.unknown(request.transport)
+    method = request.extension_keys.get("compression")
+    if method is not None and method not in COMPRESSIONS:
+        yield COMPRESSIONS.unknown(method)
+
+
+def key_faults(request: TrialRequest) -> Iterator[str]:
+    """Yield keys that the chosen extensions do not have, and values that they do not allow."""
+    used = chosen(request)
+    for key in request.extension_keys:
+        if not any(key in descriptor.Keys.model_fields for descriptor in used.values()):
+            yield _misplaced(key, request, used)
+    for model in {descriptor.Keys for descriptor in used.values()}:
+        try:
+            request.keys(model)
+        except ValidationError as error:
+            yield from sentences(error.errors())
+
+
+def _misplaced(key: str, request: TrialRequest, used: dict[str, Descriptor]) -> str:
+    """Return the message for a key that belongs to other extensions, or to none."""
+    for kind, group in _GROUPS.items():
+        owners = tuple(d.name for d in group.all() if key in d.Keys.model_fields)
+        if not owners:
+            continue
+        if kind == "local_strategy" and request.local_strategy == BEST:
+            return f'{key}: the search finds it for "best"; remove it, or name the strategy'
+        name = f'{kind} "{used[kind].name}"' if kind in used else f"a trial without {kind}"
+        return f"{key}: has no meaning for {name}; remove it, or use {kind} = {quoted(owners)}"
+    if key in RENAMED:
+        return f'{key}: was renamed; use "{RENAMED[key]}"'
+    known = [*TrialRequest.model_fields, *declared_keys()]
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f' Did you mean "{near[0]}"?' if near else f" Known keys: {', '.join(known)}."
+    return f"{key}: no such key.{hint}"

@@ -1,0 +1,69 @@
+"""pydantic's faults as sentences: the key, what was expected, what was found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pydantic_core import ErrorDetails
+
+# Names that pydantic gives to the branches of a union in a fault's place.
+_UNION_BRANCHES = {
+    "int", "constrained-int", "constrained-float", "literal['auto']", "literal['model']",
+    "literal['unbounded']",
+}  # fmt: skip
+
+
+def sentences(
+    details: list[ErrorDetails], unknown_key: Callable[[tuple[int | str, ...]], str] | None = None
+) -> list[str]:
+    """Return one sentence for each faulty place.
+
+    unknown_key: says what to do about a key that does not exist, from its place.
+    """
+    places = [place_of(detail["loc"]) for detail in details]
+    found: dict[str, str] = {}
+    for place, detail in zip(places, details, strict=True):
+        # A list whose every entry is faulty also counts as too short: not a fault of its own.
+        if detail["type"] == "too_short" and any(p.startswith(f"{place}[") for p in places):
+            continue
+        # A value that may be a number or a word is reported once for each; the first is enough.
+        if detail["type"] == "extra_forbidden" and unknown_key is not None:
+            found[place] = f"{place}: {unknown_key(detail['loc'])}"
+        else:
+            found.setdefault(place, _sentence(place, detail))
+    return list(found.values())
+
+
+def place_of(location: tuple[int | str, ...]) -> str:
+    """Return a place as in `trials[2].nodes`."""
+    place = ""
+    for part in location:
+        if isinstance(part, int):
+            place += f"[{part + 1}]"
+        elif part not in _UNION_BRANCHES:
+            place += f".{part}" if place else part
+    return place or "spec"
+
+
+def _sentence(place: str, detail: ErrorDetails) -> str:
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        return f"{place}: no such key"
+    if kind == "missing":
+        return f"{place}: expected, but missing"
+    if kind == "literal_error":
+        return f"{place}: expected one of {detail['ctx']['expected']}, got {detail['input']!r}"
+    message = detail["msg"].removeprefix("Value error, ")
+    if kind == "value_error":
+        return message
+    if kind == "string_pattern_mismatch":
+        message = "expected letters, digits, '.', '_' and '-', at most 64"
+    return f"{place}: {message[:1].lower()}{message[1:]}, got {_shortened(detail['input'])}"
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,1 @@
+"""`hybrid`: several replicas, each a pipeline."""

@@ -1,0 +1,1 @@
+"""`intraop`: one replica on the threads of the framework."""

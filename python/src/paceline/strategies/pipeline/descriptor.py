@@ -1,0 +1,84 @@
+"""Descriptor of `pipeline`: one replica, split into stages, one process each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.spec.counts import number
+from paceline.spec.descriptors import StrategyDescriptor
+from paceline.spec.placement import NodeCounts
+from paceline.strategies.pipeline import settings
+from paceline.strategies.pipeline.settings import PipelineKeys, PipelineOptions, stages_given
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.spec.descriptors import WorkloadDescriptor
+    from paceline.spec.models import Experiment, TrialRequest
+    from paceline.spec.placement import Placement
+
+
+class Pipeline(StrategyDescriptor):
+    """s stages in s processes."""
+
+    name = "pipeline"
+    summary = "the model split into stages, a process per stage"
+    position = 50
+    implementation = "paceline.strategies.pipeline.strategy:PipelineStrategy"
+    Keys = PipelineKeys
+    Options = PipelineOptions
+    has_peers_on_node = True
+    is_pipelined = True
+    uses_node_memory = True
+    count_key = "stages"
+    layout_key_names = tuple(PipelineKeys.model_fields)
+    # The paper has model parallelism on GPUs only; ours on cores is compared with that row.
+    paper_rows = {"cpu": "GPU, model parallel", "cuda": "GPU, model parallel"}
+
+    def counts(self, request: TrialRequest, cores: int) -> NodeCounts:
+        threads = number(request.threads_per_rank) or 1
+        given = stages_given(request) or number(request.ranks_per_node)
+        stages = given or max(2, cores // threads)
+        return NodeCounts(ranks=stages, threads_per_rank=threads, stages=stages)
+
+    def count_faults(self, request: TrialRequest) -> Iterator[str]:
+        ranks, stages = number(request.ranks_per_node), stages_given(request)
+        if stages == 1:
+            yield (
+                'stages: "pipeline" needs at least 2, got 1; for one use '
+                'local_strategy = "sequential"'
+            )
+        elif ranks and stages and ranks != stages:
+            yield (
+                f"ranks_per_node: each stage is one, expected {stages}, got {ranks}; remove it, or "
+                'use local_strategy = "hybrid" for several replicas'
+            )
+
+    def faults(self, request: TrialRequest, experiment: Experiment) -> Iterator[str]:
+        yield from settings.split_faults(request)
+
+    def batch_faults(
+        self,
+        request: TrialRequest,
+        counts: NodeCounts,
+        replica_batch: int,
+        workload: WorkloadDescriptor,
+    ) -> Iterator[str]:
+        yield from settings.batch_faults(request, counts, replica_batch, workload)
+
+    def options(
+        self, request: TrialRequest, counts: NodeCounts, replica_batch: int, transport: str
+    ) -> PipelineOptions:
+        return settings.pipeline_options(request, counts, replica_batch)
+
+    def layout(self, placement: Placement, options: PipelineOptions) -> str:
+        return f"{super().layout(placement, options)} m{options.micro_batches}"
+
+    def layout_keys(self, placement: Placement, options: PipelineOptions) -> dict[str, Any]:
+        return settings.layout_keys(placement, options)
+
+    def search_space(self, cores: int, batch: int) -> Iterator[dict[str, Any]]:
+        for stages in range(2, min(cores, settings.MOST_STAGES) + 1):
+            layout = {"stages": stages, "threads_per_rank": cores // stages}
+            for chosen in settings.searched_settings(stages, batch):
+                yield {**layout, **chosen}

@@ -1,0 +1,166 @@
+"""Keys, options and rules that `pipeline` and `hybrid` share."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+from pydantic import Field
+
+from paceline.spec.counts import number
+from paceline.spec.descriptors import KeyModel, OptionModel
+from paceline.spec.fields import Count, PositiveInt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paceline.spec.descriptors import WorkloadDescriptor
+    from paceline.spec.models import TrialRequest
+    from paceline.spec.placement import NodeCounts, Placement
+
+PipelineSchedule = Literal["gpipe", "1f1b"]
+Balance = Literal["time", "size"]
+
+# Keeps the bubble (s - 1) / (m + s - 1) under a fifth (Huang et al., GPipe, section 2.3:
+# negligible from four micro-batches a stage on).
+DEFAULT_MICRO_BATCHES_PER_STAGE = 4
+MOST_STAGES = 8  # in a search
+# Micro-batches a stage that a search tries: one leaves half of the time to the bubble, eight about
+# a tenth; more make the micro-batches too small for a core to work on well.
+_SEARCHED_MICRO_BATCHES_PER_STAGE = (1, 2, 4, 8)
+
+
+class PipelineKeys(KeyModel):
+    """Keys of `pipeline`."""
+
+    stages: Count | None = Field(default=None, description="stages that a replica is split into")
+    micro_batches: Count | None = Field(
+        default=None, description="micro-batches that a replica's samples are divided into"
+    )
+    schedule: PipelineSchedule | None = Field(
+        default=None, description="order of forward and backward passes"
+    )
+    balance: Balance | None = Field(
+        default=None, description="what the stages share equally: time or size"
+    )
+    split_points: Annotated[tuple[PositiveInt, ...], Field(min_length=1, strict=False)] | None = (
+        Field(default=None, description="first layer of each stage but the first")
+    )
+
+
+class PipelineOptions(OptionModel):
+    """Planned options of a model in stages, one rank each."""
+
+    micro_batches: int = Field(ge=1)  # of a replica's share of a batch
+    schedule: PipelineSchedule = "1f1b"
+    balance: Balance | None = "time"  # None: split_points are given
+    split_points: tuple[int, ...] | None = None
+
+    def name_parts(self, placement: Placement) -> Iterator[str]:
+        points = "".join(f"c{point}" for point in self.split_points or ())
+        yield f"s{placement.stages}m{self.micro_batches}-{self.schedule}-{points or self.balance}"
+
+    def details(self) -> Iterator[str]:
+        yield self.schedule
+        if self.split_points is None:
+            yield str(self.balance)
+        else:
+            yield f"split at {', '.join(map(str, self.split_points))}"
+
+
+def stages_given(request: TrialRequest) -> int | None:
+    """Return stages as a number or as one more than the split points, None if neither is given."""
+    keys = request.keys(PipelineKeys)
+    points = keys.split_points
+    return number(keys.stages) or (None if points is None else len(points) + 1)
+
+
+def split_faults(request: TrialRequest) -> Iterator[str]:
+    """Yield contradictions between split points, stages and balance."""
+    keys = request.keys(PipelineKeys)
+    points, stages = keys.split_points, number(keys.stages)
+    if points is None:
+        return
+    if keys.balance is not None:
+        yield f'balance: split_points are given; remove balance = "{keys.balance}"'
+    if any(low >= high for low, high in pairwise(points)):
+        yield f"split_points: expected layers in ascending order, each once, got {list(points)}"
+    if stages is not None and stages != len(points) + 1:
+        yield (
+            f"split_points: {stages} stages have {stages - 1}, got {len(points)}; use "
+            f"stages = {len(points) + 1} or remove it"
+        )
+
+
+def batch_faults(
+    request: TrialRequest, counts: NodeCounts, replica_batch: int, workload: WorkloadDescriptor
+) -> Iterator[str]:
+    """Yield why the batch has too few samples, or the model too few layers."""
+    keys = request.keys(PipelineKeys)
+    micro_batches = number(keys.micro_batches)
+    if micro_batches is not None and micro_batches > replica_batch:
+        yield (
+            f"micro_batches: a replica's share of a batch is {replica_batch} sample(s), expected "
+            f'at most as many, got {micro_batches}; use {replica_batch}, "auto", or a larger '
+            "global_batch"
+        )
+    yield from model_faults(
+        workload.model, workload.split_places(), counts.stages, keys.split_points
+    )
+
+
+def model_faults(
+    model: str, places: Sequence[int], stages: int, split_points: Sequence[int] | None
+) -> Iterator[str]:
+    """Yield why the model cannot be split into so many stages, or not at these layers.
+
+    places: layers at which a stage of the model may begin.
+    """
+    if stages > len(places) + 1:
+        yield f"stages: {model} has at most {len(places) + 1}, got {stages}"
+    wrong = [point for point in split_points or () if point not in places]
+    if wrong:
+        yield (
+            f"split_points: a stage of {model} can begin at layer {', '.join(map(str, places))}, "
+            f"got {', '.join(map(str, wrong))}"
+        )
+
+
+def pipeline_options(
+    request: TrialRequest, counts: NodeCounts, replica_batch: int
+) -> PipelineOptions:
+    """Return the planned options; replica_batch: samples of a full batch that a replica gets."""
+    keys = request.keys(PipelineKeys)
+    usual = min(DEFAULT_MICRO_BATCHES_PER_STAGE * counts.stages, replica_batch)
+    return PipelineOptions(
+        micro_batches=number(keys.micro_batches) or usual,
+        schedule=keys.schedule or "1f1b",
+        balance=None if keys.split_points is not None else keys.balance or "time",
+        split_points=keys.split_points,
+    )
+
+
+def layout_keys(placement: Placement, options: PipelineOptions) -> dict[str, Any]:
+    """Return the spec keys of exactly this split and schedule."""
+    split = (
+        {"balance": options.balance}
+        if options.split_points is None
+        else {"split_points": options.split_points}
+    )
+    return {
+        "stages": placement.stages,
+        "threads_per_rank": placement.threads_per_rank,
+        "micro_batches": options.micro_batches,
+        "schedule": options.schedule,
+        **split,
+    }
+
+
+def searched_settings(stages: int, replica_batch: int) -> Iterator[dict[str, Any]]:
+    """Yield the schedules that a search tries; replica_batch: samples that one replica gets."""
+    factors = _SEARCHED_MICRO_BATCHES_PER_STAGE
+    counts = [stages * factor for factor in factors if stages * factor <= replica_batch]
+    for micro_batches, schedule, balance in product(
+        counts, get_args(PipelineSchedule), get_args(Balance)
+    ):
+        yield {"micro_batches": micro_batches, "schedule": schedule, "balance": balance}

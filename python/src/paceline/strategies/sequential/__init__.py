@@ -1,0 +1,1 @@
+"""`sequential`: one replica on one thread."""

@@ -1,0 +1,116 @@
+"""Keys and options of transports that send gradients in buckets through torch.distributed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from paceline.spec.descriptors import KeyModel, OptionModel
+from paceline.spec.extensions import COMPRESSIONS
+from paceline.spec.fields import PositiveFloat, PositiveInt
+from paceline.spec.transport_rules import strategy_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.plan.trial import Trial
+    from paceline.spec.models import TrialRequest
+    from paceline.spec.placement import Placement
+
+DEFAULT_BUCKET_MB = 25.0  # as in torch's DistributedDataParallel
+
+
+class GradientKeys(KeyModel):
+    """Keys of a transport that sends gradients."""
+
+    bucket_mb: PositiveFloat | None = Field(default=None, description="gradients in one message")
+    buckets_in_flight: PositiveInt | None = Field(
+        default=None, description="messages at the same time"
+    )
+    compression: str | None = Field(
+        default=None, description="gradient compression; the result is then not equivalent"
+    )
+
+
+class CompressionSettings(OptionModel):
+    """A method of gradient compression and its numbers."""
+
+    method: str
+    numbers: dict[str, int | float] = Field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Return `powersgd 4`, `topk 0.01` or `bf16`."""
+        return " ".join([self.method, *(f"{value:.3g}" for value in self.numbers.values())])
+
+
+class GradientOptions(OptionModel):
+    """Planned options of a transport that sends gradients."""
+
+    bucket_mb: float = DEFAULT_BUCKET_MB
+    buckets_in_flight: int | None = Field(default=None, ge=1)  # None: as they become ready
+    compression: CompressionSettings | None = None
+
+    @property
+    def inexact_reason(self) -> str | None:
+        if self.compression is None:
+            return None
+        return f"gradients are compressed ({self.compression})"
+
+    def name_parts(self, placement: Placement) -> Iterator[str]:
+        if self.bucket_mb != DEFAULT_BUCKET_MB:
+            yield f"b{self.bucket_mb:g}"
+        if self.buckets_in_flight is not None:
+            yield f"f{self.buckets_in_flight}"
+        if self.compression is not None:  # not `bf16` alone, which is a precision
+            yield "send-" + str(self.compression).replace(" ", "")
+
+    def labels(self) -> Iterator[str]:
+        if self.bucket_mb != DEFAULT_BUCKET_MB:
+            yield f"{self.bucket_mb:g} MB buckets"
+        if self.buckets_in_flight is not None:
+            yield f"{self.buckets_in_flight} in flight"
+        if self.compression is not None:
+            yield f"send {self.compression}"
+
+
+def gradient_options_of(trial: Trial) -> GradientOptions:
+    """Return the trial's own options, or the defaults where its transport has none."""
+    own = (each for each in trial.options if isinstance(each, GradientOptions))
+    return next(own, GradientOptions())
+
+
+def gradient_options(request: TrialRequest) -> GradientOptions:
+    """Return the planned options, with defaults filled in."""
+    keys = request.keys(GradientKeys)
+    compression = None
+    if keys.compression is not None:
+        numbers = COMPRESSIONS.get(keys.compression).numbers(request)
+        compression = CompressionSettings(method=keys.compression, numbers=numbers)
+    return GradientOptions(
+        bucket_mb=keys.bucket_mb or DEFAULT_BUCKET_MB,
+        buckets_in_flight=keys.buckets_in_flight,
+        compression=compression,
+    )
+
+
+def gradient_key_faults(request: TrialRequest) -> Iterator[str]:
+    """Yield keys that this trial has no use for."""
+    strategy, keys = strategy_of(request), request.keys(GradientKeys)
+    if strategy is None or not strategy.reduces_in_buckets(request):
+        for key in ("bucket_mb", "buckets_in_flight"):
+            if getattr(keys, key) is not None:
+                yield (
+                    f"{key}: has no meaning where gradients are not reduced bucket by bucket; "
+                    'remove it, or use local_strategy = "processes" (on several nodes with '
+                    'reduction = "flat")'
+                )
+    if (
+        keys.compression is not None
+        and strategy is not None
+        and not strategy.exchanges_gradients(request)
+    ):
+        yield (
+            "compression: compresses gradients, but averaging_period_steps exchanges weights; "
+            "use one of the two"
+        )

@@ -1,0 +1,81 @@
+"""Descriptor of `mpi`: MPI as a backend of torch.distributed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from paceline.spec.descriptors import TransportDescriptor
+from paceline.spec.extensions import LAUNCHERS
+from paceline.transports.gradients import (
+    GradientKeys,
+    GradientOptions,
+    gradient_key_faults,
+    gradient_options,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.spec.models import TrialRequest
+    from paceline.spec.placement import Placement
+
+# How gradients are summed that lie on several nodes, or that ranks cannot share the memory of.
+Algorithm = Literal[
+    "auto",
+    "native",  # MPI's own
+    "ring",
+    "recursive-doubling",
+    "rabenseifner",
+    "hierarchical",
+    "naive",
+    "parameter-server",
+]
+
+
+class MpiKeys(GradientKeys):
+    """Keys of transport `mpi`."""
+
+    algorithm: Algorithm | None = Field(default=None, description="all-reduce algorithm")
+
+
+class MpiOptions(GradientOptions):
+    """Planned options of transport `mpi`."""
+
+    algorithm: Algorithm = "auto"
+
+    def name_parts(self, placement: Placement) -> Iterator[str]:
+        if self.algorithm != "auto":
+            yield self.algorithm
+        yield from super().name_parts(placement)
+
+    def labels(self) -> Iterator[str]:
+        yield from super().labels()
+        if self.algorithm != "auto":
+            yield self.algorithm
+
+
+class Mpi(TransportDescriptor):
+    """MPI between the ranks of one MPI job."""
+
+    name = "mpi"
+    summary = "MPI, in a job that the launcher joins"
+    position = 40
+    implementation = "paceline.transports.mpi.transport:MpiTransport"
+    Keys = MpiKeys
+    Options = MpiOptions
+    needs = "mpi job"
+    sends_gradients = True
+
+    def auto_priority(self, request: TrialRequest) -> int | None:
+        """The default between nodes where the launcher prefers it."""
+        preferred = LAUNCHERS.get(request.launcher).default_transport == self.name
+        return 20 if preferred else None
+
+    def key_faults(self, request: TrialRequest) -> Iterator[str]:
+        yield from gradient_key_faults(request)
+
+    def options(self, request: TrialRequest) -> MpiOptions:
+        algorithm = request.keys(MpiKeys).algorithm or "auto"
+        return MpiOptions(**dict(gradient_options(request)), algorithm=algorithm)

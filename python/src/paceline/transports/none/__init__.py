@@ -1,0 +1,1 @@
+"""`none`: a single rank needs no transport."""

@@ -1,0 +1,40 @@
+"""Change trials in tests, whatever extension an option belongs to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.plan.trial import Trial
+
+if TYPE_CHECKING:
+    from paceline.spec.descriptors import OptionModel
+
+_OPTIONS_OF = {
+    "local_strategy": "strategy_options",
+    "transport": "transport_options",
+    "launcher": "launcher_options",
+}
+
+
+def changed(trial: Trial, **changes: Any) -> Trial:
+    """Return the trial with other fields or options.
+
+    A key of Trial replaces the field; another key is an option of the strategy, the transport or
+    the launcher. An extension that is replaced by another gets its default options.
+    """
+    rows = trial.model_dump()
+    for key, options in _OPTIONS_OF.items():
+        if changes.get(key, rows[key]) != rows[key]:
+            del rows[options]
+    fields = {key: value for key, value in changes.items() if key in Trial.model_fields}
+    found = Trial.model_validate(rows | fields)
+    options = {key: value for key, value in changes.items() if key not in fields}
+    updates = {name: _with(getattr(found, name), options) for name in _OPTIONS_OF.values()}
+    assert not options, f"no extension of the trial has {', '.join(options)}"
+    return found.model_copy(update=updates)
+
+
+def _with(model: OptionModel, options: dict[str, Any]) -> OptionModel:
+    """Return the model with those of the options that it has; they are taken out of `options`."""
+    own = {key: options.pop(key) for key in list(options) if key in type(model).model_fields}
+    return type(model).model_validate(model.model_dump() | own)
