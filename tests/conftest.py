@@ -1,4 +1,4 @@
-"""Fixtures and hooks for all tests: shared data sets, order, groups, required capabilities."""
+"""Fixtures and hooks for all tests: shared data sets, order, required capabilities."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from tests.environment import QUICK_JVM, class_archive_options, make_class_archi
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
+    from xdist.remote import Producer
+    from xdist.scheduler import Scheduling
+
 # Every run tries the same examples, and a busy machine is not an error. To search for new
 # examples: pytest --hypothesis-profile=search.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -22,7 +25,6 @@ hypothesis.settings.load_profile("repeatable")
 
 # The folders with long tests come first, so that short ones fill the gaps at the end.
 _ORDER = ("cluster", "functional", "contract", "unit")
-_SLOW = ("cluster", "functional", "contract")
 
 
 def pytest_configure() -> None:
@@ -32,24 +34,17 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the items, and group those that share a module's fixtures or the machine's state.
-
-    `--dist loadgroup` runs all items of a group in one worker, one after the other.
-    """
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None and (group := _group(item)):
-            item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: _ORDER.index(_folder(item)))
+    """Order the folders; the sort keeps the order within a folder."""
+    root = Path(__file__).parent
+    items.sort(key=lambda item: _ORDER.index(item.path.relative_to(root).parts[0]))
 
 
-def _group(item: pytest.Item) -> str | None:
-    if "lab" in _needed(item):
-        return "lab"  # a new lab removes what a killed one left, so labs exclude each other
-    return item.path.stem if _folder(item) in _SLOW else None
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    """Run the tests of a group in one worker with `--dist loadgroup`."""
+    from tests.scheduling import GroupScheduling
 
-
-def _folder(item: pytest.Item) -> str:
-    return item.path.relative_to(Path(__file__).parent).parts[0]
+    return GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def _needed(item: pytest.Item) -> set[str]:

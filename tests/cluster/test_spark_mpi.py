@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.cluster.test_two_nodes import PATIENT, environment_of
+from tests.cluster.test_two_nodes import environment_of
 
 from paceline.host.processes import (
     TOKEN_VARIABLE,
@@ -23,7 +23,6 @@ from paceline.host.processes import (
 )
 from paceline.job.options import parse_options
 from paceline.job.trial import job_of
-from paceline.lab import INTERFACE
 from paceline.launchers import supervise as supervise_module
 from paceline.launchers.diagnosis import diagnose
 from paceline.launchers.registry import launcher_for
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from paceline.lab import Host, Lab
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
 
@@ -76,7 +74,7 @@ ENTRY = """
 launcher = "{launcher}"
 transport = "mpi"
 local_strategy = "processes"
-nodes = {nodes}
+nodes = 1
 ranks_per_node = 2
 threads_per_rank = 1
 oversubscribe = true
@@ -99,14 +97,14 @@ def token() -> Iterator[str]:
     assert left == {}
 
 
-def paceline_run(spec: str, folder: Path, host: Host | None = None) -> list[dict]:
-    """The comparison's rows of a run, on a host or here."""
+def paceline_run(spec: str, folder: Path) -> list[dict]:
+    """Run a spec here; return the rows of its comparison."""
     file, out = folder / "spec.toml", folder / "run"
     file.write_text(spec)
     words = [sys.executable, "-m", "paceline.cli", "run", str(file), "--out", str(out)]
     environment = environment_of(folder / "cache")
     done = subprocess.run(
-        words if host is None else host.command(*words),
+        words,
         env=environment,
         capture_output=True,
         text=True,
@@ -119,7 +117,7 @@ def paceline_run(spec: str, folder: Path, host: Host | None = None) -> list[dict
 
 
 def test_spark_and_mpirun_train_the_same_over_mpi(dataset: Path, tmp_path: Path) -> None:
-    trials = "".join(ENTRY.format(launcher=name, nodes=1) for name in ("mpi", "spark"))
+    trials = "".join(ENTRY.format(launcher=name) for name in ("mpi", "spark"))
     spec = SPEC.format(steps=6, data=dataset, trials=trials, interface="lo")
     rows = {row["launcher"]: row for row in paceline_run(spec, tmp_path)}
     assert {name: row["equivalent"] for name, row in rows.items()} == {
@@ -127,26 +125,6 @@ def test_spark_and_mpirun_train_the_same_over_mpi(dataset: Path, tmp_path: Path)
     }  # fmt: skip
     assert rows["spark"]["transport"] == "mpi"
     assert rows["spark"]["weights_sha256"] == rows["mpi"]["weights_sha256"]
-
-
-@pytest.mark.needs("lab")
-def test_hosts_of_a_cluster_are_one_mpi_job(spark_lab: Lab, dataset: Path, tmp_path: Path) -> None:
-    spec = SPEC.format(
-        steps=6, data=dataset, interface=INTERFACE,
-        trials=ENTRY.format(launcher="spark", nodes=2),
-    )  # fmt: skip
-    spec += f'[spark]\nmaster = "{spark_lab.spark_master}"\n' + PATIENT
-    rows = paceline_run(spec, tmp_path, spark_lab.hosts[0])
-    [row] = [row for row in rows if not row["is_baseline"]]
-    assert (row["equivalent"], row["nodes"], row["ranks"]) == (True, 2, 4)
-    [trial] = tmp_path.glob("run/trials/*.spark.*")
-    found = [
-        json.loads((trial / "ranks" / str(rank) / "environment.json").read_text())["host"]
-        for rank in range(4)
-    ]
-    names = [host.name for host in spark_lab.hosts]
-    assert sorted(found) == [names[0], names[0], names[1], names[1]]
-    assert len(list(trial.glob("hosts/*/trace.*"))) == 2
 
 
 def endless(dataset: Path, out: Path) -> tuple[Trial, TrialFiles]:

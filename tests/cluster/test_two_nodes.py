@@ -1,7 +1,7 @@
 """Local strategies on each of two nodes, under mpirun and under Spark.
 
 The nodes are network namespaces of this machine (paceline.lab) and share its cores. The tests check
-that the training is equivalent, not its speed. Here three configurations run under mpirun and two
+that the training is equivalent, not its speed. Here three configurations run under mpirun and three
 under Spark; tests/contract/test_strategies.py has all strategies, transports and reductions with
 nodes that are processes.
 """
@@ -122,10 +122,18 @@ def test_strategies_on_two_nodes_under_spark(
     spark_lab: Lab, tiny_dataset: Path, tmp_path: Path
 ) -> None:
     chosen = {name: STRATEGIES[name] for name in ("threads", "pipeline")}
-    spec = SPEC.format(
-        data=tiny_dataset, interface=INTERFACE, trials=entries("spark", "gloo", chosen)
-    )
+    trials = entries("spark", "gloo", chosen)
+    trials += entries("spark", "mpi", {"processes": STRATEGIES["processes"]})
+    spec = SPEC.format(data=tiny_dataset, interface=INTERFACE, trials=trials)
     spark = f'[spark]\nmaster = "{spark_lab.spark_master}"\n' + PATIENT
     rows = rows_of_run(spark_lab.hosts[0], spec + spark, tmp_path)
-    assert len(rows) == len(chosen)
+    assert len(rows) == 3
     assert_same_training_on_two_nodes(rows, tmp_path)
+    # the barrier tasks on both hosts are one MPI job
+    [trial] = tmp_path.glob("run/trials/*.spark.mpi.*")
+    found = [
+        json.loads((trial / "ranks" / str(rank) / "environment.json").read_text())["host"]
+        for rank in range(4)
+    ]
+    names = [host.name for host in spark_lab.hosts]
+    assert sorted(found) == [names[0], names[0], names[1], names[1]]
