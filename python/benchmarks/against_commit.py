@@ -212,6 +212,7 @@ def main() -> None:
         "this": Version.of(Path(sys.executable)),
         "other": Version.of(arguments.other.absolute()),
     }
+    load_before = os.getloadavg()[0]
     rates = measure_all(
         versions, list(arguments.only), arguments.repeats, arguments.steps, arguments.images
     )
@@ -220,6 +221,7 @@ def main() -> None:
         "against_commit",
         {
             "commits": {label: version.commit for label, version in versions.items()},
+            "load_average_before": load_before,  # above about 0.5, other programs disturb
             "ratios": conclude(rates),
             "per_second": rates,
         },
