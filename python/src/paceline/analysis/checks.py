@@ -183,7 +183,7 @@ def weights_check(
 def _update_scales(
     differences: list[TensorDifference], update_l2: Mapping[str, float], allowed: Tolerance
 ) -> dict[str, float]:
-    """How far training moved each tensor, but no less than its own storage rounds it in n steps."""
+    """Return the distance that training moved each tensor, at least its rounding in n steps."""
     rounding = UNIT_ROUNDOFF_FP32 * max(1, allowed.steps) / allowed.weights if allowed.steps else 0
     return {
         d.name: update_l2[d.name] + rounding * d.baseline_l2

@@ -1,4 +1,4 @@
-"""How far two safetensors files differ, tensor by tensor, in bounded memory.
+"""Differences between two safetensors files, tensor by tensor, in bounded memory.
 
 VGG16's largest tensor alone has 411 MB, so tensors are read from the memory map in pieces.
 """

@@ -1,4 +1,4 @@
-"""How far two runs of the same training may differ, and where the numbers come from.
+"""Allowed differences between two runs of the same training, and their derivation.
 
 Distributing a batch changes the order in which its gradients are added, nothing else. Adding m
 numbers in another order changes the sum by at most about m*u relative to the sum of magnitudes,
@@ -56,7 +56,7 @@ class Tolerance:
 
     @property
     def weights_judged(self) -> bool:
-        """Whether so few steps were taken that the final weights prove anything."""
+        """Return whether there were few enough steps to compare the final weights."""
         return self.steps <= WEIGHTS_HORIZON_STEPS
 
 

@@ -1,4 +1,4 @@
-"""What was computed from one finished trial alone."""
+"""Results that are computed from one finished trial alone."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a machine is: cores, control groups, processes, installed tools."""
+"""Facts about a machine: cores, control groups, processes, installed tools."""

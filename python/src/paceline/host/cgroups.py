@@ -56,7 +56,7 @@ def read_limits(pid: int | str = "self", proc: Path = Path("/proc")) -> CgroupLi
 
 
 def find_places(pid: int | str = "self", proc: Path = Path("/proc")) -> CgroupPlaces:
-    """Where to read, again and again, what the group of `pid` uses.
+    """Return the files from which the usage of the group of `pid` can be read repeatedly.
 
     What is used must be that of the group whose limit it is held against: an ancestor's usage is
     more than that of one of its groups.
@@ -111,7 +111,7 @@ class _Hierarchy:
         self._groups = list(_groups(proc / str(pid) / "cgroup"))
 
     def folders(self, controller: str) -> list[Path]:
-        """Those whose limits for `controller` hold, from the process's own group upwards."""
+        """Return the groups whose limits for `controller` apply, from the process's own upwards."""
         return list(_folders(self._mounts, self._groups, controller))
 
 

@@ -70,7 +70,7 @@ def parse_list(text: str) -> list[int]:
 
 
 def _place(core: PhysicalCore) -> tuple[bool, int, int, int]:
-    """Where a core comes in the order; a virtual machine may have several packages in one node."""
+    """Return the sort key of a core; a virtual machine may have several packages in one node."""
     unknown = core.numa_node is None
     return unknown, core.numa_node or 0, core.package or 0, core.threads[0]
 

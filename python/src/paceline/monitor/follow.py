@@ -158,7 +158,7 @@ class TrialFollower:
         self._straggler_found_s = 0.0
 
     def read(self) -> bool:
-        """Whether anything is new. Raises DataError if a row is damaged."""
+        """Read new rows; return whether there were any. Raises DataError if a row is damaged."""
         for rank, rank_files in self._files.ranks():
             self._ranks.setdefault(rank, _Rank(rank, rank_files))
         for host, host_files in self._files.hosts():
@@ -351,7 +351,7 @@ def _elapsed_s(manifest: dict[str, Any], last_unix_s: float | None) -> float | N
 
 
 def _has_ended(run: RunFiles, planned: list[str], outcomes: dict[str, Outcome | None]) -> bool:
-    """Whether nothing more is planned: all is done, or the run stopped at a trial that failed."""
+    """Return whether the run has ended: all trials are done, or it stopped at a failed trial."""
     if run.tuning.exists():
         return True
     if not outcomes or None in outcomes.values():

@@ -25,7 +25,7 @@ _HOMES = (Path("/usr/share/grafana"), Path("/usr/local/share/grafana"))
 
 
 def find_grafana() -> list[str] | None:
-    """How its server is started; None where it is not installed."""
+    """Return the command of Grafana's server; None if Grafana is not installed."""
     for name, arguments in (("grafana", ["server"]), ("grafana-server", [])):
         found = shutil.which(name)
         if found is not None:
@@ -86,7 +86,7 @@ def environment(folder: Path, listen: Address) -> dict[str, str]:
 
 
 def command(server: list[str]) -> list[str]:
-    """How Grafana is started, told where its own files lie."""
+    """Return the command that starts Grafana, with the folder of its own files."""
     return [*server, "--homepath", str(_home_of(Path(server[0])))]
 
 

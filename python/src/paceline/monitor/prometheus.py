@@ -29,7 +29,7 @@ _RETENTION = "3650d"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How sidecars with TLS or authentication are scraped; the scheme stands in their targets."""
+    """Settings for scraping sidecars with TLS or authentication; their targets state the scheme."""
 
     bearer_token_file: Path | None = None
     basic_auth_file: Path | None = None  # a line USER:PASSWORD
@@ -54,7 +54,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where something listens."""
+    """Address on which a server listens."""
 
     host: str
     port: int
@@ -138,7 +138,7 @@ def configuration(access: Access) -> str:
 
 
 def command(program: str, config: str, storage: str, listen: Address) -> list[str]:
-    """How Prometheus is started."""
+    """Return the command that starts Prometheus."""
     return [
         program,
         f"--config.file={config}",

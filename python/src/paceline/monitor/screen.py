@@ -50,7 +50,7 @@ def screen(view: RunView, width: int, height: int) -> RenderableType:
 
 
 def plain_line(view: RunView) -> str:
-    """What there is to say at one moment, for logs and pipes."""
+    """Return the state of the run as one line, for logs and pipes."""
     words = [time.strftime("%H:%M:%S"), _count(view)]
     if view.trial is None:
         return " ".join([*words, _between(view)])
@@ -201,7 +201,7 @@ def _host_parts(host: HostView) -> Iterator[str]:
 
 
 def _ranks(ranks: Sequence[RankView], lines: int) -> RenderableType:
-    """Those that compute longest first, where there are more than lines."""
+    """Return the table of ranks; if there are too many, those that compute longest."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("rank", justify="right")
     table.add_column("host", no_wrap=True, overflow="ellipsis", max_width=16)
@@ -249,7 +249,7 @@ def _shares(phases: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def _waiting(phases: Mapping[str, float | None]) -> dict[str, float]:
-    """What a step spends on others, in one word each."""
+    """Return the shares of a step that are spent on other ranks, in one word each."""
     shares = _shares(phases)
     named = {"waiting": ("comm_wait", "bubble"), "averaging": ("comm_transfer",)}
     found = {word: sum(shares.get(n, 0.0) for n in names) for word, names in named.items()}

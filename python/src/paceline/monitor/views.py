@@ -1,4 +1,4 @@
-"""What a live view shows of a run at one moment."""
+"""State of a run at one moment, for the live view."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from paceline.monitor.views import RunView
     from paceline.records.layout import RunFiles
 
-_BEGIN_LIMIT_S = 600.0  # for a run directory to come into being: photos are made before
-_IDLE_LIMIT_S = 600.0  # between trials: making photos, checking tensors
+_BEGIN_LIMIT_S = 600.0  # until the run directory exists: images are synthesised before
+_IDLE_LIMIT_S = 600.0  # between trials: synthesising images, checking tensors
 
 
 def watch(run: RunFiles, console: Console, *, once: bool, interval_s: float) -> None:
@@ -83,7 +83,7 @@ def _is_there(run: RunFiles) -> bool:
 
 
 def _await_beginning(run: RunFiles, console: Console) -> None:
-    """A run is often watched before it has written anything: its photos are made first."""
+    """Wait for the run directory: a run synthesises its images before it writes anything."""
     give_up_s = time.monotonic() + _BEGIN_LIMIT_S
     if not _is_there(run):
         console.print(f"waiting up to {_BEGIN_LIMIT_S:.0f} s for a run in {run.root}")

@@ -62,7 +62,7 @@ def share_bounds(samples: int, rank: int, world_size: int) -> tuple[int, int]:
 
 
 def flipped(seed: int, epoch: int, sample_id: int) -> bool:
-    """Whether a sample is mirrored in an epoch: half of them, whatever rank reads it."""
+    """Return whether a sample is mirrored in an epoch: half of them, on any rank."""
     return bool(_hash64(seed, _FLIP_STREAM, epoch, sample_id) & 1)
 
 

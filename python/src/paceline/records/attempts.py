@@ -1,4 +1,4 @@
-"""What an unfinished or failed attempt at a trial left is kept, out of the way of the next one."""
+"""Keep the files of an unfinished or failed attempt at a trial apart from the next attempt."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ class JsonlWriter:
 
 
 def fields_of(value: object) -> dict[str, Any]:
-    """Those of a dataclass, not copied, as its JSON row has them; dataclasses.asdict would copy all
-    that is in them, which takes twice as long as writing it. Raises TypeError."""
+    """Return the fields of a dataclass for its JSON row, without a copy. dataclasses.asdict copies
+    everything, which takes twice as long as writing it. Raises TypeError."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: getattr(value, name) for name in _field_names(type(value))}
     raise TypeError(f"expected a dataclass or what JSON knows, got {type(value).__name__}")

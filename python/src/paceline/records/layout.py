@@ -1,4 +1,4 @@
-"""Where things lie in a run directory. The only module that knows file names."""
+"""Paths in a run directory. No other module knows file names."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class TrialFiles:
 
     @property
     def equivalence(self) -> Path:
-        """What the comparison with the baseline's tensors found."""
+        """Result of the comparison with the baseline."""
         return self.root / "equivalence.json"
 
     @property
@@ -173,7 +173,7 @@ class RunFiles:
 
     @property
     def tuning(self) -> Path:
-        """What a search found."""
+        """Result of a search."""
         return self.root / "tuning.json"
 
     @property
@@ -183,7 +183,7 @@ class RunFiles:
 
     @property
     def monitor(self) -> Path:
-        """What `paceline monitor` keeps: configuration, Prometheus's storage."""
+        """Files of `paceline monitor`: configuration and storage of Prometheus."""
         return self.root / "monitor"
 
     def trial(self, trial_id: str) -> TrialFiles:

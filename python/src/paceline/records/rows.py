@@ -91,7 +91,7 @@ class SampleLogRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnvironment:
-    """What a thread that trains a replica of its own really had."""
+    """Resources that a thread with its own replica really had."""
 
     worker: int  # within its rank
     thread_id: int  # the kernel's
@@ -101,7 +101,7 @@ class WorkerEnvironment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnvironment:
-    """What a rank really had (`ranks/<rank>/environment.json`), read back, not as asked."""
+    """Resources that a rank really had (`ranks/<rank>/environment.json`), read back by the rank."""
 
     rank: int
     world_size: int
@@ -132,7 +132,7 @@ class RankEnvironment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus:
-    """Where a rank is in its life (`ranks/<rank>/status.json`, replaced as it goes)."""
+    """State of a rank (`ranks/<rank>/status.json`, replaced at each change)."""
 
     rank: int
     host: str
@@ -146,7 +146,7 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingResult:
-    """What rank 0 says at the end (`result.json`)."""
+    """Result of a training, written by rank 0 at the end (`result.json`)."""
 
     steps: int
     weights_sha256: str
@@ -159,7 +159,7 @@ class TrainingResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a trial ended (`outcome.json`); a trial without one is repeated by `run --resume`."""
+    """End of a trial (`outcome.json`). `run --resume` repeats a trial without one."""
 
     schema: int
     trial_id: str

@@ -1,4 +1,4 @@
-"""What the ranks say of themselves, read without trust that they finished writing."""
+"""Statuses that the ranks wrote; a file may be missing or incomplete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read_statuses(files: TrialFiles) -> list[RankStatus]:
 
 
 def error_text(error: BaseException) -> str:
-    """How an error stands in a status: `EnvironmentLacks: expected …`."""
+    """Return an error as a status contains it: `EnvironmentLacks: expected …`."""
     return f"{type(error).__name__}: {error}"
 
 

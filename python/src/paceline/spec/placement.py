@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCounts:
-    """What one node runs."""
+    """Processes and threads of one node."""
 
     ranks: int
     threads_per_rank: int

@@ -53,7 +53,7 @@ class SidecarHandle:
 
     @property
     def is_watched(self) -> bool:
-        """Whether a death of the sidecar would still be noticed."""
+        """Return whether the death of the sidecar would still be noticed."""
         return self._thread.is_alive()
 
     def wait_ready(self, limit_s: float = 10.0) -> int | None:

@@ -34,5 +34,5 @@ class RankContext:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes the files that are written once per trial."""
+        """Return whether this rank writes the files that are written once per trial."""
         return self.rank == 0

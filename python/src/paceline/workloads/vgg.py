@@ -15,10 +15,10 @@ _TINY = (8, 8, 0, 16, 16, 0, 16, 16, 0)
 
 
 class _VGG(Model):
-    """What nets of this kind have in common."""
+    """Common parts of VGG networks."""
 
     def draw_weights(self) -> None:
-        """As torchvision: He's normal for convolutions (fan out), normal 0.01 for the others."""
+        """Draw weights as torchvision does: He's normal for convolutions, else N(0, 0.01)."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

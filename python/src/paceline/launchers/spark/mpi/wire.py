@@ -15,7 +15,7 @@ from typing import Any
 from paceline.errors import EnvironmentLacks, TimedOut
 
 Message = dict[str, Any]
-# A stranger that connects and sends nothing delays the next peer by at most this time.
+# A program that connects and sends nothing delays the next peer by at most this time.
 _HELLO_LIMIT_S = 2.0
 # A daemon's command line is 1 to 2 kB, the end of its output at most 4 kB.
 _LONGEST_LINE_BYTES = 1 << 20

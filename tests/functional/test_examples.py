@@ -1,0 +1,130 @@
+"""The example extensions: installed as packages of their own, found, run, certified equivalent."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.functional, pytest.mark.timeout(600)]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LIMIT_S = 300
+RAY_PROCESSES = ("raylet", "gcs_server")
+
+
+class Environment:
+    """A virtual environment that sees the packages of this one, and has its own beside them."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.folder = folder
+        self._python = folder / "venv/bin/python"
+        self._variables = {**os.environ, "PACELINE_CACHE": str(cache), "NO_COLOR": "1"}
+        self._run(
+            [sys.executable, "-m", "venv", "--without-pip", folder / "venv"]
+        ).check_returncode()
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        site_packages = folder / "venv/lib" / version / "site-packages"
+        # addsitedir also reads the .pth file of Paceline's editable installation
+        line = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+        (site_packages / "main.pth").write_text(line)
+
+    def pip_install(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        pip = [sys.executable, "-m", "pip", "--python", self._python, "--disable-pip-version-check"]
+        return self._run([*pip, "install", "--quiet", *arguments])
+
+    def install_example(self, name: str) -> None:
+        """Install a copy, because a build writes into the source folder."""
+        copy = shutil.copytree(EXAMPLES / name, self.folder / name)
+        self.pip_install("--no-deps", "--no-build-isolation", copy).check_returncode()
+
+    def paceline(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return self._run([self._python, "-m", "paceline.cli", *arguments])
+
+    def _run(self, argv: list[str | Path]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            list(map(str, argv)),
+            env=self._variables,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+
+    def rows(self, spec: Path) -> list[dict]:
+        """Run a spec and return the rows of its comparison."""
+        run_dir = self.folder / "runs" / spec.stem
+        finished = self.paceline("run", spec, "--out", run_dir)
+        assert finished.returncode == 0, finished.stderr
+        compared = self.paceline("compare", run_dir, "--json")
+        assert compared.returncode == 0, compared.stderr
+        return json.loads(compared.stdout)["rows"]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory, cache):
+    made = Environment(tmp_path_factory.mktemp("examples"), cache)
+    made.install_example("small-strategy")
+    return made
+
+
+@pytest.fixture(scope="module")
+def with_ray(environment):
+    pinned = tomllib.loads((EXAMPLES / "ray-launcher/pyproject.toml").read_text())["project"]
+    (ray,) = [each for each in pinned["dependencies"] if each.startswith("ray==")]
+    installed = environment.pip_install(ray)
+    if installed.returncode != 0:
+        pytest.skip(f"{ray} cannot be installed: {installed.stderr.strip().splitlines()[-1]}")
+    environment.install_example("ray-launcher")
+    return environment
+
+
+def test_strategy_of_another_package_is_equivalent(environment):
+    rows = environment.rows(EXAMPLES / "small-strategy/accumulate.toml")
+    found = {row["local_strategy"]: row["equivalent"] for row in rows}
+    assert found == {"sequential": True, "accumulate": True}
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("pieces = 1", "pieces: input should be greater than or equal to 2, got 1"),
+        ("nodes = 2", 'nodes: "accumulate" runs on one node, got 2; use nodes = 1'),
+        ("piece = 4", 'piece: no such key. Did you mean "pieces"?'),
+    ],
+)
+def test_faults_of_another_package_are_reported(environment, fault, message):
+    spec = (EXAMPLES / "small-strategy/accumulate.toml").read_text()
+    wrong = environment.folder / "wrong.toml"
+    wrong.write_text(spec.replace("pieces = 4", fault))
+    refused = environment.paceline("plan", wrong)
+    assert refused.returncode == 2
+    assert message in " ".join(refused.stderr.split())
+
+
+def test_names_of_other_packages_are_suggested(environment):
+    spec = (EXAMPLES / "small-strategy/accumulate.toml").read_text()
+    wrong = environment.folder / "misspelt.toml"
+    wrong.write_text(spec.replace('"accumulate"\npieces', '"acumulate"\npieces'))
+    refused = environment.paceline("plan", wrong)
+    assert refused.returncode == 2
+    assert 'Did you mean "accumulate"?' in " ".join(refused.stderr.split())
+
+
+def test_ranks_as_actors_of_ray_are_equivalent(with_ray):
+    before = {p.pid for p in psutil.process_iter() if p.name() in RAY_PROCESSES}
+    rows = with_ray.rows(EXAMPLES / "ray-launcher/ray.toml")
+    found = {(r["launcher"], r["transport"]): (r["ranks"], r["equivalent"]) for r in rows}
+    assert found == {("local", "none"): (1, True), ("ray", "gloo"): (2, True)}
+    after = {p.pid for p in psutil.process_iter() if p.name() in RAY_PROCESSES}
+    assert after <= before
