@@ -1,4 +1,4 @@
-"""A Prometheus of the tests' own, that scrapes what files in a folder name."""
+"""Run a Prometheus that scrapes the targets in the files of a folder."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.functional.prometheus_api import Prometheus
 
 LIMIT_S = 30.0
 SCRAPE_INTERVAL = "200ms"
+_ATTEMPTS = 3
 
 needs_prometheus = pytest.mark.needs("prometheus")
 
@@ -38,9 +39,9 @@ def wait_for(what: str, holds: Callable[[], bool]) -> None:
 def prometheus(
     folder: Path, jobs: Mapping[str, tuple[Path, Mapping[str, object]]]
 ) -> Iterator[Prometheus]:
-    """A port of its own, ended at the end. It hears of what is new, or gone, every 5 s only.
+    """Run a Prometheus on a free port. It notices new and removed targets every 5 s.
 
-    jobs: by name, where the files lie that say what to scrape, and how it is scraped.
+    jobs: folder with the target files and settings of the scrape, by name.
     """
     found_by = {"refresh_interval": "1s"}
     described = [
@@ -55,33 +56,16 @@ def prometheus(
     config = folder / "prometheus.yml"
     # JSON is YAML.
     config.write_text(json.dumps({"global": timing, "scrape_configs": described}))
-    port = free_port()
     log = folder / "prometheus.log"
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [
-                "prometheus",
-                f"--config.file={config}",
-                f"--storage.tsdb.path={folder / 'storage'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-        )
+    for _ in range(_ATTEMPTS):
+        port = free_port()
+        process = _start(config, folder / "storage", port, log)
+        if _is_ready(process, port):
+            break  # otherwise another program took the port first
+    else:
+        raise AssertionError(log.read_text())
     try:
-        url = f"http://127.0.0.1:{port}"
-
-        def is_ready() -> bool:
-            assert process.poll() is None, log.read_text()
-            try:
-                with urllib.request.urlopen(f"{url}/-/ready", timeout=LIMIT_S):
-                    return True
-            except OSError:  # not listening yet, or still reading its storage
-                return False
-
-        wait_for("prometheus answers", is_ready)
-        yield Prometheus(url)
+        yield Prometheus(f"http://127.0.0.1:{port}")
     finally:
         process.terminate()
         try:
@@ -89,6 +73,34 @@ def prometheus(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(timeout=10)
+
+
+def _start(config: Path, storage: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as stream:
+        return subprocess.Popen(
+            [
+                "prometheus",
+                f"--config.file={config}",
+                f"--storage.tsdb.path={storage}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+        )
+
+
+def _is_ready(process: subprocess.Popen[bytes], port: int) -> bool:
+    """Wait until Prometheus answers; False if it has ended."""
+    limit_s = time.monotonic() + LIMIT_S
+    while process.poll() is None:
+        assert time.monotonic() < limit_s, f"Prometheus does not answer within {LIMIT_S:.0f} s"
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=LIMIT_S):
+                return True
+        except OSError:  # not listening yet, or still reading its storage
+            time.sleep(0.05)
+    return False
 
 
 def active_targets(api: Prometheus, job: str) -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from paceline.plan.trial import Trial
     from paceline.records.layout import HostFiles, RunFiles, TrialFiles
 
 _MARK_AFTER_S = 0.001  # Prometheus's resolution; the next trial begins later
@@ -102,7 +103,8 @@ def _traces(run: RunFiles) -> tuple[list[_HostTrace], list[str]]:
     left_out: list[str] = []
     for trial_id, files in run.trials():
         try:
-            traces = [_HostTrace(run, trial_id, files, host) for host, _ in files.hosts()]
+            trial = read_trial(files)
+            traces = [_HostTrace(run, trial, files, host) for host, _ in files.hosts()]
         except DataError as error:
             left_out.append(f"{trial_id}: {error}")
             continue
@@ -113,10 +115,9 @@ def _traces(run: RunFiles) -> tuple[list[_HostTrace], list[str]]:
 class _HostTrace:
     """One trial on one host, sample by sample. Raises DataError if a file is damaged."""
 
-    def __init__(self, run: RunFiles, trial_id: str, files: TrialFiles, host: str) -> None:
-        self.trial_id, self._host = trial_id, host
+    def __init__(self, run: RunFiles, trial: Trial, files: TrialFiles, host: str) -> None:
+        self.trial_id, self._host = trial.id, host
         own = files.host(host)
-        trial = read_trial(files)
         self._header: Mapping[str, Any] = read_header(own.trace)
         self.samples = [row for row in row_dicts(own.trace) if "unix_s" in row]
         self._run = self._header.get("run") or run.root.absolute().name

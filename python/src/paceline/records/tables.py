@@ -170,7 +170,7 @@ def _data_type(hint: Any) -> PolarsDataType | None:
 def _read_parquet(path: Path, columns: Sequence[str] | None) -> pl.DataFrame | None:
     try:
         return pl.read_parquet(
-            parquet_path(path), columns=None if columns is None else list(columns)
+            parquet_path(path), columns=None if columns is None else list(columns), glob=False
         )
     except FileNotFoundError:
         return None
