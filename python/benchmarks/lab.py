@@ -68,7 +68,7 @@ seed = 1
 repeats = {repeats}
 [[workloads]]
 name = "{workload.name}"
-images = {workload.images}
+samples = {workload.images}
 {workload.settings}
 max_steps = {steps}
 epochs = {steps}

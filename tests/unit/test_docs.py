@@ -11,6 +11,9 @@ import pytest
 
 from paceline.errors import ExitCode
 from paceline.records import layout
+from paceline.spec import models
+from paceline.spec.choices import declared_keys
+from paceline.spec.extensions import COMPRESSIONS, LAUNCHERS, STRATEGIES, TRANSPORTS, WORKLOADS
 
 ROOT = Path(__file__).parents[2]
 _PLACES = (
@@ -92,3 +95,35 @@ def test_files_of_a_run_directory_are_documented():
     )
     assert names
     assert sorted(name for name in names if f"{name}`" not in page) == []
+
+
+def _spec_keys() -> dict[str, set[str]]:
+    """Return the keys of each table of a spec, with those of the installed extensions."""
+    tables = {
+        "training": models.TrainingRequest,
+        "workloads": models.WorkloadRequest,
+        "trials": models.TrialRequest,
+        "tune": models.TuneSettings,
+        "telemetry": models.TelemetrySettings,
+        "limits": models.Limits,
+        "network": models.NetworkSettings,
+        **{launcher.name: launcher.Settings for launcher in LAUNCHERS.all()},
+    }
+    keys = {name: set(model.model_fields) for name, model in tables.items()}
+    keys["trials"] |= set(declared_keys())
+    return keys
+
+
+def test_every_key_of_the_spec_is_documented():
+    page = (ROOT / "docs/reference/spec.md").read_text("utf-8")
+    documented = set(re.findall(r"^(?:# )?(\w+) = ", page, re.MULTILINE))
+    documented |= set(re.findall(r"`(\w+)`", page)) | set(re.findall(r"(\w+) = \d", page))
+    missing = {table: sorted(keys - documented) for table, keys in _spec_keys().items()}
+    assert {table: keys for table, keys in missing.items() if keys} == {}
+
+
+def test_every_extension_is_documented():
+    page = (ROOT / "docs/reference/spec.md").read_text("utf-8")
+    groups = (STRATEGIES, TRANSPORTS, LAUNCHERS, WORKLOADS, COMPRESSIONS)
+    names = [descriptor.name for group in groups for descriptor in group.all()]
+    assert [name for name in names if name not in page] == []

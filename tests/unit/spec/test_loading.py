@@ -43,9 +43,17 @@ def test_shipped_experiments_are_those_documented():
     assert {"quickstart", "lerat2022-distributed", "strategies"} <= set(shipped_experiments())
 
 
-@pytest.mark.parametrize("page", ["reference/spec.md", "tutorials/first-comparison.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "docs/reference/spec.md",
+        "docs/tutorials/first-comparison.md",
+        "docs/tutorials/two-hosts.md",
+    ],
+)
 def test_whole_specs_in_the_documentation_are_valid(page):
-    text = (Path(__file__).parents[3] / "docs" / page).read_text("utf-8")
+    text = (Path(__file__).parents[3] / page).read_text("utf-8")
     specs = re.findall(r"```toml\n(schema = .*?)```", text, re.DOTALL)
     assert specs
     for spec in specs:
