@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import call, median_interval, paired_ratio, shown
-from paceline.launchers.registry import launcher_for
+from paceline.launchers.base import launcher_for
 from paceline.plan.planning import plan_trials
 from paceline.records.layout import TrialFiles
 from paceline.records.tables import row_dicts

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common import call, write_results
-from paceline.launchers.registry import launcher_for
+from paceline.launchers.base import launcher_for
 from paceline.records.files import write_text
 from paceline.records.layout import TrialFiles
 from training_ways import (

@@ -29,8 +29,8 @@ from paceline.host.processes import (
 from paceline.job.options import parse_options
 from paceline.job.trial import job_of
 from paceline.launchers import supervise as supervise_module
+from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
-from paceline.launchers.registry import launcher_for
 from paceline.launchers.spark.tools import find_spark
 from paceline.launchers.supervise import supervise
 from paceline.records.layout import RunFiles
@@ -290,7 +290,7 @@ def test_killed_supervisor_leaves_no_process(launcher, dataset, tmp_path):
         "import sys\n"
         "from pathlib import Path\n"
         "from paceline.job.trial import read_trial\n"
-        "from paceline.launchers.registry import launcher_for\n"
+        "from paceline.launchers.base import launcher_for\n"
         "from paceline.launchers.supervise import supervise\n"
         "from paceline.records.layout import TrialFiles\n"
         "files = TrialFiles(Path(sys.argv[1]))\n"

@@ -24,8 +24,8 @@ from paceline.host.processes import (
 from paceline.job.options import parse_options
 from paceline.job.trial import job_of
 from paceline.launchers import supervise as supervise_module
+from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
-from paceline.launchers.registry import launcher_for
 from paceline.launchers.supervise import supervise
 
 if TYPE_CHECKING:

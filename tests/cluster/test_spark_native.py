@@ -16,8 +16,8 @@ from paceline.host.processes import pids_with_token
 from paceline.job.options import parse_options
 from paceline.job.trial import job_of
 from paceline.launchers import supervise as supervise_module
+from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
-from paceline.launchers.registry import launcher_for
 from paceline.launchers.supervise import supervise
 from paceline.records.tables import row_dicts
 

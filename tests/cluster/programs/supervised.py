@@ -17,8 +17,8 @@ from tests.trials import changed
 
 from paceline.job.options import parse_options
 from paceline.job.trial import job_of
+from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
-from paceline.launchers.registry import launcher_for
 from paceline.launchers.supervise import supervise
 from paceline.records.files import write_json
 

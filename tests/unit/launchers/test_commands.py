@@ -7,11 +7,10 @@ import pytest
 from paceline.errors import EnvironmentLacks
 from paceline.host.tools import Tool
 from paceline.job import checks
-from paceline.launchers.base import Command
+from paceline.launchers.base import Command, launcher_for
 from paceline.launchers.mpi import launcher as mpi
 from paceline.launchers.mpi import parameters
 from paceline.launchers.mpi.launcher import hostfile_slots
-from paceline.launchers.registry import launcher_for
 from paceline.launchers.spark import launcher as spark
 from paceline.launchers.torchrun import launcher as torchrun
 

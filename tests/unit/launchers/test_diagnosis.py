@@ -2,8 +2,8 @@
 
 import pytest
 
+from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose, log_tail
-from paceline.launchers.registry import launcher_for
 from paceline.launchers.supervise import Ended
 
 PEER = "PeerLost: connection closed by peer"

@@ -91,7 +91,7 @@ def tune_comm(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> int:
     from paceline import runner
-    from paceline.launchers.registry import launcher_for
+    from paceline.launchers.base import launcher_for
     from paceline.spec import load_spec
 
     if load_spec(arguments.spec)[0].tune is not None:

@@ -15,7 +15,7 @@ from paceline.data.catalogue import default_cache_dir
 from paceline.host.cgroups import read_limits
 from paceline.host.machine import machine_facts, package_versions, torch_cuda
 from paceline.host.tools import Finding
-from paceline.launchers.registry import launcher_findings
+from paceline.spec.extensions import LAUNCHERS, load_object
 
 # Tensors of two trials of the largest workload (VGG16: weights and gradient, 537 MB each) and its
 # images.
@@ -40,7 +40,7 @@ def examine() -> list[Finding]:
         _limits(),
         _shared_memory(),
         _python(),
-        *launcher_findings(),
+        *_launchers(),
         _disk(),
     ]
 
@@ -154,6 +154,12 @@ def _import_fault(module: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return None if ended.returncode == 0 else ended.stderr.strip().rpartition("\n")[2]
+
+
+def _launchers() -> list[Finding]:
+    """Return the findings of every installed launcher, each under its own name."""
+    paths = [launcher.checks for launcher in LAUNCHERS.all() if launcher.checks is not None]
+    return [finding for path in paths for finding in load_object(path)()]
 
 
 def _disk() -> Finding:

@@ -17,6 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Union, get_
 
 from paceline.errors import UsageError
 from paceline.spec.choices import key_models
+from paceline.spec.extensions import (
+    COMPRESSIONS,
+    STRATEGIES,
+    TRANSPORTS,
+    WORKLOADS,
+    ExtensionGroup,
+)
 from paceline.spec.models import (
     Limits,
     NetworkSettings,
@@ -33,8 +40,15 @@ if TYPE_CHECKING:
 
 DEFAULT_NAME = "by-hand"
 # Keys that the launcher decides, or that have no meaning for a single trial.
-_NOT_OPTIONS = {"launcher", "nodes", "workloads", "images", "samples"}
+_NOT_OPTIONS = {"launcher", "nodes", "workloads", "samples"}
 _METAVARS = {int: "N", float: "X", str: "TEXT", dict: "JSON"}
+# Keys whose values are the names of extensions.
+_EXTENSIONS: dict[tuple[str, str], ExtensionGroup[Any]] = {
+    ("workloads", "name"): WORKLOADS,
+    ("trials", "local_strategy"): STRATEGIES,
+    ("trials", "transport"): TRANSPORTS,
+    ("trials", "compression"): COMPRESSIONS,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +170,9 @@ def _add_key(group: argparse._ArgumentGroup, table: _Table, key: str, info: Fiel
     if bool in types:
         settings["action"] = argparse.BooleanOptionalAction
     else:
-        settings |= {"metavar": _metavar(types), "type": _converter(types)}
+        extensions = _EXTENSIONS.get((table.name, key))
+        metavar = _metavar(types) if extensions is None else "|".join(extensions.names())
+        settings |= {"metavar": metavar, "type": _converter(types)}
     group.add_argument(flag, **settings)
 
 
@@ -183,7 +199,7 @@ def _metavars(types: list[Any]) -> Iterator[str]:
             inner = _metavar(_types(get_args(each)[0]))
             yield f"{inner},…"
         else:
-            yield _METAVARS[origin or each]
+            yield _METAVARS.get(origin or each, "VALUE")
 
 
 def _converter(types: list[Any]) -> Callable[[str], Any]:

@@ -7,6 +7,8 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from paceline.spec.extensions import LAUNCHERS, load_object
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -49,6 +51,12 @@ class Launcher(Protocol):
     def failed_rank(self, log_text: str) -> int | None:
         """Return the rank that the launcher's own log names as the first to fail."""
         ...
+
+
+def launcher_for(name: str) -> Launcher:
+    """Return the launcher of that name. Raises UsageError for an unknown name."""
+    launcher: Launcher = load_object(LAUNCHERS.get(name).implementation)()
+    return launcher
 
 
 def first_named(patterns: Iterable[re.Pattern[str]], log_text: str) -> int | None:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.spec.extensions import LAUNCHERS
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -92,12 +90,3 @@ def by_configuration(trials: Sequence[Trial]) -> list[list[Trial]]:
 def limit_s(trial: Trial) -> int:
     """Return the time after which the scheduler may end the trial."""
     return math.ceil(trial.limits.trial_s) + _MARGIN_S
-
-
-def launcher_hook(launcher: str, name: str) -> str | None:
-    """Return "module:function" of a launcher's part of the rendering; None if it has none.
-
-    name: attribute of the launcher's descriptor, `render_slurm` or `render_kubernetes`.
-    """
-    path: str | None = getattr(LAUNCHERS.get(launcher), name)
-    return path

@@ -22,12 +22,11 @@ from paceline.render.files import (
     Places,
     Rendered,
     by_configuration,
-    launcher_hook,
     shipped_trial,
     telemetry_paths,
     trial_text,
 )
-from paceline.spec.extensions import load_object
+from paceline.spec.extensions import LAUNCHERS, load_object
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,7 +82,7 @@ def render_kubernetes(
 
 def _object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
     """Return the launcher's object. Raises CannotRender."""
-    hook = launcher_hook(trial.launcher, "render_kubernetes")
+    hook = LAUNCHERS.get(trial.launcher).render_kubernetes
     if hook is None:
         raise CannotRender(f'launcher "{trial.launcher}" cannot be started by Kubernetes')
     if trial.device == "cuda":

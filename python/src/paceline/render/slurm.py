@@ -18,12 +18,11 @@ from paceline.render.files import (
     Places,
     Rendered,
     by_configuration,
-    launcher_hook,
     limit_s,
     shipped_trial,
     trial_text,
 )
-from paceline.spec.extensions import load_object
+from paceline.spec.extensions import LAUNCHERS, load_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,7 +70,7 @@ def render_slurm(
 
 def _step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
     """Return the launcher's part. Raises CannotRender."""
-    hook = launcher_hook(trial.launcher, "render_slurm")
+    hook = LAUNCHERS.get(trial.launcher).render_slurm
     if hook is None:
         raise CannotRender(f'launcher "{trial.launcher}" cannot be started by Slurm')
     if trial.placement.oversubscribe:

@@ -19,10 +19,10 @@ SLEEP = "import time; time.sleep(60)"
 @pytest.fixture
 def run(make_job, monkeypatch):
     """Run programs as the ranks of a job; statuses are written before they start."""
-    monkeypatch.setattr(node, "_NOTICE_S", 0.2)
     children = []
 
-    def start(programs, *statuses, limit_s=60.0):
+    def start(programs, *statuses, limit_s=60.0, notice_s=30.0):
+        monkeypatch.setattr(node, "_NOTICE_S", notice_s)
         job = make_job(launcher="local", ranks=len(programs))
         limits = job.trial.limits.model_copy(update={"trial_s": limit_s})
         job = dataclasses.replace(job, trial=job.trial.model_copy(update={"limits": limits}))
@@ -56,7 +56,7 @@ def test_ranks_that_end_well_are_a_good_end(run):
 
 
 def test_rank_that_dies_without_a_reason_is_named_and_ends_its_peer(run, capsys):
-    end = run([SLEEP, "raise SystemExit(9)"])
+    end = run([SLEEP, "raise SystemExit(9)"], notice_s=0.2)
     assert (end.rank, end.exit_code) == (1, 5)
     assert end.error == "RankFailed: ended with status 9 and wrote no error"
     assert "rank 1 of 2 failed: RankFailed: ended with status 9" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Descriptor of `local`: ranks of this node, started without any launcher."""
+"""Descriptor of `local`: processes on this node, started by Paceline itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from paceline.spec.descriptors import LauncherDescriptor
 
 
 class Local(LauncherDescriptor):
-    """Processes of one node, as a user would start them by hand."""
+    """Plain processes on one node, as a user would start them by hand."""
 
     name = "local"
     summary = "processes on this node"

@@ -1,4 +1,4 @@
-"""Descriptor of `torchrun`: torch's own launcher, restricted to this node."""
+"""Descriptor of `torchrun`: PyTorch's own launcher, on this node only."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class Torchrun(LauncherDescriptor):
     """`python -m torch.distributed.run`."""
 
     name = "torchrun"
-    summary = "torch's own launcher, on this node"
+    summary = "PyTorch's own launcher, on this node"
     position = 20
-    checks = "paceline.launchers.torchrun.launcher:checks"
     implementation = "paceline.launchers.torchrun.launcher:TorchrunLauncher"
+    checks = "paceline.launchers.torchrun.launcher:checks"
     render_slurm = "paceline.launchers.torchrun.render:slurm_step"
     render_kubernetes = "paceline.launchers.torchrun.render:kubernetes_object"

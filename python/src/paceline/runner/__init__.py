@@ -1,0 +1,41 @@
+"""`paceline run`: spec, data sets, plan, preflight, trials, equivalence.
+
+A run can be interrupted at any moment. Finished trials stay; `resume` moves an unfinished or failed
+trial aside and runs it again.
+
+- `experiment`: the stages in order;
+- `planning`: a spec's data sets and trials;
+- `directory`: the run directory: new, resumed, or refused;
+- `trial`: one trial from its command to its outcome;
+- `equivalence`: the comparison of tensors with the baseline.
+"""
+
+from paceline.runner.directory import check_run_dir, default_run_dir, only_runner
+from paceline.runner.equivalence import check_equivalences
+from paceline.runner.experiment import Progress, preflight, run
+from paceline.runner.planning import (
+    Planned,
+    expected_dataset,
+    make_datasets,
+    manifest_of,
+    plan,
+)
+from paceline.runner.trial import failure_of, is_finished, run_trial
+
+__all__ = [
+    "Planned",
+    "Progress",
+    "check_equivalences",
+    "check_run_dir",
+    "default_run_dir",
+    "expected_dataset",
+    "failure_of",
+    "is_finished",
+    "make_datasets",
+    "manifest_of",
+    "only_runner",
+    "plan",
+    "preflight",
+    "run",
+    "run_trial",
+]

@@ -1,0 +1,101 @@
+"""The run directory: new, resumed, or refused."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import UsageError
+from paceline.records.files import read_json
+from paceline.spec.loading import parse_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.records.layout import RunFiles
+    from paceline.spec import Experiment
+
+
+def default_run_dir(experiment_name: str) -> Path:
+    """Return `runs/<name>-<local date and time>` under the current directory."""
+    return Path("runs") / f"{experiment_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def check_run_dir(files: RunFiles, experiment: Experiment, text: str, *, resume: bool) -> None:
+    """Raise UsageError unless `files` is a run of this spec to resume, or may become one."""
+    with _unusable(files.root):
+        has_run = files.manifest.exists()
+        others = [p for p in files.root.glob("*") if p != files.tune.root]
+    if has_run:
+        _check_resumed(files, experiment, text, resume=resume)
+    elif resume:
+        raise UsageError(
+            f"{files.root}: expected a run to resume, found no {files.manifest.name}; "
+            "leave out --resume to start one"
+        )
+    elif others:
+        raise UsageError(
+            f"{files.root}: expected a new or empty directory; choose another with --out"
+        )
+
+
+def _check_resumed(files: RunFiles, experiment: Experiment, text: str, *, resume: bool) -> None:
+    if not resume:
+        raise UsageError(
+            f"{files.root}: holds a run already; add --resume to complete it, or choose another "
+            "directory with --out"
+        )
+    before = read_json(files.manifest).get("spec_toml")
+    if before != text and (
+        not isinstance(before, str) or parse_spec(before, str(files.manifest)) != experiment
+    ):
+        raise UsageError(
+            f"{files.root}: holds a run of another spec; resume it with its own spec (spec_toml in "
+            f"{files.manifest.name}), or start a new run with --out"
+        )
+
+
+@contextmanager
+def made_run_dir(run_dir: Path) -> Iterator[None]:
+    """Make the directory, so that a wrong path fails at once; remove it again after an error."""
+    existed = run_dir.exists()
+    with _unusable(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if not existed:
+            with suppress(OSError):  # it is not empty
+                run_dir.rmdir()
+        raise
+
+
+@contextmanager
+def only_runner(run_dir: Path) -> Iterator[None]:
+    """Lock the run directory; refuse a second `paceline run` on it instead of waiting."""
+    with _unusable(run_dir):
+        lock = (run_dir / ".lock").open("w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"{run_dir}: another `paceline run` is writing here; wait for it, or choose "
+                "another directory with --out"
+            ) from error
+        yield
+
+
+@contextmanager
+def _unusable(run_dir: Path) -> Iterator[None]:
+    """Raise UsageError if the file system does not allow to use `run_dir`."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"{run_dir}: expected a directory that can be written, got: {error.strerror or error}; "
+            "choose another with --out"
+        ) from error

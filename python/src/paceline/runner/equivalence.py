@@ -1,0 +1,54 @@
+"""The comparison of finished trials with their baseline, as soon as both have ended."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from paceline.analysis.equivalence import check_equivalence
+from paceline.data.dataset import open_dataset
+from paceline.plan.schedule import schedule_of
+from paceline.runner.trial import is_finished
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.plan.schedule import Schedule
+    from paceline.plan.trial import Trial
+    from paceline.records.layout import RunFiles
+
+
+def check_equivalences(trials: Sequence[Trial], files: RunFiles, *, keep_tensors: bool) -> None:
+    """Compare the finished ones of `trials` with their baseline, if it has finished, too.
+
+    Tensors of a trial are big (VGG16: 2 x 537 MB). They are deleted after the comparison, except
+    those of the first baseline of each workload and precision.
+    """
+    finished = [t for t in trials if is_finished(files.trial(t.id))]
+    for trial in finished:
+        trial_files = files.trial(trial.id)
+        if trial_files.equivalence.exists():
+            continue
+        baseline = _baseline(trial, finished, trials)
+        if baseline is None:
+            continue
+        check_equivalence(trial_files, files.trial(baseline.id), _schedule(trial))
+        if trial.id != baseline.id and not keep_tensors:
+            shutil.rmtree(trial_files.weights.parent, ignore_errors=True)
+
+
+def _schedule(trial: Trial) -> Schedule:
+    """Return the samples that the trial's steps should have used."""
+    dataset = open_dataset(trial.training.dataset)
+    return schedule_of(trial.training, dataset.row_group_rows)
+
+
+def _baseline(trial: Trial, finished: list[Trial], planned: Sequence[Trial]) -> Trial | None:
+    """Return the baseline of the trial's precision if one is planned, else the fp32 one.
+
+    None if it has not finished yet.
+    """
+    ours = [t for t in planned if t.is_baseline and t.training.workload == trial.training.workload]
+    same = [t for t in ours if t.training.precision == trial.training.precision]
+    chosen = (same or ours)[0]
+    return chosen if chosen in finished else None

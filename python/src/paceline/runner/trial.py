@@ -1,0 +1,73 @@
+"""One trial: command, supervision, outcome, and the work after a good end."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut
+from paceline.host.machine import host_name
+from paceline.job.environment import SIDECAR_HOST_VARIABLE
+from paceline.job.sidecars import watch
+from paceline.launchers.base import launcher_for
+from paceline.launchers.diagnosis import diagnose
+from paceline.launchers.supervise import supervise
+from paceline.records.compact import compact_trial
+from paceline.records.files import read_json, write_json, write_text
+
+if TYPE_CHECKING:
+    from paceline.plan.trial import Trial
+    from paceline.records.layout import RunFiles, TrialFiles
+    from paceline.records.rows import Outcome
+    from paceline.telemetry import SidecarHandle
+
+
+def is_finished(files: TrialFiles) -> bool:
+    """Return whether the trial has ended well."""
+    return files.outcome.exists() and read_json(files.outcome)["status"] == "ok"
+
+
+def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
+    """Launch one trial with its sidecar, wait for its end, and record the outcome."""
+    launcher = launcher_for(trial.launcher)
+    write_text(files.trial, trial.model_dump_json(indent=1) + "\n")
+    command = launcher.command(trial, files)
+    environment = {**command.environment, SIDECAR_HOST_VARIABLE: host_name()}
+    command = dataclasses.replace(command, environment=environment)
+    write_text(files.command, command.shell_line() + "\n")
+    sidecars: list[SidecarHandle] = []
+    try:
+        ended = supervise(
+            command,
+            files,
+            limit_s=trial.limits.trial_s,
+            on_started=lambda pid: sidecars.extend(watch(trial, files, host_name(), (pid,))),
+        )
+    finally:
+        for sidecar in sidecars:
+            sidecar.stop()
+    outcome = diagnose(trial, files, ended, launcher)
+    write_json(files.outcome, dataclasses.asdict(outcome))
+    if outcome.status == "ok":
+        _after_good_end(files)
+    return outcome
+
+
+def _after_good_end(files: TrialFiles) -> None:
+    """Compact the rows of a trial that has ended well."""
+    compact_trial(files)
+
+
+def failure_of(outcome: Outcome, files: RunFiles) -> PacelineError:
+    """Return the error with which a run ends after such a trial."""
+    message = (
+        f"{outcome.message}\n"
+        f"Finished trials are intact in {files.root}; complete the run with --resume."
+    )
+    if outcome.status == "timed_out":
+        return TimedOut(message)
+    if outcome.exit_code in set(ExitCode) - {ExitCode.OK, ExitCode.RANK_FAILED}:
+        error = PacelineError(message)
+        error.exit_code = ExitCode(outcome.exit_code)
+        return error
+    return RankFailed(message, outcome.failed_rank)
