@@ -66,7 +66,7 @@ def _numbered(row: Row) -> str:
     nodes = f"{row.nodes}{TIMES}" if row.nodes > 1 else ""
     each = f"{TIMES}{row.threads_per_worker}"
     micro_batches = "" if row.micro_batches is None else f" m{row.micro_batches}"
-    if row.local_strategy == "hybrid":
+    if row.stages > 1 and row.replicas_per_node > 1:
         workers = f"{row.replicas_per_node}{DOT}{row.stages}"
     else:
         workers = str(row.replicas_per_node * row.stages)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.spec.extensions import LAUNCHERS, STRATEGIES
+
 if TYPE_CHECKING:
     from paceline.analysis.row import Row
 
@@ -40,52 +42,35 @@ def _row(technology: str, table: int, small: float | None, big: float | None) ->
     return PaperRow(technology=technology, table=table, speedups=speedups)
 
 
-CPU_ONE_PROCESS = _row("CPU, one process", 1, 4, 6.15)
-CPU_MANY_PROCESSES = _row("CPU, many processes", 1, 5.76, 15.57)
-GPU_DATA = _row("GPU, data parallel", 1, 1.57, 1.25)
-GPU_MODEL = _row("GPU, model parallel", 2, 6.74, 8.01)
-GPU_DATA_AND_MODEL = _row("GPU, data and model", 2, 2.84, 3.85)
-MPI_CPU = _row("MPI, CPU", 3, 12.11, 26.62)
-MPI_GPU = _row("MPI, GPU", 3, 4.13, 11.79)
-SPARK_CPU = _row("Spark, CPU", 3, 1.14, 0.53)
-
 PAPER_ROWS = (
-    CPU_ONE_PROCESS,
-    CPU_MANY_PROCESSES,
-    GPU_DATA,
-    GPU_MODEL,
-    GPU_DATA_AND_MODEL,
-    MPI_CPU,
-    MPI_GPU,
-    SPARK_CPU,
+    _row("CPU, one process", 1, 4, 6.15),
+    _row("CPU, many processes", 1, 5.76, 15.57),
+    _row("GPU, data parallel", 1, 1.57, 1.25),
+    _row("GPU, model parallel", 2, 6.74, 8.01),
+    _row("GPU, data and model", 2, 2.84, 3.85),
+    _row("MPI, CPU", 3, 12.11, 26.62),
+    _row("MPI, GPU", 3, 4.13, 11.79),
+    _row("Spark, CPU", 3, 1.14, 0.53),
 )
 
-# by strategy and device; the paper has model parallelism on GPUs only: ours on cores stands there
-_ON_ONE_NODE = {
-    ("threads", "cpu"): CPU_ONE_PROCESS,
-    ("processes", "cpu"): CPU_MANY_PROCESSES,
-    ("threads", "cuda"): GPU_DATA,
-    ("processes", "cuda"): GPU_DATA,
-    ("pipeline", "cpu"): GPU_MODEL,
-    ("pipeline", "cuda"): GPU_MODEL,
-    ("hybrid", "cpu"): GPU_DATA_AND_MODEL,
-    ("hybrid", "cuda"): GPU_DATA_AND_MODEL,
-}
-# the paper distributed its best local strategy, many processes
-_DISTRIBUTED = {("mpi", "cpu"): MPI_CPU, ("mpi", "cuda"): MPI_GPU, ("spark", "cpu"): SPARK_CPU}
+_BY_TECHNOLOGY = {row.technology: row for row in PAPER_ROWS}
 
 
 def paper_row(row: Row) -> PaperRow | None:
-    """The paper's line that a configuration of ours corresponds to; None where there is none.
+    """Return the paper's row that a configuration corresponds to; None where there is none.
 
-    The paper's single process has threads of its own that share a batch out: our `threads`. Our
-    `intraop`, the framework's own threads, has no line there.
+    The descriptors name the rows. On one node without a launcher that spans nodes it is the local
+    strategy's; the paper distributed its best local strategy only, many processes.
     """
-    if row.launcher in ("local", "torchrun"):
-        return _ON_ONE_NODE.get((row.local_strategy, row.device)) if row.nodes == 1 else None
-    if row.local_strategy == "processes":
-        return _DISTRIBUTED.get((row.launcher, row.device))
-    return None
+    if row.local_strategy not in STRATEGIES or row.launcher not in LAUNCHERS:
+        return None
+    strategy, launcher = STRATEGIES.get(row.local_strategy), LAUNCHERS.get(row.launcher)
+    if launcher.spans_nodes:
+        names = launcher.paper_rows if strategy.distributed_in_paper else {}
+    else:
+        names = strategy.paper_rows if row.nodes == 1 else {}
+    technology = names.get(row.device)
+    return None if technology is None else _BY_TECHNOLOGY[technology]
 
 
 def paper_speedup(row: Row) -> float | None:
