@@ -28,10 +28,6 @@ _UNCHECKED = frozenset(
         "report",
         "runner.py",
         "spec",
-        "strategies",
-        "transports",
-        "tune",
-        "worker",
     )
 )
 _PACKAGES = sorted({p.relative_to(PACKAGE).parts[0] for p in PACKAGE.rglob("*.py")} - _UNCHECKED)

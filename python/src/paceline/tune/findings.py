@@ -37,7 +37,7 @@ class Finding:
 
     @property
     def tie(self) -> bool:
-        """Whether the fastest may be no faster than the default."""
+        """True if the fastest may be no faster than the default."""
         return self.ratio is not None and self.ratio.low <= 1
 
     @property

@@ -146,7 +146,7 @@ class _Worker:
             + context.local_rank // self._trial.placement.stages,
             world_size=self._trial.placement.nodes * shares_on_node,
             pixels=self._stage == 0,
-            share_of_node=self._peers.node("photos") or SoloNode(),
+            share_of_node=self._peers.node("images") or SoloNode(),
             decode_threads=self._trial.placement.threads_per_rank,
             timeout_s=self._trial.limits.trial_s,
         )
