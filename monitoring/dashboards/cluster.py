@@ -59,7 +59,6 @@ _SUMMARY = Row(
             Look(
                 title="Runs",
                 description="Runs with live processes on any host.",
-                unit="short",
                 width=6,
                 height=4,
                 decimals=0,
@@ -171,7 +170,6 @@ _STRAGGLERS = Row(
                 title="Clock",
                 description="Mean frequency of the cores. A host that is throttled by heat or "
                 "power computes slower than its neighbours.",
-                unit="hertz",
                 width=12,
                 low=0,
             ),
@@ -275,7 +273,6 @@ _SIDECARS = Row(
             Look(
                 title="CPU of the sidecars",
                 description="Of one core: 1% is a hundredth of it.",
-                unit="percentunit",
                 steps=((0.02, ORANGE),),
                 low=0,
             ),
@@ -285,7 +282,6 @@ _SIDECARS = Row(
             Look(
                 title="Memory of the sidecars",
                 description="Resident.",
-                unit="bytes",
                 steps=((60e6, ORANGE),),
                 low=0,
             ),
@@ -295,7 +291,6 @@ _SIDECARS = Row(
             Look(
                 title="Samples",
                 description="Taken and missed, a second; one in each interval is right.",
-                unit="count:/s",
                 low=0,
             ),
             Query(rate("paceline_sidecar_samples_total", HOST, _BY_HOST), "taken, {{host}}"),

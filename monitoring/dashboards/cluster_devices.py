@@ -38,7 +38,6 @@ PRESSURE = Row(
                 title="Waiting for a CPU",
                 description="Share of time in which some task waited for a CPU. Pressure stall "
                 "information of the kernel.",
-                unit="percentunit",
                 steps=((0.5, RED),),
                 low=0,
             ),
@@ -85,7 +84,6 @@ MEMORY = Row(
                 title="Control group",
                 description="What the group uses, page cache included, and may use.",
                 missing=NO_GROUP,
-                unit="bytes",
                 low=0,
             ),
             Query(gauge("cgroup_memory_used_bytes"), "used, {{host}}"),
@@ -95,7 +93,6 @@ MEMORY = Row(
             Look(
                 title="Swap",
                 description="Swap space in use and there.",
-                unit="bytes",
                 low=0,
             ),
             Query(gauge("host_swap_used_bytes"), "used, {{host}}"),
@@ -106,7 +103,6 @@ MEMORY = Row(
                 title="Swapping",
                 description="Bytes a second from and to swap. Training that swaps is not worth "
                 "measuring.",
-                unit="Bps",
                 steps=((1e6, RED),),
                 width=12,
                 low=0,
@@ -119,7 +115,6 @@ MEMORY = Row(
                 title="Page faults",
                 description="A second, by kind; major ones wait for storage. Many minor ones in "
                 "training: memory that is freed and taken again in every step.",
-                unit="count:/s",
                 width=12,
                 low=0,
             ),
@@ -138,7 +133,6 @@ DEVICES = Row(
             Look(
                 title="Network",
                 description="Bytes a second, by interface.",
-                unit="Bps",
                 low=0,
             ),
             Query(
@@ -167,7 +161,6 @@ DEVICES = Row(
             Look(
                 title="Disks",
                 description="Bytes a second, by whole disk.",
-                unit="Bps",
                 low=0,
             ),
             Query(
@@ -183,7 +176,6 @@ DEVICES = Row(
             Look(
                 title="Disks at work",
                 description="Share of time in which a disk had something to do.",
-                unit="percentunit",
                 steps=((0.9, RED),),
                 width=12,
                 low=0,
@@ -235,7 +227,6 @@ GPUS = Row(
                 title="Memory",
                 description="In use, and there.",
                 missing=_NO_GPU,
-                unit="bytes",
                 low=0,
             ),
             Query(gauge("gpu_memory_used_bytes", HOST, _GPU), "used, {{gpu}} of {{host}}"),
@@ -246,7 +237,6 @@ GPUS = Row(
                 title="Power",
                 description="Power drawn.",
                 missing=_NO_GPU,
-                unit="watt",
                 low=0,
             ),
             Query(gauge("gpu_power_watts", HOST, _GPU), "{{gpu}} of {{host}}"),
@@ -256,7 +246,6 @@ GPUS = Row(
                 title="Clocks",
                 description="Of the multiprocessors and of the memory.",
                 missing=_NO_GPU,
-                unit="hertz",
                 width=12,
                 low=0,
             ),

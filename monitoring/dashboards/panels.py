@@ -42,7 +42,7 @@ class Look:
 
     title: str
     description: str
-    unit: str
+    unit: str = ""  # otherwise that of the metric that the first query names
     steps: tuple[tuple[float, str], ...] = ()
     first: str = GREEN  # below the first of `steps`
     width: int = 8
@@ -66,6 +66,10 @@ class _Panel(Protocol):
     def interval(self, interval: str) -> Self: ...
     def no_value(self, no_value: str) -> Self: ...
     def thresholds(self, thresholds: builders.ThresholdsConfig) -> Self: ...
+
+
+def _with_unit(look: Look, query: Query) -> Look:
+    return look if look.unit else replace(look, unit=queries.unit_of(query.expr))
 
 
 def _dress(panel: _Panel, look: Look) -> None:
@@ -99,7 +103,7 @@ def _target(query: Query, number: int, *, instant: bool) -> Dataquery:
 def lines(look: Look, *asked: Query, stacked: bool = False) -> timeseries.Panel:
     """Values over time; `stacked` where they make up a whole."""
     panel = timeseries.Panel()
-    _dress(panel, look)
+    _dress(panel, _with_unit(look, asked[0]))
     for number, query in enumerate(asked):
         panel.with_target(_target(query, number, instant=False))
     panel.line_width(1).fill_opacity(40 if stacked else 8).show_points(styles.VisibilityMode.NEVER)
@@ -118,7 +122,7 @@ def lines(look: Look, *asked: Query, stacked: bool = False) -> timeseries.Panel:
 def figure(look: Look, query: Query) -> stat.Panel:
     """One figure, as it is now, with its course behind it."""
     panel = stat.Panel()
-    _dress(panel, _rounded(look))
+    _dress(panel, _rounded(_with_unit(look, query)))
     panel.with_target(_target(query, 0, instant=False))
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
     return panel.color_mode(styles.BigValueColorMode.VALUE).graph_mode(
@@ -129,7 +133,7 @@ def figure(look: Look, query: Query) -> stat.Panel:
 def bars(look: Look, *asked: Query) -> bargauge.Panel:
     """A bar for each series, over all that the dashboard shows."""
     panel = bargauge.Panel()
-    _dress(panel, _rounded(look))
+    _dress(panel, _rounded(_with_unit(look, asked[0])))
     for number, query in enumerate(asked):
         panel.with_target(_target(query, number, instant=True))
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))

@@ -8,7 +8,10 @@ the trial before: a trial's facts count when they are as old as that.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
+
+from paceline.telemetry.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +23,18 @@ RUN = 'run=~"$run",host=~"$host"'
 RANK = 'run=~"$run",host=~"$host",rank=~"$rank"'
 FACTS = ("trial", "launcher", "transport", "local_strategy", "nodes", "ranks")
 NAME = "{{launcher}} · {{transport}} · {{local_strategy}} · nodes {{nodes}}, ranks {{ranks}}"
+
+
+def unit_of(expr: str) -> str:
+    """Return Grafana's unit for the value, or the rate, of the one metric that `expr` names.
+
+    Raises ValueError if it names several: then the unit must be stated.
+    """
+    names = set(re.findall(r"paceline_[a-z0-9_]+", expr))
+    metrics = {metric for metric in METRICS if names & set(metric.series)}
+    if len(metrics) != 1 or len(names) != 1:
+        raise ValueError(f"state a unit: expected one metric, got {sorted(names)}")
+    return metrics.pop().grafana_unit(rate="rate(" in expr)
 
 
 def rate(counter: str, labels: str, by: Sequence[str], window: str = WINDOW) -> str:

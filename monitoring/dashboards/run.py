@@ -210,7 +210,6 @@ _CPU_ROW = Row(
                 title="Cores, one by one",
                 description="How busy each core was. A single busy one: work that is not shared "
                 "out; or ranks bound to the same core.",
-                unit="percentunit",
                 width=8,
                 low=0,
                 high=1,

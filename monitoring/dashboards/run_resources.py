@@ -47,7 +47,6 @@ MEMORY = Row(
                 title="Memory of the run",
                 description="Proportional: what processes share counts once. Resident: it counts "
                 "once for each of them.",
-                unit="bytes",
                 width=8,
                 low=0,
             ),
@@ -64,7 +63,6 @@ MEMORY = Row(
             Look(
                 title="Memory by rank",
                 description="Proportional set size where it is known, and resident set size.",
-                unit="bytes",
                 width=8,
                 low=0,
             ),
@@ -88,7 +86,6 @@ THREADS = Row(
                 title="Threads and processes",
                 description="Of the run, by host. Threads that come and go in every step cost "
                 "time; many more than cores cost more.",
-                unit="short",
                 width=8,
                 low=0,
                 decimals=0,
@@ -100,7 +97,6 @@ THREADS = Row(
             Look(
                 title="Threads and processes by rank",
                 description="Threads of each rank's processes, and how many processes it has.",
-                unit="short",
                 width=8,
                 low=0,
                 decimals=0,
@@ -120,7 +116,6 @@ THREADS = Row(
                 description="Of the run's threads, the mean of the last two minutes: they are "
                 "counted now and then. Involuntary ones mean that threads take the cores from one "
                 "another: there are more than cores.",
-                unit="count:/s",
                 width=8,
                 low=0,
             ),
@@ -134,7 +129,6 @@ THREADS = Row(
                 title="Involuntary context switches by rank",
                 description="How often a rank's threads lost their core against their will, the "
                 "mean of the last two minutes.",
-                unit="count:/s",
                 width=12,
                 low=0,
             ),
@@ -153,7 +147,6 @@ THREADS = Row(
                 title="Waiting for a CPU",
                 description="Share of time in which some task of the host was ready and had no "
                 "CPU (pressure stall information).",
-                unit="percentunit",
                 steps=((0.5, RED),),
                 width=12,
                 low=0,
@@ -178,7 +171,6 @@ COMMUNICATION = Row(
                 title="Payload",
                 description="Bytes a second of the tensors handed to each operation, over all "
                 "ranks.",
-                unit="Bps",
                 width=12,
                 low=0,
             ),
@@ -192,7 +184,6 @@ COMMUNICATION = Row(
                 title="Sent",
                 description="Bytes a second that the ranks sent, where the transport counts them; "
                 "and what the hosts' interfaces sent, loopback included.",
-                unit="Bps",
                 width=12,
                 low=0,
             ),
@@ -245,7 +236,6 @@ FILES = Row(
                 title="Storage, by rank",
                 description="Bytes a second from and to storage; what the page cache serves is "
                 "not counted.",
-                unit="Bps",
                 width=8,
                 low=0,
             ),
@@ -262,7 +252,6 @@ FILES = Row(
             Look(
                 title="Storage, the whole run",
                 description="Of all its processes, the launcher's included.",
-                unit="Bps",
                 width=8,
                 low=0,
             ),
@@ -277,7 +266,6 @@ FILES = Row(
                 title="Open files",
                 description="File descriptors, sockets included, when last counted. A number that "
                 "only grows is a leak.",
-                unit="short",
                 width=8,
                 low=0,
                 decimals=0,

@@ -1,4 +1,4 @@
-"""Plan and result of `tune local` as text."""
+"""What `tune local` would measure, and what it found, for reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for one [[trials]] entry: strategy, counts, transport, device and nodes."""
+"""What one [[trials]] entry may combine: strategy, counts, transport, device and nodes."""
 
 from __future__ import annotations
 

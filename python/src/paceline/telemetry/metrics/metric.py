@@ -23,7 +23,7 @@ Row = dict[str, Any]
 # Units of Grafana (https://grafana.com/docs/grafana/latest/panels-visualizations/configure-standard-options/)
 # for a value, and for its increase per second.
 _GRAFANA_UNITS: Mapping[Unit, tuple[str, str]] = {
-    "": ("short", "cps"),
+    "": ("short", "count:/s"),
     "seconds": ("s", "percentunit"),
     "bytes": ("bytes", "Bps"),
     "hertz": ("hertz", "hertz"),
