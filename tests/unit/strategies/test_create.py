@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.trials import changed
 
 from paceline.strategies import create_strategy
 from paceline.strategies.processes.strategy import ProcessesStrategy
@@ -24,8 +25,9 @@ from paceline.strategies.threads.strategy import ThreadsStrategy
 def test_strategy_is_chosen_by_name_transport_and_reduction(
     make_trial, name, transport, reduction, kind
 ):
-    update = {"local_strategy": name, "transport": transport, "reduction": reduction}
-    assert type(create_strategy(make_trial().model_copy(update=update))) is kind
+    options = {} if reduction is None else {"reduction": reduction}
+    trial = changed(make_trial(), local_strategy=name, transport=transport, **options)
+    assert type(create_strategy(trial)) is kind
 
 
 @pytest.mark.parametrize("name", ["pipeline", "hybrid"])

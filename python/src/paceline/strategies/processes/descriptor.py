@@ -171,7 +171,8 @@ class Processes(StrategyDescriptor):
 
 def reduces_in_shared_memory(transport: str, options: ProcessesOptions) -> bool:
     """Return whether the processes of a node sum their gradients in memory that they share."""
-    return not TRANSPORTS.get(transport).spans_nodes or options.reduction == "hierarchical"
+    joins_node = TRANSPORTS.get(transport).joins_ranks and not TRANSPORTS.get(transport).spans_nodes
+    return joins_node or options.reduction == "hierarchical"
 
 
 def _is_flat(request: TrialRequest) -> bool:
