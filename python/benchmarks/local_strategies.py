@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from common import shown, write_results
 from paceline.analysis.compare import compare_run
 from paceline.analysis.statistics import ratio_interval, run_noise
+from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Way:
             row.local_strategy == self.strategy
             and row.precision == self.precision
             and self.transport in (None, row.transport)
-            and self.balance in (None, row.balance)
+            and self.balance in (None, row.options.get("balance"))
         )
 
 
@@ -104,7 +105,7 @@ def ratios_of(comparison: Comparison, workload: str) -> dict[str, Any]:
         over, under = (images[matching[0].configuration] for matching in pair)
         ratio = ratio_interval(over, under, noise)
         if ratio is not None:
-            found[name] = ratio.to_json()
+            found[name] = jsonable(ratio)
             shown(name, found[name], "x")
     return found
 

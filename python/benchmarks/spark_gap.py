@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from common import write_results
 from paceline.analysis.compare import compare_run
+from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def main() -> None:
             f"{part['scheduling_s_per_step']:11.3f} {part['transport_s_per_step']:10.3f}"
         )
     write_results(
-        options.out, "spark_gap", {"split": split, "rows": [row.to_json() for row in rows]}
+        options.out, "spark_gap", {"split": split, "rows": [jsonable(row) for row in rows]}
     )
 
 

@@ -56,5 +56,5 @@ def test_sum_instead_of_mean_is_not_equivalent(paceline, small_run, tmp_path):
     equivalent = {row["launcher"]: row["equivalent"] for row in comparison["rows"]}
     assert equivalent == {"local": True, "mpi": False}
     # a trial that trained something else is not ranked
-    assert comparison["best"]["tiny"]["configuration"].startswith("tiny.local.none.sequential")
+    assert comparison["verdict"]["best"].startswith("tiny.local.none.sequential")
     assert "✗" in paceline.main("compare", out).stdout

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.row import Row
 
+# the contract of `paceline compare --json`, schema 2
 _ROW_KEYS = {
-    "workload", "launcher", "transport", "local_strategy", "nodes", "ranks", "threads_per_rank",
-    "precision", "global_batch", "repeats", "samples_per_s", "step_s", "speedup", "efficiency",
-    "time_to_first_step_s", "phases_s", "cpu_percent", "iowait_percent", "ram_percent_peak",
-    "threads_median", "final_loss", "equivalent", "max_abs_weight_diff", "weights_sha256",
-    "replicas", "replicas_per_node", "stages", "micro_batches", "schedule", "balance",
-    "split_points",
-    "reduction", "device", "cores", "memory_peak_bytes", "memory_peak_kind", "ram_percent_mean",
-    "threads_peak", "pipeline",
+    "configuration", "workload", "launcher", "transport", "local_strategy", "layout", "options",
+    "nodes", "ranks", "threads_per_rank", "precision", "global_batch", "repeats", "samples_per_s",
+    "step_s", "speedup", "efficiency", "time_to_first_step_s", "phases_s", "main_cost",
+    "cpu_percent", "iowait_percent", "ram_percent_peak", "threads_median", "memory_peak_bytes",
+    "bytes_sent_per_step", "final_loss", "equivalent", "equivalence_reason",
+    "max_abs_weight_diff", "failed", "weights_sha256", "replicas", "replicas_per_node", "stages",
+    "device", "cores", "memory_peak_kind", "ram_percent_mean", "threads_peak", "pipeline",
 }  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def test_a_row_holds_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -> N
     assert row.efficiency.median == pytest.approx(0.635 / 0.345 / 2, rel=1e-5)
     # launch, imports, rendezvous, data, model, one step
     assert row.time_to_first_step_s == pytest.approx(0.8 + 2 + 0.25 + 1 + 0.125 + 0.345, rel=1e-5)
-    assert row.images == 10 * 8
+    assert row.samples == 10 * 8
     assert row.samples_per_s_overall == pytest.approx(8 / 0.345, rel=1e-5)
     assert row.phases_s["comm_wait"] == pytest.approx(12 * 0.02 / 2, abs=1e-5)  # mean over ranks
     assert row.cpu_percent == pytest.approx(98)
@@ -87,7 +87,7 @@ def test_rows_come_fastest_first_and_what_is_not_equivalent_last(
     assert [r.launcher for r in comparison.rows] == ["mpi", "torchrun", "local", "spark"]
     assert _row(comparison, ".spark.").equivalent is False
     assert any("first_gradient" in note for note in _row(comparison, ".spark.").notes)
-    assert comparison.best["tiny"].configuration == _row(comparison, ".mpi.").configuration
+    assert comparison.verdicts["tiny"].best == _row(comparison, ".mpi.").configuration
 
 
 def test_best_names_the_runner_up_and_the_phase_that_makes_the_difference(
@@ -97,15 +97,15 @@ def test_best_names_the_runner_up_and_the_phase_that_makes_the_difference(
         tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.MPI_GLOO], repeats=3, jitter=0.01
     )
     comparison = compare_run(run)
-    best = comparison.best["tiny"]
-    assert best.tied_with == ()
+    best = comparison.verdicts["tiny"]
+    assert best.tied == ()
     assert best.runner_up == _row(comparison, ".mpi.gloo.").configuration
     assert best.over_runner_up is not None
     assert best.over_runner_up.low > 1
-    assert best.reason is not None
-    assert best.reason.phase == "comm_transfer"
-    assert best.reason.faster_s == pytest.approx(0.01, rel=0.05)
-    assert best.reason.slower_s == pytest.approx(0.055, rel=0.05)
+    assert best.cause is not None
+    assert best.cause.phase == "comm_transfer"
+    assert best.cause.faster_s == pytest.approx(0.01, rel=0.05)
+    assert best.cause.slower_s == pytest.approx(0.055, rel=0.05)
 
 
 def test_differences_inside_the_noise_are_ties(fabricate: ModuleType, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_differences_inside_the_noise_are_ties(fabricate: ModuleType, tmp_path: 
     pairs = [{tie.faster, tie.slower} for tie in comparison.ties]
     both = {_row(comparison, ".mpi.mpi.").configuration, _row(comparison, ".gloo.").configuration}
     assert pairs == [both]
-    assert len(comparison.best["tiny"].tied_with) == 1
+    assert len(comparison.verdicts["tiny"].tied) == 1
 
 
 def test_json_has_every_key_of_the_contract_and_no_nan(
@@ -125,10 +125,14 @@ def test_json_has_every_key_of_the_contract_and_no_nan(
 ) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
     document = json.loads(json.dumps(compare_run(run).to_json(), allow_nan=False))
-    assert {"schema", "baseline", "rows", "ties", "best"} <= set(document)
+    assert {"schema", "baseline", "verdict", "rows", "ties"} <= set(document)
+    assert document["schema"] == 2
+    assert set(document["verdict"]) >= {"best", "tied", "sentence"}
+    assert document["baseline"] == compare_run(run).baselines["tiny"]
     for row in document["rows"]:
         assert set(row) >= _ROW_KEYS
         assert list(row["phases_s"]) == list(PHASES)
+        assert row["failed"] is None
         assert set(row["speedup"]) == {"median", "low", "high"}
 
 
@@ -157,7 +161,10 @@ def test_failed_trials_are_listed_and_the_rest_compared(
     fabricate.edit_json(failed.outcome, status="failed", exit_code=5, message="rank 1 was killed")
     next(f for name, f in trials.items() if ".mpi." in name).outcome.unlink()
     comparison = compare_run(run)
-    assert [r.launcher for r in comparison.rows] == ["local"]
+    assert [(r.launcher, r.failed) for r in comparison.rows] == [
+        ("local", None),
+        ("spark", "failed: rank 1 was killed"),
+    ]
     assert {(t.status, t.message) for t in comparison.unfinished} == {
         ("failed", "rank 1 was killed"),
         ("not finished", None),
@@ -187,7 +194,7 @@ def test_rows_cut_short_and_fields_unknown_are_passed_over(
     with files.rank(0).steps.open("a") as file:
         file.write('{"step": 12, "epo')
     fabricate.edit_json(files.outcome, of_a_later_version=1)
-    assert compare_run(run).rows[0].images == 80
+    assert compare_run(run).rows[0].samples == 80
 
 
 def test_a_row_without_its_fields_names_the_file(fabricate: ModuleType, tmp_path: Path) -> None:
@@ -207,6 +214,7 @@ def test_precisions_share_one_baseline_for_speed(fabricate: ModuleType, tmp_path
     row = _row(comparison, "bf16")
     assert row.speedup is not None
     assert row.speedup.median == pytest.approx(0.635 / 0.335, rel=1e-5)
+    assert row.efficiency is None  # of another precision than the baseline
     assert not row.is_baseline
     assert [r.precision for r in comparison.rows if r.is_baseline] == ["fp32"]
 
@@ -266,9 +274,9 @@ def test_unequal_budgets_come_with_the_comparison(fabricate: ModuleType, tmp_pat
 def test_the_reason_can_be_the_bubble(fabricate: ModuleType, tmp_path: Path) -> None:
     idle = dataclasses.replace(fabricate.PIPELINE, schedule="gpipe", bubble_s=0.2)
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.PIPELINE, idle])
-    best = compare_run(run).best["tiny"]
-    assert best.reason is not None
-    assert best.reason.phase == "bubble"
+    best = compare_run(run).verdicts["tiny"]
+    assert best.cause is not None
+    assert best.cause.phase == "bubble"
 
 
 def test_analysis_needs_neither_torch_nor_plotly() -> None:

@@ -55,7 +55,7 @@ def test_other_weights_of_a_compressed_trial_are_neither_same_nor_different(
     trial = _compressed_trial(fabricate, tmp_path)
     found = read_equivalence(trial.equivalence)
     assert found.equivalent is None
-    assert found.does_not_apply == "gradients are compressed (topk 0.01)"
+    assert found.lossy == "gradients are compressed (topk 0.01)"
     last = found.checks[-1]
     assert (last.name, last.passed, last.decisive) == ("final_weights", None, False)
     assert last.value == pytest.approx(0.9, rel=0.01)
@@ -83,41 +83,43 @@ def test_compressed_trial_with_other_samples_is_another_training(
     assert found.equivalent is False
 
 
-def test_bytes_time_and_loss_stand_against_the_same_way_uncompressed(
+def test_bytes_time_and_loss_are_relative_to_the_exact_form(
     comparison: Comparison,
 ) -> None:
-    (found,) = (f for f in comparison.less_to_send if "send-topk" in f.configuration)
-    assert found.same_way
-    assert found.against == "tiny.mpi.mpi.processes.n1r2t1.fp32"
+    (found,) = (f for f in comparison.compression if "send-topk" in f.configuration)
+    assert found.reference_is_exact_form
+    assert found.reference == "tiny.mpi.mpi.processes.n1r2t1.fp32"
     assert found.sent_share == pytest.approx(0.02)
     assert found.loss_difference == pytest.approx(0.125)
     # steps of 0.345 s instead of 0.35
-    assert found.speed_ratio is not None
-    assert found.speed_ratio.median == pytest.approx(
-        found.against_step_s.median / found.step_s.median
+    assert found.speedup is not None
+    assert found.speedup.median == pytest.approx(
+        found.reference_step_s.median / found.step_s.median
     )
-    assert found.speed_ratio.median > 1
+    assert found.speedup.median > 1
     assert (found.steps, found.last_steps) == (12, 10)
 
 
-def test_way_that_only_sent_less_stands_against_the_baseline(comparison: Comparison) -> None:
-    (found,) = (f for f in comparison.less_to_send if "local6" in f.configuration)
-    assert not found.same_way
-    assert found.against == comparison.baselines["tiny"]
+def test_without_an_exact_form_the_baseline_is_the_reference(comparison: Comparison) -> None:
+    (found,) = (f for f in comparison.compression if "local6" in f.configuration)
+    assert not found.reference_is_exact_form
+    assert found.reference == comparison.baselines["tiny"]
     assert found.loss_difference == pytest.approx(0.125)
 
 
-def test_what_sends_less_is_not_ranked_and_says_so(comparison: Comparison) -> None:
-    row = next(r for r in comparison.rows if r.compression is not None)
+def test_lossy_configuration_is_not_ranked_and_states_why(comparison: Comparison) -> None:
+    row = next(r for r in comparison.rows if "compression" in r.options)
     assert row.equivalent is None
     assert not row.ranked
-    assert row.to_json()["equivalence_does_not_apply"] == "gradients are compressed (topk 0.01)"
-    assert any(note.startswith("equivalent does not apply") for note in row.notes)
-    assert comparison.best["tiny"].configuration == "tiny.mpi.mpi.processes.n1r2t1.fp32"
+    assert row.equivalence_reason == (
+        "not equivalent (lossy): gradients are compressed (topk 0.01)"
+    )
+    assert row.is_lossy
+    assert comparison.verdicts["tiny"].best == "tiny.mpi.mpi.processes.n1r2t1.fp32"
 
 
 def test_json_has_the_same_numbers(comparison: Comparison) -> None:
-    found = comparison.to_json()["less_to_send"]
+    found = comparison.to_json()["gradient_compression"]
     assert [f["configuration"].split("fp32.")[1] for f in found] == ["send-topk0.01", "local6"]
     assert all(f["sent_bytes_per_step"] == 80_000 for f in found)
     json.dumps(found, allow_nan=False)
@@ -128,17 +130,17 @@ def test_table_shows_them_within_the_terminal(comparison: Comparison, width: int
     text = comparison_text(comparison, width)
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
-    assert "Less to send" in words
+    assert "Gradient compression and local updates" in words
     assert "+0.12" in words
     assert "~ tiny: mpi · mpi · processes 2\u00d71 · send topk 0.01 is not ranked" in words
-    assert "† against the baseline" in words
+    assert "† relative to the baseline" in words
 
 
 def test_without_compression_there_is_no_such_part(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
-    assert "Less to send" not in comparison_text(compare_run(run), 100)
+    assert "Gradient compression" not in comparison_text(compare_run(run), 100)
     write_report(run, tmp_path / "r.html")
-    assert "less-to-send" not in (tmp_path / "r.html").read_text()
+    assert 'id="compression"' not in (tmp_path / "r.html").read_text()
 
 
 def test_report_has_a_section_of_its_own(fabricate: ModuleType, tmp_path: Path) -> None:
@@ -146,6 +148,6 @@ def test_report_has_a_section_of_its_own(fabricate: ModuleType, tmp_path: Path) 
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, compressed])
     write_report(run, tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text()
-    assert '<h2 id="less-to-send">' in page
+    assert '<h2 id="compression">' in page
     assert ">~</span>" in page
     assert "2 %" in page

@@ -92,10 +92,20 @@ def test_the_page_holds_the_papers_numbers_beside_ours(page: _Page) -> None:
     for row in paper.PAPER_ROWS:
         for value in row.speedups.values():
             assert value is None or f" {value} " in page.words
-    assert "mpi · mpi · processes 2\u00d71 was fastest" in page.words
+    assert "mpi · mpi · processes 2\u00d71 is fastest" in page.words
     for title in ("Table 1: data", "Table 2: model and hybrid", "Table 3: distributed"):
         assert title in page.words
     assert "not run here GPU, model parallel" in page.words
+
+
+def test_the_papers_table_is_only_in_reports_of_its_workloads(
+    page: _Page, fabricate: ModuleType, tmp_path: Path
+) -> None:
+    assert "Comparison with the paper" in page.words
+    run = fabricate.make_run(tmp_path / "run", [fabricate.SEQUENTIAL, fabricate.MPI])
+    other = _report(run, tmp_path / "report.html")
+    assert "paper's figures" not in other.words
+    assert "Comparison with the paper" not in other.words
 
 
 def test_every_chart_has_its_data_and_its_place(page: _Page) -> None:
@@ -145,8 +155,8 @@ def test_a_page_without_baseline_or_manifest_or_traces_still_stands(
     files.host("node0").trace.unlink()
     files.command.unlink()
     page = _report(run, tmp_path / "report.html")
-    assert "its baseline has not finished" in page.words
-    assert "No sidecar has written a trace" in page.words
+    assert "none was shown to be equivalent to the baseline" in page.words
+    assert "This run has no traces." in page.words
 
 
 def test_no_finished_trial_gives_no_page(tmp_path: Path) -> None:
@@ -155,7 +165,7 @@ def test_no_finished_trial_gives_no_page(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-def test_colours_are_the_same_for_a_way_of_running_in_every_workload(run: RunFiles) -> None:
+def test_colours_are_the_same_in_every_workload(run: RunFiles) -> None:
     comparison = compare_run(run)
     colours = figures.colours(comparison)
     for configuration, colour in colours.items():
@@ -205,9 +215,9 @@ def test_a_run_of_all_strategies_has_all_its_sections(
     links = {(a.get("href") or "").removeprefix("#") for tag, a in page.tags if tag == "a"}
     assert {"local", "pipelines", "local-global"} <= anchors
     assert anchors == links
-    assert "11.1 %" in page.words  # the bubble in theory, 1 / 9
+    assert "11.1 %" in page.words  # the theoretical bubble, 1 / 9
     assert "is also the fastest under spark" in page.words
-    assert "waiting for neighbouring stages" in page.words
+    assert "pipeline bubble" in page.words
     assert "0-1 (replicas: 0 | 1)" in page.words
 
 
@@ -220,7 +230,7 @@ def test_sections_without_anything_to_show_are_left_out(
     assert not anchors & {"local", "pipelines", "local-global"}
 
 
-def test_colours_follow_the_strategy_where_there_are_too_many_ways(
+def test_colours_follow_the_strategy_where_there_are_many_configurations(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
     ways = [*fabricate.LOCAL_WAYS]

@@ -32,18 +32,33 @@ def test_no_line_is_wider_than_the_terminal(comparison: Comparison, width: int) 
     assert max(map(len, comparison_text(comparison, width).splitlines())) <= width
 
 
-def test_each_configuration_stands_on_a_line_with_its_speedup(comparison: Comparison) -> None:
-    lines = comparison_text(comparison, 120).splitlines()
-    row = next(line for line in lines if line.startswith("mpi · mpi · processes 2\u00d71"))
-    assert "1.8" in row
-    assert row.endswith("✓")
-    assert next(li for li in lines if li.startswith("spark · gloo")).endswith("✗")
+def test_the_verdict_comes_first(comparison: Comparison) -> None:
+    text = comparison_text(comparison, 80)
+    assert text.startswith("tiny: mpi · mpi · processes 2\u00d71 is fastest, 1.8")
+    words = " ".join(text.split())
+    assert "It is 1." in words
+    assert "is not ranked: first_gradient" in words
 
 
-def test_the_verdict_names_the_fastest_and_why(comparison: Comparison) -> None:
-    text = " ".join(comparison_text(comparison, 120).split())
-    assert "tiny: mpi · mpi · processes 2\u00d71 was fastest" in text
-    assert "is not ranked: first_gradient" in text
+def test_launcher_transport_strategy_and_layout_are_columns(comparison: Comparison) -> None:
+    lines = comparison_text(comparison, 80).splitlines()
+    row = next(line.split() for line in lines if " mpi " in line and line.endswith("✓"))
+    assert row[3:7] == ["processes", "2\u00d71", "mpi", "mpi"]
+    assert next(line for line in lines if " spark " in line).endswith("✗")
+
+
+def test_every_row_has_its_main_cost(comparison: Comparison) -> None:
+    text = comparison_text(comparison, 80)
+    costs = ("compute", "averaging", "waiting", "data wait")
+    rows = [line for line in text.splitlines() if line.endswith(("✓", "✗"))]
+    assert len(rows) == 5
+    assert all(any(cost in row for cost in costs) for row in rows)
+
+
+def test_rows_are_sorted_by_the_first_figure(comparison: Comparison) -> None:
+    lines = comparison_text(comparison, 80).splitlines()
+    shown = [float(line.split()[0].lstrip("=")) for line in lines if line.endswith("✓")]
+    assert shown == sorted(shown, reverse=True)
 
 
 def test_a_tie_is_called_a_tie(fabricate: ModuleType, tmp_path: Path) -> None:
@@ -52,8 +67,16 @@ def test_a_tie_is_called_a_tie(fabricate: ModuleType, tmp_path: Path) -> None:
         tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, same], repeats=3, jitter=0.05
     )
     text = " ".join(comparison_text(compare_run(run), 120).split())
-    assert "tiny: a tie between" in text
+    assert "tiny: Tie: " in text
     assert text.count("=1.") >= 2
+
+
+def test_without_a_baseline_there_is_no_column_of_speedups(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.MPI])
+    text = comparison_text(compare_run(run, require_baseline=False), 80)
+    assert "speedup" not in text
 
 
 def test_without_colours_there_is_no_escape(comparison: Comparison) -> None:
@@ -74,14 +97,15 @@ def test_failed_trials_and_flags_are_shown(fabricate: ModuleType, tmp_path: Path
     assert "its ranks could run on 1 only" in text
 
 
-def test_a_narrow_table_breaks_names_between_their_parts(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
-    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.PIPELINE])
+def test_failed_configuration_has_a_row(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.SPARK])
+    failed = next(f for name, f in run.trials() if ".spark." in name)
+    fabricate.edit_json(failed.outcome, status="failed", exit_code=5, message="rank 1: killed")
     lines = comparison_text(compare_run(run), 80).splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("local · shared "))
-    assert lines[first + 1].startswith("  pipeline 2\u00d71 m8 ")
-    assert lines[first].rstrip().endswith("1049    ✓")  # peak memory, MiB
+    row = next(line.split() for line in lines if " spark " in line)
+    assert row[0] == "failed"
+    assert row[2:4] == ["processes", "2\u00d71"]
+    assert any("rank 1: killed" in line for line in lines)
 
 
 @pytest.mark.parametrize(

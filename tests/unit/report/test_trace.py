@@ -99,7 +99,7 @@ def test_phases_stand_where_they_were(make: Any) -> None:
     # rank 1: 10 ms for data, 5 ms beside phases, forward 100, backward 200, transfer 10, step 20
     (_, data, forward, backward, exposed, optimizer) = found[1, 1][:6]
     assert [e["name"] for e in (data, forward, backward, exposed, optimizer)] == [
-        "waiting for data",
+        "data wait",
         "forward",
         "backward",
         "exposed communication",

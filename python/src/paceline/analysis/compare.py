@@ -1,42 +1,41 @@
-"""From a run directory to a comparison: load, check, measure, rank.
+"""Compare a run: load, check, measure and rank its trials.
 
-Speed is steady state: samples of a global step over its time, warm-up steps left out. Every
-configuration's speedup is against the one baseline of its workload (fp32 where there are several);
-its equivalence is checked against the baseline of its own precision where there is one.
+Speed is the steady state: the samples of a global step over its time, without warm-up steps. The
+speedup of every configuration is over the one baseline of its workload (fp32 where there are
+several). Its equivalence is checked against the baseline of its own precision if there is one.
 """
 
 from __future__ import annotations
 
-from itertools import combinations
+import math
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from paceline.analysis import resources
 from paceline.analysis.background_load import disturbance, disturbance_flags
-from paceline.analysis.comparison import (
-    Best,
-    Comparison,
-    Difference,
-    Tie,
-    UnfinishedTrial,
-)
-from paceline.analysis.compression import relate_less_to_send
+from paceline.analysis.comparison import Comparison, Tie, UnfinishedTrial
+from paceline.analysis.compression import compression_effects
+from paceline.analysis.configuration import node_setup
 from paceline.analysis.equivalence import equivalence_of
 from paceline.analysis.local_global import relate
+from paceline.analysis.pairwise import Pairwise
 from paceline.analysis.phases import trial_phases
 from paceline.analysis.pipeline import trial_pipeline
 from paceline.analysis.reading import TrialRecord, load_manifest, load_run, read_hosts
-from paceline.analysis.rows import Measured, configuration_row
+from paceline.analysis.rows import Measured, configuration_row, planned_row
 from paceline.analysis.statistics import Interval, Series, ratio_interval, run_noise, series
 from paceline.analysis.steps import global_steps, read_steps
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.analysis.usage import trial_usage
+from paceline.analysis.verdict import make_verdict
 from paceline.errors import NotComparable
-from paceline.records.phases import STEP_PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from paceline.analysis.row import Row
+    from paceline.analysis.steps import GlobalSteps
     from paceline.records.layout import RunFiles, TrialFiles
 
 
@@ -57,121 +56,95 @@ def compare_run(run: RunFiles, *, require_baseline: bool = True) -> Comparison:
         raise NotComparable(
             f"{run.root}: expected a finished baseline (launcher local, local strategy "
             f"sequential) to compare with, found none among {len(finished)} finished trials. "
-            "Run it into the same directory, or mend it and `paceline run --resume`."
+            f"Repair its cause and run `paceline run SPEC --out {run.root} --resume`."
         )
     by_workload: dict[str, list[TrialRecord]] = {}
-    for record in finished:
+    for record in records:
         by_workload.setdefault(record.trial.training.workload, []).append(record)
-    parts = [_compare_workload(name, found) for name, found in by_workload.items()]
+    parts = [_Workload(name, found) for name, found in by_workload.items()]
+    trials = {name: found for part in parts for name, found in part.trials.items()}
     return Comparison(
         experiment=finished[0].trial.experiment,
         rows=tuple(row for part in parts for row in part.rows),
-        baselines={p.workload: p.baseline for p in parts if p.baseline is not None},
+        baselines={p.name: p.baseline for p in parts if p.baseline is not None},
+        verdicts={p.name: p.verdict for p in parts},
         ties=tuple(tie for part in parts for tie in part.ties),
-        best={p.workload: p.best for p in parts if p.best is not None},
         unfinished=tuple(unfinished),
-        flags=tuple(_flags(finished, parts)),
+        flags=tuple(_flags(finished, trials)),
         local_global=tuple(found for part in parts for found in part.local_global),
-        less_to_send=tuple(found for part in parts for found in part.less_to_send),
-        trials={name: found for part in parts for name, found in part.trials.items()},
+        compression=tuple(found for part in parts for found in part.compression),
+        trials=trials,
         manifest=load_manifest(run),
     )
 
 
-class _WorkloadPart:
-    """The comparison of one workload's finished trials."""
+class _Workload:
+    """The comparison of one workload's trials."""
 
-    def __init__(
-        self,
-        workload: str,
-        trials: Mapping[str, tuple[TrialAnalysis, ...]],
-        baseline: str | None,
-    ) -> None:
-        self.workload = workload
-        self.trials = trials
-        self.baseline = baseline
-        self._images = {name: _by_repeat(found) for name, found in trials.items()}
-        self._noise = run_noise(list(self._images.values()))
-        measured = Measured(noise=self._noise, baseline=baseline, images=self._images)
-        rows = [configuration_row(name, found, measured) for name, found in trials.items()]
-        self.rows = sorted(rows, key=_rank)
+    def __init__(self, name: str, records: Sequence[TrialRecord]) -> None:
+        self.name = name
+        self.trials = _analyse_all([r for r in records if r.finished])
+        reference = min(
+            (t[0].record for t in self.trials.values() if t[0].record.trial.is_baseline),
+            key=_plainness,
+            default=None,
+        )
+        self.baseline = None if reference is None else reference.trial.configuration
+        self._rates = {name: _by_repeat(found) for name, found in self.trials.items()}
+        self._noise = run_noise(list(self._rates.values()))
+        measured = Measured(
+            noise=self._noise,
+            baseline=self.baseline,
+            baseline_precision=None if reference is None else reference.trial.training.precision,
+            rates=self._rates,
+        )
+        rows = [configuration_row(name, found, measured) for name, found in self.trials.items()]
+        self.rows = [*sorted(rows, key=_rank), *_failed_rows(records, self.trials)]
         ranked = [row for row in self.rows if row.ranked]
-        self._ratios = {
-            (a.configuration, b.configuration): self._ratio(a.configuration, b.configuration)
-            for a, b in combinations(ranked, 2)
-        }
+        pairs = Pairwise([row.configuration for row in ranked], self._rates, self._noise)
         self.ties = [
-            Tie(workload=workload, faster=faster, slower=slower, ratio=ratio)
-            for (faster, slower), ratio in self._ratios.items()
-            if ratio is not None and ratio.contains(1)
+            Tie(workload=name, faster=faster, slower=slower, ratio=ratio)
+            for faster, slower, ratio in pairs.ties()
         ]
-        self.best = self._best(ranked)
-        self.local_global = relate(workload, ranked, self._ratio)
-        self.less_to_send = relate_less_to_send(self.rows, trials, baseline, self._ratio)
+        self.verdict = make_verdict(name, self.rows, pairs, self._ratio)
+        setups = {name: node_setup(found[0].record.trial) for name, found in self.trials.items()}
+        self.local_global = relate(name, ranked, setups, self._ratio, pairs.is_tie)
+        self.compression = compression_effects(self.rows, self.trials, self.baseline, self._ratio)
 
     def _ratio(self, faster: str, slower: str) -> Interval | None:
-        return ratio_interval(self._images[faster], self._images[slower], self._noise)
-
-    def _best(self, ranked: Sequence[Row]) -> Best | None:
-        if not ranked:
-            return None
-        first = ranked[0]
-        tied = [t.slower for t in self.ties if t.faster == first.configuration]
-        behind = [r for r in ranked[1:] if r.configuration not in tied]
-        runner_up = behind[0] if behind else None
-        return Best(
-            workload=self.workload,
-            configuration=first.configuration,
-            speedup=first.speedup,
-            tied_with=tuple(tied),
-            runner_up=None if runner_up is None else runner_up.configuration,
-            over_runner_up=None
-            if runner_up is None
-            else self._ratios[first.configuration, runner_up.configuration],
-            reason=None if runner_up is None else largest_difference(first, runner_up),
-        )
+        return ratio_interval(self._rates[faster], self._rates[slower], self._noise)
 
 
-def largest_difference(faster: Row, slower: Row) -> Difference | None:
-    """The step phase in which `faster` saves most; None where neither was measured.
-
-    A phase that only one of them has (communication, the bubble of a pipeline) counts as 0 for the
-    other: it spends no time there.
-    """
-    pairs = {
-        name: (faster.step_phases_s.get(name) or 0.0, slower.step_phases_s.get(name) or 0.0)
-        for name in STEP_PHASES
-    }
-    name = max(pairs, key=lambda phase: pairs[phase][1] - pairs[phase][0])
-    ours, theirs = pairs[name]
-    if theirs <= ours:
-        return None
-    return Difference(phase=name, faster_s=ours, slower_s=theirs)
-
-
-def _compare_workload(workload: str, records: Sequence[TrialRecord]) -> _WorkloadPart:
+def _analyse_all(records: Sequence[TrialRecord]) -> dict[str, tuple[TrialAnalysis, ...]]:
+    """Analyse each trial alone; by configuration, in order of repeat."""
     baselines = [r for r in records if r.trial.is_baseline]
     found: dict[str, list[TrialAnalysis]] = {}
     for record in records:
         analysis = _analyse(record, _equivalence_baseline(record, baselines))
         found.setdefault(record.trial.configuration, []).append(analysis)
-    reference = min(baselines, key=_plainness, default=None)
-    return _WorkloadPart(
-        workload,
-        {name: tuple(sorted(trials, key=lambda t: t.repeat)) for name, trials in found.items()},
-        None if reference is None else reference.trial.configuration,
-    )
+    return {name: tuple(sorted(trials, key=lambda t: t.repeat)) for name, trials in found.items()}
+
+
+def _failed_rows(records: Sequence[TrialRecord], finished: Mapping[str, object]) -> list[Row]:
+    """Return a row for each configuration of which trials failed and none finished."""
+    failed: dict[str, Row] = {}
+    for record in records:
+        outcome, configuration = record.outcome, record.trial.configuration
+        if outcome is not None and outcome.status != "ok" and configuration not in finished:
+            first_line = (outcome.message or "").partition("\n")[0]
+            reason = f"{outcome.status}: {first_line}" if first_line else outcome.status
+            failed[configuration] = planned_row(record.trial, reason)
+    return list(failed.values())
 
 
 def _analyse(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnalysis:
     table = read_steps(record)
     steps = global_steps(record, table)
     hosts = read_hosts(record.files)
-    warmup = record.trial.training.warmup_steps
-    period = record.trial.round_steps
     first = None
     if record.outcome is not None and len(steps.step) and steps.step[0] == 0:
         first = float(steps.ended_unix_s[0]) - record.outcome.launched_unix_s
+    samples_per_s, step_s = _reduce(record, steps)
     return TrialAnalysis(
         record=record,
         steps=steps,
@@ -180,10 +153,31 @@ def _analyse(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnalysis:
         disturbance=disturbance(record, hosts),
         pipeline=trial_pipeline(record, table),
         equivalence=None if baseline is None else equivalence_of(record.files, baseline),
-        samples_per_s=series(steps.samples_per_s(warmup, period), record.trial.id),
-        step_s=series(steps.step_s(warmup, period), record.trial.id),
+        samples_per_s=samples_per_s,
+        step_s=step_s,
         time_to_first_step_s=first,
     )
+
+
+def _reduce(record: TrialRecord, steps: GlobalSteps) -> tuple[Series | None, Series | None]:
+    """Reduce the rates and the times of the steady steps.
+
+    Where every step has the same number of samples, the rate is that number over the time, and the
+    bootstrap is needed only once.
+    """
+    warmup, period = record.trial.training.warmup_steps, record.trial.round_steps
+    rates, times = steps.samples_per_s(warmup, period), steps.step_s(warmup, period)
+    found = series(rates, record.trial.id)
+    if found is None:
+        return None, None
+    samples = rates * times
+    if not np.allclose(samples, samples[0], rtol=1e-9, atol=0):
+        return found, series(times, record.trial.id)
+    log_samples = math.log(samples[0])
+    mirrored = Series(
+        log_median=float(np.log(np.median(times))), log_draws=log_samples - found.log_draws
+    )
+    return found, mirrored
 
 
 def _equivalence_baseline(
@@ -216,18 +210,17 @@ def _by_repeat(trials: Iterable[TrialAnalysis]) -> dict[int, Series]:
     return {t.repeat: t.samples_per_s for t in trials if t.samples_per_s is not None}
 
 
-def _rank(row: Row) -> tuple[bool, float]:
-    return (not row.ranked, -(0.0 if row.samples_per_s is None else row.samples_per_s.median))
+def _rank(row: Row) -> tuple[bool, float, float]:
+    """Sort ranked rows first, by speedup; without a baseline by samples per second."""
+    speedup = 0.0 if row.speedup is None else row.speedup.median
+    rate = 0.0 if row.samples_per_s is None else row.samples_per_s.median
+    return not row.ranked, -speedup, -rate
 
 
-def _flags(finished: Sequence[TrialRecord], parts: Sequence[_WorkloadPart]) -> list[str]:
-    """Sentences, each once, however many repeats they hold for."""
+def _flags(
+    finished: Sequence[TrialRecord], trials: Mapping[str, tuple[TrialAnalysis, ...]]
+) -> list[str]:
     flags = [
-        f"workload {p.workload}: its baseline has not finished, so there is no speedup"
-        for p in parts
-        if p.baseline is None
-    ]
-    flags += [
         f"{record.trial.configuration}: {sentence}"
         for record in finished
         for sentence in resources.trial_flags(record)
@@ -235,12 +228,7 @@ def _flags(finished: Sequence[TrialRecord], parts: Sequence[_WorkloadPart]) -> l
     flags += resources.flags_between(finished)
     flags += resources.core_budget_flags(finished)
     flags += disturbance_flags(
-        {
-            trial.record.trial.id: trial.disturbance
-            for part in parts
-            for found in part.trials.values()
-            for trial in found
-        }
+        {t.record.trial.id: t.disturbance for found in trials.values() for t in found}
     )
     return list(dict.fromkeys(flags))
 

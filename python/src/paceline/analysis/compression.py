@@ -1,23 +1,24 @@
-"""What sending less saved, and what it did to the loss.
+"""Effect of lossy training: what gradient compression or local updates saved, and their loss.
 
-A trial that compresses gradients, or averages weights only now and then, is another training than
-the baseline: nobody expects the same weights. So it is held against the same way of running with
-nothing compressed: bytes, time, and the mean loss of the last steps.
+Such a trial is not equivalent to the baseline, and its final weights are not expected to be the
+same. It is compared with the exact form of the same configuration instead: bytes, time, and the
+mean loss of the last steps.
 """
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from paceline.analysis.statistics import Interval, interval_json
+from paceline.analysis.configuration import exact_form
+from paceline.analysis.rows import reported_median
 from paceline.analysis.steps import FINAL_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from paceline.analysis.row import Row
+    from paceline.analysis.statistics import Interval
     from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.plan.trial import Trial
 
@@ -25,104 +26,83 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LessToSend:
-    """One configuration against another that sends everything. None is what was not measured."""
+class CompressionEffect:
+    """One lossy configuration relative to a reference. None: it was not measured."""
 
     workload: str
     configuration: str
-    against: str | None  # the same way with nothing compressed, else the baseline
-    same_way: bool  # whether it is the former
-    sent_bytes: float | None  # by rank 0 a step, as it says itself
-    uncompressed_bytes: float | None  # of the same, had nothing been compressed
+    reference: str | None  # the exact form of the configuration, else the baseline
+    reference_is_exact_form: bool
+    sent_bytes_per_step: float | None  # by rank 0, as it reports
+    uncompressed_bytes_per_step: float | None  # the same without compression
+    sent_share: float | None  # of the uncompressed bytes
     step_s: Interval | None
-    against_step_s: Interval | None
-    speed_ratio: Interval | None  # times as fast as the other
+    reference_step_s: Interval | None
+    speedup: Interval | None  # over the reference
     steps: int  # of the training
-    last_steps: int  # the losses are means over so many
+    last_steps: int  # over which the losses are means
     loss: float | None
-    against_loss: float | None
-
-    @property
-    def sent_share(self) -> float | None:
-        """Of the uncompressed bytes."""
-        if self.sent_bytes is None or not self.uncompressed_bytes:
-            return None
-        return self.sent_bytes / self.uncompressed_bytes
-
-    @property
-    def loss_difference(self) -> float | None:
-        """Above 0 where sending less made the loss larger."""
-        if self.loss is None or self.against_loss is None:
-            return None
-        return self.loss - self.against_loss
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "workload": self.workload,
-            "configuration": self.configuration,
-            "against": self.against,
-            "same_way": self.same_way,
-            "sent_bytes_per_step": self.sent_bytes,
-            "uncompressed_bytes_per_step": self.uncompressed_bytes,
-            "sent_share": self.sent_share,
-            "step_s": interval_json(self.step_s),
-            "against_step_s": interval_json(self.against_step_s),
-            "speed_ratio": interval_json(self.speed_ratio),
-            "steps": self.steps,
-            "last_steps": self.last_steps,
-            "loss": self.loss,
-            "against_loss": self.against_loss,
-            "loss_difference": self.loss_difference,
-        }
+    reference_loss: float | None
+    loss_difference: float | None  # above 0: the loss is larger than that of the reference
 
 
-def relate_less_to_send(
+def compression_effects(
     rows: Sequence[Row],
     trials: Trials,
     baseline: str | None,
     ratio: Callable[[str, str], Interval | None],
-) -> tuple[LessToSend, ...]:
-    """Every configuration of one workload that is not exact, in the order of `rows`.
+) -> tuple[CompressionEffect, ...]:
+    """Describe every lossy configuration of one workload, in the order of `rows`.
 
-    ratio: of two configurations' speeds.
+    ratio: of the speeds of two configurations.
     """
-    by_name = {row.configuration: row for row in rows}
-    exact = [name for name in by_name if _first(trials, name).is_exact]
+    by_name = {row.configuration: row for row in rows if row.repeats}
+    exact = [name for name in by_name if not by_name[name].is_lossy]
     found = []
-    for row in rows:
-        if row.configuration in exact:
+    for row in by_name.values():
+        if not row.is_lossy:
             continue
-        same = _same_way(row.configuration, exact, trials)
-        against = same or baseline
-        other = None if against is None else by_name[against]
+        own = trials[row.configuration]
+        same = _exact_form(own[0].record.trial, exact, trials)
+        reference = same or baseline
+        other = None if reference is None else by_name[reference]
+        sent = row.bytes_sent_per_step
+        uncompressed = reported_median(own, "uncompressed_bytes_per_step")
+        reference_loss = None if other is None else other.final_loss
+        steps = min(len(t.steps.step) for t in own)
         found.append(
-            LessToSend(
+            CompressionEffect(
                 workload=row.workload,
                 configuration=row.configuration,
-                against=against,
-                same_way=same is not None,
-                sent_bytes=_said(trials[row.configuration], "sent_bytes_per_step"),
-                uncompressed_bytes=_said(trials[row.configuration], "uncompressed_bytes_per_step"),
+                reference=reference,
+                reference_is_exact_form=same is not None,
+                sent_bytes_per_step=sent,
+                uncompressed_bytes_per_step=uncompressed,
+                sent_share=sent / uncompressed if sent is not None and uncompressed else None,
                 step_s=row.step_s,
-                against_step_s=None if other is None else other.step_s,
-                speed_ratio=None if against is None else ratio(row.configuration, against),
-                steps=_steps(trials[row.configuration]),
-                last_steps=min(FINAL_STEPS, _steps(trials[row.configuration])),
+                reference_step_s=None if other is None else other.step_s,
+                speedup=None if reference is None else ratio(row.configuration, reference),
+                steps=steps,
+                last_steps=min(FINAL_STEPS, steps),
                 loss=row.final_loss,
-                against_loss=None if other is None else other.final_loss,
+                reference_loss=reference_loss,
+                loss_difference=None
+                if row.final_loss is None or reference_loss is None
+                else row.final_loss - reference_loss,
             )
         )
     return tuple(found)
 
 
-def _same_way(configuration: str, exact: Sequence[str], trials: Trials) -> str | None:
-    """The exact configuration that differs in nothing else, as far as there is one; else one that
-    differs only in how exact gradients travel."""
-    trial = _first(trials, configuration)
-    plain = trial.model_copy(update={"compression": None, "averaging": None})
+def _exact_form(trial: Trial, exact: Sequence[str], trials: Trials) -> str | None:
+    """Return the exact configuration that differs in nothing else, if there is one.
+
+    Otherwise return one that differs only in how exact gradients are sent.
+    """
+    plain = exact_form(trial)
     if plain.configuration in exact:
         return plain.configuration
-    return next((name for name in exact if _alike(plain, _first(trials, name))), None)
+    return next((name for name in exact if _alike(plain, trials[name][0].record.trial)), None)
 
 
 def _alike(one: Trial, other: Trial) -> bool:
@@ -130,22 +110,3 @@ def _alike(one: Trial, other: Trial) -> bool:
         getattr(one, name) == getattr(other, name)
         for name in ("launcher", "transport", "local_strategy", "placement", "training", "device")
     )
-
-
-def _first(trials: Trials, configuration: str) -> Trial:
-    return trials[configuration][0].record.trial
-
-
-def _said(trials: Sequence[TrialAnalysis], key: str) -> float | None:
-    """The median over repeats of what the ranks said of their communication."""
-    results = [t.record.result for t in trials]
-    return _median(r.communication.get(key) for r in results if r is not None)
-
-
-def _steps(trials: Sequence[TrialAnalysis]) -> int:
-    return min(len(t.steps.step) for t in trials)
-
-
-def _median(values: Iterable[Any]) -> float | None:
-    known = [v for v in values if isinstance(v, int | float)]
-    return statistics.median(known) if known else None

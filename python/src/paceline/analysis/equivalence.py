@@ -8,10 +8,10 @@ tolerances are in `tolerances`.
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pydantic import computed_field
+from pydantic.dataclasses import dataclass
 
 from paceline.analysis.checks import (
     Check,
@@ -23,58 +23,46 @@ from paceline.analysis.checks import (
     training_check,
     weights_check,
 )
+from paceline.analysis.configuration import why_not_equivalent
 from paceline.analysis.reading import load_trial
 from paceline.analysis.steps import global_steps
 from paceline.analysis.tolerances import tolerance
 from paceline.errors import DataError
-from paceline.records.files import read_json, write_json
+from paceline.records.files import jsonable, write_json
 from paceline.records.rows import SCHEMA
+from paceline.records.typed import document
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.plan.schedule import Schedule
-    from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
-
-
-def why_not_equivalent(trial: Trial) -> str | None:
-    """Explain why a trial is lossy and may end differently; None if it is exact."""
-    return " and ".join(trial.inexact_reasons) or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equivalence:
-    """What the checks of one trial against its baseline found."""
+    """Results of the checks of one trial against its baseline."""
 
     trial_id: str
     baseline_id: str
     arithmetic: str
     checks: tuple[Check, ...]
     max_abs_weight_diff: float | None
-    # why it may end otherwise than the baseline; then only what must be equal all the same counts
-    does_not_apply: str | None = None
+    # why it may end differently from the baseline; then only the other checks count
+    lossy: str | None = None
+    schema: int = SCHEMA
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def equivalent(self) -> bool | None:
-        """True if every decisive check passed, False if one failed, None if one could not be, or
-        if there is nothing to be equivalent."""
+        """True if every decisive check passed, False if one failed.
+
+        None if one could not be made, or if the trial is lossy on purpose.
+        """
         results = [c.passed for c in self.checks if c.decisive]
         if False in results:
             return False
-        return None if None in results or self.does_not_apply is not None else True
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "trial_id": self.trial_id,
-            "baseline_id": self.baseline_id,
-            "equivalent": self.equivalent,
-            "does_not_apply": self.does_not_apply,
-            "arithmetic": self.arithmetic,
-            "max_abs_weight_diff": _finite(self.max_abs_weight_diff),
-            "checks": [{**dataclasses.asdict(c), "value": _finite(c.value)} for c in self.checks],
-        }
+        return None if None in results or self.lossy is not None else True
 
 
 def check_equivalence(
@@ -111,38 +99,25 @@ def check_equivalence(
             weights,
         ),
         max_abs_weight_diff=largest,
-        does_not_apply=reason,
+        lossy=reason,
     )
-    write_json(trial_files.equivalence, equivalence.to_json())
+    write_json(trial_files.equivalence, jsonable(equivalence))
     return equivalence
 
 
 def read_equivalence(path: Path) -> Equivalence:
-    """Read what `check_identity` wrote. Raises DataError if it is damaged."""
-    document = read_json(path)
-    known = {f.name for f in dataclasses.fields(Check)}
-    try:
-        checks = [
-            Check(**{name: value for name, value in check.items() if name in known})
-            for check in document["checks"]
-        ]
-        return Equivalence(
-            trial_id=document["trial_id"],
-            baseline_id=document["baseline_id"],
-            arithmetic=document["arithmetic"],
-            checks=tuple(checks),
-            max_abs_weight_diff=document["max_abs_weight_diff"],
-            does_not_apply=document.get("does_not_apply"),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: expected what the equivalence check writes: {error!r}") from error
+    """Read what `check_equivalence` wrote. Raises DataError if it is damaged or missing."""
+    found = document(path, Equivalence)
+    if found is None:
+        raise DataError(f"{path}: no such file")
+    return found
 
 
 def equivalence_of(trial_files: TrialFiles, baseline_files: TrialFiles) -> Equivalence:
-    """The equivalence as written down, else checked now.
+    """Read the equivalence, or check it now if that was not done yet.
 
-    A trial's tensors may be deleted once it was checked, so what was found then holds, unless it
-    was against another baseline and the tensors are still there.
+    A trial's tensors may be deleted once it was checked, so the earlier result holds, unless it
+    used another baseline and the tensors still exist.
     """
     if trial_files.equivalence.exists():
         found = read_equivalence(trial_files.equivalence)
@@ -150,8 +125,3 @@ def equivalence_of(trial_files: TrialFiles, baseline_files: TrialFiles) -> Equiv
         if same or not trial_files.weights.exists():
             return found
     return check_equivalence(trial_files, baseline_files)
-
-
-def _finite(value: float | None) -> float | None:
-    """JSON has no nan and no infinity."""
-    return value if value is not None and math.isfinite(value) else None

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
 from paceline.analysis.reading import read_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from numpy.typing import NDArray
 
     from paceline.analysis.reading import HostTrace
     from paceline.records.layout import TrialFiles
@@ -44,35 +47,96 @@ def host_frame(trace: HostTrace) -> pl.DataFrame:
     ram_percent; run_cpu_percent of one core; rates per second of disks, network and context
     switches; pressure_<resource>_percent of the time. Null where it was not measured.
     """
-    samples = trace.samples
-    if samples.is_empty():
-        return samples
-    frame = samples.sort("unix_s").with_columns(pl.col("unix_s").diff().alias("interval_s"))
-    modes = struct_fields(frame, "cpu_seconds")
-    frame = frame.with_columns(
-        *(_risen(field("cpu_seconds", mode)).alias(f"cpu_{mode}_s") for mode in modes),
-        (100 * pl.col("ram_used_bytes") / pl.col("ram_total_bytes")).alias("ram_percent"),
-        (100 * _rate(pl.col("run_cpu_seconds"))).alias("run_cpu_percent"),
-        *(_rate(_over_devices(frame, *of)).alias(name) for name, of in _DEVICE_RATES.items()),
-        *(_seldom_rate(counter).alias(name) for name, counter in _RUN_RATES.items()),
-        *(
-            (100 * _rate(field("pressure", resource).struct.field("some_s")))
-            .clip(0, 100)
-            .alias(f"pressure_{resource}_percent")
-            for resource in struct_fields(frame, "pressure")
-        ),
+    if trace.samples.is_empty():
+        return trace.samples
+    samples = trace.samples.sort("unix_s")
+    unix_s = samples["unix_s"].to_numpy()
+    derived = {
+        "interval_s": np.diff(unix_s, prepend=np.nan),
+        **cpu_percent(samples),
+        "ram_percent": ram_percent(samples),
+        "run_cpu_percent": run_cpu_percent(samples),
+        **{name: rate(_over_devices(samples, *of), unix_s) for name, of in _DEVICE_RATES.items()},
+        **{name: _seldom_rate(column(samples, c), unix_s) for name, c in _RUN_RATES.items()},
+    }
+    if struct_fields(samples, "pressure"):
+        pressure = samples["pressure"].struct.unnest()
+        for resource in pressure.columns:
+            waited_s = pressure[resource].struct.field("some_s").cast(pl.Float64).to_numpy()
+            derived[f"pressure_{resource}_percent"] = np.clip(100 * rate(waited_s, unix_s), 0, 100)
+    columns = pl.DataFrame(derived, nan_to_null=True)
+    added = [*columns.get_columns(), _core_busy_percent(samples, unix_s)]
+    return samples.drop([each.name for each in added], strict=False).hstack(added)
+
+
+def cpu_percent(samples: pl.DataFrame) -> dict[str, NDArray[np.float64]]:
+    """Return cpu_busy, cpu_idle, cpu_iowait and cpu_steal, each in percent of all cores.
+
+    Empty where the trace has no CPU times. samples: in order of time.
+    """
+    modes = struct_fields(samples, "cpu_seconds")
+    if not modes:
+        return {}
+    seconds = samples["cpu_seconds"].struct.unnest()
+    spent = {mode: increases(column(seconds, mode)) for mode in modes}
+    total = np.nansum(list(spent.values()), axis=0)
+
+    def share(*names: str) -> NDArray[np.float64]:
+        known = [spent[name] for name in names if name in spent]
+        part = np.sum(known, axis=0) if known else np.full(len(samples), np.nan)
+        return np.divide(100 * part, total, out=np.full(len(total), np.nan), where=total > 0)
+
+    return {
+        "cpu_busy_percent": share(*_COMPUTING),
+        "cpu_idle_percent": share("idle"),
+        "cpu_iowait_percent": share("iowait"),
+        "cpu_steal_percent": share("steal"),
+    }
+
+
+def ram_percent(samples: pl.DataFrame) -> NDArray[np.float64]:
+    """Return the share of the memory of the host that is in use."""
+    used, total = column(samples, "ram_used_bytes"), column(samples, "ram_total_bytes")
+    return np.divide(100 * used, total, out=np.full(len(used), np.nan), where=total > 0)
+
+
+def run_cpu_percent(samples: pl.DataFrame) -> NDArray[np.float64]:
+    """Return the CPU time of the run's processes in percent of one core."""
+    return 100 * rate(column(samples, "run_cpu_seconds"), samples["unix_s"].to_numpy())
+
+
+def increases(counter: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the increase since the previous row; NaN if the counter fell or was not read."""
+    increase = np.diff(counter, prepend=np.nan)
+    return np.where(increase >= 0, increase, np.nan)
+
+
+def rate(counter: NDArray[np.float64], unix_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the increase per second; NaN after an interval that is too short to divide by."""
+    elapsed = np.diff(unix_s, prepend=np.nan)
+    long_enough = elapsed >= _LEAST_INTERVAL_S
+    return np.divide(
+        increases(counter), elapsed, out=np.full(len(elapsed), np.nan), where=long_enough
     )
-    if modes:
-        frame = frame.with_columns(*_cpu_percent(modes))
-    return frame.with_columns(_core_busy_percent(frame))
+
+
+def column(frame: pl.DataFrame, name: str) -> NDArray[np.float64]:
+    """Return a column as floats, NaN where it is null or missing."""
+    if name not in frame.columns:
+        return np.full(len(frame), np.nan)
+    return frame[name].cast(pl.Float64).to_numpy()
 
 
 def rank_frame(trace: HostTrace) -> pl.DataFrame:
     """Derive cpu_percent (of one core) for each rank on a host, in order of time."""
     if trace.ranks.is_empty():
         return trace.ranks
-    rate = _rate(pl.col("cpu_seconds"), over="rank")
-    return trace.ranks.sort("unix_s").with_columns((100 * rate).alias("cpu_percent"))
+    increase = pl.col("cpu_seconds").diff().over("rank")
+    elapsed = pl.col("unix_s").diff().over("rank")
+    valid = (increase >= 0) & (elapsed >= _LEAST_INTERVAL_S)
+    return trace.ranks.sort("unix_s").with_columns(
+        pl.when(valid).then(100 * increase / elapsed).alias("cpu_percent")
+    )
 
 
 def gaps(trace: HostTrace) -> list[tuple[float, float]]:
@@ -102,74 +166,42 @@ def field(column: str, name: str) -> pl.Expr:
     return pl.col(column).struct.field(name)
 
 
-def _over_devices(frame: pl.DataFrame, column: str, counter: str) -> pl.Expr:
-    """Sum a counter over all devices; null where the system lists none."""
-    kind = frame.schema.get(column)
-    devices = kind.fields if isinstance(kind, pl.Struct) else []
-    each = [
-        field(column, device.name).struct.field(counter)
-        for device in devices
-        if isinstance(device.dtype, pl.Struct) and counter in device.dtype.to_schema()
-    ]
-    if not each:
-        return pl.lit(None, dtype=pl.Float64)
-    return pl.sum_horizontal(each, ignore_nulls=False)
+def _over_devices(samples: pl.DataFrame, devices: str, counter: str) -> NDArray[np.float64]:
+    """Sum a counter over all devices; NaN where the trace lists none."""
+    names = struct_fields(samples, devices)
+    if not names:
+        return np.full(len(samples), np.nan)
+    by_device = samples[devices].struct.unnest()
+    found = [column(by_device[name].struct.unnest(), counter) for name in names]
+    total: NDArray[np.float64] = np.sum(found, axis=0)
+    return total
 
 
-def _risen(counter: pl.Expr) -> pl.Expr:
-    """Return the increase since the previous row; null if the counter fell."""
-    increase = counter.diff()
-    return pl.when(increase >= 0).then(increase)
-
-
-def _rate(counter: pl.Expr, over: str | None = None) -> pl.Expr:
-    """Return the increase per second; null after an interval that is too short to divide by."""
-    increase, elapsed = counter.diff(), pl.col("unix_s").diff()
-    if over is not None:
-        increase, elapsed = increase.over(over), elapsed.over(over)
-    return pl.when((increase >= 0) & (elapsed >= _LEAST_INTERVAL_S)).then(increase / elapsed)
-
-
-def _seldom_rate(counter: str) -> pl.Expr:
+def _seldom_rate(
+    counter: NDArray[np.float64], unix_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return the rate of a counter that is read on some ticks only, from reading to reading."""
-    known = pl.col(counter).is_not_null()
-    before = pl.col(counter).forward_fill().shift(1)
-    since = pl.when(known).then(pl.col("unix_s")).forward_fill().shift(1)
-    increase, elapsed = pl.col(counter) - before, pl.col("unix_s") - since
-    return pl.when(known & (increase >= 0) & (elapsed >= _LEAST_INTERVAL_S)).then(
-        increase / elapsed
-    )
+    known = np.flatnonzero(~np.isnan(counter))
+    found = np.full(len(counter), np.nan)
+    found[known] = rate(counter[known], unix_s[known])
+    return found
 
 
-def _cpu_percent(modes: list[str]) -> list[pl.Expr]:
-    """Express each state's increase as a share of all states' increase."""
-    total = pl.sum_horizontal(f"cpu_{mode}_s" for mode in modes)
-
-    def percent(*names: str) -> pl.Expr:
-        known = [f"cpu_{name}_s" for name in names if name in modes]
-        part = pl.sum_horizontal(known, ignore_nulls=False) if known else pl.lit(None)
-        return pl.when(total > 0).then(100 * part / total)
-
-    return [
-        percent(*_COMPUTING).alias("cpu_busy_percent"),
-        percent("idle").alias("cpu_idle_percent"),
-        percent("iowait").alias("cpu_iowait_percent"),
-        percent("steal").alias("cpu_steal_percent"),
-    ]
-
-
-def _core_busy_percent(frame: pl.DataFrame) -> pl.Expr:
+def _core_busy_percent(samples: pl.DataFrame, unix_s: NDArray[np.float64]) -> pl.Series:
     """Return the busy share of each core as a list; null on the first row."""
-    nothing = pl.lit(None, dtype=pl.List(pl.Float64))
-    if frame.schema.get("core_busy_s") != pl.List(pl.Float64):
-        return nothing.alias("core_busy_percent")
-    cores = frame["core_busy_s"].list.len().min()
-    if not isinstance(cores, int) or cores == 0:
-        return nothing.alias("core_busy_percent")
-    shares = [
-        (100 * _rate(pl.col("core_busy_s").list.get(core))).clip(0, 100) for core in range(cores)
-    ]
-    return pl.concat_list(shares).alias("core_busy_percent")
+    name, kind = "core_busy_percent", pl.List(pl.Float64)
+    nothing = pl.Series(name, [None] * len(samples), dtype=kind)
+    if samples.schema.get("core_busy_s") != kind:
+        return nothing
+    seconds = samples["core_busy_s"]
+    cores = seconds.list.len().min()
+    if not isinstance(cores, int) or not cores or seconds.null_count():
+        return nothing
+    shares = np.stack(
+        [np.clip(100 * rate(seconds.list.get(core).to_numpy(), unix_s), 0, 100)
+         for core in range(cores)], axis=1,
+    )  # fmt: skip
+    return pl.Series(name, [None, *shares[1:].tolist()], dtype=kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,32 +1,29 @@
-"""Does the choice inside the node decide the global speed? The same strategies, alone and launched.
+"""Influence of the local strategy on the global speed: strategies alone and under launchers.
 
-A strategy is what a node does: its kind, replicas, stages, threads, micro-batches, schedule and
-split points, whoever launches it. Its speedup alone is measured under launcher `local`. It stands
-beside the speedups under each other launcher and number of nodes. Where a strategy ran in several
-configurations there (several transports, say), its fastest counts. Speedups are compared within
-one precision and memory format; trials that are not equivalent are left out.
+A strategy here is everything that a node does: its kind, replicas, stages, threads, micro-batches,
+schedule and split points. Its speedup alone is measured under launcher `local`, and compared with
+the speedups under each other launcher and number of nodes. If a strategy ran there in several
+configurations (for example with several transports), the fastest counts. Speedups are compared
+within one precision and memory format; trials that are not equivalent are left out.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
+from pydantic import computed_field
+from pydantic.dataclasses import dataclass
 
-from paceline.analysis.statistics import interval_json
+from paceline.analysis.statistics import Interval
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from paceline.analysis.row import Row
-    from paceline.analysis.statistics import Interval
 
-    # of two configurations: the first's speed over the second's
     Ratio = Callable[[str, str], Interval | None]
+    IsTie = Callable[[str, str], bool]
 
 _LEAST_RANKED = 3  # two points are always in perfect order, or in perfect disorder
 
@@ -58,8 +55,8 @@ class StrategyLine:
 class Relation:
     """How the order of the strategies alone relates to their order under one launcher.
 
-    Strategies go by their configurations under launcher `local`. `tied_*`: those that cannot be
-    told from the fastest, it excepted.
+    Strategies are named by their configurations under launcher `local`. `tied_*`: those without a
+    significant difference to the fastest, which is not included.
     """
 
     launcher: str
@@ -71,27 +68,15 @@ class Relation:
     fastest_there: str
     tied_there: tuple[str, ...]
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def same_fastest(self) -> bool | None:
-        """Whether the fastest alone is the fastest there; None where that is inside the noise."""
+        """Tell whether the fastest alone is the fastest there; None if that is not significant."""
         alone = {self.fastest_alone, *self.tied_alone}
         there = {self.fastest_there, *self.tied_there}
         if not alone & there:
             return False
         return True if len(alone) == len(there) == 1 else None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "launcher": self.launcher,
-            "nodes": self.nodes,
-            "strategies": self.strategies,
-            "rank_correlation": self.rank_correlation,
-            "fastest_alone": self.fastest_alone,
-            "tied_alone": list(self.tied_alone),
-            "fastest_there": self.fastest_there,
-            "tied_there": list(self.tied_there),
-            "same_fastest": self.same_fastest,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,37 +89,19 @@ class LocalGlobal:
     lines: tuple[StrategyLine, ...]  # fastest alone first
     relations: tuple[Relation, ...]  # a column each
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "workload": self.workload,
-            "precision": self.precision,
-            "memory_format": self.memory_format,
-            "strategies": [
-                {
-                    "configuration": line.configuration,
-                    "speedup": interval_json(line.speedup),
-                    "elsewhere": [
-                        {
-                            "launcher": e.launcher,
-                            "nodes": e.nodes,
-                            "configuration": e.configuration,
-                            "speedup": interval_json(e.speedup),
-                            "ratio": interval_json(e.ratio),
-                        }
-                        for e in line.elsewhere
-                    ],
-                }
-                for line in self.lines
-            ],
-            "relations": [relation.to_json() for relation in self.relations],
-        }
 
+def relate(
+    workload: str,
+    rows: Sequence[Row],
+    setups: Mapping[str, Hashable],
+    ratio: Ratio,
+    is_tie: IsTie,
+) -> tuple[LocalGlobal, ...]:
+    """Compare the strategies of one workload alone and under other launchers.
 
-def relate(workload: str, rows: Sequence[Row], ratio: Ratio) -> tuple[LocalGlobal, ...]:
-    """Set the strategies of one workload against themselves under other launchers.
-
-    rows: those that are the same training. ratio: of the speeds of two configurations.
-    One value for each arithmetic; none where no two strategies ran both alone and elsewhere.
+    rows: equivalent configurations. setups: what a node does, by configuration. ratio: of the
+    speeds of two configurations. is_tie: no significant difference between two configurations.
+    Returns one value for each arithmetic; none if no two strategies ran both alone and elsewhere.
     """
     by_arithmetic: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
@@ -142,9 +109,9 @@ def relate(workload: str, rows: Sequence[Row], ratio: Ratio) -> tuple[LocalGloba
             by_arithmetic[row.precision, row.memory_format].append(row)
     found = []
     for (precision, memory_format), same in by_arithmetic.items():
-        lines = _lines(same, ratio)
+        lines = _lines(same, setups, ratio)
         places = list(dict.fromkeys((e.launcher, e.nodes) for li in lines for e in li.elsewhere))
-        relations = [_relation(lines, place, ratio) for place in sorted(places)]
+        relations = [_relation(lines, place, is_tie) for place in sorted(places)]
         if known := tuple(r for r in relations if r is not None):
             found.append(
                 LocalGlobal(
@@ -159,34 +126,27 @@ def relate(workload: str, rows: Sequence[Row], ratio: Ratio) -> tuple[LocalGloba
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Spearman's rank correlation: Pearson's of the ranks, equal values sharing their mean rank.
+    """Return Spearman's rank correlation.
 
     None for fewer than 3 pairs, or where all values of a side are equal.
     """
-    if len(first) < _LEAST_RANKED:
+    if len(first) < _LEAST_RANKED or len(set(first)) == 1 or len(set(second)) == 1:
         return None
-    a, b = _ranks(first), _ranks(second)
-    a, b = a - a.mean(), b - b.mean()
-    scale = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / scale if scale > 0 else None
+    from scipy import stats  # noqa: PLC0415  (takes most of a second)
+
+    return float(stats.spearmanr(first, second).statistic)
 
 
-def _ranks(values: Sequence[float]) -> NDArray[np.float64]:
-    """Ranks from 1, shape (n,); equal values have the mean of the ranks that they take up."""
-    _, which, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    ranks: NDArray[np.float64] = (last - (counts - 1) / 2)[which]
-    return ranks
-
-
-def _lines(rows: Sequence[Row], ratio: Ratio) -> tuple[StrategyLine, ...]:
+def _lines(
+    rows: Sequence[Row], setups: Mapping[str, Hashable], ratio: Ratio
+) -> tuple[StrategyLine, ...]:
     alone: dict[Hashable, Row] = {}
     there: dict[Hashable, dict[tuple[str, int], Row]] = defaultdict(dict)
     for row in sorted(rows, key=_speed, reverse=True):  # so that the fastest is met first
         if row.launcher == "local":
-            alone.setdefault(_node_way(row), row)
+            alone.setdefault(setups[row.configuration], row)
         else:
-            there[_node_way(row)].setdefault((row.launcher, row.nodes), row)
+            there[setups[row.configuration]].setdefault((row.launcher, row.nodes), row)
     return tuple(
         StrategyLine(
             configuration=row.configuration,
@@ -208,27 +168,12 @@ def _lines(rows: Sequence[Row], ratio: Ratio) -> tuple[StrategyLine, ...]:
     )
 
 
-def _node_way(row: Row) -> Hashable:
-    """What a node does, whoever launches it and whatever lies between the nodes."""
-    return (
-        row.local_strategy,
-        row.replicas_per_node,
-        row.stages,
-        row.threads_per_worker,
-        row.micro_batches,
-        row.schedule,
-        row.balance,
-        row.split_points,
-        row.device,
-    )
-
-
 def _speed(row: Row) -> float:
     return 0.0 if row.speedup is None else row.speedup.median
 
 
 def _relation(
-    lines: Sequence[StrategyLine], place: tuple[str, int], ratio: Ratio
+    lines: Sequence[StrategyLine], place: tuple[str, int], is_tie: IsTie
 ) -> Relation | None:
     launcher, nodes = place
     pairs = [(line, e) for line in lines if (e := line.under(launcher, nodes)) is not None]
@@ -246,19 +191,17 @@ def _relation(
             [line.speedup.median for line, _ in pairs], [e.speedup.median for _, e in pairs]
         ),
         fastest_alone=fastest_alone,
-        tied_alone=tuple(_tied(fastest_alone, alone, ratio)),
+        tied_alone=tuple(_tied(fastest_alone, alone, is_tie)),
         fastest_there=fastest_there,
-        tied_there=tuple(_tied(fastest_there, there, ratio)),
+        tied_there=tuple(_tied(fastest_there, there, is_tie)),
     )
 
 
-def _tied(fastest: str, configurations: dict[str, str], ratio: Ratio) -> Iterable[str]:
-    """The strategies whose speed, there, cannot be told from the fastest's.
+def _tied(fastest: str, configurations: Mapping[str, str], is_tie: IsTie) -> Iterable[str]:
+    """Yield the strategies that do not differ significantly from the fastest one there.
 
-    configurations: of each strategy, by its name alone.
+    configurations: by the name of the strategy alone.
     """
     for strategy, configuration in configurations.items():
-        if strategy != fastest:
-            over = ratio(configurations[fastest], configuration)
-            if over is None or over.contains(1):
-                yield strategy
+        if strategy != fastest and is_tie(configurations[fastest], configuration):
+            yield strategy

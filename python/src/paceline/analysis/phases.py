@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
 from paceline.records.phases import OTHER_SPANS, PHASES, STEP_PHASES
@@ -47,7 +48,7 @@ def trial_phases(record: TrialRecord, steps: pl.DataFrame) -> list[RankPhases]:
     if record.outcome is None:
         return []
     launched, ended = record.outcome.launched_unix_s, record.outcome.ended_unix_s
-    sums = _by_rank(steps, pl.Expr.sum)
+    sums = _by_rank(steps, mean=False)
     means = mean_steps(steps, record.trial.training.warmup_steps)
     return [_rank_phases(r, launched, ended, sums, means) for r in record.ranks]
 
@@ -57,7 +58,7 @@ def mean_steps(steps: pl.DataFrame, warmup: int) -> dict[int, Phases]:
 
     Ranks without such a step are left out. steps: from `step_table`.
     """
-    return _by_rank(steps.filter(pl.col("step") >= warmup), pl.Expr.mean)
+    return _by_rank(steps.filter(pl.col("step") >= warmup), mean=True)
 
 
 def mean_step(means: Mapping[int, Phases], rank: int) -> Phases:
@@ -75,22 +76,25 @@ def median_over_repeats(repeats: Sequence[Mapping[str, float | None]]) -> Phases
     return _reduced(repeats, median)
 
 
-def _by_rank(steps: pl.DataFrame, reduce: Callable[[pl.Expr], pl.Expr]) -> dict[int, Phases]:
-    """Reduce each phase over the steps of each rank; None where no step has it.
+def _by_rank(steps: pl.DataFrame, *, mean: bool) -> dict[int, Phases]:
+    """Add up or average each phase over the steps of each rank; None where no step has it.
 
     A phase that only some steps have (communication every few steps) counts as 0 in the others.
     """
-    columns = [f"{name}_s" for name in STEP_PHASES]
-    reduced = steps.group_by("rank", maintain_order=True).agg(
-        pl.when(pl.col(column).count() > 0)
-        .then(reduce(pl.col(column).fill_null(0.0)))
-        .alias(column)
-        for column in columns
-    )
-    return {
-        row["rank"]: {name: row[f"{name}_s"] for name in STEP_PHASES}
-        for row in reduced.iter_rows(named=True)
-    }
+    if steps.is_empty():
+        return {}
+    ranks = steps["rank"].to_numpy()
+    counts = np.bincount(ranks)
+    found: dict[int, Phases] = {rank: {} for rank in np.flatnonzero(counts).tolist()}
+    for name in STEP_PHASES:
+        seconds = steps[f"{name}_s"].to_numpy()  # NaN where null
+        is_known = ~np.isnan(seconds)
+        sums = np.bincount(ranks, np.where(is_known, seconds, 0.0))
+        known = np.bincount(ranks, is_known)
+        for rank, phases in found.items():
+            value = float(sums[rank] / counts[rank] if mean else sums[rank])
+            phases[name] = value if known[rank] else None
+    return found
 
 
 def _reduced(

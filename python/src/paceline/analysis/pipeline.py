@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from paceline.analysis.configuration import pipeline_counts
 from paceline.analysis.ranks import stage_of
 from paceline.analysis.steps import common_steps
 
@@ -68,10 +69,10 @@ def theoretical_bubble(stages: int, micro_batches: int) -> float:
 
 def trial_pipeline(record: TrialRecord, steps: pl.DataFrame) -> Pipeline | None:
     """Compute the pipeline of one trial; None if it has none. steps: from `step_table`."""
-    stage_count = record.trial.placement.stages
-    if stage_count == 1:
+    counts = pipeline_counts(record.trial)
+    if counts is None:
         return None
-    micro_batches = record.trial.option("micro_batches")
+    stages_planned, micro_batches = counts
     warmup = record.trial.training.warmup_steps
     common = [step for step in common_steps(steps, len(record.ranks)) if step >= warmup]
     times = _times(steps, common, len(record.ranks))
@@ -80,11 +81,11 @@ def trial_pipeline(record: TrialRecord, steps: pl.DataFrame) -> Pipeline | None:
     return Pipeline(
         stages=tuple(
             _stage(stage, times[stages == stage], busy[stages == stage])
-            for stage in range(stage_count)
+            for stage in range(stages_planned)
             if common and (stages == stage).any()
         ),
         bubble_measured=1 - float(np.median(busy.mean(axis=0))) if busy.size else None,
-        bubble_theoretical=theoretical_bubble(stage_count, micro_batches),
+        bubble_theoretical=theoretical_bubble(stages_planned, micro_batches),
         split_points=_split_points({} if record.result is None else record.result.communication),
     )
 

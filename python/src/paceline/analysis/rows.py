@@ -1,17 +1,18 @@
-"""One configuration's row: medians over its repeats, intervals, and notes on how to read it."""
+"""Compute one configuration's row: medians over its repeats, intervals, and notes."""
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.analysis.equivalence import why_not_equivalent
+from paceline.analysis.configuration import facts_of, why_not_equivalent
 from paceline.analysis.phases import mean_over_ranks, median_over_repeats
 from paceline.analysis.pipeline import median_pipeline
-from paceline.analysis.row import Row
+from paceline.analysis.row import Row, main_cost
 from paceline.analysis.statistics import (
     Interval,
     RunNoise,
@@ -19,13 +20,16 @@ from paceline.analysis.statistics import (
     median_interval,
     ratio_interval,
 )
+from paceline.records.phases import OTHER_SPANS, PHASES, STEP_PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from paceline.analysis.equivalence import Equivalence
     from paceline.analysis.phases import RankPhases
     from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.analysis.usage import MemoryKind
+    from paceline.plan.trial import Trial
     from paceline.records.phases import Phases
 
 _SUPERLINEAR = 1.05  # efficiency above which a result asks for an explanation
@@ -33,74 +37,47 @@ _SUPERLINEAR = 1.05  # efficiency above which a result asks for an explanation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a row needs to know of its workload's other configurations."""
+    """Measurements of all configurations of a workload that one row depends on."""
 
     noise: RunNoise | None
     baseline: str | None
-    images: Mapping[str, Mapping[int, Series]]  # images/s by configuration and repeat
-
-
-_DEFAULT_BUCKET_MB = 25.0  # shown for transports that have no buckets, too
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
+    baseline_precision: str | None
+    rates: Mapping[str, Mapping[int, Series]]  # samples per second by configuration and repeat
 
 
 def configuration_row(
     configuration: str, trials: Sequence[TrialAnalysis], measured: Measured
 ) -> Row:
-    """The row of one configuration; `trials` are its finished repeats, at least one."""
+    """Compute the row of one configuration; `trials` are its finished repeats, at least one."""
     trial = trials[0].record.trial
-    place = trial.placement
     speedup = _speedup(configuration, measured)
-    efficiency = None if speedup is None else speedup.scaled(1 / place.cores)
-    images, overall = _overall(trials)
+    efficiency = None
+    if speedup is not None and trial.training.precision == measured.baseline_precision:
+        efficiency = speedup.scaled(1 / trial.placement.cores)
+    samples, overall = _overall(trials)
     hashes = [t.record.result.weights_sha256 for t in trials if t.record.result is not None]
     memory, memory_kind = _memory_peak(trials)
     steps = {t.repeat: t.step_s for t in trials if t.step_s is not None}
-    return Row(
-        configuration=configuration,
-        workload=trial.training.workload,
-        launcher=trial.launcher,
-        transport=trial.transport,
-        local_strategy=trial.local_strategy,
-        nodes=place.nodes,
-        ranks=place.ranks,
-        ranks_per_node=place.ranks_per_node,
-        threads_per_rank=place.threads_per_rank,
-        replicas=place.replicas,
-        replicas_per_node=place.replicas_per_node,
-        stages=place.stages,
-        micro_batches=trial.option("micro_batches"),
-        schedule=trial.option("schedule"),
-        balance=trial.option("balance"),
-        split_points=trial.option("split_points"),
-        reduction=trial.option("reduction"),
-        device=trial.device,
-        cores=place.cores,
-        precision=trial.training.precision,
-        memory_format=trial.training.memory_format,
-        bucket_mb=trial.option("bucket_mb") or _DEFAULT_BUCKET_MB,
-        buckets_in_flight=trial.option("buckets_in_flight"),
-        algorithm=trial.option("algorithm"),
-        mpi_parameters=tuple(sorted((trial.option("parameters") or {}).items())),
-        compression=_text(trial.option("compression")),
-        averaging=_text(trial.option("averaging")),
-        global_batch=trial.training.global_batch,
+    step_phases = _over_trials(trials, STEP_PHASES, lambda rank: rank.step)
+    cost = main_cost(step_phases)
+    weight_diffs = [e.max_abs_weight_diff for e in _equivalences(trials)]
+    return dataclasses.replace(
+        planned_row(trial),
         repeats=len(trials),
         is_baseline=configuration == measured.baseline,
-        samples_per_s=median_interval(measured.images[configuration], measured.noise),
+        samples_per_s=median_interval(measured.rates[configuration], measured.noise),
         step_s=median_interval(steps, measured.noise),
         speedup=speedup,
         efficiency=efficiency,
-        images=images,
+        samples=samples,
         samples_per_s_overall=overall,
         time_to_first_step_s=_median(t.time_to_first_step_s for t in trials),
         wall_s=_median(t.phases[0].wall_s if t.phases else None for t in trials),
-        phases_s=_over_trials(trials, lambda rank: rank.whole),
-        step_phases_s=_over_trials(trials, lambda rank: rank.step),
-        other_parts_s=_over_trials(trials, lambda rank: rank.other_parts),
+        phases_s=_over_trials(trials, PHASES, lambda rank: rank.whole),
+        step_phases_s=step_phases,
+        other_parts_s=_over_trials(trials, OTHER_SPANS, lambda rank: rank.other_parts),
+        main_cost=None if cost is None else cost[0],
+        main_cost_share=None if cost is None else cost[1],
         cpu_percent=_median(t.usage.cpu_percent for t in trials),
         iowait_percent=_median(t.usage.iowait_percent for t in trials),
         ram_percent_mean=_median(t.usage.ram_percent_mean for t in trials),
@@ -109,26 +86,69 @@ def configuration_row(
         memory_peak_kind=memory_kind,
         threads_median=_median(t.usage.threads_median for t in trials),
         threads_peak=_median(t.usage.threads_peak for t in trials),
+        bytes_sent_per_step=reported_median(trials, "sent_bytes_per_step"),
         pipeline=median_pipeline([t.pipeline for t in trials if t.pipeline is not None]),
         final_loss=_median(t.steps.final_loss for t in trials),
         equivalent=_equivalent(trials),
-        does_not_apply=why_not_equivalent(trial),
-        max_abs_weight_diff=max(
-            (
-                t.equivalence.max_abs_weight_diff
-                for t in trials
-                if t.equivalence is not None and t.equivalence.max_abs_weight_diff is not None
-            ),
-            default=None,
-        ),
+        equivalence_reason=_equivalence_reason(trials),
+        is_lossy=why_not_equivalent(trial) is not None,
+        max_abs_weight_diff=max((d for d in weight_diffs if d is not None), default=None),
         weights_sha256=hashes[0] if hashes else None,
         notes=tuple(_notes(configuration, trials, measured, efficiency)),
     )
 
 
-def _over_trials(trials: Sequence[TrialAnalysis], part: Callable[[RankPhases], Phases]) -> Phases:
-    """Mean over ranks, median over repeats."""
-    return median_over_repeats([mean_over_ranks([part(r) for r in t.phases]) for t in trials])
+def planned_row(trial: Trial, failed: str | None = None) -> Row:
+    """Return the row of a configuration without measurements.
+
+    failed: why no repeat of it finished.
+    """
+    place, facts = trial.placement, facts_of(trial)
+    return Row(
+        configuration=trial.configuration,
+        workload=trial.training.workload,
+        launcher=trial.launcher,
+        transport=trial.transport,
+        local_strategy=trial.local_strategy,
+        layout=facts.layout,
+        labels=facts.labels,
+        details=facts.details,
+        options=facts.options,
+        nodes=place.nodes,
+        ranks=place.ranks,
+        ranks_per_node=place.ranks_per_node,
+        threads_per_rank=place.threads_per_rank,
+        threads_per_worker=place.threads_per_worker,
+        replicas=place.replicas,
+        replicas_per_node=place.replicas_per_node,
+        stages=place.stages,
+        device=trial.device,
+        cores=place.cores,
+        precision=trial.training.precision,
+        memory_format=trial.training.memory_format,
+        global_batch=trial.training.global_batch,
+        repeats=0,
+        is_baseline=False,
+        failed=failed,
+        phases_s=dict.fromkeys(PHASES),
+        step_phases_s=dict.fromkeys(STEP_PHASES),
+        other_parts_s=dict.fromkeys(OTHER_SPANS),
+    )
+
+
+def reported_median(trials: Sequence[TrialAnalysis], key: str) -> float | None:
+    """Return the median over repeats of a number that the ranks reported on communication."""
+    results = [t.record.result for t in trials]
+    reported = [r.communication.get(key) for r in results if r is not None]
+    return _median(v for v in reported if isinstance(v, int | float))
+
+
+def _over_trials(
+    trials: Sequence[TrialAnalysis], names: Sequence[str], part: Callable[[RankPhases], Phases]
+) -> Phases:
+    """Take the mean over ranks and the median over repeats, by the names of the phases."""
+    found = median_over_repeats([mean_over_ranks([part(r) for r in t.phases]) for t in trials])
+    return {name: found.get(name) for name in names}
 
 
 def _speedup(configuration: str, measured: Measured) -> Interval | None:
@@ -137,22 +157,22 @@ def _speedup(configuration: str, measured: Measured) -> Interval | None:
     if configuration == measured.baseline:
         return Interval(median=1.0, low=1.0, high=1.0)
     return ratio_interval(
-        measured.images[configuration], measured.images[measured.baseline], measured.noise
+        measured.rates[configuration], measured.rates[measured.baseline], measured.noise
     )
 
 
 def _overall(trials: Sequence[TrialAnalysis]) -> tuple[int | None, float | None]:
-    """Images trained on after the warm-up, and those over the time that they took."""
-    images, seconds = 0, 0.0
+    """Return the samples trained on after the warm-up, and their rate."""
+    samples, seconds = 0, 0.0
     for t in trials:
         steady = t.steps.steady(t.record.trial.training.warmup_steps)
-        images += int(t.steps.samples[steady].sum())
+        samples += int(t.steps.samples[steady].sum())
         seconds += float(np.sum(t.steps.time_s[steady]))
-    return (images, images / seconds) if images and seconds > 0 else (None, None)
+    return (samples, samples / seconds) if samples and seconds > 0 else (None, None)
 
 
 def _memory_peak(trials: Sequence[TrialAnalysis]) -> tuple[float | None, MemoryKind | None]:
-    """The median of one kind, proportional where any repeat has it: the two do not mix."""
+    """Return the median of one kind: proportional if any repeat has it, never a mixture."""
     kinds: tuple[MemoryKind, ...] = ("pss", "rss")
     for kind in kinds:
         found = _median(
@@ -163,12 +183,38 @@ def _memory_peak(trials: Sequence[TrialAnalysis]) -> tuple[float | None, MemoryK
     return None, None
 
 
+def _equivalences(trials: Sequence[TrialAnalysis]) -> list[Equivalence]:
+    return [t.equivalence for t in trials if t.equivalence is not None]
+
+
 def _equivalent(trials: Sequence[TrialAnalysis]) -> bool | None:
-    """Of all repeats: one that is another training spoils the row."""
+    """Combine all repeats: one that is not equivalent decides."""
     found = [None if t.equivalence is None else t.equivalence.equivalent for t in trials]
     if False in found:
         return False
     return None if None in found else True
+
+
+def _equivalence_reason(trials: Sequence[TrialAnalysis]) -> str | None:
+    """Explain why the row is not equivalent, or why this was not decided; None if it is."""
+    failed = list(_failed_checks(trials))
+    if failed:
+        return failed[0]
+    lossy = why_not_equivalent(trials[0].record.trial)
+    if lossy is not None:
+        return f"not equivalent (lossy): {lossy}"
+    if any(t.equivalence is None for t in trials):
+        return "no baseline to check it against"
+    return None
+
+
+def _failed_checks(trials: Sequence[TrialAnalysis]) -> Iterable[str]:
+    return dict.fromkeys(
+        f"{check.name}: {check.reason}"
+        for found in _equivalences(trials)
+        for check in found.checks
+        if check.decisive and check.passed is not True
+    )
 
 
 def _notes(
@@ -178,28 +224,27 @@ def _notes(
     efficiency: Interval | None,
 ) -> Iterable[str]:
     first = trials[0].record.trial
-    yield from dict.fromkeys(
-        f"{check.name}: {check.reason}"
-        for t in trials
-        if t.equivalence is not None
-        for check in t.equivalence.checks
-        if check.decisive and check.passed is not True
-    )
+    yield from _failed_checks(trials)
     reason = why_not_equivalent(first)
     if reason is not None:
-        yield f"equivalent does not apply: {reason}"
-    if measured.images[configuration] and len(measured.images[configuration]) == 1:
-        yield "one repeat: the interval is over its steps, run-to-run noise is not in it"
-    base = measured.images.get(measured.baseline or "", {})
-    if measured.baseline and not set(base) & set(measured.images[configuration]):
+        yield f"not equivalent (lossy): {reason}"
+    if measured.baseline_precision not in (None, first.training.precision):
+        yield (
+            f"no efficiency: the baseline ran in {measured.baseline_precision}, this in "
+            f"{first.training.precision}"
+        )
+    if measured.rates[configuration] and len(measured.rates[configuration]) == 1:
+        yield "one repeat: the interval covers its steps, not the run-to-run noise"
+    base = measured.rates.get(measured.baseline or "", {})
+    if measured.baseline and not set(base) & set(measured.rates[configuration]):
         yield "no repeat in common with the baseline: no speedup"
     hashes = {t.record.result.weights_sha256 for t in trials if t.record.result is not None}
     if len(hashes) > 1:
-        yield "its repeats do not end in the same weights bit for bit"
+        yield "its repeats end with weights that are not equal bit for bit"
     if efficiency is not None and efficiency.low > _SUPERLINEAR:
         yield (
-            f"more than its cores explain (efficiency {efficiency.median:.2f}): smaller shares may "
-            "fit the caches better, or the baseline was slowed"
+            f"efficiency {efficiency.median:.2f} is above 1: smaller batches per core may fit the "
+            "caches better, or the baseline was disturbed"
         )
     incomplete = [t.repeat for t in trials if len(t.record.ranks) < first.placement.ranks]
     if incomplete:

@@ -1,23 +1,22 @@
-"""Medians and ratios with 95 % intervals from repeated runs of autocorrelated steps.
+"""Medians and ratios with 95 % confidence intervals from repeated runs of autocorrelated steps.
 
-What is estimated is the median over repeats of each repeat's median over steps. Its interval is a
-hierarchical bootstrap on the logarithmic scale: repeats are drawn with replacement, then moving
-blocks of steps within each (Davison and Hinkley, Bootstrap Methods and their Application, 1997,
-sections 3.8 and 8.2.3; block length n^(1/3): Hall, Horowitz, Jing, Biometrika 82(3), 1995).
+The estimate is the median over repeats of each repeat's median over steps. Its interval comes from
+a hierarchical bootstrap on the logarithmic scale: repeats are drawn with replacement, then moving
+blocks of steps within each repeat (Davison and Hinkley, Bootstrap Methods and their Application,
+1997, sections 3.8 and 8.2.3; block length n^(1/3): Hall, Horowitz, Jing, Biometrika 82(3), 1995).
 
-A bootstrap over two or three repeats is too narrow, whatever is drawn (Hesterberg, The American
-Statistician 69(4), 2015, section 3.2). So neither bound is nearer to the median than Student's t
-puts it for the run-to-run noise, which is estimated from all configurations of a workload
-together: repeats are blocks in which every configuration runs once in random order, hence the
-residuals of a two-way layout (configuration + repeat) hold the noise with many more degrees of
-freedom than the repeats of one configuration. Where one configuration alone is noisier than that,
-its own noise counts.
+A bootstrap over two or three repeats is always too narrow (Hesterberg, The American Statistician
+69(4), 2015, section 3.2). Therefore no bound is nearer to the median than Student's t puts it for
+the run-to-run noise. That noise is estimated from all configurations of a workload together:
+repeats are blocks in which every configuration runs once in random order, so the residuals of a
+two-way layout (configuration + repeat) have many more degrees of freedom than the repeats of one
+configuration. If one configuration alone has more noise, its own noise counts.
 
-Simulated lognormal steps with and without run-to-run noise are covered in 92 % (one repeat) to over
-99 % (many) of cases: tests/unit/analysis/test_statistics.py.
+In simulations with lognormal steps the intervals cover the truth in 92 % (one repeat) to over 99 %
+(many repeats) of cases: tests/unit/analysis/test_statistics.py.
 
-With a single repeat there is no run-to-run noise to estimate, and the interval is over steps only:
-callers say so.
+With a single repeat the run-to-run noise is unknown, and the interval covers the steps only. Tables
+and reports say so.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy import special
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
 DRAWS = 2000
 CONFIDENCE = 0.95
 _SEED = 20220131
-_Z = 1.959964  # 97.5 % quantile of the normal distribution
-_PIECE_ELEMENTS = 2_000_000  # steps resampled at a time, to bound memory
-# 97.5 % quantiles of Student's t for 1..10 degrees of freedom (NIST/SEMATECH e-Handbook, 1.3.6.7.2)
-_T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+_PART_ELEMENTS = 2_000_000  # steps resampled at a time, to bound memory
+_LONG = 1000  # steps from which the distribution of resampled medians is computed, not simulated
+_THRESHOLDS = 41  # points at which it is computed
 _MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2)  # standard errors, large samples of a normal variable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A median and the bounds of its 95 % interval."""
+    """A median and the bounds of its 95 % confidence interval."""
 
     median: float
     low: float
@@ -58,24 +57,14 @@ class Interval:
     def contains(self, value: float) -> bool:
         return self.low <= value <= self.high
 
-    def to_json(self) -> dict[str, float]:
-        return {"median": self.median, "low": self.low, "high": self.high}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """A mean and the bounds of its interval, 95 % unless another was asked for."""
+    """A mean and the bounds of its interval, 95 % unless stated otherwise."""
 
     mean: float
     low: float
     high: float
-
-    def to_json(self) -> dict[str, float]:
-        return {"mean": self.mean, "low": self.low, "high": self.high}
-
-
-def interval_json(interval: Interval | None) -> dict[str, float] | None:
-    return None if interval is None else interval.to_json()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +94,14 @@ def series(values: NDArray[np.float64], key: str) -> Series | None:
     generator = np.random.default_rng([_SEED, zlib.crc32(key.encode())])
     return Series(
         log_median=float(np.log(np.median(values))),
-        log_draws=np.log(_block_draws(values, generator, np.median)),
+        log_draws=_log_median_draws(values, generator),
     )
 
 
 def median_interval(
     repeats: Mapping[int, Series], noise: RunNoise | None = None
 ) -> Interval | None:
-    """The median over repeats, with its interval; None without repeats."""
+    """Return the median over repeats with its interval; None without repeats."""
     if not repeats:
         return None
     rows = [repeats[r] for r in sorted(repeats)]
@@ -126,10 +115,9 @@ def ratio_interval(
     denominator: Mapping[int, Series],
     noise: RunNoise | None = None,
 ) -> Interval | None:
-    """The median over repeats of the ratio within each repeat, with its interval.
+    """Return the median over repeats of the ratio within each repeat, with its interval.
 
-    Repeats that only one side has are left out, so that slow drifts of the machine cancel. None
-    if no repeat is common.
+    Only common repeats count, so that slow drifts of the machine cancel. None if there are none.
 
     noise: of one configuration; a ratio has sqrt(2) times as much.
     """
@@ -149,25 +137,27 @@ def ratio_interval(
 def mean_interval(
     values: NDArray[np.float64], key: str, confidence: float = CONFIDENCE
 ) -> Mean | None:
-    """The mean over steps of one run, with its interval over the steps; None if there are none.
+    """Return the mean over the steps of one run with its interval; None without steps.
 
     values: of any sign, in the order in which they were measured, shape (steps,).
-    key: names them; equal keys and values give equal draws.
+    key: names the values; equal keys and values give equal draws.
     """
     if not len(values):
         return None
     generator = np.random.default_rng([_SEED, zlib.crc32(key.encode())])
-    draws = _block_draws(values, generator, np.mean)
+    draws = _mean_draws(values, generator)
     low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Mean(mean=float(np.mean(values)), low=float(low), high=float(high))
 
 
 def run_noise(configurations: Sequence[Mapping[int, Series]]) -> RunNoise | None:
-    """Run-to-run noise of one configuration beyond what its repeat shares with all others.
+    """Estimate the run-to-run noise of one configuration, without what all share in a repeat.
 
-    Residuals of log medians from the least-squares fit of configuration + repeat. None where no
-    degree of freedom is left (one repeat, or one configuration).
+    Uses the residuals of log medians from the least-squares fit of configuration + repeat. None
+    where no degree of freedom is left (one repeat, or one configuration).
     """
+    if all(len(found) < 2 for found in configurations):
+        return None
     cells = [
         (number, repeat, found[repeat].log_median)
         for number, found in enumerate(configurations)
@@ -189,31 +179,96 @@ def run_noise(configurations: Sequence[Mapping[int, Series]]) -> RunNoise | None
     return RunNoise(deviation=math.sqrt(float(residuals @ residuals) / degrees), degrees=degrees)
 
 
-def t_quantile(degrees: int) -> float:
-    """97.5 % quantile of Student's t (Cornish-Fisher beyond the table, error below 0.003)."""
-    if degrees <= len(_T_QUANTILES):
-        return _T_QUANTILES[degrees - 1]
-    z = _Z
-    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+def t_quantile(degrees: float, confidence: float = CONFIDENCE) -> float:
+    """Return the two-sided quantile of Student's t: the 97.5 % point for a confidence of 95 %."""
+    return float(special.stdtrit(degrees, (1 + confidence) / 2))
 
 
-def _block_draws(
-    values: NDArray[np.float64],
-    generator: np.random.Generator,
-    reduce: Callable[..., NDArray[np.float64]],
+def median_efficiency(repeats: int) -> float:
+    """Return the standard error of a median over that of a mean of so many values."""
+    return 1.0 if repeats <= 2 else _MEDIAN_OVER_MEAN
+
+
+def _log_median_draws(
+    values: NDArray[np.float64], generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """`reduce` (np.median, say) of each of DRAWS moving-block resamples of `values`."""
+    """Return the logarithms of the medians of DRAWS moving-block resamples of `values`."""
+    if len(values) < _LONG:
+        return np.log(_simulated_medians(values, generator))
+    return _computed_log_medians(values, generator)
+
+
+def _block_length(steps: int) -> int:
+    return min(steps, math.ceil(float(steps) ** (1 / 3)))
+
+
+def _simulated_medians(
+    values: NDArray[np.float64], generator: np.random.Generator
+) -> NDArray[np.float64]:
     steps = len(values)
-    length = min(steps, math.ceil(steps ** (1 / 3)))
+    length = _block_length(steps)
     blocks = -(-steps // length)
-    reduced = np.empty(DRAWS)
-    piece = max(1, _PIECE_ELEMENTS // steps)
-    for start in range(0, DRAWS, piece):
-        count = min(piece, DRAWS - start)
+    medians = np.empty(DRAWS)
+    part = max(1, _PART_ELEMENTS // steps)
+    for start in range(0, DRAWS, part):
+        count = min(part, DRAWS - start)
         starts = generator.integers(0, steps - length + 1, (count, blocks, 1))
         chosen = (starts + np.arange(length)).reshape(count, -1)[:, :steps]
-        reduced[start : start + count] = reduce(values[chosen], axis=1)
-    return reduced
+        medians[start : start + count] = np.median(values[chosen], axis=1)
+    return medians
+
+
+def _computed_log_medians(
+    values: NDArray[np.float64], generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """Draw from the distribution of the resampled median without resampling.
+
+    The median of a resample is at most x if at least half of its values are. The number of such
+    values is a sum over independent blocks. For many blocks it is nearly normal, with the mean and
+    variance of the number in one block. Evaluating this at thresholds around the median gives the
+    distribution. The draws are its quantiles at equal distances, in random order.
+    """
+    steps, logs = len(values), np.log(values)
+    length = _block_length(steps)
+    blocks = -(-steps // length)
+    ordered = np.sort(logs)
+    centre = float(np.median(ordered))
+    _, spread = _share_below(logs, np.array([centre]), length, blocks)
+    if spread[0] == 0:
+        return np.full(DRAWS, centre)
+    reach = min(0.5, 6 * spread[0])
+    ranks = np.linspace(0.5 - reach, 0.5 + reach, _THRESHOLDS) * (steps - 1)
+    thresholds = np.interp(ranks, np.arange(steps), ordered)
+    share, spread = _share_below(logs, thresholds, length, blocks)
+    probability = special.ndtr((share - 0.5) / np.maximum(spread, 1e-12))
+    uniform = (generator.permutation(DRAWS) + 0.5) / DRAWS
+    draws: NDArray[np.float64] = np.interp(uniform, np.maximum.accumulate(probability), thresholds)
+    return draws
+
+
+def _share_below(
+    values: NDArray[np.float64], thresholds: NDArray[np.float64], length: int, blocks: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the mean and deviation of the share of a resample that is at most each threshold."""
+    is_below = values[None, :] <= thresholds[:, None]
+    counts = np.cumsum(is_below, axis=1, dtype=np.int32)
+    in_block = counts[:, length - 1 :].astype(np.float64)
+    in_block[:, 1:] -= counts[:, :-length]
+    mean = in_block.mean(axis=1)
+    variance = np.einsum("ij,ij->i", in_block, in_block) / in_block.shape[1] - mean**2
+    return mean / length, np.sqrt(np.maximum(variance, 0.0) / blocks) / length
+
+
+def _mean_draws(values: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
+    """Return the means of DRAWS moving-block resamples of `values`."""
+    steps = len(values)
+    length = _block_length(steps)
+    blocks = -(-steps // length)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    means = (sums[length:] - sums[:-length]) / length
+    starts = generator.integers(0, steps - length + 1, (DRAWS, blocks))
+    draws: NDArray[np.float64] = means[starts].mean(axis=1)
+    return draws
 
 
 def _interval(
@@ -225,7 +280,6 @@ def _interval(
     which = generator.integers(0, repeats, (DRAWS, repeats))
     column = generator.integers(0, DRAWS, (DRAWS, repeats))
     centre = float(np.median(medians))
-    # each resample's deviation from its own repeat's median, put on the repeat that was drawn
     deviations = np.median(draws[which, column], axis=1) - centre
     low, high = np.quantile(deviations, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     least = _least_half_width(medians, noise)
@@ -237,12 +291,12 @@ def _interval(
 
 
 def _least_half_width(medians: NDArray[np.float64], noise: RunNoise | None) -> float:
-    """Half the width that Student's t gives for the run-to-run noise; 0 for a single repeat."""
+    """Return half the width that Student's t gives for the noise; 0 for a single repeat."""
     repeats = len(medians)
     if repeats < 2:
         return 0.0
     own = float(np.std(medians, ddof=1))
-    efficiency = 1.0 if repeats == 2 else _MEDIAN_OVER_MEAN
+    efficiency = median_efficiency(repeats)
     if noise is None:
         return t_quantile(repeats - 1) * own * efficiency / math.sqrt(repeats)
     deviation = max(own, noise.deviation)

@@ -104,31 +104,35 @@ def step_table(record: TrialRecord, rows: Mapping[int, pl.DataFrame]) -> pl.Data
     rows: the fields of StepRow by rank.
     """
     parts = [
-        rows[rank.rank].with_columns(
-            pl.lit(rank.rank).cast(pl.Int64).alias("rank"),
-            pl.lit(stage_of(record.trial, rank)).cast(pl.Int64).alias("stage"),
+        rows[rank.rank]
+        .lazy()
+        .with_columns(
+            pl.lit(rank.rank, dtype=pl.Int64).alias("rank"),
+            pl.lit(stage_of(record.trial, rank), dtype=pl.Int64).alias("stage"),
             (pl.col("started_unix_s") + rank.clock_offset_s).alias("started_s"),
             (pl.col("comm_ready_unix_s") + rank.clock_offset_s).alias("ready_s"),
         )
         for rank in record.ranks
     ]
-    joined = pl.concat(parts) if parts else _empty()
-    repeated = pl.struct("step", "rank").is_duplicated()
-    if joined.select(repeated.any()).item():
-        joined = joined.unique(["step", "rank"], keep="last", maintain_order=True)
+    joined = pl.concat(parts) if parts else _empty().lazy()
+    table = _with_waits(joined.sort("step", "rank", maintain_order=True)).collect()
+    key = table["step"].to_numpy(), table["rank"].to_numpy()
+    if len(table) and ((np.diff(key[0]) == 0) & (np.diff(key[1]) == 0)).any():
+        unique = joined.unique(["step", "rank"], keep="last", maintain_order=True)
+        return _with_waits(unique.sort("step", "rank")).collect()
+    return table
+
+
+def _with_waits(steps: pl.LazyFrame) -> pl.LazyFrame:
+    """Divide comm_s into waiting and transfer."""
     slowest = pl.col("ready_s").max().over("step", "stage")
-    wait = pl.min_horizontal("comm_s", (slowest - pl.col("ready_s")).clip(0.0))
-    communicated = pl.col("comm_s").is_not_null()
-    return (
-        joined.sort("step", "rank")
-        .with_columns(
-            (pl.col("started_s") + pl.col("step_s")).alias("ended_s"),
-            pl.when(communicated)
-            .then(pl.when(pl.col("ready_s").is_not_null()).then(wait).otherwise(0.0))
-            .alias("comm_wait_s"),
-        )
-        .with_columns((pl.col("comm_s") - pl.col("comm_wait_s")).alias("comm_transfer_s"))
-    )
+    late = (slowest - pl.col("ready_s")).clip(0.0).fill_null(0.0)
+    # null where there was no communication
+    wait = pl.when(pl.col("comm_s") < late).then(pl.col("comm_s")).otherwise(late)
+    return steps.with_columns(
+        (pl.col("started_s") + pl.col("step_s")).alias("ended_s"),
+        pl.when(pl.col("comm_s").is_not_null()).then(wait).alias("comm_wait_s"),
+    ).with_columns((pl.col("comm_s") - pl.col("comm_wait_s")).alias("comm_transfer_s"))
 
 
 def common_steps(steps: pl.DataFrame, ranks: int) -> list[int]:
@@ -139,27 +143,26 @@ def common_steps(steps: pl.DataFrame, ranks: int) -> list[int]:
 
 def global_steps(record: TrialRecord, steps: pl.DataFrame | None = None) -> GlobalSteps:
     """Merge the rows of all ranks. steps: from `step_table`; None reads them."""
-    steps = read_steps(record) if steps is None else steps
-    merged = (
-        steps.group_by("step", maintain_order=True)
-        .agg(
-            pl.len().alias("ranks"),
-            pl.col("samples").sum(),
-            pl.col("started_s").min(),
-            pl.col("ended_s").max(),
-            pl.col("loss_sum").sum(),
+    table = read_steps(record) if steps is None else steps
+    if table.is_empty():
+        nothing = np.zeros(0)
+        whole = np.zeros(0, dtype=np.int64)
+        return GlobalSteps(
+            step=whole, samples=whole, time_s=nothing, ended_unix_s=nothing, loss=nothing
         )
-        .filter(pl.col("ranks") == len(record.ranks))
-    )
-    ended = merged["ended_s"].to_numpy()
-    samples = merged["samples"].to_numpy()
-    first = merged["started_s"].to_numpy()[:1]
+    step = table["step"].to_numpy()
+    first = np.flatnonzero(np.diff(step, prepend=step[0] - 1))  # row of each step's first rank
+    complete = np.diff(first, append=len(step)) == len(record.ranks)
+    samples = np.add.reduceat(table["samples"].to_numpy(), first)[complete]
+    started = np.minimum.reduceat(table["started_s"].to_numpy(), first)[complete]
+    ended = np.maximum.reduceat(table["ended_s"].to_numpy(), first)[complete]
+    loss_sum = np.add.reduceat(table["loss_sum"].to_numpy(), first)[complete]
     return GlobalSteps(
-        step=merged["step"].to_numpy(),
+        step=step[first][complete],
         samples=samples,
-        time_s=np.diff(ended, prepend=first),
+        time_s=np.diff(ended, prepend=started[:1]),
         ended_unix_s=ended,
-        loss=merged["loss_sum"].to_numpy() / np.maximum(samples, 1),
+        loss=loss_sum / np.maximum(samples, 1),
     )
 
 

@@ -5,12 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy as np
 import polars as pl
 
-from paceline.analysis.host_frames import gaps, host_frame
+from paceline.analysis.host_frames import (
+    column,
+    cpu_percent,
+    gaps,
+    ram_percent,
+    run_cpu_percent,
+    struct_fields,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
 
     from paceline.analysis.reading import HostTrace, RankRecord, TrialRecord
 
@@ -47,30 +57,69 @@ class Usage:
 
 def trial_usage(record: TrialRecord, hosts: Sequence[HostTrace]) -> Usage:
     """Summarise the traces of all hosts of a trial."""
-    frames = [(host.host, host_frame(host)) for host in hosts if not host.samples.is_empty()]
-    summaries = [
-        _summary(frame, span_on_host(record, name, "train")).row(0, named=True)
-        for name, frame in frames
-    ]
-    in_training = [s for s in summaries if s["samples"]]
-    memory, kind = _memory_peak([frame for _, frame in frames])
+    sampled = [host for host in hosts if not host.samples.is_empty()]
+    train = [_Training(record, host) for host in sampled]
+    inside = [host for host in train if host.has_samples]
+    memory, kind = _memory_peak([host.samples for host in sampled])
     return Usage(
-        cpu_percent=_mean(s["cpu"] for s in in_training),
-        iowait_percent=_mean(s["iowait"] for s in in_training),
-        ram_percent_mean=_mean(s["ram_mean"] for s in in_training),
-        ram_percent_peak=max(_known(s["ram_peak"] for s in in_training), default=None),
+        cpu_percent=_mean(host.mean("cpu_busy_percent") for host in inside),
+        iowait_percent=_mean(host.mean("cpu_iowait_percent") for host in inside),
+        ram_percent_mean=_mean(host.mean("ram_percent") for host in inside),
+        ram_percent_peak=max(_known(host.peak("ram_percent") for host in inside), default=None),
         memory_peak_bytes=memory,
         memory_peak_kind=kind,
-        threads_median=_total(s["threads_median"] for s in in_training),
-        threads_peak=_total(s["threads_peak"] for s in in_training),
-        run_cpu_percent=_total(s["run_cpu"] for s in in_training),
-        sidecar_core_percent=max(_known(s["sidecar_cpu"] for s in summaries), default=None),
-        sidecar_rss_peak_bytes=max((s["sidecar_rss"] for s in summaries), default=None),
+        threads_median=_total(host.median("run_threads") for host in inside),
+        threads_peak=_total(host.peak("run_threads") for host in inside),
+        run_cpu_percent=_total(host.mean("run_cpu_percent") for host in inside),
+        sidecar_core_percent=max(_known(_sidecar_percent(h) for h in sampled), default=None),
+        sidecar_rss_peak_bytes=max(
+            (int(column(h.samples, "sidecar_rss_bytes").max()) for h in sampled), default=None
+        ),
         sidecar_interval_s=min(_known(h.header.get("interval_s") for h in hosts), default=None),
         sidecar_samples=sum(len(h.samples) for h in hosts),
-        sidecar_missed_ticks=sum(s["missed"] for s in summaries),
+        sidecar_missed_ticks=sum(
+            round(_total_increase(column(h.samples, "sidecar_missed_ticks"))) for h in sampled
+        ),
         sidecar_gaps=sum(len(gaps(h)) for h in hosts),
     )
+
+
+class _Training:
+    """The samples of one host inside the training; a sample describes the time before it."""
+
+    def __init__(self, record: TrialRecord, host: HostTrace) -> None:
+        samples = host.samples
+        span = span_on_host(record, host.host, "train") or (0.0, -1.0)
+        unix_s = samples["unix_s"].to_numpy()
+        self._inside = (unix_s > span[0]) & (unix_s <= span[1])
+        self._values = {
+            **cpu_percent(samples),
+            "ram_percent": ram_percent(samples),
+            "run_cpu_percent": run_cpu_percent(samples),
+            "run_threads": column(samples, "run_threads"),
+        }
+
+    @property
+    def has_samples(self) -> bool:
+        return bool(self._inside.any())
+
+    def mean(self, name: str) -> float | None:
+        known = self._measured(name)
+        return float(known.mean()) if len(known) else None
+
+    def median(self, name: str) -> float | None:
+        known = self._measured(name)
+        return float(np.median(known)) if len(known) else None
+
+    def peak(self, name: str) -> float | None:
+        known = self._measured(name)
+        return float(known.max()) if len(known) else None
+
+    def _measured(self, name: str) -> NDArray[np.float64]:
+        if name not in self._values:
+            return np.zeros(0)
+        found = self._values[name][self._inside]
+        return found[~np.isnan(found)]
 
 
 def span_on_host(record: TrialRecord, host: str, name: str) -> tuple[float, float] | None:
@@ -109,62 +158,40 @@ def load_in_training(record: TrialRecord, host: HostTrace) -> BackgroundLoad | N
     """Return the CPU shares of one host during the `train` span; None without two samples."""
     span = span_on_host(record, host.host, "train")
     frame = host.samples
-    if span is None or not isinstance(frame.schema.get("cpu_seconds"), pl.Struct):
+    if span is None or "user" not in struct_fields(frame, "cpu_seconds"):
         return None
-    # a sample describes the time before it
-    inside = frame.filter(
-        (pl.col("unix_s") > span[0]) & (pl.col("unix_s") <= span[1]),
-        pl.col("cpu_seconds").struct.field("user").is_not_null(),
-    )
+    unix_s = frame["unix_s"].to_numpy()
+    inside = np.flatnonzero((unix_s > span[0]) & (unix_s <= span[1]))
     if len(inside) < 2:
         return None
-    spent = inside.select(
-        pl.col("cpu_seconds").struct.unnest(), pl.col("run_cpu_seconds").alias("run")
-    ).select((pl.all().last() - pl.all().first()).clip(0.0).fill_null(0.0))
-    seconds = spent.row(0, named=True)
-    run_s = seconds.pop("run")
-    total_s = sum(seconds.values())
+    ends = frame[[int(inside[0]), int(inside[-1])]]
+    seconds = ends["cpu_seconds"].struct.unnest()
+    spent = {mode: max(0.0, float(np.diff(column(seconds, mode))[0])) for mode in seconds.columns}
+    run_s = max(0.0, float(np.diff(column(ends, "run_cpu_seconds"))[0]))
+    total_s = float(np.nansum(list(spent.values())))
     if total_s <= 0:
         return None
     return BackgroundLoad(
-        computing=(seconds.get("user", 0.0) + seconds.get("system", 0.0)) / total_s,
+        computing=(spent["user"] + spent.get("system", 0.0)) / total_s,
         run=run_s / total_s,
-        stolen=seconds.get("steal", 0.0) / total_s,
+        stolen=spent.get("steal", 0.0) / total_s,
     )
 
 
-def _summary(frame: pl.DataFrame, train: tuple[float, float] | None) -> pl.DataFrame:
-    """Summarise one host; samples inside the training describe the time before them."""
-    begin, end = train or (0.0, -1.0)
-    inside = (pl.col("unix_s") > begin) & (pl.col("unix_s") <= end)
-
-    def training(column: str) -> pl.Expr:
-        known = column in frame.columns
-        return pl.col(column).filter(inside) if known else pl.lit(None, dtype=pl.Float64)
-
-    elapsed_s = pl.col("unix_s").last() - pl.col("unix_s").first()
-    return frame.select(
-        inside.sum().alias("samples"),
-        training("cpu_busy_percent").mean().alias("cpu"),
-        training("cpu_iowait_percent").mean().alias("iowait"),
-        training("ram_percent").mean().alias("ram_mean"),
-        training("ram_percent").max().alias("ram_peak"),
-        training("run_threads").median().alias("threads_median"),
-        training("run_threads").max().alias("threads_peak"),
-        training("run_cpu_percent").mean().alias("run_cpu"),
-        pl.when(elapsed_s > 0)
-        .then(100 * _risen("sidecar_cpu_seconds") / elapsed_s)
-        .alias("sidecar_cpu"),
-        pl.col("sidecar_rss_bytes").max().alias("sidecar_rss"),
-        _risen("sidecar_missed_ticks").alias("missed"),
-    )
+def _sidecar_percent(host: HostTrace) -> float | None:
+    """Return the CPU time of the sidecar in percent of one core."""
+    unix_s = host.samples["unix_s"].to_numpy()
+    if unix_s[-1] <= unix_s[0]:
+        return None
+    spent_s = _total_increase(column(host.samples, "sidecar_cpu_seconds"))
+    return 100 * spent_s / float(unix_s[-1] - unix_s[0])
 
 
-def _risen(column: str) -> pl.Expr:
-    """Return the total increase of a counter of the sidecar; after a restart it begins at 0."""
-    counter = pl.col(column).fill_null(0)
-    increase = counter.diff()
-    return pl.when(increase >= 0).then(increase).otherwise(counter).slice(1).sum()
+def _total_increase(counter: NDArray[np.float64]) -> float:
+    """Return the increase of a counter of the sidecar; after a restart it begins at 0."""
+    counter = np.nan_to_num(counter)
+    increase = np.diff(counter)
+    return float(np.where(increase >= 0, increase, counter[1:]).sum())
 
 
 def _memory_peak(frames: Sequence[pl.DataFrame]) -> tuple[int | None, MemoryKind | None]:

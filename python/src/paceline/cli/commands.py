@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
+    from paceline.analysis.comparison import Comparison
+
 
 def run(arguments: argparse.Namespace) -> int:
     from paceline import runner
@@ -239,12 +241,12 @@ def _existing_run(run_dir: Path) -> RunFiles:
 def _show_comparison(files: RunFiles) -> None:
     from paceline.report.document import write_report
 
-    _print_table(files)
-    write_report(files, files.report)
+    comparison = _print_table(files)
+    write_report(files, files.report, comparison)
     print(f"\nreport: {files.report}")
 
 
-def _print_table(files: RunFiles) -> None:
+def _print_table(files: RunFiles) -> Comparison:
     from paceline.analysis.compare import compare_run
     from paceline.report.table import comparison_view
 
@@ -252,6 +254,7 @@ def _print_table(files: RunFiles) -> None:
     write_json(files.comparison, comparison.to_json())
     console = plain_console()
     console.print(comparison_view(comparison, console.width))
+    return comparison
 
 
 def _print_json(document: dict[str, Any]) -> None:

@@ -1,13 +1,14 @@
-"""Where communication time goes, in words and as plain values for the report's section."""
+"""Communication time as sentences and plain values, for the report and the terminal."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.communication import trial_communication
+from paceline.analysis.labels import short_name
+from paceline.records.phases import LABELS
 from paceline.report import figures
-from paceline.report.labels import short_name
-from paceline.report.wording import PHASE_WORDS, listed, milliseconds, number
+from paceline.report.wording import listed, milliseconds, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,27 +26,27 @@ DASH = "\N{EN DASH}"
 
 
 def communication(comparison: Comparison, add: Add) -> list[dict[str, Any]]:
-    """For each workload with a way that communicates: the first repeat of each such way."""
+    """Describe, for each workload, the first repeat of each configuration that communicates."""
     found = []
     for workload in comparison.workloads:
-        ways = []
-        for row in comparison.rows_of(workload):
-            profile = trial_communication(comparison.trials[row.configuration][0].record)
+        profiles = []
+        for row, trial in figures.first_repeats(comparison, workload):
+            profile = trial_communication(trial.record)
             if profile is not None:
-                ways.append((short_name(row, comparison.rows), profile))
-        if ways:
+                profiles.append((short_name(row, comparison.rows), profile))
+        if profiles:
             found.append(
                 {
                     "workload": workload,
-                    "chart": add(figures.communication_chart(workload, ways)),
-                    "ways": [_way(name, profile) for name, profile in ways],
-                    "disagree": any(not c.passed for _, p in ways for c in p.checks),
+                    "chart": add(figures.communication_chart(workload, profiles)),
+                    "parts": [_part(name, profile) for name, profile in profiles],
+                    "disagree": any(not c.passed for _, p in profiles for c in p.checks),
                 }
             )
     return found
 
 
-def _way(name: str, profile: TrialCommunication) -> dict[str, Any]:
+def _part(name: str, profile: TrialCommunication) -> dict[str, Any]:
     return {
         "name": name,
         "sentences": [straggler_sentence(found) for found in profile.stragglers],
@@ -76,18 +77,18 @@ def straggler_sentence(found: Straggling) -> str:
     )
     if found.phase is not None and found.phase_excess_s is not None:
         more = milliseconds(found.phase_excess_s)
-        sentence += f"; its phase “{PHASE_WORDS[found.phase]}” takes {more} longer than the others'"
+        sentence += f"; its phase “{LABELS[found.phase]}” takes {more} longer than the others'"
     return f"{sentence}."
 
 
 def clock_sentence(profile: TrialCommunication) -> str:
-    """How well times of different ranks can be compared."""
+    """State how well the times of different ranks can be compared."""
     hosts = {rank.host for rank in profile.ranks}
     if profile.clock_error_s == 0:
-        return "All ranks read one clock." if len(hosts) == 1 else "The clocks were not compared."
+        return "All ranks use one clock." if len(hosts) == 1 else "The clocks were not compared."
     return (
-        f"Clocks of {len(hosts)} hosts, brought together to within "
-        f"{number(1000 * profile.clock_error_s, 2)} ms: a shorter wait is not told from transfer."
+        f"The clocks of {len(hosts)} hosts were compared with an error of "
+        f"{number(1000 * profile.clock_error_s, 2)} ms: a shorter wait counts as transfer."
     )
 
 
@@ -97,7 +98,7 @@ def check_sentence(check: SumCheck) -> str:
 
 
 def size_words(each: Bin) -> str:
-    """In words of the bounds: from 1 to 10 MB."""
+    """Return the range of sizes, for example `1-10 MB`."""
     if each.most_bytes is None:
         return f"> {_size(each.least_bytes)}"
     if each.least_bytes == 0:
@@ -109,7 +110,7 @@ def size_words(each: Bin) -> str:
 
 
 def per_step(each: Bin, profile: TrialCommunication) -> dict[str, float | None]:
-    """A bin's numbers for one step of one rank, in milliseconds and megabytes; GB/s."""
+    """Return a bin's numbers for one step of one rank, in milliseconds, megabytes and GB/s."""
     steps = sum(rank.steps for rank in profile.ranks)
 
     def ms(seconds: float | None) -> float | None:
@@ -130,7 +131,7 @@ def per_step(each: Bin, profile: TrialCommunication) -> dict[str, float | None]:
 
 
 def sent_sentences(bins: Sequence[Bin]) -> list[str]:
-    """What was counted on the way, beside what the algorithm is to send; by algorithm."""
+    """Compare the counted messages and bytes with the algorithm's formula."""
     found = []
     for algorithm in dict.fromkeys(b.algorithm for b in bins if b.sent_bytes is not None):
         own = [b for b in bins if b.algorithm == algorithm and b.sent_bytes is not None]

@@ -6,6 +6,7 @@ import datetime as dt
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files as package_files
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
@@ -13,8 +14,9 @@ from markupsafe import Markup
 
 from paceline.analysis.compare import compare_run
 from paceline.analysis.host_frames import read_series
+from paceline.analysis.labels import short_name
 from paceline.records.files import write_text
-from paceline.records.phases import PHASES
+from paceline.records.phases import ALL_PHASES, OTHER_SPANS
 from paceline.report import (
     communication,
     compression,
@@ -25,7 +27,6 @@ from paceline.report import (
     strategies,
     wording,
 )
-from paceline.report.labels import short_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,16 +38,18 @@ if TYPE_CHECKING:
     from paceline.report.figures import Chart
 
 _TEMPLATE = "document.html.j2"
+_MOST_TRIALS = 30  # whose traces are drawn
+_MOST_TIES = 100  # that are listed
 
 
 @dataclass(slots=True)
 class ChartBook:
-    """The page's figures by the name that the template's places refer to."""
+    """The figures of the page by name."""
 
     charts: dict[str, Chart] = field(default_factory=dict)
 
     def add(self, chart: Chart) -> str:
-        """Keep `chart`; returns its name."""
+        """Keep `chart` and return its name."""
         name = f"chart{len(self.charts)}"
         self.charts[name] = chart
         return name
@@ -59,13 +62,15 @@ class ChartBook:
         return [(name, _script_json(chart.json)) for name, chart in self.charts.items()]
 
 
-def write_report(run: RunFiles, out: Path) -> None:
+def write_report(run: RunFiles, out: Path, comparison: Comparison | None = None) -> None:
     """Write the report on the finished trials of `run` to `out`.
 
+    comparison: of this run, if it was computed already.
     Raises NotComparable if no trial has finished, DataError if a file is damaged. Without a
     finished baseline the page says so and shows no speedup.
     """
-    write_text(out, render(compare_run(run, require_baseline=False)))
+    found = compare_run(run, require_baseline=False) if comparison is None else comparison
+    write_text(out, render(found))
 
 
 def render(comparison: Comparison) -> str:
@@ -101,18 +106,19 @@ def _context(comparison: Comparison, book: ChartBook) -> dict[str, Any]:
         "created": _date(manifest.get("created_unix_s")),
         "manifest": manifest,
         "machine": sections.machine(comparison),
-        "headlines": [wording.headline(comparison, w) for w in comparison.workloads],
         "paper_source": paper.SOURCE,
         "paper_table": sections.paper_table(comparison),
         "workloads": [_workload(comparison, w, book) for w in comparison.workloads],
-        "phases": [(p, wording.PHASE_WORDS[p], wording.PHASE_MEANINGS[p]) for p in PHASES],
+        "phases": ALL_PHASES,
+        "other_spans": OTHER_SPANS,
         "shades": figures.shades(gaps=_has_gaps(comparison)),
         "node_local": strategies.node_local(comparison, book.add),
         "pipelines": strategies.pipelines(comparison, book.add),
         "local_global": strategies.local_global(comparison, book.add),
-        "less_to_send": compression.less_to_send(comparison),
+        "gradient_compression": compression.gradient_compression(comparison),
         "communication": communication.communication(comparison, book.add),
         "resources": _resources(comparison, book),
+        "trials": sum(len(found) for found in comparison.trials.values()),
         "equivalence": sections.equivalence_rows(comparison),
         "environments": sections.environment_rows(comparison),
         "commands": sections.commands(comparison),
@@ -122,9 +128,11 @@ def _context(comparison: Comparison, book: ChartBook) -> dict[str, Any]:
         "unfinished": comparison.unfinished,
         "flags": comparison.flags,
         "short_name": partial(short_name, among=comparison.rows),
-        "cut_words": strategies.cut_words,
+        "split_point_words": strategies.split_point_words,
         "place_name": wording.place_name,
-        "verdict_mark": wording.verdict_mark,
+        "mark_of": wording.mark_of,
+        "cost_label": sections.cost_label,
+        "layout_words": partial(sections.layout_words, comparison),
         "not_measured": wording.NOT_MEASURED,
     }
 
@@ -132,8 +140,11 @@ def _context(comparison: Comparison, book: ChartBook) -> dict[str, Any]:
 def _workload(comparison: Comparison, workload: str, book: ChartBook) -> Mapping[str, Any]:
     rows = comparison.rows_of(workload)
     has_speedup = any(r.speedup is not None for r in rows)
+    verdict = comparison.verdicts[workload]
     return {
         "name": workload,
+        "sentence": verdict.sentence,
+        "best": verdict.best,
         "rows": rows,
         "notes": [(short_name(r, comparison.rows), note) for r in rows for note in r.notes],
         "ties": [
@@ -142,9 +153,9 @@ def _workload(comparison: Comparison, workload: str, book: ChartBook) -> Mapping
                 short_name(comparison.row(tie.slower), comparison.rows),
                 tie.ratio,
             )
-            for tie in comparison.ties
-            if tie.workload == workload
+            for tie in [t for t in comparison.ties if t.workload == workload][:_MOST_TIES]
         ],
+        "tie_count": sum(tie.workload == workload for tie in comparison.ties),
         "speedup": book.add(figures.speedup_chart(comparison, workload)) if has_speedup else None,
         "rank_time": book.add(figures.rank_time_chart(comparison, workload)),
         "step_time": book.add(figures.step_time_chart(comparison, workload)),
@@ -154,10 +165,15 @@ def _workload(comparison: Comparison, workload: str, book: ChartBook) -> Mapping
 
 
 def _resources(comparison: Comparison, book: ChartBook) -> list[dict[str, Any]]:
-    """For each configuration its repeats, for each of those the pairs of charts of its hosts."""
+    """Return, for each configuration, the charts of the hosts of each repeat.
+
+    At most _MOST_TRIALS trials are shown, first repeats first, so that the page stays small.
+    """
     found = []
+    chosen = _shown_trials(comparison)
     for row in comparison.rows:
-        repeats = [_repeat(trial, book) for trial in comparison.trials[row.configuration]]
+        trials = comparison.trials.get(row.configuration, ())
+        repeats = [_repeat(trial, book) for trial in trials if trial.record.trial.id in chosen]
         sampled = [r for r in repeats if r["hosts"]]
         if sampled:
             name = f"{row.workload}: {short_name(row, comparison.rows)}"
@@ -165,10 +181,16 @@ def _resources(comparison: Comparison, book: ChartBook) -> list[dict[str, Any]]:
     return found
 
 
+def _shown_trials(comparison: Comparison) -> set[str]:
+    by_row = [comparison.trials.get(row.configuration, ()) for row in comparison.rows]
+    in_order = [trial for same in zip_longest(*by_row) for trial in same if trial is not None]
+    return {trial.record.trial.id for trial in in_order[:_MOST_TRIALS]}
+
+
 def _repeat(trial: TrialAnalysis, book: ChartBook) -> dict[str, Any]:
     hosts = read_series(trial.record.files)
-    more = figures.telemetry_charts(trial, hosts)
     charts = figures.resource_charts(trial.record, hosts)
+    more = figures.telemetry_charts(trial, hosts)
     return {
         "repeat": trial.repeat,
         "hosts": [(book.add(use), book.add(idle)) for use, idle in charts],

@@ -1,11 +1,12 @@
-"""The tables of the report as plain values; the template only lays them out."""
+"""Tables of the report as plain values for the template."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from paceline.analysis.labels import distinctions, short_name
+from paceline.records.phases import LABELS
 from paceline.report import wording
-from paceline.report.labels import short_name
 from paceline.report.paper import PAPER_ROWS, TABLES, USE_CASES, PaperRow, paper_row
 
 if TYPE_CHECKING:
@@ -28,19 +29,21 @@ _CHECK_WORDS = {
 _MARKS = {True: "✓", False: "✗", None: "?"}
 
 
-def paper_table(comparison: Comparison) -> dict[str, Any]:
-    """The paper's tables, ours beside the paper's lines; a line that we did not run stands alone.
+def paper_table(comparison: Comparison) -> dict[str, Any] | None:
+    """Return the paper's tables with our rows beside the paper's; None for other workloads.
 
     {"use_cases": [...], "groups": [{"title", "rows": [{"technology", "paper", "cells"}]}]}, where
-    cells are (our row, the paper's speedup) by use case. What the paper has not comes last.
+    cells are (our row, the paper's speedup) by use case. Rows that the paper lacks come last.
     """
+    if not set(USE_CASES) & set(comparison.workloads):
+        return None
     cases = [*USE_CASES, *(w for w in comparison.workloads if w not in USE_CASES)]
     ours: dict[str | None, dict[str, dict[str, Row]]] = {}
     for row in comparison.rows:
-        if not row.is_baseline:
+        if not row.is_baseline and row.repeats:
             paper = paper_row(row)
-            ways = ours.setdefault(None if paper is None else paper.technology, {})
-            ways.setdefault(short_name(row, comparison.rows), {})[row.workload] = row
+            configurations = ours.setdefault(None if paper is None else paper.technology, {})
+            configurations.setdefault(short_name(row, comparison.rows), {})[row.workload] = row
     groups = [
         {
             "title": f"Table {table}: {title}",
@@ -60,30 +63,43 @@ def paper_table(comparison: Comparison) -> dict[str, Any]:
 
 
 def _paper_lines(
-    paper: PaperRow | None, ways: Mapping[str, Mapping[str, Row]], cases: list[str]
+    paper: PaperRow | None, configurations: Mapping[str, Mapping[str, Row]], cases: list[str]
 ) -> list[dict[str, Any]]:
-    """A line for each of our ways; one without ours if there are none but the paper has one."""
-    found: list[tuple[str | None, Mapping[str, Row]]] = list(ways.items())
+    """Return a line for each of our configurations; one line if only the paper has it."""
+    found: list[tuple[str | None, Mapping[str, Row]]] = list(configurations.items())
     if not found and paper is not None:
         found = [(None, {})]
     return [
         {
-            "technology": way,
+            "technology": configuration,
             "paper": None if paper is None else paper.technology,
             "cells": [
                 (by_workload.get(case), None if paper is None else paper.speedups.get(case))
                 for case in cases
             ],
         }
-        for way, by_workload in found
+        for configuration, by_workload in found
     ]
 
 
+def cost_label(row: Row) -> str:
+    """Return the main cost of a row with its share of the step."""
+    if row.main_cost is None or row.main_cost_share is None:
+        return wording.NOT_MEASURED
+    label = LABELS.get(row.main_cost, row.main_cost)
+    return f"{label} {100 * row.main_cost_share:.0f} %"
+
+
+def layout_words(comparison: Comparison, row: Row) -> str:
+    """Return the layout of a row and the options that distinguish it."""
+    return ", ".join([row.layout, *distinctions(row, comparison.rows)])
+
+
 def equivalence_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """Every check of every configuration: of its repeats, the one that fared worst."""
+    """Return every check of every configuration: the worst of its repeats."""
     found = []
     for row in comparison.rows:
-        trials = comparison.trials[row.configuration]
+        trials = comparison.trials.get(row.configuration, ())
         equivalences = [t.equivalence for t in trials if t.equivalence is not None]
         if not equivalences:
             continue
@@ -116,7 +132,7 @@ def _check_cells(check: Check) -> dict[str, Any]:
 
 
 def environment_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """What each rank of each configuration's first repeat really had."""
+    """Return the resources that each rank really had, in the first repeat of each row."""
     return [
         {
             "name": f"{row.workload}: {short_name(row, comparison.rows)}" if number == 0 else "",
@@ -126,7 +142,8 @@ def environment_rows(comparison: Comparison) -> list[dict[str, Any]]:
             "limits": _limits(environment),
         }
         for row in comparison.rows
-        for number, environment in enumerate(_environments(comparison.trials[row.configuration][0]))
+        for trial in comparison.trials.get(row.configuration, ())[:1]
+        for number, environment in enumerate(_environments(trial))
     ]
 
 
@@ -135,17 +152,17 @@ def _environments(trial: TrialAnalysis) -> list[RankEnvironment]:
 
 
 def commands(comparison: Comparison) -> list[tuple[str, str]]:
-    """Trial and exact command, configuration by configuration."""
+    """Return trial and exact command, in the order of the rows."""
     return [
         (trial.record.trial.id, trial.record.command.strip())
         for row in comparison.rows
-        for trial in comparison.trials[row.configuration]
+        for trial in comparison.trials.get(row.configuration, ())
         if trial.record.command
     ]
 
 
 def versions(comparison: Comparison) -> list[tuple[str, str]]:
-    """Library versions as planned, and as the ranks found them."""
+    """Return library versions as planned and as the ranks found them."""
     found: dict[str, set[str]] = {}
     for name, version in _mapping(comparison.manifest, "versions").items():
         found.setdefault(name, set()).add(str(version))
@@ -158,7 +175,7 @@ def versions(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def machine(comparison: Comparison) -> list[tuple[str, str]]:
-    """Facts of the host that the run was started on, else what the ranks say of theirs."""
+    """Return facts of the host that started the run, else of the hosts of the ranks."""
     facts = [
         (_words(name), _fact(name, value))
         for name, value in _mapping(comparison.manifest, "host").items()
@@ -174,7 +191,7 @@ def machine(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def data_rows(manifest: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Facts of each workload's data set, and how long its ingest took (apart from all trials)."""
+    """Return facts of each data set, and the time of its ingest, which is in no trial."""
     ingest = _mapping(manifest, "ingest_s")
     rows = []
     for workload, facts in _mapping(manifest, "data").items():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from paceline.analysis.labels import short_name
 from paceline.analysis.sidecar_effect import sidecar_effects
 from paceline.report import wording
-from paceline.report.labels import short_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

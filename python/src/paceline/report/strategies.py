@@ -1,11 +1,11 @@
-"""The report's parts on node-local strategies, as plain values; the template only lays them out."""
+"""Local strategies in the report, as plain values for the template."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from paceline.analysis.labels import local_name, strategy_name
 from paceline.report import figures
-from paceline.report.labels import local_name, strategy_name
 from paceline.report.wording import NOT_MEASURED, listed, place_name
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ _LEAST_FOR_A_CLAIM = 5  # of 4! orders two are perfect: 8 %, so 4 strategies nev
 
 
 def node_local(comparison: Comparison, add: Add) -> list[dict[str, Any]]:
-    """For each workload with at least two strategies under launcher `local`: rows and figure."""
+    """Return rows and figure for each workload with two strategies under launcher `local`."""
     found = []
     for workload in comparison.workloads:
-        rows = [r for r in comparison.rows_of(workload) if r.launcher == "local"]
+        rows = [r for r in comparison.rows_of(workload) if r.launcher == "local" and r.repeats]
         if len(rows) < 2:
             continue
         use = figures.local_use_chart(comparison, workload, rows)
@@ -43,7 +43,7 @@ def node_local(comparison: Comparison, add: Add) -> list[dict[str, Any]]:
 
 
 def pipelines(comparison: Comparison, add: Add) -> list[dict[str, Any]]:
-    """For each workload with a pipeline that was measured: its rows and the figure of stages."""
+    """Return rows and the figure of stages for each workload with a measured pipeline."""
     found = []
     for workload in comparison.workloads:
         rows = [r for r in comparison.rows_of(workload) if r.pipeline and r.pipeline.stages]
@@ -59,7 +59,7 @@ def pipelines(comparison: Comparison, add: Add) -> list[dict[str, Any]]:
 
 
 def local_global(comparison: Comparison, add: Add) -> list[dict[str, Any]]:
-    """For each workload and arithmetic: strategies by launcher, a figure, and what it says."""
+    """Return strategies by launcher, a figure and sentences, for each workload and arithmetic."""
     return [
         {
             "workload": found.workload,
@@ -82,7 +82,7 @@ def local_global(comparison: Comparison, add: Add) -> list[dict[str, Any]]:
 
 
 def relation_sentence(comparison: Comparison, relation: Relation) -> str:
-    """In words: whether the fastest alone is the fastest there, and how the orders agree."""
+    """Say whether the fastest alone is the fastest there, and how the orders agree."""
     return f"{_fastest(comparison, relation)} {_order(relation)}"
 
 
@@ -106,17 +106,17 @@ def _fastest(comparison: Comparison, relation: Relation) -> str:
         for where, tied in (("alone", relation.tied_alone), ("there", relation.tied_there))
         if tied
     ]
-    return f"{first}, but it is a tie {' and '.join(ties)}: the run does not tell."
+    return f"{first}, but it is a tie {' and '.join(ties)}: the difference is not significant."
 
 
 def _order(relation: Relation) -> str:
     n = relation.strategies
     if relation.rank_correlation is None:
-        return f"With n = {n} strategies there is no order to compare."
+        return f"{n} strategies are too few to compare their order."
     value = f"{relation.rank_correlation:.2f}".replace("-", "\N{MINUS SIGN}")
     sentence = f"Spearman's rank correlation of the speedups is {value} (n = {n} strategies"
     if n < _LEAST_FOR_A_CLAIM:
-        return f"{sentence}; so few that any order would be no surprise)."
+        return f"{sentence}; too few for a conclusion)."
     return f"{sentence})."
 
 
@@ -125,16 +125,16 @@ def _name(comparison: Comparison, configuration: str) -> str:
 
 
 def _arithmetic(comparison: Comparison, found: LocalGlobal) -> str:
-    """Said only where a workload has several."""
+    """Return precision and memory format if a workload has several."""
     same = [f for f in comparison.local_global if f.workload == found.workload]
     return f" ({found.precision}, {found.memory_format})" if len(same) > 1 else ""
 
 
-def cut_words(row: Row) -> list[tuple[str, str, str]]:
-    """Layer, and bytes forward and backward a step in MB, for each cut of a pipeline."""
+def split_point_words(row: Row) -> list[tuple[str, str, str]]:
+    """Return layer, and MB forward and backward per step, for each split point."""
     return [
-        (cut.before, _megabytes(cut.bytes_forward), _megabytes(cut.bytes_backward))
-        for cut in (row.pipeline.split_points if row.pipeline is not None else ())
+        (split.before, _megabytes(split.bytes_forward), _megabytes(split.bytes_backward))
+        for split in (row.pipeline.split_points if row.pipeline is not None else ())
     ]
 
 

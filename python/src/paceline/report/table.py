@@ -1,4 +1,4 @@
-"""The comparison as a table for the terminal; reads well from 80 columns on."""
+"""The comparison as a table for the terminal; it fits 80 columns."""
 
 from __future__ import annotations
 
@@ -10,46 +10,50 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from paceline.report.compression import less_to_send_table
-from paceline.report.labels import NAME_WIDTH, folded, short_name
-from paceline.report.wording import (
-    DASH,
-    NOT_MEASURED,
-    bounds,
-    headline,
-    mebibytes,
-    number,
-    percent,
-    verdict_mark,
-)
+from paceline.analysis.labels import NO_TRANSPORT, distinctions, is_single, short_name
+from paceline.analysis.row import COMPUTATION
+from paceline.report.compression import compression_table
+from paceline.report.wording import DASH, NOT_MEASURED, bounds, mark_of, mebibytes, number, percent
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.row import Row
+    from paceline.analysis.statistics import Interval
 
-_WIDE = 104  # columns from which the speedup's interval stands beside it, not below
-_NUMBERS_WIDTH = 70  # of a wide table's columns but the first
+_WIDE = 120  # columns from which more figures are shown
+_LAYOUT_WIDTH = 9
 _MARK_STYLES = {"✓": "green", "✗": "bold red", "?": "yellow", "~": "cyan"}
+_LEGEND = "eq.: equivalent to the baseline. Main cost: largest part beside computation."
+_SHORT_COSTS = {
+    "data_wait": "data wait",
+    "bubble": "bubble",
+    "comm_wait": "waiting",
+    "comm_transfer": "averaging",
+    "other": "other",
+    COMPUTATION: "compute",
+}
 
 
 def comparison_view(comparison: Comparison, width: int) -> RenderableType:
-    """Everything that `paceline compare` prints; colours are the console's to drop."""
+    """Return everything that `paceline compare` prints; the console may drop the colours."""
     parts: list[RenderableType] = []
     for workload in comparison.workloads:
+        sentence = f"{workload}: {comparison.verdicts[workload].sentence}"
         parts += [
+            Padding(Text(sentence, style="bold"), (0, 0, 1, 0)),
             workload_table(comparison, workload, width),
-            Padding(Text(headline(comparison, workload), style="bold"), (1, 0, 1, 0)),
+            Text(""),
         ]
-        less = less_to_send_table(comparison, workload, width)
-        if less is not None:
-            parts.append(Padding(less, (0, 0, 1, 0)))
+        lossy = compression_table(comparison, workload, width)
+        if lossy is not None:
+            parts.append(Padding(lossy, (0, 0, 1, 0)))
     return Group(*parts, *_footnotes(comparison))
 
 
 def comparison_text(comparison: Comparison, width: int = 80) -> str:
-    """The same without colours, as plain text."""
+    """Return the same as plain text without colours."""
     console = Console(file=io.StringIO(), width=width, no_color=True, highlight=False)
     with console.capture() as captured:
         console.print(comparison_view(comparison, width))
@@ -57,88 +61,113 @@ def comparison_text(comparison: Comparison, width: int = 80) -> str:
 
 
 def workload_table(comparison: Comparison, workload: str, width: int) -> Table:
-    """One workload's configurations, fastest first."""
+    """Return one workload's configurations, in the order of the first figure shown."""
     wide = width >= _WIDE
     table = Table(
         title=_title(comparison, workload),
         title_justify="left",
-        title_style="bold",
+        title_style="dim",
         box=None,
         pad_edge=False,
         padding=(0, 2, 0, 0) if wide else (0, 1, 0, 0),
         header_style="dim",
     )
-    table.add_column("\nconfiguration", no_wrap=wide, min_width=None if wide else NAME_WIDTH)
-    # the interval of a narrow table stands in a second line
-    for name in ("speedup\n(95 %)", "effi-\nciency", "images\n/s", "s per\nstep"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("first\nstep s", "CPU\n%", "peak\nMiB", "same"):
-        table.add_column(name, justify="right", no_wrap=True)
-    marks = tie_marks(comparison, workload)
-    for row in comparison.rows_of(workload):
-        name = short_name(row, comparison.rows)
-        shown = folded(name, width - _NUMBERS_WIDTH if wide else NAME_WIDTH)
-        table.add_row(*_cells(row, shown, wide, marks.get(row.configuration, "")))
+    rows = comparison.rows_of(workload)
+    has_speedup = any(row.speedup is not None for row in rows)
+    if has_speedup:
+        table.add_column("speedup", justify="right", no_wrap=True)
+    table.add_column("samples\n/s", justify="right", no_wrap=True)
+    table.add_column("strategy", no_wrap=True)
+    table.add_column("layout", max_width=None if wide else _LAYOUT_WIDTH)
+    table.add_column("launcher", no_wrap=True)
+    table.add_column("transport", no_wrap=True)
+    table.add_column("main cost\nof a step", no_wrap=True)
+    if wide:
+        for name in ("effi-\nciency", "s per\nstep", "first\nstep s", "CPU\n%", "peak\nMiB"):
+            table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("eq.", justify="right", no_wrap=True)
+    ties = _ties(comparison, workload)
+    for row in rows:
+        cells = _cells(row, comparison, wide=wide, is_tie=row.configuration in ties)
+        table.add_row(*(cells if has_speedup else cells[1:]), style="" if row.ranked else "dim")
     return table
 
 
-def tie_marks(comparison: Comparison, workload: str) -> dict[str, str]:
-    """`=` for the fastest configuration and those that it is tied with."""
-    best = comparison.best.get(workload)
-    if best is None or not best.tied_with:
-        return {}
-    return dict.fromkeys((best.configuration, *best.tied_with), "=")
+def _ties(comparison: Comparison, workload: str) -> set[str]:
+    """Return the best configuration and those tied with it; empty without a tie."""
+    verdict = comparison.verdicts[workload]
+    if verdict.best is None or not verdict.tied:
+        return set()
+    return {verdict.best, *verdict.tied}
 
 
 def _title(comparison: Comparison, workload: str) -> str:
-    row = comparison.rows_of(workload)[0]
-    repeats = {r.repeats for r in comparison.rows_of(workload)}
+    rows = comparison.rows_of(workload)
+    repeats = {row.repeats for row in rows if row.repeats} or {0}
     counted = DASH.join(str(n) for n in sorted({min(repeats), max(repeats)}))
     word = "repeat" if counted == "1" else "repeats"
-    return f"{workload} · global batch {row.global_batch} · {counted} {word}"
+    return f"{workload}, global batch {rows[0].global_batch}, {counted} {word}"
 
 
-def _cells(row: Row, name: str, wide: bool, tie: str) -> list[RenderableType]:
-    mark = verdict_mark(row)
-    shown = Text(name, style="" if row.ranked else "dim")
-    if row.is_baseline:
-        shown.append(" (baseline)" if wide else " (base)", style="dim")
-    return [
-        shown,
-        _speedup(row, wide, tie),
-        NOT_MEASURED if row.efficiency is None else f"{row.efficiency.median:.2f}",
+def _cells(row: Row, comparison: Comparison, *, wide: bool, is_tie: bool) -> list[RenderableType]:
+    layout = [] if is_single(row) else [row.layout]
+    layout += distinctions(row, comparison.rows)
+    mark = mark_of(row)
+    found: list[RenderableType] = [
+        Text("failed", style="red") if row.failed else _speedup(row, wide=wide, is_tie=is_tie),
         number(None if row.samples_per_s is None else row.samples_per_s.median),
-        number(None if row.step_s is None else row.step_s.median),
-        number(row.time_to_first_step_s),
-        percent(row.cpu_percent),
-        mebibytes(row.memory_peak_bytes),
-        Text(mark, style=_MARK_STYLES[mark]),
+        row.local_strategy,
+        Text("\n".join(layout)),
+        row.launcher,
+        NOT_MEASURED if row.transport == NO_TRANSPORT else row.transport,
+        _main_cost(row),
     ]
+    if wide:
+        found += [
+            NOT_MEASURED if row.efficiency is None else f"{row.efficiency.median:.2f}",
+            number(None if row.step_s is None else row.step_s.median),
+            number(row.time_to_first_step_s),
+            percent(row.cpu_percent),
+            mebibytes(row.memory_peak_bytes),
+        ]
+    return [*found, Text(NOT_MEASURED if row.failed else mark, style=_MARK_STYLES.get(mark, ""))]
 
 
-def _speedup(row: Row, wide: bool, tie: str) -> Text:
+def _speedup(row: Row, *, wide: bool, is_tie: bool) -> Text:
     if row.speedup is None:
         return Text(NOT_MEASURED)
-    text = Text(f"{tie}{row.speedup.median:.2f}", style="bold" if row.ranked else "dim")
-    if not row.is_baseline:
-        between = bounds(row.speedup)
-        text.append(f" ({between})" if wide else f"\n{between}", style="dim not bold")
-    return text
+    if row.is_baseline:
+        return Text("1 (base)")
+    text = Text(f"{'=' if is_tie else ''}{row.speedup.median:.2f}")
+    spread = f"({bounds(row.speedup)})" if wide else f"±{_half_width_percent(row.speedup)}%"
+    return text.append(f" {spread}", style="dim")
+
+
+def _half_width_percent(interval: Interval) -> str:
+    """Return the larger distance of a bound from the median, in percent of the median."""
+    distance = max(interval.high - interval.median, interval.median - interval.low)
+    share = 100 * distance / interval.median
+    return f"{share:.0f}" if share >= 1 or share == 0 else "<1"
+
+
+def _main_cost(row: Row) -> str:
+    if row.main_cost is None or row.main_cost_share is None:
+        return NOT_MEASURED
+    return f"{_SHORT_COSTS[row.main_cost]} {100 * row.main_cost_share:.0f}%"
 
 
 def _footnotes(comparison: Comparison) -> list[RenderableType]:
-    lines: list[Text] = []
-    if any(comparison.best[w].tied_with for w in comparison.best):
-        lines.append(Text("= fastest, and tied: the 95 % interval of the ratio holds 1"))
+    lines = [Text(_LEGEND, style="dim")]
+    if any(verdict.tied for verdict in comparison.verdicts.values()):
+        lines.append(Text("= tied with the fastest: no significant difference (5 %, Holm)"))
     for row in comparison.rows:
-        if not row.ranked:
+        if not row.ranked and not row.failed:
             name = f"{row.workload}: {short_name(row, comparison.rows)}"
-            notes = row.notes[:1] or ("no baseline to check it against",)
-            lines += [Text(f"{verdict_mark(row)} {name} is not ranked: {note}") for note in notes]
-    one_repeat = [row for row in comparison.rows if row.repeats == 1]
-    if one_repeat:
+            reason = row.equivalence_reason or "it has no steady step"
+            lines.append(Text(f"{mark_of(row)} {name} is not ranked: {reason}"))
+    if any(row.repeats == 1 for row in comparison.rows):
         lines.append(
-            Text("Rows of one repeat: intervals are over steps, without run-to-run noise.")
+            Text("Rows of one repeat: ± covers the steps, not the run-to-run noise.", style="dim")
         )
     for trial in comparison.unfinished:
         text = Text(f"✗ {trial.trial_id}: {trial.status}", style="red")

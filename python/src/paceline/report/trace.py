@@ -24,7 +24,7 @@ from paceline.analysis.communication_rows import load_operations
 from paceline.analysis.communication_times import clock_errors, operation_times
 from paceline.analysis.steps import read_steps
 from paceline.errors import UsageError
-from paceline.report.wording import PHASE_WORDS
+from paceline.records.phases import LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -113,7 +113,7 @@ def _step(
     for name, at_s, length_s in _places(row, started_s, ended_s):
         begin_s, end_s = max(at_s, free_s), min(at_s + length_s, ended_s)
         if length_s > 0 and end_s > begin_s:
-            yield _slice(rank, _STEPS, PHASE_WORDS.get(name, name), begin_s, end_s, {})
+            yield _slice(rank, _STEPS, LABELS.get(name, name), begin_s, end_s, {})
             free_s = end_s
 
 

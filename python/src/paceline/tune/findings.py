@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.statistics import interval_json, median_interval, ratio_interval, run_noise
+from paceline.analysis.statistics import median_interval, ratio_interval, run_noise
+from paceline.records.files import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,10 +53,10 @@ class Finding:
     def to_json(self) -> dict[str, Any]:
         return {
             "default": configuration_of(self.default),
-            "default_samples_per_s": interval_json(self.default_samples_per_s),
+            "default_samples_per_s": jsonable(self.default_samples_per_s),
             "fastest": configuration_of(self.fastest),
-            "fastest_samples_per_s": interval_json(self.fastest_samples_per_s),
-            "ratio": interval_json(self.ratio),
+            "fastest_samples_per_s": jsonable(self.fastest_samples_per_s),
+            "ratio": jsonable(self.ratio),
             "repeats": list(self.repeats),
             "tie": self.tie,
             "chosen": configuration_of(self.chosen),

@@ -1,6 +1,6 @@
 """The report's figures, as Plotly figures in JSON; the only package that knows Plotly."""
 
-from paceline.report.figures.charts import Chart, colours, plotly_js
+from paceline.report.figures.charts import Chart, colours, first_repeats, plotly_js
 from paceline.report.figures.communication import communication_chart
 from paceline.report.figures.phases import rank_time_chart, step_time_chart
 from paceline.report.figures.speed import loss_chart, speedup_chart, step_distribution_chart
@@ -12,6 +12,7 @@ __all__ = [
     "Chart",
     "colours",
     "communication_chart",
+    "first_repeats",
     "local_global_chart",
     "local_use_chart",
     "loss_chart",

@@ -1,4 +1,4 @@
-"""What all figures share: colours, layout, curves, and Plotly's library.
+"""Shared parts of all figures: colours, layout, curves, and Plotly's library.
 
 Colours are those of Okabe and Ito (Color Universal Design, 2008), which people with any kind of
 colour blindness can tell apart; a configuration has one colour in every figure. Text and grid
@@ -8,13 +8,12 @@ colours are left to the page, which knows whether it is light or dark.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
-
-from paceline.spec.extensions import STRATEGIES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
     from paceline.analysis.row import Row
     from paceline.analysis.trial_analysis import TrialAnalysis
 
-_POINTS = 600  # of a curve: more cannot be seen, and would make the page heavy
+_POINTS = 400  # of a curve: more are not visible, and would make the page large
+MOST_SHOWN = 24  # configurations in a figure; tables have all
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B8A900", "#999999")
 BLUE, GREEN, ORANGE, RED = PALETTE[0], PALETTE[2], PALETTE[1], PALETTE[4]
 GREY = "#888888"
@@ -60,15 +60,16 @@ def plotly_js() -> str:
 
 
 def colours(comparison: Comparison) -> dict[str, str]:
-    """A colour for each configuration, the same for its way of running in every workload.
+    """Choose a colour for each configuration, the same in every workload.
 
-    Where there are more ways than colours, one for each local strategy.
+    With more configurations than colours, each local strategy has a colour.
     """
-    ways = sorted({_way(row) for row in comparison.rows})
-    if len(ways) <= len(PALETTE):
-        by_way = dict(zip(ways, PALETTE, strict=False))
-        return {row.configuration: by_way[_way(row)] for row in comparison.rows}
-    by_strategy = dict(zip(STRATEGIES.names(), PALETTE, strict=False))
+    names = sorted({_without_workload(row) for row in comparison.rows})
+    if len(names) <= len(PALETTE):
+        by_name = dict(zip(names, PALETTE, strict=False))
+        return {row.configuration: by_name[_without_workload(row)] for row in comparison.rows}
+    strategies = sorted({row.local_strategy for row in comparison.rows})
+    by_strategy = dict(zip(strategies, cycle(PALETTE), strict=False))
     return {row.configuration: by_strategy[row.local_strategy] for row in comparison.rows}
 
 
@@ -97,15 +98,34 @@ def chart(
     return Chart(json=figure.to_json(), height_px=height_px, title=title, caption=caption)
 
 
+def shown_rows(comparison: Comparison, workload: str) -> list[Row]:
+    """Return the measured rows that figures show: all, or the fastest ones and the baseline."""
+    rows = [row for row in comparison.rows_of(workload) if row.repeats]
+    if len(rows) <= MOST_SHOWN:
+        return rows
+    kept = {row.configuration for row in rows[: MOST_SHOWN - 1]}
+    return [row for row in rows if row.configuration in kept or row.is_baseline]
+
+
 def first_repeats(comparison: Comparison, workload: str) -> list[tuple[Row, TrialAnalysis]]:
-    return [(row, comparison.trials[row.configuration][0]) for row in comparison.rows_of(workload)]
+    """Return the rows that figures show, each with its first repeat."""
+    rows = shown_rows(comparison, workload)
+    return [(row, comparison.trials[row.configuration][0]) for row in rows]
+
+
+def omitted(comparison: Comparison, workload: str) -> str:
+    """Return a sentence if figures do not show all configurations, else an empty text."""
+    rows = [row for row in comparison.rows_of(workload) if row.repeats]
+    if len(rows) <= MOST_SHOWN:
+        return ""
+    return f" Shown: the {MOST_SHOWN - 1} fastest of {len(rows)} configurations and the baseline."
 
 
 def thinned(values: NDArray[Any]) -> NDArray[np.float32]:
-    """At most _POINTS evenly spaced values, in single precision."""
+    """Return at most _POINTS evenly spaced values in single precision."""
     stride = -(-len(values) // _POINTS) or 1
     return values[::stride].astype(np.float32)
 
 
-def _way(row: Row) -> str:
+def _without_workload(row: Row) -> str:
     return row.configuration.removeprefix(f"{row.workload}.")

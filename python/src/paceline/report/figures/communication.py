@@ -23,11 +23,11 @@ _PARTS = (
 )
 
 
-def communication_chart(workload: str, ways: Sequence[tuple[str, TrialCommunication]]) -> Chart:
-    """ways: name and profile of each."""
-    bars = [(f"{name}  r{rank.rank}", rank) for name, profile in ways for rank in profile.ranks][
-        ::-1
-    ]
+def communication_chart(workload: str, profiles: Sequence[tuple[str, TrialCommunication]]) -> Chart:
+    """Draw the step of each rank. profiles: with the names of their configurations."""
+    bars = [
+        (f"{name}  r{rank.rank}", rank) for name, profile in profiles for rank in profile.ranks
+    ][::-1]
     figure = go.Figure()
     labels = [label for label, _ in bars]
     for name, colour in _PARTS:
@@ -38,12 +38,12 @@ def communication_chart(workload: str, ways: Sequence[tuple[str, TrialCommunicat
     if any(overlapped):
         _add(figure, labels, overlapped, "overlapped communication", _OVERLAPPED, "beside")
     figure.update_layout(barmode="stack", bargap=0.25)
-    figure.update_xaxes(title="seconds a step, mean after the warm-up")
+    figure.update_xaxes(title="seconds per step")
     return chart(
         figure,
-        title=f"Where communication time goes, {workload}",
-        caption="For each rank (r0, r1, ...) its step; the pale bar above it is communication "
-        "beside the backward pass, which costs no time of its own. First repeat.",
+        title=f"Communication of a step, {workload}",
+        caption="One bar per rank (r0, r1, ...), first repeat. The pale bar above it is "
+        "communication in parallel with the backward pass, which takes no extra time.",
         height_px=170 + 34 * len(bars),
         legend=True,
     )

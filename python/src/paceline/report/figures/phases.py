@@ -1,4 +1,4 @@
-"""Figures of where the time went: a bar a rank, made of its phases."""
+"""Figures of the time accounting: a bar per rank, divided into phases."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from paceline.records.phases import PHASES, STEP_PHASES
-from paceline.report.figures.charts import PHASE_COLOURS, chart, first_repeats
-from paceline.report.labels import short_name
-from paceline.report.wording import PHASE_WORDS
+from paceline.analysis.labels import short_name
+from paceline.records.phases import LABELS, PHASES, STEP_PHASES
+from paceline.report.figures.charts import PHASE_COLOURS, chart, first_repeats, omitted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +28,9 @@ def rank_time_chart(comparison: Comparison, workload: str) -> Chart:
     figure = _stacked(bars, PHASES, "seconds from the launch command to its exit")
     return chart(
         figure,
-        title=f"Where the time went, {workload}",
-        caption="One bar a rank (r0, r1, ...), first repeat; the parts add up to the whole.",
+        title=f"Time of the whole trial, {workload}",
+        caption="One bar per rank (r0, r1, ...), first repeat; the phases add up to the wall time."
+        + omitted(comparison, workload),
         height_px=170 + 26 * len(bars),
         legend=True,
     )
@@ -43,11 +43,12 @@ def step_time_chart(comparison: Comparison, workload: str) -> Chart:
         for row, trial in first_repeats(comparison, workload)
         for rank in trial.phases
     ]
-    figure = _stacked(bars, STEP_PHASES, "seconds a step, mean after the warm-up")
+    figure = _stacked(bars, STEP_PHASES, "seconds per step")
     return chart(
         figure,
-        title=f"A step after the warm-up, {workload}",
-        caption="One bar a rank, first repeat. Waiting for the slowest rank is not transfer.",
+        title=f"Time of a step, {workload}",
+        caption="One bar per rank, first repeat, mean over the steps after the warm-up."
+        + omitted(comparison, workload),
         height_px=170 + 26 * len(bars),
         legend=True,
     )
@@ -64,9 +65,9 @@ def _stacked(
             orientation="h",
             y=labels,
             x=values,
-            name=PHASE_WORDS[name],
+            name=LABELS[name],
             marker={"color": PHASE_COLOURS[name], "line": {"width": 0}},
-            hovertemplate="%{y}<br>" + PHASE_WORDS[name] + " %{x:.4g} s<extra></extra>",
+            hovertemplate="%{y}<br>" + LABELS[name] + " %{x:.4g} s<extra></extra>",
         )
     figure.update_layout(barmode="stack", bargap=0.25)
     figure.update_xaxes(title=axis_title)

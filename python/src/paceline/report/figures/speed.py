@@ -1,4 +1,4 @@
-"""Figures of speed: speedups with their intervals, times of steps, and the loss they led to."""
+"""Figures of speed: speedups with their intervals, step times, and loss."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
-from paceline.report.figures.charts import GREY, chart, colours, first_repeats, thinned
-from paceline.report.labels import short_name
+from paceline.analysis.labels import short_name
+from paceline.report.figures.charts import (
+    BLUE,
+    GREY,
+    chart,
+    colours,
+    first_repeats,
+    omitted,
+    shown_rows,
+    thinned,
+)
 from paceline.report.paper import paper_speedup
 from paceline.report.wording import NOT_MEASURED, with_bounds
 
@@ -21,9 +30,12 @@ if TYPE_CHECKING:
     from paceline.report.figures.charts import Chart
 
 
+_MOST_LINES = 8  # of configurations that are not equivalent
+
+
 def speedup_chart(comparison: Comparison, workload: str) -> Chart:
-    """Speedups with their intervals; the paper's are written beside, its machines were others."""
-    rows = [r for r in comparison.rows_of(workload) if r.speedup is not None][::-1]
+    """Draw the speedups with their intervals, and the paper's figures beside them."""
+    rows = [r for r in shown_rows(comparison, workload) if r.speedup is not None][::-1]
     palette = colours(comparison)
     figure = go.Figure(
         go.Bar(
@@ -58,22 +70,22 @@ def speedup_chart(comparison: Comparison, workload: str) -> Chart:
             showarrow=False,
         )
     figure.add_vline(x=1, line={"dash": "dot", "width": 1, "color": GREY})
-    figure.update_xaxes(title="speedup over sequential (times)", range=[0, most * 1.05])
+    figure.update_xaxes(title="speedup over the baseline", range=[0, most * 1.05])
     return chart(
         figure,
         title=f"Speedup, {workload}",
-        caption="Bars: median; lines: 95 % interval. Pale bars are not ranked (not shown to be "
-        "the same training). The paper's numbers come from other machines.",
+        caption="Bars: median; lines: 95 % confidence interval. Pale bars are not ranked, because "
+        f"equivalence was not shown.{_paper_caption(rows)}{omitted(comparison, workload)}",
         height_px=110 + 34 * len(rows),
         right=210,
     )
 
 
 def step_distribution_chart(comparison: Comparison, workload: str) -> Chart:
-    """Times of all steady steps of all repeats."""
+    """Draw the distribution of the times of all steady steps of all repeats."""
     palette = colours(comparison)
     figure = go.Figure()
-    rows = comparison.rows_of(workload)[::-1]
+    rows = shown_rows(comparison, workload)[::-1]
     for row in rows:
         values = [
             t.steps.time_s[t.steps.steady(t.record.trial.training.warmup_steps)]
@@ -87,55 +99,86 @@ def step_distribution_chart(comparison: Comparison, workload: str) -> Chart:
             line={"width": 1.5},
             boxpoints="outliers",
         )
-    figure.update_xaxes(title="seconds a global step", rangemode="tozero")
+    figure.update_xaxes(title="seconds per global step", rangemode="tozero")
     return chart(
         figure,
         title=f"Step times, {workload}",
-        caption="All steps after the warm-up of all repeats: median, quartiles, 1.5 times their "
-        "distance, and what lies beyond.",
+        caption="Steps after the warm-up of all repeats: median, quartiles, whiskers of 1.5 times "
+        f"the interquartile range, and outliers.{omitted(comparison, workload)}",
         height_px=110 + 34 * len(rows),
     )
 
 
 def loss_chart(comparison: Comparison, workload: str) -> Chart:
-    """Global loss a step; curves of the same training lie on one another."""
-    palette = colours(comparison)
-    figure = go.Figure()
+    """Draw the global loss: median and range of the equivalent configurations, others apart."""
     curves = first_repeats(comparison, workload)
-    for number, (row, trial) in enumerate(curves):
+    equivalent = [trial for row, trial in curves if row.equivalent is True]
+    others = [(row, trial) for row, trial in curves if row.equivalent is not True]
+    figure = go.Figure()
+    if equivalent:
+        _add_band(figure, equivalent)
+    palette = colours(comparison)
+    for row, trial in others[:_MOST_LINES]:
         figure.add_scatter(
             x=thinned(trial.steps.step),
             y=thinned(trial.steps.loss),
             name=short_name(row, comparison.rows),
             mode="lines",
-            # wide first, narrow last: curves that coincide all show
-            line={
-                "color": palette[row.configuration],
-                "width": 2 + 2.0 * (len(curves) - 1 - number) / max(1, len(curves) - 1) * 2,
-            },
+            line={"color": palette[row.configuration], "width": 1.5, "dash": "dot"},
         )
     figure.update_xaxes(title="global step")
-    figure.update_yaxes(title="loss (cross entropy, mean of the global batch)")
+    figure.update_yaxes(title="loss (mean of the global batch)")
     return chart(
         figure,
         title=f"Loss, {workload}",
-        caption=_loss_caption([trial for _, trial in curves]),
-        height_px=380,
+        caption=_loss_caption(equivalent, len(others)),
+        height_px=340,
         legend=True,
     )
 
 
-def _loss_caption(trials: Sequence[TrialAnalysis]) -> str:
-    lengths = {len(t.steps.loss) for t in trials}
-    if len(trials) < 2 or len(lengths) != 1 or lengths == {0}:
-        return "First repeat of each configuration."
-    curves = np.stack([t.steps.loss for t in trials])
-    furthest = float(np.max(np.ptp(curves, axis=0)))
-    apart = "They are equal" if furthest == 0 else f"They are at most {furthest:.2g} apart"
-    return (
-        "First repeat of each configuration. The same training gives the same curve: where only "
-        f"one is seen, the others lie beneath it. {apart}."
+def _add_band(figure: go.Figure, trials: Sequence[TrialAnalysis]) -> None:
+    """Draw the median loss of several trials, and the range between the lowest and the highest."""
+    length = min(len(t.steps.loss) for t in trials)
+    losses = np.stack([t.steps.loss[:length] for t in trials])
+    steps = thinned(trials[0].steps.step[:length])
+    for values, fill in ((losses.max(axis=0), None), (losses.min(axis=0), "tonexty")):
+        figure.add_scatter(
+            x=steps,
+            y=thinned(values),
+            mode="lines",
+            line={"width": 0},
+            fill=fill,
+            fillcolor="rgba(0,114,178,0.2)",
+            showlegend=False,
+            hoverinfo="skip",
+        )
+    figure.add_scatter(
+        x=steps,
+        y=thinned(np.median(losses, axis=0)),
+        name=f"equivalent configurations ({len(trials)})",
+        mode="lines",
+        line={"color": BLUE, "width": 2},
     )
+
+
+def _loss_caption(equivalent: Sequence[TrialAnalysis], others: int) -> str:
+    parts = ["First repeat of each configuration."]
+    if len(equivalent) > 1:
+        length = min(len(t.steps.loss) for t in equivalent)
+        losses = np.stack([t.steps.loss[:length] for t in equivalent])
+        furthest = float(np.max(np.ptp(losses, axis=0), initial=0.0))
+        spread = "are equal" if furthest == 0 else f"differ by at most {furthest:.2g}"
+        parts.append(f"Line: median of the equivalent ones; band: their range. They {spread}.")
+    if others > _MOST_LINES:
+        parts.append(f"{others - _MOST_LINES} other configurations are not shown.")
+    return " ".join(parts)
+
+
+def _paper_caption(rows: Sequence[Row]) -> str:
+    if all(paper_speedup(row) is None for row in rows):
+        return ""
+    return " The paper's figures come from other machines."
 
 
 def _speedup_label(row: Row) -> str:

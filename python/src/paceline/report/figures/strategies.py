@@ -1,5 +1,4 @@
-"""Figures of node-local strategies: their use of a node over time, their stages, and what the
-choice between them does to the speed under other launchers."""
+"""Figures of local strategies: use of a node over time, pipeline stages, and speed elsewhere."""
 
 from __future__ import annotations
 
@@ -9,15 +8,16 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from paceline.analysis.host_frames import read_series
+from paceline.analysis.labels import local_name, short_name, strategy_name
 from paceline.report.figures.charts import (
     GREY,
+    MOST_SHOWN,
     PALETTE,
     PHASE_COLOURS,
     chart,
     colours,
 )
 from paceline.report.figures.usage import times, values
-from paceline.report.labels import local_name, short_name, strategy_name
 from paceline.report.wording import DASH, bounds, place_name
 
 if TYPE_CHECKING:
@@ -30,52 +30,55 @@ if TYPE_CHECKING:
     from paceline.report.figures.charts import Chart
 
 _USES = (("CPU, %", "cpu_busy_percent"), ("RAM, %", "ram_percent"), ("threads", "run_threads"))
-_DASHES = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS = ("circle", "diamond", "triangle-up", "star", "cross", "x")
 
 
 def local_use_chart(comparison: Comparison, workload: str, rows: Sequence[Row]) -> Chart | None:
-    """CPU, RAM and threads over time, a curve for each strategy; None where nothing was sampled.
+    """Draw CPU, RAM and threads over time, a row of small figures for each strategy.
 
-    rows: of launcher `local`. This is figure 2 of the paper, with all strategies in one place.
+    rows: of launcher `local`. This is figure 2 of the paper. None where nothing was sampled.
     """
     palette = colours(comparison)
-    figure = make_subplots(rows=len(_USES), cols=1, shared_xaxes=True, vertical_spacing=0.05)
-    drawn: list[str] = []  # colours; what shares one is told apart by its dashes
-    for row in rows:
+    found = []
+    for row in rows[:MOST_SHOWN]:
         trial = comparison.trials[row.configuration][0]
         host = next(iter(read_series(trial.record.files)), None)
-        if host is None:
-            continue
-        colour = palette[row.configuration]
-        dash = _DASHES[drawn.count(colour) % len(_DASHES)]
-        drawn.append(colour)
-        time = times(trial.record, host)
-        for number, (_, column) in enumerate(_USES, start=1):
-            figure.add_scatter(
-                x=time,
-                y=values(host, column),
-                name=local_name(row, comparison.rows),
-                legendgroup=row.configuration,
-                showlegend=number == 1,
-                mode="lines",
-                line={"color": colour, "dash": dash, "width": 1.5},
-                row=number,
-                col=1,
-            )
-    if not drawn:
+        if host is not None:
+            found.append((row, trial, host))
+    if not found:
         return None
-    for number, (title, _) in enumerate(_USES, start=1):
-        figure.update_yaxes(title_text=title, rangemode="tozero", nticks=5, row=number, col=1)
-    figure.update_xaxes(rangemode="tozero")
-    figure.update_xaxes(title_text="seconds since the launch command", row=len(_USES), col=1)
+    figure = make_subplots(
+        rows=len(found),
+        cols=len(_USES),
+        shared_xaxes=True,
+        shared_yaxes="columns",
+        vertical_spacing=min(0.06, 0.3 / len(found)),
+        column_titles=[title for title, _ in _USES],
+        row_titles=[local_name(row, comparison.rows) for row, _, _ in found],
+    )
+    for number, (row, trial, host) in enumerate(found, start=1):
+        for column, (_, values_of) in enumerate(_USES, start=1):
+            figure.add_scatter(
+                x=times(trial.record, host),
+                y=values(host, values_of),
+                mode="lines",
+                line={"color": palette[row.configuration], "width": 1.5},
+                showlegend=False,
+                row=number,
+                col=column,
+            )
+    figure.update_annotations(font={"size": 11})
+    figure.for_each_annotation(lambda a: a.update(textangle=0, xanchor="left") if a.x > 0.95 else a)
+    figure.update_yaxes(rangemode="tozero", nticks=3)
+    figure.update_xaxes(rangemode="tozero", nticks=5)
+    figure.update_xaxes(title_text="seconds since the launch", row=len(found))
     return chart(
         figure,
         title=f"CPU, RAM and threads over time, {workload}",
         caption="First repeat of each strategy under launcher local. CPU and RAM are the host's, "
-        "threads the run's.",
-        height_px=440 + 10 * len(drawn),
-        legend=True,
+        "threads are the run's.",
+        height_px=110 + 80 * len(found),
+        right=190,
     )
 
 
@@ -107,8 +110,8 @@ def stage_chart(comparison: Comparison, workload: str, rows: Sequence[Row]) -> C
     return chart(
         figure,
         title=f"Stages, {workload}",
-        caption="One bar a stage: computing, and waiting for its neighbours (bubble). Stages that "
-        "compute for unequal times have unequal work: the cut could lie better.",
+        caption="One bar per stage: computing, and waiting for its neighbours (bubble). Stages "
+        "with unequal computing times have unequal work: another split point may be better.",
         height_px=150 + 26 * len(bars),
         legend=True,
     )
@@ -155,9 +158,9 @@ def local_global_chart(comparison: Comparison, found: LocalGlobal) -> Chart:
     figure.update_yaxes(title="speedup under another launcher", range=[0, most * 1.08])
     return chart(
         figure,
-        title=f"Alone and launched, {found.workload}",
-        caption="A point is a strategy under a launcher, its colour the strategy, its shape the "
-        "launcher; lines: 95 % intervals. On the dotted line a launcher costs and gains nothing.",
+        title=f"Speedup alone and under other launchers, {found.workload}",
+        caption="Colour: strategy; shape: launcher; lines: 95 % confidence intervals. On the "
+        "dotted line both speedups are equal.",
         height_px=460,
         legend=True,
     )

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from paceline.analysis.compare import compare_run
-from paceline.report.labels import local_name, short_name
+from paceline.analysis.labels import local_name, short_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,8 +64,8 @@ def test_what_differs_is_said_only_where_names_would_be_equal(
     ]
     assert _names(fabricate, tmp_path / "b", ways) == [
         "local · shared · pipeline 2\u00d71 m4",
-        "local · shared · pipeline 2\u00d71 m8 · cut 5",
         "local · shared · pipeline 2\u00d71 m8 · size",
+        "local · shared · pipeline 2\u00d71 m8 · split 5",
         "local · shared · pipeline 2\u00d71 m8 · time",
     ]
     two = dataclasses.replace(fabricate.MPI, nodes=2)
@@ -86,7 +86,7 @@ def test_the_same_way_has_one_name_in_all_workloads(fabricate: ModuleType, tmp_p
 
 def test_what_is_unusual_comes_last(fabricate: ModuleType, tmp_path: Path) -> None:
     rows = compare_run(fabricate.make_run(tmp_path, [fabricate.MPI]), require_baseline=False).rows
-    row = dataclasses.replace(rows[0], precision="bf16", bucket_mb=4.0, device="cuda")
+    row = dataclasses.replace(rows[0], labels=("cuda", "bf16", "4 MB buckets"))
     assert short_name(row, [row]) == "mpi · mpi · processes 2\u00d71 · cuda · bf16 · 4 MB buckets"
 
 

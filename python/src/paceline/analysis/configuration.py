@@ -1,0 +1,87 @@
+"""Facts of a planned trial that tables and comparisons need.
+
+The extensions know their own options; only this module of the analysis asks a trial for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from paceline.plan.trial import Trial
+    from paceline.spec.descriptors import OptionModel
+
+TIMES, DOT = "\N{MULTIPLICATION SIGN}", "\N{MIDDLE DOT}"
+_LOSSY_OPTIONS = ("compression", "averaging")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """How a configuration runs, for tables."""
+
+    layout: str  # counts on a node, for example `2x1`: replicas x threads
+    labels: tuple[str, ...]  # options that differ from their defaults
+    details: tuple[str, ...]  # shown only where two configurations have equal labels
+    options: dict[str, Any]  # values that belong to the strategy, the transport or the launcher
+
+
+def facts_of(trial: Trial) -> Facts:
+    """Collect the facts of one trial."""
+    training, nodes = trial.training, trial.placement.nodes
+    labels = [trial.device] if trial.device != "cpu" else []
+    labels += [training.precision] if training.precision != "fp32" else []
+    labels += [training.memory_format] if training.memory_format != "contiguous" else []
+    found: dict[str, Any] = {}
+    for each in trial.options:
+        found |= each.model_dump(mode="json", exclude_none=True)
+    return Facts(
+        layout=trial.layout if nodes == 1 else f"{nodes}{TIMES}{trial.layout}",
+        labels=(*labels, *trial.labels),
+        details=tuple(trial.details),
+        options=found,
+    )
+
+
+def node_setup(trial: Trial) -> Hashable:
+    """Identify what a node does, independent of the launcher and of what connects the nodes."""
+    place = trial.placement
+    return (
+        trial.local_strategy,
+        place.replicas_per_node,
+        place.stages,
+        place.threads_per_worker,
+        trial.layout,
+        tuple(trial.strategy_options.details()) if place.stages > 1 else (),
+        trial.device,
+    )
+
+
+def pipeline_counts(trial: Trial) -> tuple[int, int] | None:
+    """Return the numbers of stages and micro-batches; None without a pipeline."""
+    micro_batches = trial.option("micro_batches")
+    if trial.placement.stages == 1 or micro_batches is None:
+        return None
+    return trial.placement.stages, int(micro_batches)
+
+
+def why_not_equivalent(trial: Trial) -> str | None:
+    """Explain why a trial is lossy and may end differently; None if it is exact."""
+    return " and ".join(trial.inexact_reasons) or None
+
+
+def exact_form(trial: Trial) -> Trial:
+    """Return the same trial without gradient compression and local updates."""
+    return trial.model_copy(
+        update={
+            "strategy_options": _exact(trial.strategy_options),
+            "transport_options": _exact(trial.transport_options),
+        }
+    )
+
+
+def _exact(options: OptionModel) -> OptionModel:
+    known = [name for name in _LOSSY_OPTIONS if name in type(options).model_fields]
+    return options.model_copy(update=dict.fromkeys(known))

@@ -1,0 +1,138 @@
+"""Pairwise comparison of the configurations of one workload, corrected for the number of pairs.
+
+The test is Student's t on the logarithm of the ratio within repeats: its standard error is the
+larger one of the bootstrap over steps and the run-to-run noise (paceline.analysis.statistics). A
+pair is a tie if its difference is not significant at 5 % after Holm's correction (S. Holm: A Simple
+Sequentially Rejective Multiple Test Procedure, Scandinavian Journal of Statistics 6(2), 1979).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import special
+
+from paceline.analysis.statistics import CONFIDENCE, Interval, median_efficiency, t_quantile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from paceline.analysis.statistics import RunNoise, Series
+
+
+class Pairwise:
+    """All pairs of configurations: the ratio of their speeds, and whether it is a tie."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        rates: Mapping[str, Mapping[int, Series]],
+        noise: RunNoise | None,
+    ) -> None:
+        """rates: reduced samples per second by configuration and repeat."""
+        self._names = list(names)
+        self._index = {name: number for number, name in enumerate(self._names)}
+        repeats = sorted({repeat for name in self._names for repeat in rates[name]})
+        medians = np.full((len(self._names), len(repeats)), np.nan)
+        variances = np.full_like(medians, np.nan)
+        for number, name in enumerate(self._names):
+            for column, repeat in enumerate(repeats):
+                if repeat in rates[name]:
+                    found = rates[name][repeat]
+                    medians[number, column] = found.log_median
+                    variances[number, column] = float(np.var(found.log_draws))
+        self._centre, self._error, self._degrees = _compare(medians, variances, noise)
+        self._tied = self._holm()
+
+    def ties(self) -> Iterator[tuple[str, str, Interval]]:
+        """Yield the tied pairs in the order of the names, each with its ratio."""
+        for first, second in np.argwhere(np.triu(self._tied, 1)).tolist():
+            yield self._names[first], self._names[second], self._ratio(first, second)
+
+    def is_tie(self, first: str, second: str) -> bool:
+        """Tell whether two configurations do not differ significantly.
+
+        True also if they have no repeat in common.
+        """
+        return bool(self._tied[self._index[first], self._index[second]])
+
+    def _ratio(self, first: int, second: int) -> Interval:
+        centre = float(self._centre[first, second])
+        half = float(self._error[first, second]) * t_quantile(float(self._degrees[first, second]))
+        return Interval(
+            median=math.exp(centre), low=math.exp(centre - half), high=math.exp(centre + half)
+        )
+
+    def _holm(self) -> NDArray[np.bool_]:
+        """Return the matrix of ties; pairs that cannot be compared are left out of the family."""
+        size = len(self._names)
+        tied = np.ones((size, size), dtype=bool)
+        rows, columns = np.triu_indices(size, 1)
+        p_values = _p_values(
+            self._centre[rows, columns], self._error[rows, columns], self._degrees[rows, columns]
+        )
+        tested = np.flatnonzero(~np.isnan(p_values))
+        order = tested[np.argsort(p_values[tested])]
+        limits = (1 - CONFIDENCE) / np.arange(len(order), 0, -1)
+        kept = np.flatnonzero(p_values[order] > limits)
+        rejected = order[: kept[0]] if len(kept) else order
+        tied[rows[rejected], columns[rejected]] = False
+        tied[columns[rejected], rows[rejected]] = False
+        return tied
+
+
+def _compare(
+    medians: NDArray[np.float64], variances: NDArray[np.float64], noise: RunNoise | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return the log ratio of each pair, its standard error and its degrees of freedom.
+
+    medians, variances: of the logarithm, shape (configurations, repeats), NaN where a repeat is
+    missing. The results have shape (configurations, configurations), NaN without common repeats.
+    """
+    differences = medians[:, None, :] - medians[None, :, :]
+    known = ~np.isnan(differences)
+    common = known.sum(axis=2)
+    count = np.maximum(common, 1)
+    efficiency = np.where(count <= 2, median_efficiency(2), median_efficiency(3))
+    filled = np.where(known, differences, 0.0)
+    mean = filled.sum(axis=2) / count
+    squares = np.where(known, (differences - mean[:, :, None]) ** 2, 0.0).sum(axis=2)
+    own = np.sqrt(squares / np.maximum(count - 1, 1))
+    within = np.where(known, variances[:, None, :] + variances[None, :, :], 0.0).sum(axis=2)
+    error = efficiency * np.sqrt(within) / count
+    degrees = np.full(common.shape, np.inf)
+    repeated = common > 1
+    if noise is None:
+        between, own_degrees = own, np.maximum(count - 1.0, 1.0)
+    else:
+        between = np.maximum(own, math.sqrt(2) * noise.deviation)
+        own_degrees = np.full(common.shape, float(noise.degrees))
+    error = np.where(repeated, np.maximum(error, efficiency * between / np.sqrt(count)), error)
+    degrees = np.where(repeated, own_degrees, degrees)
+    centre = np.where(common > 0, _median(differences, known), np.nan)
+    return centre, error, degrees
+
+
+def _median(values: NDArray[np.float64], known: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the median along the last axis of the known values; 0 without any."""
+    if known.all():
+        complete: NDArray[np.float64] = np.median(values, axis=2)
+        return complete
+    some = known.any(axis=2)
+    found: NDArray[np.float64] = np.nanmedian(np.where(some[:, :, None], values, 0.0), axis=2)
+    return found
+
+
+def _p_values(
+    centre: NDArray[np.float64], error: NDArray[np.float64], degrees: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the two-sided p-values; without any noise every difference is significant."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        statistic = np.abs(centre) / error
+    statistic = np.where((error == 0) & (centre == 0), 0.0, statistic)
+    p_values: NDArray[np.float64] = 2 * special.stdtr(degrees, -statistic)
+    return p_values

@@ -1,0 +1,162 @@
+"""The verdict on one workload: the fastest configuration, by how much, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.analysis.configuration import TIMES
+from paceline.analysis.labels import short_name
+from paceline.records.phases import LABELS, STEP_PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paceline.analysis.pairwise import Pairwise
+    from paceline.analysis.row import Row
+    from paceline.analysis.statistics import Interval
+
+DASH = "\N{EN DASH}"
+_MOST_NAMED = 3  # tied configurations in a sentence
+_EXPLAINS = 0.5  # of the difference: a phase that explains less is not the cause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """The step phase that explains at least half of a difference, seconds per step."""
+
+    phase: str
+    faster_s: float
+    slower_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The fastest configuration of a workload among those that are equivalent."""
+
+    workload: str
+    best: str | None  # configuration; None if none is equivalent
+    tied: tuple[str, ...]  # no significant difference to the best
+    speedup: Interval | None  # of the best over the baseline
+    runner_up: str | None  # the fastest configuration that is not tied with the best
+    over_runner_up: Interval | None  # speed of the best over that of the runner-up
+    cause: Cause | None  # None: the difference is spread over several phases
+    sentence: str
+
+
+def make_verdict(
+    workload: str,
+    rows: Sequence[Row],
+    pairs: Pairwise,
+    ratio: Callable[[str, str], Interval | None],
+) -> Verdict:
+    """Judge the rows of one workload, which are in order of speed.
+
+    ratio: of the speeds of two configurations.
+    """
+    ranked = [row for row in rows if row.ranked]
+    if not ranked:
+        return _nothing(workload)
+    best = ranked[0]
+    tied = [r for r in ranked[1:] if pairs.is_tie(best.configuration, r.configuration)]
+    behind = next((r for r in ranked[1:] if r not in tied), None)
+    over = None if behind is None else ratio(best.configuration, behind.configuration)
+    cause = None if behind is None else find_cause(best, behind)
+    return Verdict(
+        workload=workload,
+        best=best.configuration,
+        tied=tuple(row.configuration for row in tied),
+        speedup=best.speedup,
+        runner_up=None if behind is None else behind.configuration,
+        over_runner_up=over,
+        cause=cause,
+        sentence=_sentence(rows, tied, behind, over, cause),
+    )
+
+
+def find_cause(faster: Row, slower: Row) -> Cause | None:
+    """Return the phase that explains at least half of the difference of the mean steps.
+
+    None if there is none. A phase that only one of them has (communication, the pipeline bubble)
+    counts as 0 for the other.
+    """
+    pairs = {
+        name: (faster.step_phases_s.get(name) or 0.0, slower.step_phases_s.get(name) or 0.0)
+        for name in STEP_PHASES
+    }
+    name = max(pairs, key=lambda phase: pairs[phase][1] - pairs[phase][0])
+    saved = pairs[name][1] - pairs[name][0]
+    difference = sum(theirs - ours for ours, theirs in pairs.values())
+    if saved <= 0 or saved < _EXPLAINS * difference:
+        return None
+    return Cause(phase=name, faster_s=pairs[name][0], slower_s=pairs[name][1])
+
+
+def milliseconds(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{1000 * seconds:.0f} ms" if seconds >= 0.01 else f"{1000 * seconds:.1f} ms"
+
+
+def listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def bounds(interval: Interval) -> str:
+    return f"{interval.low:.2f}{DASH}{interval.high:.2f}"
+
+
+def _nothing(workload: str) -> Verdict:
+    return Verdict(
+        workload=workload,
+        best=None,
+        tied=(),
+        speedup=None,
+        runner_up=None,
+        over_runner_up=None,
+        cause=None,
+        sentence="No configuration is ranked, because none was shown to be equivalent to the "
+        "baseline.",
+    )
+
+
+def _sentence(
+    rows: Sequence[Row],
+    tied: Sequence[Row],
+    behind: Row | None,
+    over: Interval | None,
+    cause: Cause | None,
+) -> str:
+    best = rows[0]
+    name = short_name(best, rows)
+    if len([row for row in rows if row.ranked]) == 1:
+        return f"Only {name} was measured, so there is nothing to compare."
+    words = [f"{name} is fastest{_speed(best)}."]
+    if tied:
+        names = [short_name(row, rows) for row in tied[:_MOST_NAMED]]
+        if len(tied) > _MOST_NAMED:
+            names.append(f"{len(tied) - _MOST_NAMED} more")
+        words = [f"Tie: {name}{_speed(best)}; no significant difference to {listed(names)}."]
+    if behind is not None and over is not None:
+        next_one = short_name(behind, rows)
+        words.append(
+            f"It is {over.median:.2f}{TIMES} as fast as {next_one} ({bounds(over)})"
+            f"{_why(best, behind, cause)}."
+        )
+    return " ".join(words)
+
+
+def _speed(best: Row) -> str:
+    if best.is_baseline:
+        return " (the baseline)"
+    if best.speedup is None:
+        return ""
+    return f", {best.speedup.median:.2f}{TIMES} as fast as the baseline ({bounds(best.speedup)})"
+
+
+def _why(best: Row, behind: Row, cause: Cause | None) -> str:
+    if cause is not None:
+        spent = f"{milliseconds(cause.faster_s)} instead of {milliseconds(cause.slower_s)} per step"
+        return f", mainly because of {LABELS[cause.phase]}: {spent}"
+    measured = all(row.step_phases_s.get("forward") is not None for row in (best, behind))
+    return "; the difference is spread over several phases" if measured else ""
