@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+
 from common import write_results
 from paceline.analysis.checks import Check
 from paceline.analysis.equivalence import Equivalence
@@ -70,8 +71,10 @@ def main() -> None:
         run = RunFiles(Path(folder) / "run")
         began = time.monotonic()
         generate(run, options)
-        print(f"generated {options.configurations * options.repeats} trials in "
-              f"{time.monotonic() - began:.0f} s")
+        print(
+            f"generated {options.configurations * options.repeats} trials in "
+            f"{time.monotonic() - began:.0f} s"
+        )
         found = {
             "compare": measured("compare", str(run.root), "--json"),
             "report": measured("report", str(run.root)),
@@ -160,9 +163,7 @@ def configured(trial: Trial, number: int) -> Trial:
     return trial.model_copy(update={"placement": place})
 
 
-def make_trial(
-    files: TrialFiles, trial: Trial, speed: float, random: np.random.Generator
-) -> None:
+def make_trial(files: TrialFiles, trial: Trial, speed: float, random: np.random.Generator) -> None:
     steps = trial.training.max_steps or 0
     times = STEP_S * speed * np.exp(0.1 * random.standard_normal(steps) + 0.01 * random.normal())
     files.root.mkdir(parents=True)

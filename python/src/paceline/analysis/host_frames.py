@@ -177,9 +177,7 @@ def _over_devices(samples: pl.DataFrame, devices: str, counter: str) -> NDArray[
     return total
 
 
-def _seldom_rate(
-    counter: NDArray[np.float64], unix_s: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _seldom_rate(counter: NDArray[np.float64], unix_s: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the rate of a counter that is read on some ticks only, from reading to reading."""
     known = np.flatnonzero(~np.isnan(counter))
     found = np.full(len(counter), np.nan)

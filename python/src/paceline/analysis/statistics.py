@@ -199,7 +199,7 @@ def _log_median_draws(
 
 
 def _block_length(steps: int) -> int:
-    return min(steps, math.ceil(float(steps) ** (1 / 3)))
+    return min(steps, math.ceil(math.pow(steps, 1 / 3)))
 
 
 def _simulated_medians(

@@ -119,7 +119,8 @@ class _Training:
         if name not in self._values:
             return np.zeros(0)
         found = self._values[name][self._inside]
-        return found[~np.isnan(found)]
+        known: NDArray[np.float64] = found[~np.isnan(found)]
+        return known
 
 
 def span_on_host(record: TrialRecord, host: str, name: str) -> tuple[float, float] | None:
