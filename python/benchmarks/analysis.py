@@ -213,7 +213,8 @@ def make_rank(files: TrialFiles, trial: Trial, rank: int, times: np.ndarray[Any,
         spans.write(SpanRow(name="train", started_unix_s=LAUNCHED + 1.0, ended_unix_s=end))
     environment = RankEnvironment(
         rank=rank, world_size=trial.placement.ranks, local_rank=rank, node_index=0, host="node0",
-        pid=1, intraop_threads=trial.placement.threads_per_worker, interop_threads=1, omp_environment={},
+        pid=1, intraop_threads=trial.placement.threads_per_worker, interop_threads=1,
+        omp_environment={},
         affinity=[rank], cgroup_cpu_limit=None, cgroup_memory_limit_bytes=None, cpu_model="CPU",
         precision="fp32", memory_format="contiguous", transport=trial.transport, interface="lo",
         clock_offset_s=0.0, clock_error_s=0.0, versions={"torch": "2"},

@@ -65,7 +65,7 @@ def test_what_differs_is_said_only_where_names_would_be_equal(
     assert _names(fabricate, tmp_path / "b", ways) == [
         "local · shared · pipeline 2\u00d71 m4",
         "local · shared · pipeline 2\u00d71 m8 · size",
-        "local · shared · pipeline 2\u00d71 m8 · split 5",
+        "local · shared · pipeline 2\u00d71 m8 · split at 5",
         "local · shared · pipeline 2\u00d71 m8 · time",
     ]
     two = dataclasses.replace(fabricate.MPI, nodes=2)

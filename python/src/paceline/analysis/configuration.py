@@ -31,9 +31,10 @@ class Facts:
 def facts_of(trial: Trial) -> Facts:
     """Collect the facts of one trial."""
     training, nodes = trial.training, trial.placement.nodes
-    labels = [trial.device] if trial.device != "cpu" else []
-    labels += [training.precision] if training.precision != "fp32" else []
-    labels += [training.memory_format] if training.memory_format != "contiguous" else []
+    usual = ("cpu", "fp32", "contiguous")
+    labels = [
+        v for v in (trial.device, training.precision, training.memory_format) if v not in usual
+    ]
     found: dict[str, Any] = {}
     for each in trial.options:
         found |= each.model_dump(mode="json", exclude_none=True)
