@@ -19,6 +19,8 @@ from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.workloads.build import build_model
 
+TINY_VGG = "paceline.workloads.complex_small.model:TinyVGG"
+
 pytestmark = pytest.mark.contract
 
 SEED, BATCH, SAMPLES, STEPS = 3, 10, 41, 20  # as in programs/less_to_send.py
@@ -138,7 +140,7 @@ SLICED: dict[str, dict[str, Any]] = {
     "hierarchical": {"nodes": 2, "local_strategy": "processes", "reduction": "hierarchical"},
     "threads": {"nodes": 2, "local_strategy": "threads", "thread_replicas": 2},
     "pipeline": {
-        "nodes": 2, "local_strategy": "pipeline", "model": "tiny-vgg",
+        "nodes": 2, "local_strategy": "pipeline", "model": TINY_VGG,
         "memory_format": "channels_last", "pipeline": {"stages": 2, "micro_batches": 4},
     },
 }  # fmt: skip

@@ -31,6 +31,8 @@ from paceline.training.dropout import set_sample_keys
 from paceline.training.transforms import put_in_memory_format
 from paceline.workloads.build import build_model
 
+TINY_VGG = "paceline.workloads.complex_small.model:TinyVGG"
+
 pytestmark = pytest.mark.contract
 
 TOLERANCE = 1e-4
@@ -41,9 +43,9 @@ STEP_OF_ONE_SAMPLE = 4
 CASES = {
     "alexnet": ("tiny-alexnet", False, "fp32", "contiguous"),
     "alexnet-dropout": ("tiny-alexnet", True, "fp32", "contiguous"),
-    "vgg": ("tiny-vgg", False, "fp32", "contiguous"),
-    "vgg-dropout": ("tiny-vgg", True, "fp32", "contiguous"),
-    "channels_last": ("tiny-vgg", False, "fp32", "channels_last"),
+    "vgg": (TINY_VGG, False, "fp32", "contiguous"),
+    "vgg-dropout": (TINY_VGG, True, "fp32", "contiguous"),
+    "channels_last": (TINY_VGG, False, "fp32", "channels_last"),
     "bf16": ("tiny-alexnet", False, "bf16", "contiguous"),
 }
 EXACT = [case for case in CASES if case != "bf16"]

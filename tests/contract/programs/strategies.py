@@ -26,14 +26,16 @@ from paceline.training.transforms import put_in_memory_format, torch_memory_form
 from paceline.worker.peers import join_peers
 from paceline.workloads.build import build_model
 
+TINY_VGG = "paceline.workloads.complex_small.model:TinyVGG"
+
 STEPS = 10
 CASES: dict[str, dict[str, Any]] = {
     "alexnet": {"model": "tiny-alexnet", "dropout": False},
     "alexnet-dropout": {"model": "tiny-alexnet", "dropout": True},
-    "vgg": {"model": "tiny-vgg", "dropout": False},
-    "vgg-dropout": {"model": "tiny-vgg", "dropout": True},
+    "vgg": {"model": TINY_VGG, "dropout": False},
+    "vgg-dropout": {"model": TINY_VGG, "dropout": True},
     "bf16": {"model": "tiny-alexnet", "dropout": False, "precision": "bf16"},
-    "channels_last": {"model": "tiny-vgg", "dropout": False, "memory_format": "channels_last"},
+    "channels_last": {"model": TINY_VGG, "dropout": False, "memory_format": "channels_last"},
     "broken": {"model": "tiny-alexnet", "dropout": False},
 }
 

@@ -36,7 +36,7 @@ def test_a_data_set_is_made_once_and_then_found(
         "tiny", images=6, seed=3, cache_dir=tmp_path, progress=lambda *a: seen.append(a)
     )
     again = catalogue.ensure_dataset("tiny", images=6, seed=3, cache_dir=tmp_path)
-    assert first == again == tmp_path / "datasets" / "tiny-6-seed3-v2"
+    assert first == again == tmp_path / "datasets" / "tiny-6-seed3-v3"
     assert ingested == [(6, 3)]
     assert seen[-1] == (18, 18)
     assert [f.name for f in first.parent.iterdir() if f.is_dir()] == [first.name]
@@ -60,7 +60,7 @@ def test_waiting_for_another_maker_has_an_end(
 ) -> None:
     folder = tmp_path / "datasets"
     folder.mkdir()
-    with (folder / ".tiny-6-seed0-v2.lock").open("a") as held:
+    with (folder / ".tiny-6-seed0-v3.lock").open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(TimedOut, match="another process"):
             catalogue.ensure_dataset("tiny", images=6, cache_dir=tmp_path, lock_timeout_s=0.0)

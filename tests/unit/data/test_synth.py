@@ -18,6 +18,7 @@ from paceline.data import synth
 from paceline.data.images import decode, inspect
 from paceline.data.scenes import CLASSES
 from paceline.errors import EnvironmentLacks, UsageError
+from paceline.spec.extensions import WORKLOADS
 from paceline.training.transforms import to_input
 from paceline.workloads.build import build_model
 
@@ -75,10 +76,10 @@ def test_seed_and_preset_change_the_images() -> None:
     assert image != synth.image_bytes("complex-small", 0, 3)
 
 
-@pytest.mark.parametrize("preset", synth.PRESETS)
+@pytest.mark.parametrize("preset", WORKLOADS.names())
 def test_files_and_sides_have_natural_and_mixed_sizes(preset: str) -> None:
     """Bits per pixel: photographs have 0.9 to 2.1 at these JPEG qualities (see scenes.py)."""
-    low, high = synth.PRESETS[preset].shorter_side
+    low, high = WORKLOADS.get(preset).shorter_side
     files = [synth.image_bytes(preset, 0, index) for index in range(12)]
     infos = [inspect(data) for data in files]
     assert all(low <= min(info.width, info.height) <= high for info in infos)
@@ -93,13 +94,12 @@ def test_files_and_sides_have_natural_and_mixed_sizes(preset: str) -> None:
 
 
 def test_presets_have_the_papers_numbers_in_slightly_uneven_classes() -> None:
-    assert {name: preset.images for name, preset in synth.PRESETS.items()} == {
-        "complex-small": 791, "simple-big": 6003, "tiny": 96,
-    }  # fmt: skip
+    counts = {workload.name: workload.samples for workload in WORKLOADS.all()}
+    assert counts == {"complex-small": 791, "simple-big": 6003, "tiny": 96}
     for count in (96, 791, 6003):
         classes = [synth.class_of(index) for index in range(count)]
-        counts = sorted(map(classes.count, CLASSES))
-        assert counts[0] < counts[-1] < 1.25 * counts[0]
+        sizes = sorted(map(classes.count, CLASSES))
+        assert sizes[0] < sizes[-1] < 1.25 * sizes[0]
 
 
 def test_names_are_unique() -> None:

@@ -146,3 +146,8 @@ def test_batch_that_cannot_be_divided_names_one_that_can():
 
 def test_numbers_are_not_made_from_text():
     assert "seed" in faults_of(GOOD.replace("schema = 2", 'schema = 2\nseed = "1"'))
+
+
+def test_key_without_a_successor_is_answered_with_the_reason():
+    text = GOOD.replace('name = "tiny"', 'name = "tiny"\ntrust_data = true')
+    assert "trust_data: was removed, because the pickled schema" in faults_of(text)

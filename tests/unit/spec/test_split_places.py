@@ -1,20 +1,8 @@
-"""The layers at which a spec may split a model are those of the model."""
+"""The number of stages and the split points must suit the model."""
 
-import pytest
-
-from paceline.spec.extensions import WORKLOADS
 from paceline.strategies.pipeline.settings import model_faults
-from paceline.strategies.pipeline.split_points import legal_split_points
-from paceline.workloads.build import build_model
 
-PLACES = WORKLOADS.get("tiny").split_places()
-
-
-@pytest.mark.parametrize("name", WORKLOADS.names())
-def test_places_are_those_of_the_model(name):
-    workload = WORKLOADS.get(name)
-    layers = build_model(workload.model, 2, dropout=True, seed=1).layers()
-    assert list(workload.split_places()) == legal_split_points(layers)
+PLACES = (2, 3, 5, 6, 8, 9, 10, 11, 12, 14, 15, 17)  # of tiny-alexnet
 
 
 def test_most_stages_are_one_more_than_the_places():

@@ -12,6 +12,8 @@ from paceline.training.devices import InputMover, Stopwatch, device_of, use_devi
 from paceline.training.tensors import sha256_of
 from paceline.workloads.build import build_model
 
+TINY_VGG = "paceline.workloads.complex_small.model:TinyVGG"
+
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 STEPS = 20
@@ -106,7 +108,7 @@ def test_float32_products_are_not_rounded_to_tf32(gpu):
     assert float((got - exact).abs().max()) < 1e-3  # TF32 gives about 0.05
 
 
-@pytest.mark.parametrize("model_name", ["tiny-alexnet", "tiny-vgg"])
+@pytest.mark.parametrize("model_name", ["tiny-alexnet", TINY_VGG])
 @pytest.mark.parametrize("dropout", [False, True])
 def test_training_is_that_of_the_cpu(make_trial, solo, model_name, dropout):
     trial = make_trial(dropout=dropout)

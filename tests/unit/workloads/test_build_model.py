@@ -100,7 +100,7 @@ def test_alexnet_weights_have_torchs_default_distribution():
 
 
 def test_unknown_model_is_answered_with_the_known_ones():
-    with pytest.raises(UsageError, match="alexnet, vgg16, tiny-alexnet"):
+    with pytest.raises(UsageError, match=r'"vgg16", "alexnet" or "tiny-alexnet", got "resnet"'):
         build_model("resnet", 3, dropout=True, seed=1)
 
 

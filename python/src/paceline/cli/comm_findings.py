@@ -1,4 +1,4 @@
-"""What `tune comm` found, for reading: a table a trial, with its messages by size."""
+"""Result of `tune comm` as text: one table per trial, with its messages by size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `tune local` would measure, and what it found, for reading."""
+"""Plan and result of `tune local` as text."""
 
 from __future__ import annotations
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.data.dataset import open_dataset
-from paceline.data.synth import GENERATOR_VERSION, PRESETS, synthesise
-from paceline.errors import EnvironmentLacks, TimedOut, UsageError
+from paceline.data.synth import GENERATOR_VERSION, synthesise
+from paceline.errors import EnvironmentLacks, TimedOut
+from paceline.spec.extensions import WORKLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,9 +57,7 @@ def ensure_dataset(
     Raises UsageError for an unknown preset, TimedOut if another process holds the lock too long,
     EnvironmentLacks if the folder cannot be written.
     """
-    if preset not in PRESETS:
-        raise UsageError(f"preset: expected one of {', '.join(PRESETS)}, got {preset!r}")
-    count = PRESETS[preset].images if images is None else images
+    count = WORKLOADS.get(preset).samples if images is None else images
     target = dataset_path(preset, images=count, seed=seed, cache_dir=cache_dir)
     folder = target.parent
     if target.is_dir():

@@ -4,10 +4,10 @@ A landscape contains round objects in warm and grey colours, whatever the class.
 smoke plumes have the same colours, so shape and texture decide the class, not the mean colour.
 All textures are sums of octaves whose amplitude halves as the frequency doubles: natural images
 have such 1/f amplitude spectra (Field, J. Opt. Soc. Am. A 4, 1987). So JPEG files have natural
-sizes. Measured at JPEG qualities 78 to 90: median 1.2 bits per pixel (0.7 to 2.2) at 480 to 1080
-lines and 1.6 at 120 to 200 lines; four photographs among scikit-image's examples (astronaut,
+sizes. Measured at JPEG qualities 78 to 90: median 1.3 bits per pixel (0.7 to 2.2) at 480 to 1080
+lines and 1.8 at 120 to 200 lines; four photographs among scikit-image's examples (astronaut,
 chelsea, coffee, rocket) have 0.9 to 2.4 at 300 to 512 lines. Decoding an image of `simple-big`
-to 224x224 pixels takes 2.0 ms on one core.
+to 224x224 pixels takes 1.9 ms on one core.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Synthetic images in class folders: fire, no_fire and smoke, in place of the paper's data sets.
 
-Image `index` depends on (preset, seed, index) alone. So the bytes do not depend on the number of
+A preset is the name of a workload, whose descriptor states number and sizes of the images. Image
+`index` depends on (preset, seed, index) alone. So the bytes do not depend on the number of
 threads, and the first N images are the same for every number of images.
 """
 
@@ -13,39 +14,25 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import cv2
 import numpy as np
 
 from paceline.data.scenes import CLASSES, paint
 from paceline.errors import EnvironmentLacks, UsageError
+from paceline.spec.extensions import WORKLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 # Part of the name of cached data sets: increase it when a change here changes any byte.
-GENERATOR_VERSION = 2
+GENERATOR_VERSION = 3
 
 # Nine of 25 images show fire and eight each of the other classes, so classes are slightly uneven.
 _CLASS_CYCLE = (0, 2, 1, 0, 1, 2, 0, 2, 1, 0, 1, 0, 2, 1, 0, 2, 2, 0, 1, 0, 1, 2, 0, 2, 1)
 _NAMES = ("IMG_{:04d}.jpg", "DSC{:05d}.JPG", "P{:07d}.jpg", "photo {:d}.jpeg", "frame-{:06d}.jpg")
 _ASPECTS = (4 / 3, 3 / 2, 16 / 9, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """Number of images, and the range of their shorter sides in pixels."""
-
-    code: int  # part of each image's seed
-    images: int
-    shorter_side: tuple[int, int]
-
-
-PRESETS = {
-    "complex-small": Preset(code=1, images=791, shorter_side=(480, 1080)),
-    "simple-big": Preset(code=2, images=6003, shorter_side=(480, 864)),
-    "tiny": Preset(code=3, images=96, shorter_side=(120, 200)),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +113,7 @@ def image_name(preset: str, seed: int, index: int) -> str:
 def image_bytes(preset: str, seed: int, index: int) -> bytes:
     """Return the JPEG file of an image."""
     rng = _generator(preset, seed, index, stream=0)
-    low, high = PRESETS[preset].shorter_side
+    low, high = WORKLOADS.get(preset).shorter_side
     short = int(rng.integers(low // 8, high // 8 + 1)) * 8
     long = round(short * _ASPECTS[int(rng.integers(len(_ASPECTS)))])
     width, height = (long, short) if rng.random() < 0.75 else (short, long)
@@ -137,14 +124,13 @@ def image_bytes(preset: str, seed: int, index: int) -> bytes:
 
 
 def _generator(preset: str, seed: int, index: int, *, stream: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64([seed, PRESETS[preset].code, index, stream]))
+    return np.random.Generator(np.random.PCG64([seed, crc32(preset.encode()), index, stream]))
 
 
 def _checked_count(preset: str, images: int | None) -> int:
-    if preset not in PRESETS:
-        raise UsageError(f"preset: expected one of {', '.join(PRESETS)}, got {preset!r}")
+    workload = WORKLOADS.get(preset)
     if images is None:
-        return PRESETS[preset].images
+        return workload.samples
     if images < len(CLASSES):
         raise UsageError(f"images: expected at least {len(CLASSES)}, one per class, got {images}")
     return images

@@ -1,7 +1,7 @@
 """Sidecars of a trial: one process on each host that has ranks.
 
 Each trial has sidecars of its own: then a sidecar has one task, needs no protocol for the next
-trial, and works the same on every host, whoever launched the ranks. `SidecarRequest.ports` keeps
+trial, and works the same on every host, under every launcher. `SidecarRequest.ports` keeps
 the port stable during a run.
 """
 

@@ -121,7 +121,7 @@ class Trial(_Value):
 
     @property
     def is_exact(self) -> bool:
-        """Whether it computes what the baseline does, apart from the order of sums."""
+        """Return whether it computes what the baseline does, apart from the order of sums."""
         return not self.inexact_reasons
 
     @property
@@ -131,7 +131,7 @@ class Trial(_Value):
 
     @property
     def is_baseline(self) -> bool:
-        """Whether it is the sequential process that every speedup is relative to."""
+        """Return whether it is the sequential process that every speedup is relative to."""
         return {"launcher": self.launcher, "local_strategy": self.local_strategy} == BASELINE
 
     @property

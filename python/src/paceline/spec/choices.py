@@ -34,6 +34,10 @@ RENAMED = {
     "averaging_start": "averaging_start_step",
     "core_budget": "allocated_cores",
 }
+# Keys of schema 1 without a successor.
+REMOVED = {
+    "trust_data": "was removed, because the pickled schema of a data set is never opened; delete it"
+}
 _GROUPS: dict[str, ExtensionGroup[Any]] = {
     "local_strategy": STRATEGIES,
     "transport": TRANSPORTS,

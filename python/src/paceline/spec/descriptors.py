@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from paceline.spec.model_facts import ModelFacts, model_facts
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -218,15 +220,19 @@ class LauncherDescriptor(Descriptor):
 
 
 class WorkloadDescriptor(Descriptor):
-    """A workload: model, data set and the training values where the spec gives none."""
+    """A workload: model, data set and the training values where the spec gives none.
+
+    The implementation is the model's class, a subclass of paceline.training.model.Model.
+    """
 
     model: ClassVar[str]  # name of the model, for messages and files
     samples: ClassVar[int]  # in the data set that is synthesised
-    image_size: ClassVar[int]  # pixels, square
+    shorter_side: ClassVar[tuple[int, int]] = (480, 864)  # range in synthetic images, pixels
+    image_size: ClassVar[int]  # of the model's input, pixels, square
     global_batch: ClassVar[int]  # samples
     learning_rate: ClassVar[float] = 0.001
     momentum: ClassVar[float] = 0.9
 
-    def split_places(self) -> tuple[int, ...]:
-        """Return the layers at which a pipeline stage may begin, ascending."""
-        raise NotImplementedError
+    def facts(self) -> ModelFacts:
+        """Return sizes and split points of the model; the first call takes 1 to 2 s."""
+        return model_facts(self.implementation)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from paceline.errors import UsageError
-from paceline.spec.choices import RENAMED
+from paceline.spec.choices import REMOVED, RENAMED
 from paceline.spec.models import SCHEMA, Experiment
 from paceline.spec.rules import faults_of
 from paceline.spec.sentences import sentences
@@ -146,6 +146,8 @@ def _unknown_key(location: tuple[int | str, ...]) -> str:
     key = str(location[-1])
     if key in RENAMED:
         return f'was renamed; use "{RENAMED[key]}"'
+    if key in REMOVED:
+        return REMOVED[key]
     model: Any = Experiment
     for part in location[:-1]:
         if isinstance(part, str) and part in model.model_fields:

@@ -1,4 +1,4 @@
-"""What one [[trials]] entry may combine: strategy, counts, transport, device and nodes."""
+"""Rules for one [[trials]] entry: strategy, counts, transport, device and nodes."""
 
 from __future__ import annotations
 

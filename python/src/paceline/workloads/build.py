@@ -1,41 +1,48 @@
-"""The models by name, as published, adapted to the number of classes."""
+"""Build the model of a workload with its initial weights."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.errors import UsageError
-from paceline.workloads.alexnet import AlexNet, TinyAlexNet
-from paceline.workloads.vgg import VGG16, TinyVGG
-
-if TYPE_CHECKING:
-    from paceline.training.model import Model
-
-_MODELS: dict[str, type[Model]] = {
-    "alexnet": AlexNet,
-    "vgg16": VGG16,
-    "tiny-alexnet": TinyAlexNet,
-    "tiny-vgg": TinyVGG,
-}
+from paceline.spec.extensions import WORKLOADS, load_object, quoted
+from paceline.training.model import Model
 
 
-def build_model(name: str, classes: int, *, dropout: bool, seed: int) -> Model:
-    """The model with its initial weights, in training mode, on the CPU, float32.
+def build_model(model: str, classes: int, *, dropout: bool, seed: int) -> Model:
+    """Return a model with its initial weights, in training mode, on the CPU, float32.
 
-    The weights are a function of (name, classes, seed): torch's generator draws them one after the
-    other whatever the number of threads, and neither reads nor moves the caller's generator.
-    Raises UsageError for an unknown name or fewer than one class.
+    model: as in `model_class`. The weights are a function of (model, classes, seed): torch's
+    generator draws them one after the other for any number of threads, and the state of the
+    caller's generator neither matters nor changes.
+    Raises UsageError for an unknown model or fewer than one class.
     """
-    if name not in _MODELS:
-        raise UsageError(f"model {name!r}: expected one of {', '.join(_MODELS)}")
     if classes < 1:
         raise UsageError(f"classes: expected at least 1, got {classes}")
-    with torch.device("meta"):  # torch's own first drawing of the weights would be thrown away
-        model = _MODELS[name](classes, dropout=dropout)
-    model.to_empty(device="cpu")
+    built = on_meta_device(model, classes, dropout=dropout)
+    built.to_empty(device="cpu")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model.draw_weights()
-    return model
+        built.draw_weights()
+    return built
+
+
+def on_meta_device(model: str, classes: int, *, dropout: bool) -> Model:
+    """Return the model without memory for its weights, and without drawing them."""
+    with torch.device("meta"):
+        return model_class(model)(classes, dropout=dropout)
+
+
+def model_class(model: str) -> type[Model]:
+    """Return the class of a model: the name that a workload gives it, or "module:class".
+
+    Raises UsageError if no workload has a model of that name.
+    """
+    if ":" in model:
+        found: type[Model] = load_object(model)
+        return found
+    for workload in WORKLOADS.all():
+        if workload.model == model:
+            return model_class(workload.implementation)
+    known = tuple(workload.model for workload in WORKLOADS.all())
+    raise UsageError(f'model: expected one of {quoted(known)}, got "{model}"')

@@ -7,13 +7,13 @@ from paceline.plan.trial import Placement, Training, Trial
 from paceline.spec.models import Limits
 
 
-def trial(transport, *, model="alexnet", ranks=2, collective_s=120.0, memory="1g"):
+def trial(transport, *, workload="simple-big", ranks=2, collective_s=120.0, memory="1g"):
     return Trial(
         id="t", experiment="unit", repeat=0, launcher="spark", transport=transport,
         local_strategy="processes",
         placement=Placement(nodes=1, ranks_per_node=ranks, threads_per_rank=1),
         training=Training(
-            workload="tiny", model=model, dataset="none", seed=1,
+            workload=workload, model="any", dataset="none", seed=1,
             image_size=32, global_batch=8, epochs=1, max_steps=None, warmup_steps=0,
             learning_rate=0.1, momentum=0.9, dropout=False, reading="memory", precision="fp32",
             memory_format="contiguous",
@@ -44,9 +44,10 @@ def test_lost_executor_is_noticed_within_the_limit_of_an_exchange(collective_s):
 
 
 def test_heap_holds_what_all_ranks_send_unless_the_spec_says_otherwise():
-    assert driver_memory(trial("spark-rounds")) == "5g"
-    assert driver_memory(trial("spark-rounds", ranks=4)) == "8g"
-    assert driver_memory(trial("spark-rounds", model="tiny-alexnet")) == "1g"
+    """1024 MiB and, for each rank, four copies of weights and momentum, 4 bytes each."""
+    assert driver_memory(trial("spark-rounds")) == "4754m"
+    assert driver_memory(trial("spark-rounds", ranks=4)) == "8483m"
+    assert driver_memory(trial("spark-rounds", workload="tiny")) == "1030m"
     assert driver_memory(trial("spark-rounds", memory="3g")) == "3g"
 
 

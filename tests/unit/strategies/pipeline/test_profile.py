@@ -5,8 +5,10 @@ import torch
 from tests.unit.strategies.pipeline.node import pipeline_trial
 
 from paceline.strategies.pipeline.profile import LayerTimes, Profile, profile_layers
-from paceline.strategies.pipeline.split_points import legal_split_points
 from paceline.workloads.build import build_model
+from paceline.workloads.facts import legal_split_points
+
+TINY_VGG = "paceline.workloads.complex_small.model:TinyVGG"
 
 
 def times(layer, forward_s, backward_s, copy_s):
@@ -23,7 +25,7 @@ def test_costs_of_a_step_lie_on_the_layers_that_a_stage_can_begin_with():
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("model", ["tiny-alexnet", "tiny-vgg"])
+@pytest.mark.parametrize("model", ["tiny-alexnet", TINY_VGG])
 def test_measuring_times_every_layer_and_changes_nothing(model, precision):
     training = pipeline_trial(2, 1, model=model, dropout=True, precision=precision).training
     net = build_model(model, 3, dropout=True, seed=1)

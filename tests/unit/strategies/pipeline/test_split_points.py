@@ -10,11 +10,11 @@ from paceline.errors import UsageError
 from paceline.strategies.pipeline.split_points import (
     balanced_split_points,
     check_split_points,
-    legal_split_points,
     require_stages,
     stage_bounds,
 )
 from paceline.workloads.build import build_model
+from paceline.workloads.facts import legal_split_points
 
 
 @pytest.fixture

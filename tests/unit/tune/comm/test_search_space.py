@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from tests.trials import changed
 from tests.unit.tune.comm.conftest import entry, parsed
 
 from paceline.plan.planning import plan_trials
-from paceline.spec.extensions import WORKLOADS
-from paceline.tune.comm.search_space import MODEL_MB, choices, communication_of, why_left_alone
-from paceline.workloads import build as models
+from paceline.tune.comm.search_space import choices, communication_of, why_left_alone
 
 MANY = {"nodes": 2}
 
@@ -139,15 +136,3 @@ def test_trial_that_sends_nothing_is_left_alone_with_the_reason(where, reason):
 def test_trial_that_sends_is_searched():
     assert why_left_alone(parsed(entry(transport="gloo")).trials[1]) is None
     assert why_left_alone(parsed(entry(transport=None, **MANY)).trials[1]) is None
-
-
-@pytest.mark.parametrize("model", sorted(MODEL_MB))
-def test_bucket_of_the_whole_model_holds_it_with_a_thousand_classes(model):
-    with torch.device("meta"):
-        built = models._MODELS[model](1000, dropout=False)
-    size_mb = sum(p.numel() * p.element_size() for p in built.parameters()) / 2**20
-    assert size_mb <= MODEL_MB[model] <= 1.05 * size_mb
-
-
-def test_every_workloads_model_has_a_size():
-    assert {w.model for w in WORKLOADS.all()} <= MODEL_MB.keys()

@@ -6,19 +6,19 @@ import math
 from typing import TYPE_CHECKING
 
 from paceline.launchers.spark.descriptor import DEFAULT_DRIVER_MEMORY, SparkOptions
+from paceline.spec.extensions import WORKLOADS
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
 
 _HEARTBEATS = 4  # in the limit of a collective
 _LONGEST_HEARTBEAT_S = 10  # Spark's default
-# Upper bounds for the size of heaps.
-_PARAMETERS: dict[str, float] = {"alexnet": 57e6, "vgg16": 134.3e6}
-_PARAMETER_BYTES = 8  # weight and momentum
+_TENSORS = 2  # a parameter's weight and momentum
 # Copies of a task's result in the JVM: the record, its serialised form, and garbage. Two AlexNets
 # of 456 MB each took 3.8 GiB of a heap of 4, of which 2.2 were in use.
 _COPIES = 4
-_GIB = 2**30
+_MIB = 2**20
+_JVM_MIB = 1024  # heap that Spark itself needs
 
 
 def native_settings(trial: Trial) -> dict[str, str]:
@@ -34,7 +34,7 @@ def native_settings(trial: Trial) -> dict[str, str]:
             "spark.python.worker.reuse": "true",
             # The default refuses more than 1 GiB of results, the size of three AlexNets.
             "spark.driver.maxResultSize": "0",
-            "spark.executor.memory": f"{_heap_gib(trial, trial.placement.ranks_per_node)}g",
+            "spark.executor.memory": _heap(trial, trial.placement.ranks_per_node),
             # Compression hardly reduces floating-point weights.
             "spark.broadcast.compress": "false",
             "spark.shuffle.compress": "false",
@@ -68,9 +68,11 @@ def driver_memory(trial: Trial) -> str:
     asked = trial.options_as(SparkOptions).driver_memory
     if trial.transport != "spark-rounds" or asked != DEFAULT_DRIVER_MEMORY:
         return asked
-    return f"{_heap_gib(trial, trial.placement.ranks)}g"
+    return _heap(trial, trial.placement.ranks)
 
 
-def _heap_gib(trial: Trial, tasks: int) -> int:
-    weights_bytes = _PARAMETERS.get(trial.training.model, 0) * _PARAMETER_BYTES
-    return 1 + math.ceil(tasks * weights_bytes * _COPIES / _GIB)
+def _heap(trial: Trial, tasks: int) -> str:
+    """Return a heap that holds the results of so many tasks, as Spark writes sizes."""
+    facts = WORKLOADS.get(trial.training.workload).facts()
+    results_bytes = tasks * facts.parameter_bytes * _TENSORS * _COPIES
+    return f"{_JVM_MIB + math.ceil(results_bytes / _MIB)}m"

@@ -16,11 +16,11 @@ from paceline.strategies.pipeline.shapes import Activation, layer_bytes, trace
 from paceline.strategies.pipeline.split_points import (
     balanced_split_points,
     check_split_points,
-    legal_split_points,
     require_stages,
     stage_bounds,
 )
 from paceline.training.devices import CPU
+from paceline.workloads.facts import legal_split_points
 
 if TYPE_CHECKING:
     import torch

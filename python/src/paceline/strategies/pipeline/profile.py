@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from paceline.strategies.pipeline.deferred import DeferredLinear, deferred
-from paceline.strategies.pipeline.split_points import legal_split_points, stage_bounds
+from paceline.strategies.pipeline.split_points import stage_bounds
 from paceline.training.devices import CPU, synchronize
 from paceline.training.dropout import set_sample_keys
 from paceline.training.optimizers import make_optimizer
 from paceline.training.precision import autocast
 from paceline.training.transforms import torch_memory_format
+from paceline.workloads.facts import legal_split_points
 
 if TYPE_CHECKING:
     from collections.abc import Callable

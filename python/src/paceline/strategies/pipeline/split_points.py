@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
+from paceline.workloads.facts import legal_split_points
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,15 +17,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 Layers = list[tuple[str, "nn.Module"]]
-
-
-def legal_split_points(layers: Layers) -> list[int]:
-    """Return the indexes at which a stage may begin.
-
-    In-place layers are excluded: they would overwrite the received tensor, and a split point after
-    them is as good.
-    """
-    return [i for i in range(1, len(layers)) if not getattr(layers[i][1], "inplace", False)]
 
 
 def check_split_points(layers: Layers, split_points: Sequence[int], stages: int) -> list[int]:

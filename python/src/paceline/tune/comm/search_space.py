@@ -11,7 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from paceline.spec.choices import accepts
-from paceline.spec.extensions import TRANSPORTS
+from paceline.spec.extensions import TRANSPORTS, WORKLOADS
 from paceline.spec.transport_rules import has_peers, strategy_of, transport_of
 from paceline.spec.values import BEST
 from paceline.transports.gradients import DEFAULT_BUCKET_MB, gradient_options_of
@@ -33,14 +33,6 @@ BUCKETS_IN_FLIGHT: tuple[int | Literal["unbounded"], ...] = (1, 2, 4, "unbounded
 ALGORITHMS: tuple[Algorithm, ...] = (
     "auto", "native", "ring", "recursive-doubling", "rabenseifner", "hierarchical",
 )  # fmt: skip
-# Size of all parameters in fp32, in MiB, with a thousand classes. A bucket of that size holds the
-# whole model, also with fewer classes. A test compares these numbers with the models.
-MODEL_MB: dict[str, float] = {
-    "alexnet": 233.1,
-    "vgg16": 527.8,
-    "tiny-alexnet": 0.36,
-    "tiny-vgg": 0.32,
-}
 
 
 def why_left_alone(request: TrialRequest) -> str | None:
@@ -118,7 +110,7 @@ def _buckets(request: TrialRequest, trial: Trial, settings: TuneSettings) -> lis
     """Return combinations of bucket size and number in flight that can differ."""
     if not in_buckets(request):
         return []
-    model_mb = MODEL_MB[trial.training.model]
+    model_mb = WORKLOADS.get(trial.training.workload).facts().parameter_bytes / 2**20
     whole_mb = float(math.ceil(model_mb))
     sizes = BUCKETS_MB if settings.buckets_mb is None else settings.buckets_mb
     counts = BUCKETS_IN_FLIGHT if settings.buckets_in_flight is None else settings.buckets_in_flight

@@ -73,7 +73,7 @@ class LocalSearch:
                 context.cores,
             )
             for moved in neighbouring_split_points(
-                split_points, WORKLOADS.get(workload.name).split_places()
+                split_points, WORKLOADS.get(workload.name).facts().split_points
             )
         ]
         if not beside:

@@ -15,10 +15,28 @@ _TINY = (8, 8, 0, 16, 16, 0, 16, 16, 0)
 
 
 class _VGG(Model):
-    """Common parts of VGG networks."""
+    """Layers and initial weights of networks of this family."""
+
+    def __init__(
+        self, channels: tuple[int, ...], pooled: int, hidden: int, classes: int, *, dropout: bool
+    ) -> None:
+        """pooled: side of the last feature maps in pixels; hidden: units of linear layers."""
+        super().__init__(classes, dropout=dropout)
+        inputs = [c for c in channels if c][-1] * pooled**2
+        self.features = nn.Sequential(*_convolutions(channels))
+        self.avgpool = nn.AdaptiveAvgPool2d((pooled, pooled))
+        self.classifier = nn.Sequential(
+            nn.Linear(inputs, hidden),
+            nn.ReLU(inplace=True),
+            SampleDropout(self.dropout, layer=0),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(inplace=True),
+            SampleDropout(self.dropout, layer=1),
+            nn.Linear(hidden, classes),
+        )
 
     def draw_weights(self) -> None:
-        """Draw weights as torchvision does: He's normal for convolutions, else N(0, 0.01)."""
+        """Draw as torchvision: He's normal for convolutions (fan out), normal 0.01 for others."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -34,20 +52,14 @@ class VGG16(_VGG):
     """138,357,544 parameters with 1000 classes; images from 32x32 pixels, made for 224x224."""
 
     def __init__(self, classes: int, *, dropout: bool) -> None:
-        super().__init__(classes, dropout=dropout)
-        self.features = nn.Sequential(*_convolutions(_VGG16))
-        self.avgpool = nn.AdaptiveAvgPool2d((7, 7))
-        self.classifier = _classifier(512 * 7 * 7, 4096, classes, self.dropout)
+        super().__init__(_VGG16, 7, 4096, classes, dropout=dropout)
 
 
 class TinyVGG(_VGG):
-    """The same kind of net with three blocks and few channels, for tests; from 32x32 pixels."""
+    """Small network of the same family for tests; images from 32x32 pixels. In no workload."""
 
     def __init__(self, classes: int, *, dropout: bool) -> None:
-        super().__init__(classes, dropout=dropout)
-        self.features = nn.Sequential(*_convolutions(_TINY))
-        self.avgpool = nn.AdaptiveAvgPool2d((2, 2))
-        self.classifier = _classifier(16 * 2 * 2, 64, classes, self.dropout)
+        super().__init__(_TINY, 2, 64, classes, dropout=dropout)
 
 
 def _convolutions(channels: tuple[int, ...]) -> list[nn.Module]:
@@ -60,15 +72,3 @@ def _convolutions(channels: tuple[int, ...]) -> list[nn.Module]:
         layers += [nn.Conv2d(inputs, outputs, kernel_size=3, padding=1), nn.ReLU(inplace=True)]
         inputs = outputs
     return layers
-
-
-def _classifier(inputs: int, hidden: int, classes: int, dropout: float) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(inputs, hidden),
-        nn.ReLU(inplace=True),
-        SampleDropout(dropout, layer=0),
-        nn.Linear(hidden, hidden),
-        nn.ReLU(inplace=True),
-        SampleDropout(dropout, layer=1),
-        nn.Linear(hidden, classes),
-    )

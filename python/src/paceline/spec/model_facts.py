@@ -1,0 +1,58 @@
+"""Facts of a model that planning needs, derived from the model itself.
+
+The model needs torch, which takes one to two seconds and 200 MB to import. Commands that only plan,
+and the runner beside the trainings, must not carry that. So a short-lived process derives the
+facts, once per model, and only where a rule needs them. A table of facts would be faster, but a
+second home for what the model's code says, and third-party models would need one as well.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+
+from pydantic import BaseModel, ConfigDict
+
+from paceline.errors import EnvironmentLacks, TimedOut
+
+# Classes for which facts hold; a data set with fewer classes has slightly fewer parameters.
+CLASSES = 1000
+_TIMEOUT_S = 120.0
+
+
+class ModelFacts(BaseModel):
+    """Sizes are for `CLASSES` classes and fp32."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    parameters: int
+    parameter_bytes: int
+    split_points: tuple[int, ...]  # layers at which a pipeline stage may begin, ascending
+
+
+@cache
+def model_facts(implementation: str) -> ModelFacts:
+    """Return the facts of the model class "module:class"; takes 1 to 2 s at the first call.
+
+    Raises EnvironmentLacks if the model cannot be built, TimedOut if that takes over 120 s.
+    """
+    command = [sys.executable, "-m", "paceline.workloads.facts", implementation]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise TimedOut(
+            f"model {implementation}: expected its facts within {_TIMEOUT_S:.0f} s, got none; "
+            "is the machine overloaded?"
+        ) from None
+    if done.returncode != 0:
+        *_, reason = done.stderr.strip().splitlines() or ["no message"]
+        raise EnvironmentLacks(
+            f"model {implementation}: expected a model that can be built, got: {reason}"
+        )
+    return ModelFacts.model_validate_json(done.stdout)

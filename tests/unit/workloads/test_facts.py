@@ -1,0 +1,59 @@
+"""Facts of models are derived from the models, without torch in the process that asks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from paceline.errors import EnvironmentLacks
+from paceline.spec.extensions import WORKLOADS
+from paceline.spec.model_facts import model_facts
+from paceline.workloads.build import on_meta_device
+from paceline.workloads.facts import derive_facts
+
+# Published numbers of parameters with 1000 classes, and indexes of the layers that do not work in
+# place, counted by hand in torchvision's listing (features, avgpool, flatten, classifier).
+ALEXNET = 61_100_840, (2, 3, 5, 6, 8, 10, 12, 13, 14, 15, 16, 18, 19, 21)
+VGG16 = (
+    138_357_544,
+    (2, 4, 5, 7, 9, 10, 12, 14, 16, 17, 19, 21, 23, 24, 26, 28, 30, 31, 32, 33, 35, 36, 38, 39),
+)
+# 3*16*25+16 + 16*32*9+32 + 32*32*9+32 + 128*64+64 + 64*64+64 + 64*1000+1000
+TINY = 92_520, (2, 3, 5, 6, 8, 9, 10, 11, 12, 14, 15, 17)
+
+
+@pytest.mark.parametrize(
+    ("workload", "expected"), [("simple-big", ALEXNET), ("complex-small", VGG16), ("tiny", TINY)]
+)
+def test_facts_are_those_of_the_published_models(
+    workload: str, expected: tuple[int, tuple[int, ...]]
+) -> None:
+    facts = derive_facts(WORKLOADS.get(workload).implementation)
+    assert (facts.parameters, facts.split_points) == expected
+    assert facts.parameter_bytes == 4 * facts.parameters
+
+
+def test_deriving_takes_no_memory_for_weights() -> None:
+    model = on_meta_device("vgg16", 1000, dropout=True)
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+def test_another_process_derives_the_same_and_torch_stays_out_of_this_one() -> None:
+    program = (
+        "import sys\n"
+        "from paceline.spec.extensions import WORKLOADS\n"
+        "print(WORKLOADS.get('tiny').facts().model_dump_json())\n"
+        "assert not {'torch', 'numpy'} & sys.modules.keys()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == derive_facts("tiny-alexnet").model_dump_json()
+
+
+def test_a_model_that_cannot_be_built_is_reported_with_the_reason() -> None:
+    with pytest.raises(EnvironmentLacks, match=r"model no_such_module:Net: .*No module named"):
+        model_facts("no_such_module:Net")
