@@ -107,7 +107,7 @@ def shared_cache(shared_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_dataset(shared_cache: Path) -> Path:
-    """Return a data set of 48 images, made by Spark; a spec with `images = 48` and `seed = 3`
+    """Return a data set of 48 images, made by Spark; a spec with `samples = 48` and `seed = 3`
     names the same one. Read only."""
     from paceline.data.catalogue import ensure_dataset
 

@@ -131,7 +131,8 @@ def ways(dataset: Path, steps: int, horovod_python: str | None) -> Ways:
             found["paceline nothing"] = partial(without_communication, trial)
             found["paceline only meeting"] = partial(without_communication, trial, meet=True)
             for bucket_mb in (5.0, 100.0):
-                other = trial.model_copy(update={"bucket_mb": bucket_mb})
+                options = trial.transport_options.model_copy(update={"bucket_mb": bucket_mb})
+                other = trial.model_copy(update={"transport_options": options})
                 found[f"paceline mpi/mpi {bucket_mb:.0f} MB"] = partial(paceline, other)
     return found
 

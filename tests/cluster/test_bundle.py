@@ -189,7 +189,11 @@ def test_package_zip_has_every_python_and_data_file_of_the_sources(
         if path.is_file() and path.suffix not in {".pyc", ".md"}
     }
     with zipfile.ZipFile(unpacked["spark"] / "paceline.zip") as archive:
-        assert expected <= set(archive.namelist())
+        names = set(archive.namelist())
+        assert expected <= names
+        # Without them no extension is found on the nodes of a cluster.
+        [metadata] = [name for name in names if name.endswith(".dist-info/entry_points.txt")]
+        assert "[paceline.strategies]" in archive.read(metadata).decode()
 
 
 def test_package_zip_plans_the_shipped_experiment_with_the_unpacked_jobs(

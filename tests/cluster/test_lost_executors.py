@@ -42,7 +42,7 @@ WORDS = {
     "mpi": "",
     "spark-allgather": "--local-strategy processes --ranks-per-node 2 --oversubscribe",
     "spark-rounds": "--local-strategy processes --ranks-per-node 2 --oversubscribe "
-    "--averaging-period 50",
+    "--averaging-period-steps 50",
 }
 HOST = 1  # the host of the fault; the driver is on the other
 

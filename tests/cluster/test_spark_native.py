@@ -40,7 +40,7 @@ def rows(tmp_path_factory, shared_cache):
     small = SMALL.replace("max_steps = 20", f"max_steps = {STEPS}").replace("128", "32")
     spec.write_text(
         small
-        + trial("spark", "spark-rounds", averaging_period=PERIOD)
+        + trial("spark", "spark-rounds", averaging_period_steps=PERIOD)
         + trial("spark", "spark-allgather")
     )
     kept = {k: v for k, v in os.environ.items() if is_kept(k)}
@@ -101,7 +101,7 @@ def endless(transport, dataset, tmp_path):
         "--local-strategy processes --oversubscribe"
     ).split()
     if transport == "spark-rounds":
-        words += ["--averaging-period", "100000"]
+        words += ["--averaging-period-steps", "100000"]
     job = job_of(parse_options("test", words), "spark", nodes=1, ranks_per_node=2)
     job.files.root.mkdir(parents=True)
     job.files.trial.write_text(job.trial.model_dump_json())

@@ -46,7 +46,7 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(paceline):
 
 def test_plan_shows_each_command_and_makes_nothing(paceline, tmp_path, cache):
     spec = tmp_path / "small.toml"
-    spec.write_text(SMALL.replace("images = 48", "images = 17") + trial("mpi", "mpi"))
+    spec.write_text(SMALL.replace("samples = 48", "samples = 17") + trial("mpi", "mpi"))
     result = paceline.main("plan", spec)
     assert result.returncode == 0, result.stderr
     comments = [line for line in result.stdout.splitlines() if line.startswith("#")]
@@ -128,7 +128,7 @@ def test_one_damaged_byte_of_a_data_set_ends_the_run_with_4(paceline, tiny_datas
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     spec, out = tmp_path / "spec.toml", tmp_path / "run"
-    spec.write_text(SMALL.replace("images = 48", f'data = "{dataset}"'))
+    spec.write_text(SMALL.replace("samples = 48", f'data = "{dataset}"'))
     ended = paceline("run", spec, "--out", out)
     assert ended.returncode == 4, ended.stderr
     assert file.name in ended.stderr

@@ -66,7 +66,7 @@ def test_run_whose_rank_0_was_killed_is_completed_by_the_same_command(
     spec, out, log = tmp_path / "long.toml", tmp_path / "run", tmp_path / "log.txt"
     # With this seed the baseline is the first trial.
     spec.write_text(
-        LONG.replace("images = 48", f'data = "{tiny_dataset}"').replace("seed = 3", "seed = 5")
+        LONG.replace("samples = 48", f'data = "{tiny_dataset}"').replace("seed = 3", "seed = 5")
         + trial("mpi", "mpi")
     )
     process = paceline.start("run", spec, "--out", out, log=log)

@@ -42,7 +42,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: Path) -> Pa
 def spec(tmp_path: Path) -> Path:
     """A baseline and two MPI ranks."""
     path = tmp_path / "small.toml"
-    spec = SMALL.replace("images = 48", "").replace("max_steps = 20", "max_steps = 4")
+    spec = SMALL.replace("samples = 48", "").replace("max_steps = 20", "max_steps = 4")
     mpi = trial("mpi", "mpi").replace("oversubscribe = true\n", "")
     path.write_text(spec + mpi, "utf-8")
     return path
@@ -140,7 +140,7 @@ def _container(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def test_what_cannot_be_rendered_is_told(paceline: Cli, tmp_path: Path) -> None:
     spec = tmp_path / "small.toml"
-    never_made = SMALL.replace("images = 48", "images = 9")
+    never_made = SMALL.replace("samples = 48", "samples = 9")
     spec.write_text(never_made + trial("spark", "gloo"), "utf-8")
     rendered = paceline.main("render", "slurm", spec, "--out", tmp_path / "jobs")
     assert rendered.returncode == 0, rendered.stderr

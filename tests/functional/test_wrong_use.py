@@ -43,7 +43,7 @@ def test_batch_that_cannot_be_divided(paceline, tmp_path):
 
 def test_missing_data_set_says_how_to_make_one(paceline, tmp_path):
     spec = tmp_path / "missing.toml"
-    spec.write_text(SMALL.replace("images = 48", 'data = "nowhere"'))
+    spec.write_text(SMALL.replace("samples = 48", 'data = "nowhere"'))
     assert "paceline data ingest" in complaint(paceline.main("run", spec), 3)
 
 

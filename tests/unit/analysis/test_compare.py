@@ -243,7 +243,7 @@ def test_rows_say_how_a_node_was_used(fabricate: ModuleType, tmp_path: Path) -> 
     assert all(r.equivalent for r in comparison.rows)
 
 
-def test_efficiency_is_against_the_core_budget(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_efficiency_is_against_the_allocated_cores(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.HYBRID])
     row = _row(compare_run(run), "hybrid")
     # 4 ranks share 2 cores; a step: 0.01 + 0.12 + 0.24 + 0.08 + 0.02 + 0.02 + 0.005

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from paceline.analysis.reading import load_run
-from paceline.analysis.resources import core_budget_flags, flags_between, trial_flags
+from paceline.analysis.resources import allocated_cores_flags, flags_between, trial_flags
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,13 +59,13 @@ def test_strategies_of_one_budget_have_no_flags(fabricate: ModuleType, tmp_path:
     records = load_run(fabricate.make_run(tmp_path, fabricate.LOCAL_WAYS))
     assert [trial_flags(r) for r in records] == [[]] * len(fabricate.LOCAL_WAYS)
     assert flags_between(records) == []
-    assert core_budget_flags(records) == []
+    assert allocated_cores_flags(records) == []
 
 
-def test_unequal_core_budgets_are_flagged(fabricate: ModuleType, tmp_path: Path) -> None:
+def test_unequal_allocated_cores_are_flagged(fabricate: ModuleType, tmp_path: Path) -> None:
     wide = dataclasses.replace(fabricate.HYBRID, allocated_cores=None, affinity=None)
     ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.THREADS, wide]
-    (sentence,) = core_budget_flags(load_run(fabricate.make_run(tmp_path, ways, repeats=2)))
+    (sentence,) = allocated_cores_flags(load_run(fabricate.make_run(tmp_path, ways, repeats=2)))
     assert sentence == (
         "workload tiny: local intraop and local threads had 2 cores, local hybrid had 4 cores: "
         "not the same budget"
@@ -75,7 +75,7 @@ def test_unequal_core_budgets_are_flagged(fabricate: ModuleType, tmp_path: Path)
 def test_more_nodes_are_no_other_budget(fabricate: ModuleType, tmp_path: Path) -> None:
     two = dataclasses.replace(fabricate.MPI, nodes=2)
     records = load_run(fabricate.make_run(tmp_path, [fabricate.INTRAOP, fabricate.MPI, two]))
-    assert core_budget_flags(records) == []
+    assert allocated_cores_flags(records) == []
 
 
 def _threads(fabricate: ModuleType, root: Path, **changes: object) -> list[str]:

@@ -226,7 +226,7 @@ def _flags(
         for sentence in resources.trial_flags(record)
     ]
     flags += resources.flags_between(finished)
-    flags += resources.core_budget_flags(finished)
+    flags += resources.allocated_cores_flags(finished)
     flags += disturbance_flags(
         {t.record.trial.id: t.disturbance for found in trials.values() for t in found}
     )

@@ -57,7 +57,7 @@ def flags_between(records: Sequence[TrialRecord]) -> list[str]:
     ]
 
 
-def core_budget_flags(records: Sequence[TrialRecord]) -> list[str]:
+def allocated_cores_flags(records: Sequence[TrialRecord]) -> list[str]:
     """Sentences on trials of a workload that were given different numbers of cores.
 
     On one number of nodes: that two nodes have more cores than one is no surprise. `sequential`
