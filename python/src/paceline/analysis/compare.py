@@ -8,6 +8,7 @@ several). Its equivalence is checked against the baseline of its own precision i
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from paceline.analysis.row import Row
     from paceline.analysis.steps import GlobalSteps
     from paceline.records.layout import RunFiles, TrialFiles
+
+
+_THREADS = 4  # reading, Polars and NumPy release the interpreter lock most of the time
 
 
 def compare_run(run: RunFiles, *, require_baseline: bool = True) -> Comparison:
@@ -119,9 +123,12 @@ def _analyse_all(records: Sequence[TrialRecord]) -> dict[str, tuple[TrialAnalysi
     """Analyse each trial alone; by configuration, in order of repeat."""
     baselines = [r for r in records if r.trial.is_baseline]
     found: dict[str, list[TrialAnalysis]] = {}
-    for record in records:
-        analysis = _analyse(record, _equivalence_baseline(record, baselines))
-        found.setdefault(record.trial.configuration, []).append(analysis)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        analyses = pool.map(
+            lambda record: _analyse(record, _equivalence_baseline(record, baselines)), records
+        )
+        for record, analysis in zip(records, analyses, strict=True):
+            found.setdefault(record.trial.configuration, []).append(analysis)
     return {name: tuple(sorted(trials, key=lambda t: t.repeat)) for name, trials in found.items()}
 
 

@@ -58,7 +58,10 @@ def mean_steps(steps: pl.DataFrame, warmup: int) -> dict[int, Phases]:
 
     Ranks without such a step are left out. steps: from `step_table`.
     """
-    return _by_rank(steps.filter(pl.col("step") >= warmup), mean=True)
+    columns = [f"{name}_s" for name in STEP_PHASES]
+    return _by_rank(
+        steps.select("step", "rank", *columns).filter(pl.col("step") >= warmup), mean=True
+    )
 
 
 def mean_step(means: Mapping[int, Phases], rank: int) -> Phases:
