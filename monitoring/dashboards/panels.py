@@ -1,4 +1,4 @@
-"""How panels, variables, links and annotations are built, the same on all dashboards.
+"""Builders of panels, variables, links and annotations, the same on all dashboards.
 
 Every panel has a unit, a description, a legend where there is more than one series, and thresholds:
 those that say when to look closer, or a single neutral one.
@@ -38,7 +38,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What all kinds of panels have. `steps`: from which value on which colour."""
+    """Properties of all kinds of panels. `steps`: colours from a value on."""
 
     title: str
     description: str
@@ -120,7 +120,7 @@ def lines(look: Look, *asked: Query, stacked: bool = False) -> timeseries.Panel:
 
 
 def figure(look: Look, query: Query) -> stat.Panel:
-    """One figure, as it is now, with its course behind it."""
+    """Return a panel with the current value and its course."""
     panel = stat.Panel()
     _dress(panel, _rounded(_with_unit(look, query)))
     panel.with_target(_target(query, 0, instant=False))
@@ -317,7 +317,7 @@ _ANNOTATIONS = (
 
 
 def _annotation(name: str, expr: str, color: str, title: str, text: str) -> dict[str, Any]:
-    """Of the kind that Grafana's Prometheus data source understands; the SDK has no type for it."""
+    """Return an annotation for Grafana's Prometheus data source; the SDK has no type for it."""
     return {
         "name": name,
         "datasource": {"type": "prometheus", "uid": "$datasource"},

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WINDOW = "$__rate_interval"
-SELDOM = "2m"  # for what a sidecar counts only now and then, lest counting cost too much
+SELDOM = "2m"  # window for counters that a sidecar reads at the expensive interval
 HOST = 'host=~"$host"'
 RUN = 'run=~"$run",host=~"$host"'
 RANK = 'run=~"$run",host=~"$host",rank=~"$rank"'
@@ -38,12 +38,12 @@ def unit_of(expr: str) -> str:
 
 
 def rate(counter: str, labels: str, by: Sequence[str], window: str = WINDOW) -> str:
-    """Its increase a second, summed to `by`."""
+    """Return the counter's increase per second, summed by the labels `by`."""
     return f"sum by ({', '.join(by)}) (rate({counter}{{{labels}}}[{window}]))"
 
 
 def share(counter: str, labels: str, of: str, by: Sequence[str]) -> str:
-    """How much of the counter's increase falls on series with the matcher `of` too, 0 to 1."""
+    """Return the share of the counter's increase in series that also match `of`, 0 to 1."""
     return f"{rate(counter, f'{labels},{of}', by)} / ({rate(counter, labels, by)} > 0)"
 
 
@@ -82,7 +82,7 @@ def over_time(how: str, query: str) -> str:
 
 
 def own_step_seconds(by: Sequence[str] = ("host", "run", "rank")) -> str:
-    """What ranks do themselves in a step; not their waiting for others."""
+    """Return the time of a step that a rank spends itself, without waiting for other ranks."""
     own = rate("paceline_training_phase_seconds_total", f'{RANK},phase!~"comm|bubble"', by)
     return f"{own} / ({rate('paceline_training_steps_total', RANK, by)} > 0)"
 

@@ -1,9 +1,10 @@
-"""CPU and memory limits of a process's control group and where it says what it uses, v1 and v2,
-read from the files themselves (psutil and os.cpu_count report the host's, giampaolo/psutil#2100).
+"""CPU and memory limits of a process's control group, v1 and v2, and the files with its usage.
+
+psutil and os.cpu_count report the figures of the host instead (giampaolo/psutil#2100).
 
 Sources: kernel documentation, admin-guide/cgroup-v2 (cpu.max, memory.max), cgroup-v1/memory
 (memory.limit_in_bytes), scheduler/sched-bwc (cpu.cfs_quota_us, cpu.cfs_period_us); cgroups(7) and
-proc_pid_mountinfo(5) for where they lie.
+proc_pid_mountinfo(5) for the places of the files.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
 
 N = TypeVar("N", int, float)
 
-# v1 says "no limit" with the largest page-aligned 64-bit number; nothing real comes near 2**60.
+# v1 writes the largest page-aligned 64-bit number for "no limit".
 _NO_LIMIT_BYTES = 2**60
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupLimits:
-    """The tightest limits from the process's group up to the root; None is no limit."""
+    """Tightest limits from the process's group up to the root; None means no limit."""
 
     cpus: float | None  # cores
     memory_bytes: int | None
@@ -31,8 +32,8 @@ class CgroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class CgroupPlaces:
-    """Files that say what the group uses to which a limit applies, or, where there is none, the
-    process's own group; None where there is no such file."""
+    """Files with the usage of the group that has the tightest limit, or of the process's own group
+    without a limit; None if there is no such file."""
 
     limits: CgroupLimits
     cpu_time: Path | None  # cpu.stat (v2) or cpuacct.usage (v1)
@@ -48,7 +49,7 @@ class _Mount(NamedTuple):
 
 
 def read_limits(pid: int | str = "self", proc: Path = Path("/proc")) -> CgroupLimits:
-    """The limits that hold for `pid`; all None where there are no cgroups or they do not say."""
+    """Return the limits of `pid`; all None without control groups or limits."""
     hierarchy = _Hierarchy(pid, proc)
     cpus = [limit for folder in hierarchy.folders("cpu") for limit in _cpu_limit(folder)]
     memory = [limit for folder in hierarchy.folders("memory") for limit in _memory_limit(folder)]
@@ -79,8 +80,10 @@ def find_places(pid: int | str = "self", proc: Path = Path("/proc")) -> CgroupPl
 
 
 def memory_room_bytes(pid: int | str = "self", proc: Path = Path("/proc")) -> int | None:
-    """Memory that the groups around `pid` still allow, page cache that the kernel would give back
-    counted as free; None where none has a limit."""
+    """Return the bytes that the groups of `pid` still allow; None without a limit.
+
+    Page cache that the kernel can free counts as free.
+    """
     rooms = [
         max(0, limit - _memory_used(folder) + _file_cache(folder / "memory.stat"))
         for folder in _Hierarchy(pid, proc).folders("memory")
@@ -90,10 +93,10 @@ def memory_room_bytes(pid: int | str = "self", proc: Path = Path("/proc")) -> in
 
 
 def cpu_quotas(pid: int | str = "self", proc: Path = Path("/proc")) -> dict[str, float]:
-    """Cores that each control group around `pid` allows, by a name of the group.
+    """Return the CPU limit in cores of each control group of `pid`, by a name of the group.
 
-    The names are those of inodes: the same group is called the same from every container of a host,
-    in which it may well be mounted elsewhere. Groups without a limit are left out.
+    The name is made of the inode: a group has the same name in every container of a host, wherever
+    it is mounted there. Groups without a limit are left out.
     """
     quotas = {}
     for folder in _Hierarchy(pid, proc).folders("cpu"):
@@ -104,7 +107,7 @@ def cpu_quotas(pid: int | str = "self", proc: Path = Path("/proc")) -> dict[str,
 
 
 class _Hierarchy:
-    """The control groups of one process."""
+    """Control groups of one process."""
 
     def __init__(self, pid: int | str, proc: Path) -> None:
         self._mounts = list(_mounts(proc / str(pid) / "mountinfo"))
@@ -118,7 +121,7 @@ class _Hierarchy:
 def _tightest(
     folders: list[Path], limits_of: Callable[[Path], Iterable[N]]
 ) -> tuple[Path | None, N | None]:
-    """The group with the lowest limit, and that; the process's own group and None without one."""
+    """Return the group with the lowest limit and the limit; without one, the own group and None."""
     limited = [(limit, folder) for folder in folders for limit in limits_of(folder)]
     if not limited:
         return (folders[0] if folders else None), None
@@ -127,7 +130,7 @@ def _tightest(
 
 
 def _first_file(folders: list[Path], *names: str) -> Path | None:
-    """The first of the files by these names that is there, folder by folder."""
+    """Return the first existing file with one of these names, folder by folder."""
     files = (folder / name for folder in folders for name in names)
     return next((file for file in files if file.is_file()), None)
 
@@ -146,7 +149,7 @@ def _mounts(mountinfo: Path) -> Iterator[_Mount]:
 
 
 def _groups(cgroup: Path) -> Iterator[tuple[frozenset[str], PurePosixPath]]:
-    """(controllers, path) a line; no controllers for v2."""
+    """Yield (controllers, path) for each line; no controllers for v2."""
     for line in _text(cgroup).splitlines():
         _, controllers, path = line.split(":", 2)
         yield frozenset(filter(None, controllers.split(","))), PurePosixPath(path)
@@ -199,7 +202,7 @@ def _memory_used(folder: Path) -> int:
 
 
 def _file_cache(memory_stat: Path) -> int:
-    """Page cache that the kernel gives back under pressure, of the group and those below it:
+    """Return the page cache that the kernel can free, of the group and the groups below it:
     inactive_file in v2, total_inactive_file in v1."""
     names = ("inactive_file ", "total_inactive_file ")
     lines = _text(memory_stat).splitlines()
@@ -207,7 +210,7 @@ def _file_cache(memory_stat: Path) -> int:
 
 
 def _text(path: Path) -> str:
-    """The file's text, empty where there is none or it may not be read."""
+    """Return the file's text; empty if it does not exist or may not be read."""
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:

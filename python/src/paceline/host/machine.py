@@ -1,4 +1,4 @@
-"""Facts about this machine that a figure is worthless without."""
+"""Facts about this machine that every result is recorded with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNNAMED_GPU = "NVIDIA GPU"
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on, by its affinity."""
+    """Return the number of cores that this process may use, by its CPU affinity."""
     return len(os.sched_getaffinity(0))
 
 
@@ -30,7 +30,7 @@ def host_name() -> str:
 
 
 def cpu_model() -> str:
-    """The CPU's name as the kernel tells it, "unknown" where it does not."""
+    """Return the name of the CPU; "unknown" if the kernel does not report it."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -38,7 +38,7 @@ def cpu_model() -> str:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that results depend on; those not installed are left out."""
+    """Return the versions of the packages that results depend on, if they are installed."""
     versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -49,10 +49,11 @@ def package_versions() -> dict[str, str]:
 
 
 def gpu_models(root: Path = Path("/")) -> list[str]:
-    """The names of this machine's NVIDIA GPUs, as their driver tells them; [] without a driver.
+    """Return the names of this machine's NVIDIA GPUs; [] without a driver.
 
-    Also those that CUDA_VISIBLE_DEVICES hides. A container may show the devices but not their
-    names: then they are "NVIDIA GPU". (NVIDIA driver README: the /proc filesystem interface.)
+    GPUs that CUDA_VISIBLE_DEVICES hides are included. A container may show the devices without
+    their names: then they are "NVIDIA GPU". Source: NVIDIA driver README, /proc filesystem
+    interface.
     """
     told = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
     if told:
@@ -70,7 +71,7 @@ def _model(information: Path) -> str:
 
 
 def torch_cuda() -> str | None:
-    """The CUDA that the installed torch is built for, None for none; does not import torch."""
+    """Return the CUDA version of the installed torch without an import; None for a CPU build."""
     try:
         file = Path(str(metadata.distribution("torch").locate_file("torch/version.py")))
         found = re.search(r"^cuda\b[^=]*= *'(.+)'", file.read_text("utf-8"), re.MULTILINE)
@@ -80,7 +81,7 @@ def torch_cuda() -> str | None:
 
 
 def machine_facts(system: Path = SYSTEM) -> dict[str, Any]:
-    """Host name, CPU, cores and how they lie, GPUs, memory, kernel."""
+    """Return host name, CPU, core topology, GPUs, memory and kernel."""
     return {
         "host": host_name(),
         "cpu_model": cpu_model(),

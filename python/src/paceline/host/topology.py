@@ -1,8 +1,8 @@
-"""Which cores share a memory controller (NUMA node), and which are hardware threads of one core.
+"""Topology of the cores: NUMA nodes, and hardware threads of one physical core.
 
 Sources: kernel documentation, ABI/stable/sysfs-devices-node (cpulist), admin-guide/cputopology
-(thread_siblings_list, physical_package_id). A container sees its host's, with the host's numbers,
-as its affinity has them.
+(thread_siblings_list, physical_package_id). A container sees the topology of its host, with the
+numbers that its CPU affinity uses.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ SYSTEM = Path("/sys/devices/system")
 
 @dataclass(frozen=True, slots=True)
 class PhysicalCore:
-    """A core and those of its hardware threads that may be used; Linux numbers each thread."""
+    """A physical core with the hardware threads that may be used; Linux numbers each thread."""
 
-    numa_node: int | None  # None where the kernel does not say
+    numa_node: int | None  # None if unknown
     package: int | None
     threads: tuple[int, ...]  # ascending
 
 
 def physical_cores(allowed: Iterable[int], root: Path = SYSTEM) -> list[PhysicalCore]:
-    """The cores behind the numbers `allowed`: NUMA node by NUMA node, then ascending.
+    """Return the physical cores of the CPU numbers `allowed`, by NUMA node, then ascending.
 
-    Whatever `root` does not tell is taken to be one node of cores without siblings.
+    Without information in `root`, all cores are one node and have no siblings.
     """
     left = sorted(set(allowed))
     nodes = {core: node for node, cores in numa_cores(root).items() for core in cores}
@@ -45,7 +45,7 @@ def physical_cores(allowed: Iterable[int], root: Path = SYSTEM) -> list[Physical
 
 
 def numa_cores(root: Path = SYSTEM) -> dict[int, list[int]]:
-    """The cores of each NUMA node that has any, by the node's number; {} where unknown."""
+    """Return the CPU numbers of each NUMA node by its number; {} if unknown."""
     nodes = {}
     for folder in (root / "node").glob("node[0-9]*"):
         cores = _numbers(folder / "cpulist")
@@ -55,12 +55,12 @@ def numa_cores(root: Path = SYSTEM) -> dict[int, list[int]]:
 
 
 def numa_nodes_of(cores: Collection[int], root: Path = SYSTEM) -> list[int]:
-    """The NUMA nodes that `cores` lie on; [] where unknown."""
+    """Return the NUMA nodes of `cores`; [] if unknown."""
     return [node for node, own in numa_cores(root).items() if not set(own).isdisjoint(cores)]
 
 
 def parse_list(text: str) -> list[int]:
-    """The numbers of a list as the kernel writes it, "0-3,8". Raises ValueError for others."""
+    """Parse a list of the kernel such as "0-3,8". Raises ValueError."""
     numbers: list[int] = []
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""Reads a run's files as they grow, and nothing else: what is watched must not notice."""
+"""Follow the files of a running run. Reading files does not disturb the run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SETTLED_S = 5.0  # without a new trial, where no closing document says that the
 
 
 class _Rank:
-    """One rank's files."""
+    """Files of one rank."""
 
     def __init__(self, rank: int, files: RankFiles) -> None:
         self._rank, self._files = rank, files
@@ -147,7 +147,7 @@ def _pressure_shares(first: HostSample, last: HostSample) -> dict[str, float]:
 
 
 class TrialFollower:
-    """One trial's files, read on at each look."""
+    """Files of one trial; each call continues where the last one stopped."""
 
     def __init__(self, files: TrialFiles) -> None:
         self.trial: Trial = read_trial(files)
@@ -203,7 +203,7 @@ class TrialFollower:
         )
 
     def _all_there(self, record: TrialRecord) -> bool:
-        """Before all ranks have begun, a step's samples and loss would be some ranks' alone."""
+        """Return whether all ranks have started; until then, steps are incomplete."""
         return len(record.ranks) == self.trial.placement.ranks
 
     def _rank_view(self, rank: RankRecord, mean: dict[str, float | None]) -> RankView:
@@ -243,7 +243,7 @@ class TrialFollower:
 
 
 class RunFollower:
-    """A run directory; `look` as often as there is to be something new."""
+    """Run directory; each call of `look` reads what is new."""
 
     def __init__(self, run: RunFiles) -> None:
         self._run = run
@@ -254,7 +254,7 @@ class RunFollower:
 
     @property
     def quiet_s(self) -> float:
-        """Time since anything was new."""
+        """Seconds since the last new row or file."""
         return time.monotonic() - self._last_news_s
 
     @property
@@ -263,7 +263,7 @@ class RunFollower:
         return None if self._trial is None else self._trial.trial
 
     def look(self) -> RunView:
-        """Read what is new. Raises DataError if a file is damaged."""
+        """Read new rows and files and return the state. Raises DataError if a file is damaged."""
         run = self._stage()
         manifest = load_manifest(run)
         found = dict(run.trials())
@@ -294,12 +294,12 @@ class RunFollower:
         )
 
     def _stage(self) -> RunFiles:
-        """The search's own directory until the trials begin."""
+        """Return the directory of the search until the trials begin."""
         begun = self._run.manifest.exists() or any(self._run.trials())
         return self._run if begun or not self._run.tune.manifest.exists() else self._run.tune
 
     def _follow(self, files: TrialFiles | None, planned: list[str]) -> int | None:
-        """Take up another trial, or the same afresh; its number in the plan."""
+        """Follow another trial, or a repeated one; return its number in the plan."""
         try:
             written = None if files is None else _equivalence(files)
             if written != self._trial_written:
@@ -338,13 +338,13 @@ def _mtime_ns(path: Path) -> int:
 
 
 def _equivalence(files: TrialFiles) -> tuple[str, int, int]:
-    """Tells a repeated trial from the attempt before it."""
+    """Return a value that differs between a trial and its repetition."""
     status = files.trial.stat()
     return str(files.trial), status.st_ino, status.st_mtime_ns
 
 
 def _elapsed_s(manifest: dict[str, Any], last_unix_s: float | None) -> float | None:
-    """Until now, or until the last trial of a run that is over had ended."""
+    """Return the duration until now, or until the end of the last trial of an ended run."""
     created = manifest.get("created_unix_s")
     until = time.time() if last_unix_s is None else last_unix_s
     return None if created is None else max(0.0, until - created)

@@ -23,7 +23,7 @@ JOB = "paceline"
 _READY_LIMIT_S = 60.0
 _POLL_S = 0.1
 _REQUEST_LIMIT_S = 10.0
-# Older blocks, counted from the newest, are deleted; a run of last year is still to be seen.
+# Prometheus deletes blocks that are older than this, relative to the newest block.
 _RETENTION = "3650d"
 
 
@@ -36,7 +36,7 @@ class Access:
     ca_file: Path | None = None
 
     def settings(self) -> dict[str, Any]:
-        """The part of a scrape configuration. Raises UsageError for a file that is not one."""
+        """Return a part of a scrape configuration. Raises UsageError if a file does not exist."""
         found: dict[str, Any] = {}
         if self.bearer_token_file is not None:
             path = _existing(self.bearer_token_file, "--bearer-token-file")
@@ -68,7 +68,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """HOST:PORT; port 0 is any free one. Raises UsageError."""
+    """Parse HOST:PORT; port 0 means any free port. Raises UsageError."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"--listen {text!r}: expected HOST:PORT, such as 127.0.0.1:9090")
@@ -76,10 +76,10 @@ def parse_address(text: str) -> Address:
 
 
 def free_address(wanted: Address) -> Address:
-    """`wanted` with a port that can be had. Raises EnvironmentLacks where it cannot.
+    """Return `wanted` with a free port. Raises EnvironmentLacks if it is not free.
 
-    It is let go again for the program that is to listen there: another may be quicker, then that
-    program says so.
+    The port is closed again for the program that will listen there. If another program takes it
+    first, that program reports the error.
     """
     family = socket.AF_INET6 if ":" in wanted.host else socket.AF_INET
     try:
@@ -95,7 +95,7 @@ def free_address(wanted: Address) -> Address:
 
 
 def find_program(name: str, package: str) -> str:
-    """Its path. Raises EnvironmentLacks where it is not on PATH."""
+    """Return the path of a program. Raises EnvironmentLacks if it is not on PATH."""
     found = shutil.which(name)
     if found is None:
         raise EnvironmentLacks(
@@ -107,7 +107,7 @@ def find_program(name: str, package: str) -> str:
 
 
 def packaged(kind: str) -> dict[str, str]:
-    """The rules or dashboards of the package, by file name."""
+    """Return the rules or dashboards in the package, by file name."""
     folder: Traversable = resources.files("paceline.monitor") / "files" / kind
     return {
         entry.name: entry.read_text(encoding="utf-8")
@@ -117,11 +117,11 @@ def packaged(kind: str) -> dict[str, str]:
 
 
 def configuration(access: Access) -> str:
-    """The text of a prometheus.yml that lies in a folder of the run directory.
+    """Return the text of a prometheus.yml for a folder of the run directory.
 
-    Paths are relative to it, so that the run directory's own name may hold anything. `instance` and
-    `job` are dropped from series: a host has one sidecar, and its next one, on another port, goes
-    on with the same series; so do those that were imported. Raises UsageError.
+    Paths are relative, so that the name of the run directory may contain any character. `instance`
+    and `job` are dropped from series, so that imported series and those of successive sidecars on
+    a host continue each other. Raises UsageError.
     """
     scrape: Mapping[str, Any] = {
         "job_name": JOB,
@@ -152,8 +152,8 @@ def command(program: str, config: str, storage: str, listen: Address) -> list[st
 def wait_until_ready(
     listen: Address, still_runs: Callable[[], None], limit_s: float = _READY_LIMIT_S
 ) -> None:
-    """Return when Prometheus answers queries. `still_runs` raises where it has ended; raises
-    TimedOut after `limit_s`."""
+    """Wait until Prometheus answers queries. `still_runs` raises if it has ended. Raises TimedOut
+    after `limit_s`."""
     deadline = time.monotonic() + limit_s
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by a proxy
     while True:

@@ -1,4 +1,4 @@
-"""The new rows of a file of JSON lines that another process is writing."""
+"""New rows of a file of JSON lines that another process is writing."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 class RowTail:
-    """Reads on where it stopped; an unfinished last row waits until it is whole.
+    """Continues where the last call stopped; an unfinished row waits for the next call.
 
-    The file may come later, or be replaced, and is then read from its beginning.
+    The file may appear later or be replaced; then it is read from its beginning.
     """
 
     def __init__(self, path: Path, *, newest: int | None = None) -> None:
-        """newest: how many rows of each look are of interest; None for all."""
+        """newest: largest number of rows that a call returns, the newest ones; None returns all."""
         self._path = path
         self._newest = newest
         self._lines = LineTail(path)
 
     def new_rows(self) -> list[dict[str, Any]]:
-        """Whole rows written since the last call. Raises DataError if one is not a JSON object."""
+        """Return complete new rows. Raises DataError if one is not a JSON object."""
         if self._lines.was_replaced():
             self._lines.rewind()
         try:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
-    """One rank; None where it has not said so yet."""
+    """State of one rank; None if not reported yet."""
 
     rank: int
     host: str | None
@@ -42,7 +42,7 @@ class HostView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialView:
-    """The trial that is running."""
+    """State of the running trial."""
 
     trial_id: str
     number: int | None  # as planned, from 1

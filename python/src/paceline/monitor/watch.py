@@ -1,4 +1,4 @@
-"""`paceline watch`: a run as it goes, in a terminal or line by line; files are only read."""
+"""`paceline watch`: show a running run in a terminal or line by line. Files are only read."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _IDLE_LIMIT_S = 600.0  # between trials: synthesising images, checking tensors
 
 
 def watch(run: RunFiles, console: Console, *, once: bool, interval_s: float) -> None:
-    """Show `run` until it has ended; with `once`, as it is now.
+    """Show `run` until it has ended; with `once`, print it once and return.
 
-    A console that is no terminal gets a line a tick. Raises DataError if there is no run, TimedOut
-    if it does not go on for as long as its own limits allow.
+    A console that is not a terminal gets one line per interval. Raises DataError if there is no
+    run, TimedOut if it makes no progress for as long as its own limits allow.
     """
     if once:
         _must_be_there(run)
@@ -97,6 +97,6 @@ def _check_alive(follower: RunFollower, run: RunFiles) -> None:
     limit_s = _IDLE_LIMIT_S if trial is None else max(_IDLE_LIMIT_S, trial.limits.trial_s)
     if follower.quiet_s > limit_s:
         raise TimedOut(
-            f"{run.root}: expected news within {limit_s:.0f} s, there were none; has `paceline "
+            f"{run.root}: expected progress within {limit_s:.0f} s, there was none; has `paceline "
             "run` died? `paceline run SPEC --out RUN_DIR --resume` completes it"
         )
