@@ -60,7 +60,7 @@ def test_plan_as_json_holds_whole_trials(paceline, tmp_path):
     spec = tmp_path / "small.toml"
     spec.write_text(SMALL + trial("spark", "gloo"))
     document = json.loads(paceline.main("plan", spec, "--json").stdout)
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert {t["launcher"] for t in document["trials"]} == {"local", "spark"}
     assert all(t["command"] and t["training"]["seed"] == 3 for t in document["trials"])
 

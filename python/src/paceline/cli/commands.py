@@ -12,6 +12,7 @@ from paceline.cli.console import plain_console
 from paceline.errors import DataError, ExitCode
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
+from paceline.records.rows import SCHEMA
 
 if TYPE_CHECKING:
     import argparse
@@ -107,7 +108,7 @@ def plan(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(
             {
-                "schema": 1,
+                "schema": SCHEMA,
                 "experiment": planned.experiment.name,
                 "data": {name: str(path) for name, path in planned.datasets.items()},
                 "trials": [{**t.model_dump(mode="json"), "command": line} for t, line in rows],
@@ -209,7 +210,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
     findings = examine()
     if arguments.json:
-        _print_json({"schema": 1, "findings": [f.to_json() for f in findings]})
+        _print_json({"schema": SCHEMA, "findings": [f.to_json() for f in findings]})
     else:
         table = Table(box=None, pad_edge=False)
         for column in ("", "what", "in use", "why, or how to get it"):

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.console import plain_console
+from paceline.records.rows import SCHEMA
 from paceline.spec.extensions import STRATEGIES
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def print_search_plan(plan: SearchPlan) -> None:
 
 def search_plan_json(plan: SearchPlan) -> dict[str, Any]:
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "experiment": plan.context.experiment.name,
         "data": {name: str(path) for name, path in plan.context.datasets.items()},
         "search": [

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.signals import SIGNAL_BASE
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
+from paceline.records.rows import SCHEMA
 
 if TYPE_CHECKING:
     from paceline.lab.record import LabRecord
@@ -161,7 +162,7 @@ def _list(arguments: argparse.Namespace) -> int:
     states = {name: _state(record, is_abandoned(record)) for name, record in found.items()}
     if arguments.json:
         labs = [_json(name, record, states[name]) for name, record in found.items()]
-        print(json.dumps({"schema": 1, "labs": labs}, indent=1))
+        print(json.dumps({"schema": SCHEMA, "labs": labs}, indent=1))
         return ExitCode.OK
     for name, record in found.items():
         print(f"{_described(record) if record else f'lab {name}'}\n  state   {states[name]}")
