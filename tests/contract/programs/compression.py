@@ -30,9 +30,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "bf16": {"method": "bf16"},
     "fp16": {"method": "fp16"},
     "int8": {"method": "int8"},
-    "topk": {"method": "topk", "density": 0.1},
+    "topk": {"method": "topk", "numbers": {"density": 0.1}},
     "terngrad": {"method": "terngrad"},
-    "powersgd": {"method": "powersgd", "rank": 2},
+    "powersgd": {"method": "powersgd", "numbers": {"rank": 2}},
 }
 SHAPES = [(30, 40), (30,), (5, 3, 3, 3), (1,), (61,)]
 STEPS = 20
