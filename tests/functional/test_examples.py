@@ -10,9 +10,13 @@ import sys
 import sysconfig
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(600)]
 
@@ -39,7 +43,7 @@ class Environment:
 
     def pip_install(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         pip = [sys.executable, "-m", "pip", "--python", self._python, "--disable-pip-version-check"]
-        return self._run([*pip, "install", "--quiet", *arguments])
+        return self._run([*map(str, pip), "install", "--quiet", *map(str, arguments)])
 
     def install_example(self, name: str) -> None:
         """Install a copy, because a build writes into the source folder."""
@@ -49,7 +53,7 @@ class Environment:
     def paceline(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         return self._run([self._python, "-m", "paceline.cli", *arguments])
 
-    def _run(self, argv: list[str | Path]) -> subprocess.CompletedProcess[str]:
+    def _run(self, argv: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             list(map(str, argv)),
             env=self._variables,

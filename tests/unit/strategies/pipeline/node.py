@@ -92,6 +92,7 @@ def pipeline_trial(stages, micro_batches, replicas=1, pipeline=None, **training)
             ranks_per_node=stages * replicas,
             threads_per_rank=1,
             stages=stages,
+            replicas_per_node=replicas,
             oversubscribe=True,
         ),
         training=Training(**{**values, **training}),
