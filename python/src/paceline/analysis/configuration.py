@@ -20,7 +20,7 @@ _LOSSY_OPTIONS = ("compression", "averaging")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """How a configuration runs, for tables."""
+    """Description of a configuration, for tables."""
 
     layout: str  # counts on a node, for example `2x1`: replicas x threads
     labels: tuple[str, ...]  # options that differ from their defaults

@@ -53,7 +53,7 @@ class StrategyLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relation:
-    """How the order of the strategies alone relates to their order under one launcher.
+    """Rank correlation of strategies alone and under one launcher.
 
     Strategies are named by their configurations under launcher `local`. `tied_*`: those without a
     significant difference to the fastest, which is not included.

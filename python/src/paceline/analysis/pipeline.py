@@ -45,7 +45,7 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPoint:
-    """Where the model is cut, and the bytes that cross there in a step of one replica."""
+    """A split point of the model and the bytes that cross it in a step of one replica."""
 
     before: str  # the first layer after the cut
     bytes_forward: float | None
@@ -54,7 +54,7 @@ class SplitPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """How a pipeline used its time: of one trial, or the medians of its repeats."""
+    """Time use of a pipeline in one trial, or the medians of its repeats."""
 
     stages: tuple[StageTimes, ...]  # in order; empty where no step was measured
     bubble_measured: float | None
@@ -147,7 +147,7 @@ def _median_stage(stage: int, found: Sequence[StageTimes]) -> StageTimes:
 
 
 def _split_points(said: Mapping[str, Any]) -> tuple[SplitPoint, ...]:
-    """What the strategy left in `result.json`; layers without a name go by their number."""
+    """Read the split points from `result.json`; a layer without a name is called by its number."""
     layers = said.get("first_layers") or said.get("split_points") or ()
     forward = _each(said.get("bytes_forward"), len(layers))
     backward = _each(said.get("bytes_backward"), len(layers))

@@ -1,4 +1,4 @@
-"""Where a rank stands on its node: which stage of the model it holds."""
+"""Position of a rank on its node: the stage of the model that it holds."""
 
 from __future__ import annotations
 

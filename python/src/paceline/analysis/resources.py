@@ -1,4 +1,4 @@
-"""What each rank really had, and where compared trials had unequal resources.
+"""Resources that each rank really had, and trials whose resources were unequal.
 
 Launchers disagree by default (Spark exports OMP_NUM_THREADS = spark.task.cpus, torchrun 1, Open
 MPI binds ranks to cores), so an unchecked comparison compares defaults.

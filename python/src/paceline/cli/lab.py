@@ -46,9 +46,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "(default: cable)",
     )  # fmt: skip
     cut.set_defaults(command=_cut)
-    restore = actions.add_parser(
-        "restore", aliases=["mend"], help="bring a host's link up again (old name: mend)"
-    )
+    restore = actions.add_parser("restore", help="bring a host's link up again")
     _add_host(restore)
     restore.set_defaults(command=_restore)
 

@@ -61,7 +61,7 @@ class OptionModel(BaseModel):
 
 
 class Descriptor:
-    """What all extensions state."""
+    """Facts that every extension states."""
 
     name: ClassVar[str]  # in specs, files and tables; equal to the name of the entry point
     summary: ClassVar[str]  # one line for lists and help

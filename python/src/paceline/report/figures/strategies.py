@@ -167,7 +167,7 @@ def local_global_chart(comparison: Comparison, found: LocalGlobal) -> Chart:
 
 
 def _strategy_colours(comparison: Comparison, found: LocalGlobal) -> dict[str, str]:
-    """Those of the other figures, unless strategies share one there."""
+    """Return the colours of the other figures, unless strategies share one there."""
     names = [line.configuration for line in found.lines if line.elsewhere]
     palette = colours(comparison)
     if len({palette[name] for name in names}) == len(names):
