@@ -100,10 +100,10 @@ def plan(arguments: argparse.Namespace) -> int:
     if load_spec(arguments.spec)[0].tune is not None:
         return _plan_search(arguments)
     planned = runner.plan(arguments.spec)
+    run = RunFiles(runner.default_run_dir(planned.experiment.name))  # once: its name holds the time
     rows = []
     for trial in planned.trials:
-        files = RunFiles(runner.default_run_dir(planned.experiment.name)).trial(trial.id)
-        command = launcher_for(trial.launcher).command(trial, files)
+        command = launcher_for(trial.launcher).command(trial, run.trial(trial.id))
         rows.append((trial, command.shell_line()))
     if arguments.json:
         _print_json(
