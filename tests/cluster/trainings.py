@@ -66,11 +66,19 @@ class Training:
     def wait_for_steps(self) -> None:
         """Wait until all ranks train."""
         files = "run/trials/*/ranks/*/steps.jsonl"
-        self._wait_until(lambda: len(list(self.folder.glob(files))) == self.ranks, START_S)
+
+        def started() -> bool:
+            return len(list(self.folder.glob(files))) == self.ranks
+
+        wait_until(lambda: started() or not self._all_run(), START_S)
+        assert started(), self._log()
         for rank in range(self.ranks):
             steps = self.files.rank(rank).steps
             self._wait_until(partial(has_rows, steps, 3))
-        assert [process.poll() for process in self.processes] == [None] * len(self.processes)
+        assert self._all_run()
+
+    def _all_run(self) -> bool:
+        return all(process.poll() is None for process in self.processes)
 
     def wait_for_end(self, ranks: Iterable[int]) -> None:
         """Wait until these ranks have ended by themselves."""

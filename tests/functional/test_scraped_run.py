@@ -27,7 +27,7 @@ pytestmark = [needs_prometheus, pytest.mark.functional]
 INTERVAL_S, SCRAPE_S = 0.5, 1.0
 # So many steps that an idle machine, too, trains for several scrapes.
 SPEC = (
-    SMALL.replace("max_steps = 20", "max_steps = 250")
+    SMALL.replace("max_steps = 20", "max_steps = 600")
     .replace("epochs = 8", "epochs = 300")
     .replace("interval_s = 0.1", f"interval_s = {INTERVAL_S}")
     + trial("mpi", "mpi")

@@ -1,6 +1,5 @@
 """Whole runs whose sidecar dies, whose launcher dies, and that share a host."""
 
-import itertools
 import json
 import os
 import signal
@@ -75,6 +74,7 @@ def test_killed_sidecar_is_restarted_and_the_training_is_like_any_other(paceline
     try:
         wait_for(lambda: steps_of(out) >= 3, STARTED_WITHIN_S, "training", process)
         first = wait_for(lambda: sidecar_of(out), 15, "a sidecar", process)
+        killed_unix_s = time.time()
         os.kill(first["pid"], signal.SIGKILL)
 
         def second():
@@ -88,7 +88,7 @@ def test_killed_sidecar_is_restarted_and_the_training_is_like_any_other(paceline
         end(process)
     times = [row["unix_s"] for row in rows_of(out, "trace.jsonl")]
     assert times == sorted(times)
-    assert max(b - a for a, b in itertools.pairwise(times)) > 2.5 * first["interval_s"]
+    assert times[0] < killed_unix_s < times[-1]
     assert [row["cpu_seconds"] for row in rows_of(out, "ranks.jsonl")][-1] > 0
     (row,) = json.loads(paceline("compare", out, "--json").stdout)["rows"]
     assert row["equivalent"] is True

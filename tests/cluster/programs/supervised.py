@@ -11,9 +11,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from tests.trials import changed
+from typing import TYPE_CHECKING, Any
 
 from paceline.job.options import parse_options
 from paceline.job.trial import job_of
@@ -31,10 +29,14 @@ _LIMIT_S = 300.0
 def placed(trial: Trial, launcher: str, where: str) -> Trial:
     """The trial on the hosts of a host list, or of a Spark cluster."""
     if launcher == "mpi":
-        return changed(trial, hostfile=where)
-    # Executors of a busy machine take longer to start than the launcher waits for them.
-    patient = {"spark.scheduler.maxRegisteredResourcesWaitingTime": "60s"}
-    return changed(trial, master=where, conf=patient)
+        options: dict[str, Any] = {"hostfile": where}
+    else:
+        # Executors of a busy machine take longer to start than the launcher waits for them.
+        patient = {"spark.scheduler.maxRegisteredResourcesWaitingTime": "60s"}
+        options = {"master": where, "conf": patient}
+    return trial.model_copy(
+        update={"launcher_options": trial.launcher_options.model_copy(update=options)}
+    )
 
 
 def main() -> None:
