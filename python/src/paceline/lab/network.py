@@ -76,15 +76,6 @@ def restore(record: LabRecord, host: Host) -> None:
     _set_link(record, host, "switch", "up")
 
 
-def is_cut(record: LabRecord, host: Host) -> bool:
-    """Check if an end of the host's link is down."""
-    return any(
-        "UP" not in _run("ip", "-br", "-n", namespace, "link", "show", "dev", interface)
-        .partition("<")[2].rstrip(">\n ").split(",")
-        for namespace, interface in ((host.namespace, INTERFACE), (record.hub, _port(host)))
-    )  # fmt: skip
-
-
 def namespaces() -> list[str]:
     """List the names of all network namespaces of this machine."""
     return [line.split()[0] for line in _run("ip", "netns", "list").splitlines() if line.strip()]

@@ -108,10 +108,6 @@ def _line(comparison: Comparison, part: CompressionEffect) -> dict[str, str]:
     }
 
 
-def _mega(value: float | None) -> float | None:
-    return None if value is None else value / 1e6
-
-
 def _signed(value: float | None) -> str:
     if value is None:
         return NOT_MEASURED
