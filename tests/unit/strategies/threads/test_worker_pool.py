@@ -76,10 +76,12 @@ def test_cores_that_are_not_there_are_told():
 
 def test_error_of_a_thread_is_raised_while_another_waits_to_meet_it(make_pool, capsys):
     pool = make_pool(3)
-
+    # Without this meeting the pool may stop before the third thread has begun its task.
+    all_have_begun = threading.Barrier(3, timeout=30)
     ended_with = []
 
     def task(worker):
+        all_have_begun.wait()
         if worker == 1:
             raise ValueError("no such thing")
         try:
