@@ -73,6 +73,7 @@ def test_signal_runs_the_clean_up_and_exits_with_128_plus_its_number(
     command, capsys, number, status
 ) -> None:
     cleaned = []
+    inherited = signal.signal(number, signal.SIG_DFL)  # the tests may run under nohup
 
     def body() -> None:
         try:
@@ -81,13 +82,15 @@ def test_signal_runs_the_clean_up_and_exits_with_128_plus_its_number(
         finally:
             cleaned.append(True)
 
-    before = signal.getsignal(number)
-    with pytest.raises(SystemExit) as ended:
-        command(body)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            command(body)
+        assert signal.getsignal(number) == signal.SIG_DFL
+    finally:
+        signal.signal(number, inherited)
     assert ended.value.code == status
     assert cleaned == [True]
     assert capsys.readouterr().err == f"paceline: ended by {number.name}\n"
-    assert signal.getsignal(number) == before
 
 
 def test_ignored_signal_stays_ignored() -> None:
