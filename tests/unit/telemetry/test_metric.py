@@ -28,11 +28,9 @@ ANSWER = Metric(
     name="host_answer_bytes",
     kind="counter",
     scope=HOST,
-    unit="bytes",
     help="A throw-away metric.",
     read=lambda host: {"deep thought": 42},
-    labels=("computer",),
-    column=("answers", "{computer}", "bytes"),
+    column="answers.{computer}.bytes",
 )
 
 
@@ -62,7 +60,6 @@ def metric(**changes: object) -> Metric:
         "name": "host_x",
         "kind": "gauge",
         "scope": HOST,
-        "unit": "",
         "help": "A metric.",
         "read": lambda reading: reading.x,
     }
@@ -92,7 +89,7 @@ def test_value_that_was_not_measured_is_null_and_no_series() -> None:
 
 
 def test_label_may_be_part_of_a_columns_name() -> None:
-    declared = metric(labels=("kind",), column=("{kind}_faults",), kind="counter")
+    declared = metric(column="{kind}_faults", kind="counter")
     row = read(declared, {"minor": 1, "major": 2})
     assert row == {"minor_faults": 1, "major_faults": 2}
     assert samples(declared, row) == [
@@ -102,8 +99,8 @@ def test_label_may_be_part_of_a_columns_name() -> None:
 
 
 def test_metrics_with_one_label_share_a_column() -> None:
-    used = metric(name="a", labels=("gpu",), column=("gpus", "{gpu}", "used"))
-    size = metric(name="b", labels=("gpu",), column=("gpus", "{gpu}", "size"))
+    used = metric(name="a", column="gpus.{gpu}.used")
+    size = metric(name="b", column="gpus.{gpu}.size")
     row: dict[str, object] = {}
     read_into(row, [used, size], SimpleNamespace(x={"0": 1, "1": None}))
     assert as_lists(row) == {"gpus": [{"used": 1, "size": 1}]}
@@ -114,13 +111,13 @@ def test_metrics_with_one_label_share_a_column() -> None:
 
 @pytest.mark.parametrize("name", ["{x}", "a.b", "line\nbreak", 'quo"te'])
 def test_label_values_may_hold_anything(name: str) -> None:
-    declared = metric(labels=("sensor",), column=("sensors", "{sensor}"))
+    declared = metric(column="sensors.{sensor}")
     row = read(declared, {name: 1})
     assert samples(declared, row) == [Sample("paceline_host_x", {"host": "h", "sensor": name}, 1.0)]
 
 
 def test_numbered_labels_become_a_list_in_the_trace() -> None:
-    declared = metric(labels=("core",), column=("cores", "{core}"))
+    declared = metric(column="cores.{core}")
     row = as_lists(read(declared, {"0": 1.5, "1": 2.5}))
     assert row == {"cores": [1.5, 2.5]}
     assert [sample.labels["core"] for sample in samples(declared, row)] == ["0", "1"]
@@ -131,7 +128,7 @@ def test_info_metric_reports_facts_as_labels() -> None:
     assert samples(facts, read(facts, {"a": "1", "b": "2"})) == [
         Sample("paceline_host_x_info", {"host": "h", "a": "1", "b": "2"}, 1.0)
     ]
-    one = metric(kind="info", info_labels=("name",), labels=("gpu",), column=("g", "{gpu}", "name"))
+    one = metric(kind="info", info_labels=("name",), column="g.{gpu}.name")
     assert samples(one, read(one, {"0": "H200"})) == [
         Sample("paceline_host_x_info", {"host": "h", "gpu": "0", "name": "H200"}, 1.0)
     ]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 Kind = Literal["counter", "gauge", "info", "histogram"]
 Unit = Literal["", "seconds", "bytes", "hertz", "celsius", "watts", "ratio", "cores"]
@@ -64,15 +64,15 @@ class Distribution:
     total: float  # sum of all values
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Metric:
     """One metric.
 
     read: returns the value from a reading of the scope; a mapping from label values to values where
         the metric has labels of its own; None (or no entry) where nothing was measured.
-    info_labels: labels whose values are what an `info` metric reports.
-    column: path of the value in a row, with a part for each level; `{label}` stands for the value
+    column: where the value is in a row; a dot separates levels, and `{label}` stands for the value
         of a label. The default is the name.
+    info_labels: labels whose values are what an `info` metric reports.
     in_trace: False for values that other files of the run directory contain already.
     every_s: shortest time between two readings; 0 reads at every tick.
     """
@@ -80,19 +80,28 @@ class Metric:
     name: str
     kind: Kind
     scope: Scope
-    unit: Unit
     help: str
     read: Callable[[Any], Any]
-    labels: tuple[str, ...] = ()
+    column: str = ""
     info_labels: tuple[str, ...] = ()
-    column: tuple[str, ...] = ()
     in_trace: bool = True
     every_s: float = 0.0
 
     @property
     def path(self) -> tuple[str, ...]:
-        """Path of the value in a row."""
-        return self.column or (self.name,)
+        """Path of the value in a row, a part for each level."""
+        return _parts(self.column or self.name)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels of its own, in addition to those of the scope."""
+        return _placeholders(self.column)
+
+    @property
+    def unit(self) -> Unit:
+        """Unit, which is the last word of the name; empty for numbers of things."""
+        last = self.name.rpartition("_")[2]
+        return cast("Unit", last) if last in _GRAFANA_UNITS else ""
 
     @property
     def full_name(self) -> str:
@@ -180,6 +189,16 @@ def _put(row: Row, path: tuple[str, ...], value: Any) -> None:
     for level in levels:
         row = row.setdefault(level, {})
     row[last] = value
+
+
+@cache
+def _parts(column: str) -> tuple[str, ...]:
+    return tuple(column.split("."))
+
+
+@cache
+def _placeholders(column: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\{(\w+)\}", column))
 
 
 def _filled(path: tuple[str, ...], labels: Mapping[str, str]) -> tuple[str, ...]:

@@ -6,15 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.telemetry.metrics.metric import (
-    RANK,
-    RUN,
-    RUN_PROCESSES,
-    SIDECAR,
-    Kind,
-    Metric,
-    Unit,
-)
+from paceline.telemetry.metrics.metric import RANK, RUN, RUN_PROCESSES, SIDECAR, Kind, Metric
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
@@ -56,128 +48,89 @@ class SidecarReading:
 
 
 def _usage(
-    name: str,
-    kind: Kind,
-    unit: Unit,
-    text: str,
-    read: Callable[[Usage], Any],
-    column: str,
-    labels: tuple[str, ...] = (),
+    kind: Kind, name: str, column: str, read: Callable[[Usage], Any], text: str
 ) -> tuple[Metric, Metric]:
     """Return the same metric of the whole run and of each rank."""
-
-    def metric(prefix: str, scope: Any, column: str) -> Metric:
-        return Metric(
-            name=f"{prefix}_{name}",
-            kind=kind,
-            scope=scope,
-            unit=unit,
-            help=text,
-            read=read,
-            labels=labels,
-            column=(column,),
-        )
-
-    return metric("run", RUN_PROCESSES, f"run_{column}"), metric("rank", RANK, column)
-
-
-_USAGE_METRICS = (
-    _usage("processes", "gauge", "", "Live processes.", lambda of: of.processes, "processes"),
-    _usage(
-        "threads", "gauge", "", "Threads of the live processes.", lambda of: of.threads, "threads"
-    ),
-    _usage(
-        "cpu_seconds",
-        "counter",
-        "seconds",
-        "CPU time since the trial's sidecar started, including ended processes. The time that a "
-        "process used between the last tick and its end is included only if its parent is "
-        "watched and waited for it.",
-        lambda of: of.cpu_seconds,
-        "cpu_seconds",
-    ),
-    _usage(
-        "resident_memory_bytes",
-        "gauge",
-        "bytes",
-        "Sum of the resident set sizes (RSS); shared pages count once for each process.",
-        lambda of: of.rss_bytes,
-        "rss_bytes",
-    ),
-    _usage(
-        "proportional_memory_bytes",
-        "gauge",
-        "bytes",
-        "Sum of the proportional set sizes (PSS); each shared page counts once. Read at the "
-        "expensive interval.",
-        lambda of: of.pss_bytes,
-        "pss_bytes",
-    ),
-    _usage(
-        "context_switches",
-        "counter",
-        "",
-        "Context switches of all threads since the trial's sidecar started, by kind (voluntary, "
-        "involuntary). Read at the expensive interval.",
-        lambda of: {"voluntary": of.voluntary_switches, "involuntary": of.involuntary_switches},
-        "{kind}_context_switches",
-        ("kind",),
-    ),
-    _usage(
-        "read_bytes",
-        "counter",
-        "bytes",
-        "Bytes read from storage since the trial's sidecar started.",
-        lambda of: of.read_bytes,
-        "read_bytes",
-    ),
-    _usage(
-        "written_bytes",
-        "counter",
-        "bytes",
-        "Bytes written to storage since the trial's sidecar started.",
-        lambda of: of.written_bytes,
-        "written_bytes",
-    ),
-    _usage(
-        "open_files",
-        "gauge",
-        "",
-        "Open file descriptors. Read at the expensive interval.",
-        lambda of: of.open_files,
-        "open_files",
-    ),
-)
-
-
-def _run(
-    name: str, kind: Kind, text: str, read: Callable[[RunReading], Any], **more: Any
-) -> Metric:
-    return Metric(
-        name=f"run{name}",
-        kind=kind,
-        scope=RUN,
-        unit="seconds" if name.endswith("seconds") else "",
-        help=text,
-        read=read,
-        in_trace=False,
-        **more,
+    return (
+        Metric(f"run_{name}", kind, RUN_PROCESSES, text, read, f"run_{column}"),
+        Metric(f"rank_{name}", kind, RANK, text, read, column),
     )
 
 
+_USAGE_METRICS = (
+    _usage("gauge", "processes", "processes", lambda of: of.processes, "Live processes."),
+    _usage("gauge", "threads", "threads", lambda of: of.threads, "Threads of the live processes."),
+    _usage(
+        "counter",
+        "cpu_seconds",
+        "cpu_seconds",
+        lambda of: of.cpu_seconds,
+        "CPU time since the trial's sidecar started, including ended processes. The time that a "
+        "process used between the last tick and its end is included only if its parent is "
+        "watched and waited for it.",
+    ),
+    _usage(
+        "gauge",
+        "resident_memory_bytes",
+        "rss_bytes",
+        lambda of: of.rss_bytes,
+        "Sum of the resident set sizes (RSS); shared pages count once for each process.",
+    ),
+    _usage(
+        "gauge",
+        "proportional_memory_bytes",
+        "pss_bytes",
+        lambda of: of.pss_bytes,
+        "Sum of the proportional set sizes (PSS); each shared page counts once. Read at the "
+        "expensive interval.",
+    ),
+    _usage(
+        "counter",
+        "context_switches",
+        "{kind}_context_switches",
+        lambda of: {"voluntary": of.voluntary_switches, "involuntary": of.involuntary_switches},
+        "Context switches of all threads since the trial's sidecar started, by kind (voluntary, "
+        "involuntary). Read at the expensive interval.",
+    ),
+    _usage(
+        "counter",
+        "read_bytes",
+        "read_bytes",
+        lambda of: of.read_bytes,
+        "Bytes read from storage since the trial's sidecar started.",
+    ),
+    _usage(
+        "counter",
+        "written_bytes",
+        "written_bytes",
+        lambda of: of.written_bytes,
+        "Bytes written to storage since the trial's sidecar started.",
+    ),
+    _usage(
+        "gauge",
+        "open_files",
+        "open_files",
+        lambda of: of.open_files,
+        "Open file descriptors. Read at the expensive interval.",
+    ),
+)
 RUN_METRICS = (
-    _run(
-        "",
+    Metric(
+        "run",
         "info",
+        RUN,
         "Facts of the trial; always 1.",
         lambda run: run.facts,
         info_labels=RUN_FACTS,
+        in_trace=False,
     ),
-    _run(
-        "_start_timestamp_seconds",
+    Metric(
+        "run_start_timestamp_seconds",
         "gauge",
+        RUN,
         "Unix time at which the trial was launched.",
         lambda run: run.launched_unix_s,
+        in_trace=False,
     ),
 )
 RUN_PROCESS_METRICS = tuple(run for run, _ in _USAGE_METRICS)
@@ -185,72 +138,58 @@ RANK_METRICS = tuple(rank for _, rank in _USAGE_METRICS)
 
 
 def _sidecar(
-    name: str, kind: Kind, unit: Unit, text: str, read: Callable[[SidecarReading], Any], **more: Any
+    kind: Kind, name: str, read: Callable[[SidecarReading], Any], text: str, **more: Any
 ) -> Metric:
-    return Metric(
-        name=f"sidecar{name}", kind=kind, scope=SIDECAR, unit=unit, help=text, read=read, **more
-    )
+    return Metric(f"sidecar{name}", kind, SIDECAR, text, read, **more)
 
 
 SIDECAR_METRICS = (
     _sidecar(
-        "",
         "info",
         "",
-        "Version of the sidecar; always 1.",
         lambda sidecar: sidecar.version,
+        "Version of the sidecar; always 1.",
         info_labels=("version",),
         in_trace=False,
     ),
     _sidecar(
+        "gauge",
         "_interval_seconds",
-        "gauge",
-        "seconds",
-        "Time between two samples.",
         lambda sidecar: sidecar.interval_s,
+        "Time between two samples.",
         in_trace=False,
     ),
     _sidecar(
+        "counter",
         "_restarts",
-        "counter",
-        "",
-        "Times that the sidecar died and was started again.",
         lambda sidecar: sidecar.restarts,
+        "Times that the sidecar died and was started again.",
         in_trace=False,
     ),
     _sidecar(
-        "_samples", "counter", "", "Samples taken.", lambda sidecar: sidecar.samples, in_trace=False
+        "counter", "_samples", lambda sidecar: sidecar.samples, "Samples taken.", in_trace=False
     ),
     _sidecar(
+        "counter",
         "_missed_samples",
-        "counter",
-        "",
-        "Samples that could not be taken in time.",
         lambda sidecar: sidecar.missed,
-        column=("sidecar_missed_ticks",),
+        "Samples that could not be taken in time.",
+        column="sidecar_missed_ticks",
     ),
+    _sidecar("counter", "_cpu_seconds", lambda sidecar: sidecar.cpu_s, "CPU time of the sidecar."),
     _sidecar(
-        "_cpu_seconds",
-        "counter",
-        "seconds",
-        "CPU time of the sidecar.",
-        lambda sidecar: sidecar.cpu_s,
-    ),
-    _sidecar(
+        "gauge",
         "_resident_memory_bytes",
-        "gauge",
-        "bytes",
-        "Resident memory of the sidecar.",
         lambda sidecar: sidecar.rss_bytes,
-        column=("sidecar_rss_bytes",),
+        "Resident memory of the sidecar.",
+        column="sidecar_rss_bytes",
     ),
     _sidecar(
-        "_last_sample_timestamp_seconds",
         "gauge",
-        "seconds",
-        "Unix time of the last sample.",
+        "_last_sample_timestamp_seconds",
         lambda sidecar: sidecar.unix_s,
-        column=("unix_s",),
+        "Unix time of the last sample.",
+        column="unix_s",
     ),
 )
 

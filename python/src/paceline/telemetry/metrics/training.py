@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from paceline.telemetry.metrics.metric import TRAINING, Distribution, Kind, Metric, Unit
+from paceline.telemetry.metrics.metric import TRAINING, Distribution, Kind, Metric
 
 if TYPE_CHECKING:
     from paceline.telemetry.training import OperationTotals, TrainingProgress
@@ -14,120 +14,82 @@ STEP_SECONDS_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 
 
 
 def _training(
-    name: str,
-    kind: Kind,
-    unit: Unit,
-    text: str,
-    read: Callable[[TrainingProgress], Any],
-    *column: str,
-    labels: tuple[str, ...] = (),
+    kind: Kind, name: str, read: Callable[[TrainingProgress], Any], text: str, column: str = ""
 ) -> Metric:
-    return Metric(
-        name=name,
-        kind=kind,
-        scope=TRAINING,
-        unit=unit,
-        help=text,
-        read=read,
-        column=column,
-        labels=labels,
-        in_trace=False,
-    )
+    return Metric(name, kind, TRAINING, text, read, column, in_trace=False)
 
 
-def _communication(
-    name: str, unit: Unit, text: str, read: Callable[[OperationTotals], Any]
-) -> Metric:
+def _communication(name: str, read: Callable[[OperationTotals], Any], text: str) -> Metric:
     return _training(
-        f"communication_{name}",
         "counter",
-        unit,
-        text,
+        f"communication_{name}",
         lambda of: {operation: read(totals) for operation, totals in of.operations.items()},
-        "operations",
-        "{operation}",
-        name,
-        labels=("operation",),
+        text,
+        f"operations.{{operation}}.{name}",
     )
 
 
 TRAINING_METRICS = (
     _training(
+        "gauge",
         "rank_failed",
-        "gauge",
-        "",
-        "1 if the rank ended with an error, else 0.",
         lambda of: int(of.failed),
+        "1 if the rank ended with an error, else 0.",
     ),
+    _training("counter", "training_steps", lambda of: of.steps, "Steps that the rank finished."),
     _training(
-        "training_steps", "counter", "", "Steps that the rank finished.", lambda of: of.steps
-    ),
-    _training(
+        "counter",
         "training_samples",
-        "counter",
-        "",
-        "Samples of the rank's shards of the batches, without padding.",
         lambda of: of.samples,
+        "Samples of the rank's shards of the batches, without padding.",
     ),
+    _training("gauge", "training_epoch", lambda of: of.epoch, "Epoch of the last step, from 0."),
     _training(
-        "training_epoch", "gauge", "", "Epoch of the last step, from 0.", lambda of: of.epoch
-    ),
-    _training(
+        "gauge",
         "training_loss",
-        "gauge",
-        "",
-        "Mean loss of the rank's samples in the last step.",
         lambda of: of.loss,
+        "Mean loss of the rank's samples in the last step.",
     ),
     _training(
-        "training_last_step_timestamp_seconds",
         "gauge",
-        "seconds",
-        "Unix time at which the rank finished its last step.",
+        "training_last_step_timestamp_seconds",
         lambda of: of.last_step_ended_unix_s,
+        "Unix time at which the rank finished its last step.",
     ),
     _training(
-        "training_phase_seconds",
         "counter",
-        "seconds",
+        "training_phase_seconds",
+        lambda of: of.phase_s,
         "Time of the rank's steps, by phase: comm is exposed communication; bubble is a pipeline "
         "stage waiting for its neighbours.",
-        lambda of: of.phase_s,
-        "phases",
-        "{phase}",
-        labels=("phase",),
+        "phases.{phase}",
     ),
     _training(
-        "training_step_seconds",
         "histogram",
-        "seconds",
-        "Duration of the rank's steps.",
+        "training_step_seconds",
         lambda of: Distribution(STEP_SECONDS_BUCKETS, tuple(of.step_counts), of.step_s_sum),
+        "Duration of the rank's steps.",
     ),
     _communication(
         "operations",
-        "",
-        "Finished operations of process groups, by operation.",
         lambda totals: totals.operations,
+        "Finished operations of process groups, by operation.",
     ),
     _communication(
         "payload_bytes",
-        "bytes",
-        "Size of the tensors of these operations, by operation.",
         lambda totals: totals.payload_bytes,
+        "Size of the tensors of these operations, by operation.",
     ),
     _communication(
         "sent_bytes",
-        "bytes",
+        lambda totals: totals.sent_bytes,
         "Bytes that the rank sent for these operations, by operation, where the transport counts "
         "them.",
-        lambda totals: totals.sent_bytes,
     ),
     _communication(
         "seconds",
-        "seconds",
+        lambda totals: totals.seconds,
         "Time from the request for an operation to its end, including time that overlaps with "
         "computation, by operation.",
-        lambda totals: totals.seconds,
     ),
 )
