@@ -72,8 +72,8 @@ def test_stage_bars_hold_forward_backward_and_bubble(fabricate: ModuleType, tmp_
     chart = figures.stage_chart(comparison, "tiny", part["rows"])
     bars = {t["name"]: dict(zip(t["y"], t["x"], strict=True)) for t in _data(chart.json)}
     name = "local · shared · pipeline 2\u00d71 m8"
-    assert bars["forward"] == pytest.approx({f"{name}  stage 0": 105, f"{name}  stage 1": 95})
-    assert bars["bubble"] == pytest.approx({f"{name}  stage 0": 50, f"{name}  stage 1": 60})
+    assert bars["forward"] == pytest.approx({f"{name}  stage 0": 0.105, f"{name}  stage 1": 0.095})
+    assert bars["bubble"] == pytest.approx({f"{name}  stage 0": 0.05, f"{name}  stage 1": 0.06})
     (row,) = part["rows"]
     assert strategies.split_point_words(row) == [("features.2", "3 MB", "3 MB")]
 

@@ -1,12 +1,15 @@
 """The report's figures, as Plotly figures in JSON; the only package that knows Plotly."""
 
+from paceline.report.figures.bars import (
+    communication_chart,
+    rank_time_chart,
+    stage_chart,
+    step_time_chart,
+)
 from paceline.report.figures.charts import Chart, colours, first_repeats, plotly_js
-from paceline.report.figures.communication import communication_chart
-from paceline.report.figures.phases import rank_time_chart, step_time_chart
+from paceline.report.figures.hosts import resource_charts, shades, telemetry_charts
 from paceline.report.figures.speed import loss_chart, speedup_chart, step_distribution_chart
-from paceline.report.figures.strategies import local_global_chart, local_use_chart, stage_chart
-from paceline.report.figures.telemetry import telemetry_charts
-from paceline.report.figures.usage import resource_charts, shades
+from paceline.report.figures.strategies import local_global_chart, local_use_chart
 
 __all__ = [
     "Chart",

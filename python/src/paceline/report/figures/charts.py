@@ -16,10 +16,13 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.row import Row
+    from paceline.analysis.statistics import Interval
     from paceline.analysis.trial_analysis import TrialAnalysis
 
 _POINTS = 400  # of a curve: more are not visible, and would make the page large
@@ -54,7 +57,7 @@ class Chart:
 
 
 def plotly_js() -> str:
-    """Plotly's library, to be put into the page once (MIT licence, stated in its text)."""
+    """Return Plotly's library, to be put into the page once (MIT licence, stated in its text)."""
     script: str = get_plotlyjs()
     return script
 
@@ -119,6 +122,19 @@ def omitted(comparison: Comparison, workload: str) -> str:
     if len(rows) <= MOST_SHOWN:
         return ""
     return f" Shown: the {MOST_SHOWN - 1} fastest of {len(rows)} configurations and the baseline."
+
+
+def spread(intervals: Sequence[Interval]) -> dict[str, Any]:
+    """Return Plotly's error bars from the bounds of intervals."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [i.high - i.median for i in intervals],
+        "arrayminus": [i.median - i.low for i in intervals],
+        "thickness": 1.5,
+        "width": 3,
+        "color": GREY,
+    }
 
 
 def thinned(values: NDArray[Any]) -> NDArray[np.float32]:

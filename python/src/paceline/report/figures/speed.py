@@ -16,6 +16,7 @@ from paceline.report.figures.charts import (
     first_repeats,
     omitted,
     shown_rows,
+    spread,
     thinned,
 )
 from paceline.report.paper import paper_speedup
@@ -46,14 +47,7 @@ def speedup_chart(comparison: Comparison, workload: str) -> Chart:
                 "color": [palette[r.configuration] for r in rows],
                 "opacity": [1 if r.ranked else 0.35 for r in rows],
             },
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": [r.speedup.high - r.speedup.median for r in rows if r.speedup],
-                "arrayminus": [r.speedup.median - r.speedup.low for r in rows if r.speedup],
-                "thickness": 1.5,
-                "color": GREY,
-            },
+            error_x=spread([r.speedup for r in rows if r.speedup]),
             customdata=[with_bounds(r.speedup) for r in rows],
             hovertemplate="%{y}<br>%{customdata}<extra></extra>",
         )

@@ -1,4 +1,4 @@
-"""Figures of local strategies: use of a node over time, pipeline stages, and speed elsewhere."""
+"""Figures of local strategies: use of a node over time, and speed under other launchers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from paceline.analysis.host_frames import read_series
-from paceline.analysis.labels import local_name, short_name, strategy_name
+from paceline.analysis.labels import local_name, strategy_name
 from paceline.report.figures.charts import (
     GREY,
     MOST_SHOWN,
     PALETTE,
-    PHASE_COLOURS,
     chart,
     colours,
+    spread,
 )
-from paceline.report.figures.usage import times, values
+from paceline.report.figures.hosts import curve
 from paceline.report.wording import DASH, bounds, place_name
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.local_global import Elsewhere, LocalGlobal, StrategyLine
     from paceline.analysis.row import Row
-    from paceline.analysis.statistics import Interval
     from paceline.report.figures.charts import Chart
 
 _USES = (("CPU, %", "cpu_busy_percent"), ("RAM, %", "ram_percent"), ("threads", "run_threads"))
@@ -57,10 +56,11 @@ def local_use_chart(comparison: Comparison, workload: str, rows: Sequence[Row]) 
         row_titles=[local_name(row, comparison.rows) for row, _, _ in found],
     )
     for number, (row, trial, host) in enumerate(found, start=1):
-        for column, (_, values_of) in enumerate(_USES, start=1):
+        for column, (_, name) in enumerate(_USES, start=1):
+            time_s, values = curve(trial.record, host, host.frame, name)
             figure.add_scatter(
-                x=times(trial.record, host),
-                y=values(host, values_of),
+                x=time_s,
+                y=values,
                 mode="lines",
                 line={"color": palette[row.configuration], "width": 1.5},
                 showlegend=False,
@@ -82,43 +82,8 @@ def local_use_chart(comparison: Comparison, workload: str, rows: Sequence[Row]) 
     )
 
 
-def stage_chart(comparison: Comparison, workload: str, rows: Sequence[Row]) -> Chart:
-    """A median step of every stage of every pipeline: computing, and waiting for neighbours."""
-    figure = go.Figure()
-    bars = [
-        (f"{short_name(row, comparison.rows)}  stage {stage.stage}", stage)
-        for row in rows
-        if row.pipeline is not None
-        for stage in row.pipeline.stages
-    ][::-1]
-    parts = (
-        ("forward", PHASE_COLOURS["forward"], [s.forward_s for _, s in bars]),
-        ("backward", PHASE_COLOURS["backward"], [s.backward_s for _, s in bars]),
-        ("bubble", PHASE_COLOURS["bubble"], [s.bubble_s for _, s in bars]),
-    )
-    for name, colour, seconds in parts:
-        figure.add_bar(
-            orientation="h",
-            y=[label for label, _ in bars],
-            x=[1000 * s for s in seconds],
-            name=name,
-            marker={"color": colour, "line": {"width": 0}},
-            hovertemplate="%{y}<br>" + name + " %{x:.4g} ms<extra></extra>",
-        )
-    figure.update_layout(barmode="stack", bargap=0.25)
-    figure.update_xaxes(title="milliseconds of a step, median after the warm-up")
-    return chart(
-        figure,
-        title=f"Stages, {workload}",
-        caption="One bar per stage: computing, and waiting for its neighbours (bubble). Stages "
-        "with unequal computing times have unequal work: another split point may be better.",
-        height_px=150 + 26 * len(bars),
-        legend=True,
-    )
-
-
 def local_global_chart(comparison: Comparison, found: LocalGlobal) -> Chart:
-    """Speedup of each strategy alone against its speedup under other launchers."""
+    """Draw the speedup of each strategy alone and under other launchers."""
     palette = _strategy_colours(comparison, found)
     names = {
         line.configuration: strategy_name(comparison.row(line.configuration), comparison.rows)
@@ -136,8 +101,8 @@ def local_global_chart(comparison: Comparison, found: LocalGlobal) -> Chart:
         figure.add_scatter(
             x=[li.speedup.median for li, _ in pairs],
             y=[e.speedup.median for _, e in pairs],
-            error_x=_spread([li.speedup for li, _ in pairs]),
-            error_y=_spread([e.speedup for _, e in pairs]),
+            error_x=spread([li.speedup for li, _ in pairs]),
+            error_y=spread([e.speedup for _, e in pairs]),
             showlegend=False,
             mode="markers",
             marker={
@@ -192,15 +157,3 @@ def _both(line: StrategyLine, elsewhere: Elsewhere) -> str:
         f"{place_name(elsewhere.launcher, elsewhere.nodes)} {elsewhere.speedup.median:.2f} "
         f"({bounds(elsewhere.speedup)})<br>ratio {ratio}"
     )
-
-
-def _spread(intervals: Sequence[Interval]) -> dict[str, object]:
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [i.high - i.median for i in intervals],
-        "arrayminus": [i.median - i.low for i in intervals],
-        "thickness": 1.2,
-        "width": 3,
-        "color": GREY,
-    }
