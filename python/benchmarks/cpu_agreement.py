@@ -116,12 +116,8 @@ def conclusion(rows: list[dict[str, float]]) -> dict[str, Any]:
 def cpu_seconds(record: TrialRecord) -> dict[str, float]:
     """CPU time of the ranks, the run and the host while all ranks trained."""
     (host,) = read_hosts(record.files)
-    started = (
-        read_steps(record)
-        .group_by("rank")
-        .agg(pl.col("started_s").first().alias("first"), pl.col("started_s").last().alias("last"))
-    )
-    training = pl.col("unix_s").is_between(started["first"].max(), started["last"].min())
+    started_s = read_steps(record)["started_s"]  # shape (ranks, steps)
+    training = pl.col("unix_s").is_between(started_s[:, 0].max(), started_s[:, -1].min())
     complete = (
         host.ranks.filter(training)
         .group_by("unix_s")

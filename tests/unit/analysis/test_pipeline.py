@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-import polars as pl
 import pytest
 
 from paceline.analysis.pipeline import Pipeline, median_pipeline, theoretical_bubble, trial_pipeline
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.steps import RankSteps
 
 
 def _trial(fabricate: ModuleType, root: Path, way: object, jitter: float = 0.0) -> TrialRecord:
@@ -24,7 +24,7 @@ def _trial(fabricate: ModuleType, root: Path, way: object, jitter: float = 0.0) 
     return load_trial(next(files for _, files in run.trials()))
 
 
-def pipeline_of(record: TrialRecord, steps: pl.DataFrame | None = None) -> Pipeline | None:
+def pipeline_of(record: TrialRecord, steps: RankSteps | None = None) -> Pipeline | None:
     return trial_pipeline(record, read_steps(record) if steps is None else steps)
 
 
@@ -53,10 +53,8 @@ def test_stages_of_several_replicas_are_told_apart(fabricate: ModuleType, tmp_pa
 def test_warm_up_steps_are_left_out(fabricate: ModuleType, tmp_path: Path) -> None:
     record = _trial(fabricate, tmp_path, fabricate.PIPELINE)
     # of 10 steady steps, 4 waited long: the median does not show it
-    slow = (pl.col("rank") == 0) & ((pl.col("step") < 2) | (pl.col("step") >= 8))
-    steps = read_steps(record).with_columns(
-        pl.when(slow).then(9.0).otherwise(pl.col("bubble_s")).alias("bubble_s")
-    )
+    steps = read_steps(record)
+    steps["bubble_s"][0, (steps.step < 2) | (steps.step >= 8)] = 9.0
     found = pipeline_of(record, steps)
     assert found is not None
     assert found.bubble_measured == pytest.approx((0.05 + 0.06) / 2 / 0.365)
@@ -83,7 +81,7 @@ def test_what_the_strategy_did_not_say_is_none(fabricate: ModuleType, tmp_path: 
 
 def test_a_trial_without_steps_or_without_a_pipeline(fabricate: ModuleType, tmp_path: Path) -> None:
     record = _trial(fabricate, tmp_path / "pipeline", fabricate.PIPELINE)
-    found = pipeline_of(record, read_steps(record).clear())
+    found = pipeline_of(record, read_steps(record).since(99))
     assert found is not None
     assert found.stages == ()
     assert found.bubble_measured is None

@@ -67,7 +67,7 @@ def test_rank_that_is_always_late_is_named_with_its_loss(make: Any, offset_s: fl
     assert worst.last_share == 1
     assert worst.delay_s.mean == pytest.approx(0.05, abs=1e-5)
     assert worst.delay_s.low <= worst.delay_s.mean <= worst.delay_s.high
-    assert worst.delay_share == pytest.approx(0.05 / read_steps(record)["step_s"][0], rel=1e-4)
+    assert worst.delay_share == pytest.approx(0.05 / read_steps(record)["step_s"][0, 0], rel=1e-4)
     # rank 0's backward pass is as much shorter
     assert found.phase == "backward"
     assert found.phase_excess_s == pytest.approx(0.05, abs=1e-6)

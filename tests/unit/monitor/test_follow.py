@@ -44,7 +44,7 @@ def test_a_running_trial_shows_speed_loss_and_phases_of_all_ranks_together(run, 
     _two_ranks(run, trials)
     trial = RunFollower(run).look().trial
     assert (trial.trial_id, trial.number, trial.steps) == (trials[1].id, 2, 8)
-    assert trial.samples_per_s == pytest.approx(8 / 0.5)  # 4 images of each rank in half a second
+    assert trial.samples_per_s == pytest.approx(8 / 0.5)  # 4 samples of each rank in half a second
     assert trial.loss == pytest.approx(2.0)
     assert trial.losses == pytest.approx([2.0] * 8)
     assert trial.phases["forward"] == pytest.approx((0.1 + 0.4 / 3) / 2)
@@ -91,8 +91,9 @@ def test_ranks_show_their_state_share_of_waiting_and_newest_sample(run, trials):
     assert first.waiting_share == pytest.approx(0.1 / 0.5, rel=1e-4)
     assert second.waiting_share == pytest.approx(0.0, abs=1e-4)
     assert (first.state, second.state) == ("running", "failed")
-    assert (first.cpu_percent, second.cpu_percent) == (50.0, 100.0)
-    assert first.sample.unix_s == 3.0
+    samples = [rank.sample or {} for rank in (first, second)]
+    assert [sample["cpu_percent"] for sample in samples] == [50.0, 100.0]
+    assert samples[0]["unix_s"] == 3.0
 
 
 def test_hosts_show_shares_of_the_last_tick_and_count_gaps(run, trials):
@@ -109,8 +110,8 @@ def test_hosts_show_shares_of_the_last_tick_and_count_gaps(run, trials):
             cpu_seconds={"user": 3 * idle, "idle": idle},
         )
     (host,) = RunFollower(run).look().trial.hosts
-    assert host.pressure == {"cpu": pytest.approx(0.75)}
-    assert host.cpu == {"user": 0.75, "idle": 0.25}
+    assert host.sample["pressure_cpu_percent"] == pytest.approx(75.0)
+    assert (host.sample["cpu_busy_percent"], host.sample["cpu_idle_percent"]) == (75.0, 25.0)
     assert host.gaps == 1
 
 
@@ -196,4 +197,4 @@ def test_a_host_without_pressure_information_is_shown_too(run, trials):
     files = watching.start(run, trials[1])
     watching.sample(files, 5.0)
     (host,) = RunFollower(run).look().trial.hosts
-    assert host.pressure == {}
+    assert "pressure_cpu_percent" not in host.sample

@@ -6,15 +6,12 @@ import io
 
 import pytest
 from rich.console import Console
-from tests.unit.monitor import watching
 
 from paceline.monitor.screen import plain_line, screen, sparkline
 from paceline.monitor.views import HostView, RankView, RunView, TrialView
-from paceline.records.layout import RunFiles
-from paceline.records.rows import HostSample
-from paceline.records.tables import rows
 
-CPU = {"user": 0.6, "system": 0.1, "idle": 0.25, "iowait": 0.05}
+CPU = {"cpu_busy_percent": 70.0, "cpu_idle_percent": 25.0, "cpu_iowait_percent": 5.0}
+SAMPLE = {"ram_used_bytes": 3 << 30, "ram_total_bytes": 16 << 30, "run_threads": 14}
 
 
 def _trial(**values) -> TrialView:
@@ -56,13 +53,6 @@ def _rank(rank: int, **values) -> RankView:
     return RankView(rank=rank, sample=None, **{**usual, "waiting_share": 0.13, **values})
 
 
-@pytest.fixture
-def host_sample(tmp_path) -> HostSample:
-    files = RunFiles(tmp_path).trial("t")
-    watching.sample(files, 1.0)
-    return rows(files.host("node0").trace, HostSample)[0]
-
-
 def _drawn(view: RunView, width: int = 80, height: int = 40) -> list[str]:
     text = io.StringIO()
     console = Console(file=text, width=width, height=height, color_system=None)
@@ -70,12 +60,13 @@ def _drawn(view: RunView, width: int = 80, height: int = 40) -> list[str]:
     return text.getvalue().splitlines()
 
 
-def test_every_line_fits_the_width(host_sample) -> None:
+def test_every_line_fits_the_width() -> None:
     long = _trial(
         trial_id="simple-big.spark.spark-allgather.processes." * 3,
         hosts=(
             HostView(
-                host="a-very-long-host-name", sample=host_sample, cpu=CPU, pressure={"cpu": 0.5}
+                host="a-very-long-host-name",
+                sample={**SAMPLE, **CPU, "pressure_cpu_percent": 50.0},
             ),
         ),
         ranks=tuple(_rank(n, host="a-very-long-host-name-with-a-domain") for n in range(4)),
@@ -104,7 +95,7 @@ def test_between_trials_it_says_what_is_awaited() -> None:
 def test_shares_of_a_step_are_told_without_colour() -> None:
     lines = _drawn(_run(_trial()))
     (bar,) = [line for line in lines if line.startswith("a step")]
-    assert (bar.count("▓"), bar.count("█"), bar.count("░"), bar.count("▒")) == (18, 35, 14, 4)
+    assert (bar.count("▓"), bar.count("█"), bar.count("░"), bar.count("▒")) == (18, 34, 14, 4)
     words = " ".join(lines)
     for part in ("forward 25%", "backward 50%", "waiting for ranks 20%", "averaging 5%"):
         assert part in words
@@ -113,7 +104,7 @@ def test_shares_of_a_step_are_told_without_colour() -> None:
 def test_what_is_not_known_yet_is_not_drawn() -> None:
     early = _trial(samples_per_s=None, loss=None, phases={}, epoch=None, steps=0)
     lines = _drawn(_run(early))
-    assert not [line for line in lines if line.startswith(("images/s", "loss", "a step"))]
+    assert not [line for line in lines if line.startswith(("samples/s", "loss", "a step"))]
     assert "0/24 steps" in lines[2]
 
 
@@ -131,13 +122,13 @@ def test_a_failed_rank_and_the_reason_are_shown() -> None:
     assert lines[-1] == "failed: rank 0 was killed"
 
 
-def test_the_plain_line_says_it_all_in_one(host_sample) -> None:
-    host = HostView(host="node0", sample=host_sample, cpu=CPU)
+def test_the_plain_line_says_it_all_in_one() -> None:
+    host = HostView(host="node0", sample={**SAMPLE, **CPU})
     trial = _trial(hosts=(host,), straggler="rank 1 on node0 costs 20% of a step")
     line = plain_line(_run(trial))
     assert "\n" not in line
     for part in (
-        "3 of 9 done tiny.mpi.mpi.processes.n1r2t1.fp32.r0 step 12/24 1234 images/s loss 1.062",
+        "3 of 9 done tiny.mpi.mpi.processes.n1r2t1.fp32.r0 step 12/24 1234 samples/s loss 1.062",
         "waiting 20% averaging 5%",
         "node0 CPU 70% idle 25% IOWait 5.0% RAM 3.0/16.0 GiB threads 14",
         "straggler: rank 1 on node0",
@@ -146,8 +137,8 @@ def test_the_plain_line_says_it_all_in_one(host_sample) -> None:
     assert plain_line(_run(None)).endswith("3 of 9 done waiting for the next trial")
 
 
-def test_a_host_with_one_sample_has_no_shares_yet(host_sample) -> None:
-    host = HostView(host="n", sample=host_sample)
+def test_a_host_with_one_sample_has_no_shares_yet() -> None:
+    host = HostView(host="n", sample=SAMPLE)
     assert "IOWait" not in plain_line(_run(_trial(hosts=(host,))))
 
 

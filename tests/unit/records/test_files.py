@@ -41,7 +41,7 @@ def test_row_keeps_the_rows_within_it(tmp_path):
 def test_row_that_json_cannot_say_is_refused_and_leaves_nothing(tmp_path, row):
     with (
         JsonlWriter(tmp_path / "rows.jsonl") as writer,
-        pytest.raises(TypeError, match="expected a dataclass or what JSON knows"),
+        pytest.raises(TypeError, match="expected a dataclass or a JSON value"),
     ):
         writer.write(row)
     assert (tmp_path / "rows.jsonl").read_bytes() == b""

@@ -2,12 +2,12 @@
 
 There are two views, and `checks` compares them. The step rows give waiting for the slowest rank and
 transfer, which add up to comm_s. The operation rows give when each rank requested an operation,
-when all ranks had begun it, and when it ended (paceline.analysis.communication_times).
+when all ranks had begun it, and when it ended (paceline.analysis.operations).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -15,20 +15,16 @@ from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
 from paceline.analysis.communication_bins import Bin, bins
-from paceline.analysis.communication_rows import load_operations
-from paceline.analysis.communication_times import NO_STEP, clock_errors, operation_times
-from paceline.analysis.phases import mean_step, mean_steps
+from paceline.analysis.operations import clock_errors, load_operations, operation_times
+from paceline.analysis.phases import mean_steps
 from paceline.analysis.steps import read_steps
 from paceline.analysis.stragglers import Straggling, find_straggler
 from paceline.records.phases import Phases
 from paceline.records.rows import SCHEMA
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from paceline.analysis.communication_rows import Operations
-    from paceline.analysis.communication_times import OperationTimes
     from paceline.analysis.reading import RankRecord, TrialRecord
+    from paceline.analysis.steps import RankSteps
 
 __all__ = ["SCHEMA", "RankCommunication", "SumCheck", "TrialCommunication", "trial_communication"]
 
@@ -116,25 +112,18 @@ def trial_communication(record: TrialRecord) -> TrialCommunication | None:
     Raises DataError if a file is damaged.
     """
     warmup = record.trial.training.warmup_steps
-    table = read_steps(record)
-    steady = table.filter(pl.col("step") >= warmup)
-    if not steady["comm_s"].count():
+    steps = read_steps(record)
+    steady = steps.since(warmup)
+    if np.isnan(steady["comm_s"]).all():
         return None
     operations = load_operations(record)
     errors_s = clock_errors(record, operations)
-    measured = None
-    after: tuple[Bin, ...] = ()
-    whole: tuple[Bin, ...] = ()
-    if operations is not None and len(operations):
-        times = operation_times(table, operations, errors_s)
-        measured = _Measured(operations, times, (times.step >= warmup) & (times.step != NO_STEP))
-        after = bins(operations, times, measured.steady, all_ranks=True)
-        whole = bins(operations, times, np.ones(len(operations), dtype=bool), all_ranks=True)
-    trained = set(steady["rank"].unique())
+    timed = operation_times(steps, operations, errors_s)
+    phases = mean_steps(steady)
     ranks = tuple(
-        _rank(rank, steady.filter(pl.col("rank") == rank.rank), errors_s[rank.rank], measured)
+        _rank(rank, steady, phases[rank.rank], errors_s[rank.rank], timed, warmup)
         for rank in record.ranks
-        if rank.rank in trained
+        if rank.rank in phases
     )
     return TrialCommunication(
         trial=record.trial.id,
@@ -142,40 +131,32 @@ def trial_communication(record: TrialRecord) -> TrialCommunication | None:
         repeat=record.trial.repeat,
         transport=record.trial.transport,
         ranks=ranks,
-        operations_recorded=measured is not None,
-        bins=after,
-        totals=whole,
-        stragglers=find_straggler(record, table, errors_s),
+        operations_recorded=not timed.is_empty(),
+        bins=bins(timed.filter(pl.col("step") >= warmup), all_ranks=True),
+        totals=bins(timed, all_ranks=True),
+        stragglers=find_straggler(record, steps, errors_s),
         checks=_checks(ranks),
     )
 
 
-class _Measured(NamedTuple):
-    """Recorded operations, and the mask of those in steps after the warm-up."""
-
-    operations: Operations
-    times: OperationTimes
-    steady: NDArray[np.bool_]
-
-
 def _rank(
-    rank: RankRecord, rows: pl.DataFrame, clock_error_s: float, measured: _Measured | None
+    rank: RankRecord,
+    steady: RankSteps,
+    phases_s: Phases,
+    clock_error_s: float,
+    operations: pl.DataFrame,
+    warmup: int,
 ) -> RankCommunication:
-    """Analyse one rank. rows: its steps after the warm-up."""
+    """Analyse one rank. steady: the steps after the warm-up. operations: of all ranks."""
+    rows = steady.of_rank(rank.rank)
     steps = len(rows)
+    own = operations.filter(pl.col("rank") == rank.rank)
+    own_steady = own.filter(pl.col("step") >= warmup)
     overlapped_s = exposed_s = between_s = None
-    own_bins: tuple[Bin, ...] = ()
-    totals: tuple[Bin, ...] = ()
-    if measured is not None:
-        operations, times, in_steps = measured
-        own = operations.rank == rank.rank
-        steady = own & in_steps
-        exposed_s = float(times.exposed_s[steady].sum()) / steps
-        overlapped_s = float(times.overlapped_s[steady].sum()) / steps
+    if not operations.is_empty():
+        exposed_s = float(own_steady["exposed_s"].sum()) / steps
+        overlapped_s = float(own_steady["overlapped_s"].sum()) / steps
         between_s = float(rows["comm_s"].sum()) / steps - exposed_s
-        own_bins = bins(operations, times, steady, all_ranks=False)
-        totals = bins(operations, times, own, all_ranks=False)
-    begin, end = rows.select(pl.col("started_s").min(), pl.col("ended_s").max()).row(0)
     return RankCommunication(
         rank=rank.rank,
         host=rank.host,
@@ -183,13 +164,13 @@ def _rank(
         clock_error_s=clock_error_s,
         steps=steps,
         step_s=float(rows["step_s"].sum()) / steps,
-        wall_s=(end - begin) / steps,
-        phases_s=mean_step(mean_steps(rows, 0), rank.rank),
+        wall_s=(rows["ended_s"][-1] - rows["started_s"][0]) / steps,
+        phases_s=phases_s,
         overlapped_s=overlapped_s,
         exposed_s=exposed_s,
         between_s=between_s,
-        bins=own_bins,
-        totals=totals,
+        bins=bins(own_steady, all_ranks=False),
+        totals=bins(own, all_ranks=False),
     )
 
 

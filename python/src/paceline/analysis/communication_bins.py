@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
+import polars as pl
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
-    from paceline.analysis.communication_rows import Operations
-    from paceline.analysis.communication_times import OperationTimes
-
 # Upper bounds of the sizes that are taken together, those of the fourth paper's figures, made with
 # hvprof (Awan, Jain, Chu, Subramoni and Panda: Communication Profiling and Characterization of Deep
 # Learning Workloads on Clusters with High-Performance Interconnects, Hot Interconnects, 2019).
 BOUNDS_BYTES = (10**5, 10**6, 10**7, 10**8)
+_KIND = ("operation", "algorithm", "size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,80 +53,64 @@ class Bin:
         return self.matched_bytes / self.transfer_s
 
 
-def bins(
-    operations: Operations, times: OperationTimes, chosen: NDArray[np.bool_], *, all_ranks: bool
-) -> tuple[Bin, ...]:
-    """Group the `chosen` rows by operation, algorithm and size.
+def size_bin(payload_bytes: pl.Expr) -> pl.Expr:
+    """Return the number of the range between BOUNDS_BYTES to which a size belongs."""
+    return pl.sum_horizontal(payload_bytes >= bound for bound in BOUNDS_BYTES).cast(pl.Int64)
 
-    all_ranks: True if these are the rows of all ranks. Only then the bytes sent can be compared
-    with the formula of the algorithm, because ranks send different parts.
+
+def bins(operations: pl.DataFrame, *, all_ranks: bool) -> tuple[Bin, ...]:
+    """Group operations by kind, algorithm and size.
+
+    operations: from `operation_times`. all_ranks: True if these are the rows of all ranks. Only
+    then the bytes sent can be compared with the formula of the algorithm, because ranks send
+    different parts.
     """
-    sizes = np.searchsorted(BOUNDS_BYTES, operations.payload_bytes, side="right")
-    rows = np.flatnonzero(chosen)
-    keys = np.stack([operations.operation, operations.algorithm, sizes])[:, rows]
-    unique, which = np.unique(keys, axis=1, return_inverse=True)
-    found = [
-        _bin(operations, times, rows[which.reshape(-1) == number], int(size), all_ranks)
-        for number, size in enumerate(unique[2])
-    ]
-    return tuple(sorted(found, key=lambda b: (b.operation, b.algorithm or "", b.least_bytes)))
-
-
-def _bin(
-    operations: Operations,
-    times: OperationTimes,
-    rows: NDArray[np.int64],
-    size: int,
-    all_ranks: bool,
-) -> Bin:
-    first = rows[0]
-    operation = operations.operations[operations.operation[first]]
-    algorithm = operations.algorithms[operations.algorithm[first]] or None
-    matched = rows[~np.isnan(times.wait_s[rows])]
-    payloads = operations.payload_bytes[rows]
-    expected = None
-    if all_ranks:
-        expected = _expected(operation, algorithm, operations.ranks[rows], payloads)
-    return Bin(
-        operation=operation,
-        algorithm=algorithm,
-        least_bytes=0 if size == 0 else BOUNDS_BYTES[size - 1],
-        most_bytes=None if size == len(BOUNDS_BYTES) else BOUNDS_BYTES[size],
-        count=len(rows),
-        payload_bytes=int(payloads.sum()),
-        time_s=float(times.time_s[rows].sum()),
-        wait_s=float(times.wait_s[matched].sum()) if len(matched) else None,
-        transfer_s=float(times.transfer_s[matched].sum()) if len(matched) else None,
-        exposed_s=float(times.exposed_s[rows].sum()),
-        overlapped_s=float(times.overlapped_s[rows].sum()),
-        matched_bytes=int(operations.payload_bytes[matched].sum()),
-        sent_bytes=_counted(operations.sent_bytes[rows]),
-        sent_messages=_counted(operations.sent_messages[rows]),
-        expected_bytes=None if expected is None else expected[0],
-        expected_messages=None if expected is None else expected[1],
+    sized = operations.with_columns(size=size_bin(pl.col("payload_bytes")))
+    expected = _expected(sized) if all_ranks else {}
+    is_matched = pl.col("wait_s").is_not_null()
+    grouped = sized.group_by(_KIND).agg(
+        pl.len().alias("count"),
+        pl.col("payload_bytes", "time_s", "exposed_s", "overlapped_s").sum(),
+        pl.when(is_matched.any()).then(pl.col("wait_s", "transfer_s").sum()),
+        pl.col("payload_bytes").filter(is_matched).sum().alias("matched_bytes"),
+        *(
+            pl.when(pl.col(name).is_not_null().all()).then(pl.col(name).sum())
+            for name in ("sent_bytes", "sent_messages")
+        ),
     )
+    found = []
+    for row in grouped.sort(_KIND).iter_rows(named=True):
+        size = row.pop("size")
+        bytes_, messages = expected.get((row["operation"], row["algorithm"], size), (None, None))
+        found.append(
+            Bin(
+                **row,
+                least_bytes=0 if size == 0 else BOUNDS_BYTES[size - 1],
+                most_bytes=None if size == len(BOUNDS_BYTES) else BOUNDS_BYTES[size],
+                expected_bytes=None if bytes_ is None else round(bytes_),
+                expected_messages=None if messages is None else round(messages),
+            )
+        )
+    return tuple(found)
 
 
-def _counted(values: NDArray[np.float64]) -> int | None:
-    return None if np.isnan(values).any() else int(values.sum())
+def _expected(sized: pl.DataFrame) -> dict[tuple[str, str, int], tuple[float, float]]:
+    """Return the bytes and messages that the algorithms of all-reduces send, by kind.
 
-
-def _expected(
-    operation: str,
-    algorithm: str | None,
-    ranks: NDArray[np.int64],
-    payloads: NDArray[np.int64],
-) -> tuple[int, int] | None:
-    """Return the bytes and messages that the algorithm sends in these all-reduces, over all ranks.
-
-    ranks, payloads: of each row, one row per rank. Long messages are sent in several parts, so the
-    number of messages is a lower bound.
+    sized: one row per rank. Long messages are sent in several parts, so the number of messages is a
+    lower bound.
     """
-    if operation != "allreduce" or algorithm not in _FORMULAS:
-        return None
-    messages, volumes = zip(*(_FORMULAS[algorithm](int(n)) for n in ranks), strict=True)
-    each_bytes = np.array(volumes) / ranks * payloads
-    return round(float(each_bytes.sum())), round(float((np.array(messages) / ranks).sum()))
+    found: dict[tuple[str, str, int], tuple[float, float]] = {}
+    counted = sized.group_by(*_KIND, "ranks").agg(pl.len(), pl.col("payload_bytes").sum())
+    for operation, algorithm, size, ranks, count, payload_bytes in counted.iter_rows():
+        if operation == "allreduce" and algorithm in _FORMULAS:
+            messages, volumes = _FORMULAS[algorithm](ranks)
+            before = found.get((operation, algorithm, size), (0.0, 0.0))
+            found[operation, algorithm, size] = (
+                before[0] + volumes / ranks * payload_bytes,
+                before[1] + messages / ranks * count,
+            )
+    return found
 
 
 def _ring(n: int) -> tuple[int, int]:
@@ -155,8 +135,8 @@ def _halving(n: int) -> tuple[int, int]:
 # to everybody; parameter-server: to rank 0 and back. ring: the least bytes there can be (Patarasuk
 # and Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 69(2), 2009).
 # The rest: Thakur, Rabenseifner and Gropp: Optimization of Collective Communication Operations in
-# MPICH, IJHPCA 19(1), 2005; ranks beyond a power of two hand their part to a neighbour and get the
-# result from it.
+# MPICH, IJHPCA 19(1), 2005; ranks beyond a power of two send their part to a neighbour and receive
+# the result from it.
 _FORMULAS: dict[str, Callable[[int], tuple[int, int]]] = {
     "naive": lambda n: (n * (n - 1), n * (n - 1)),
     "parameter-server": lambda n: (2 * (n - 1), 2 * (n - 1)),

@@ -119,6 +119,8 @@ def _compare(
 
 def _median(values: NDArray[np.float64], known: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the median along the last axis of the known values; 0 without any."""
+    if not values.size:
+        return np.zeros(values.shape[:2])
     if known.all():
         complete: NDArray[np.float64] = np.median(values, axis=2)
         return complete

@@ -11,7 +11,6 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 import numpy as np
-import polars as pl
 
 from paceline.records.phases import OTHER_SPANS, PHASES, STEP_PHASES
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from paceline.analysis.reading import RankRecord, TrialRecord
+    from paceline.analysis.steps import RankSteps
     from paceline.records.phases import Phases
 
 
@@ -40,28 +40,19 @@ class RankPhases:
     other_parts: Phases
 
 
-def trial_phases(record: TrialRecord, steps: pl.DataFrame) -> list[RankPhases]:
-    """Compute every rank's time; empty if the trial has no outcome (its end is unknown).
-
-    steps: from `step_table`.
-    """
+def trial_phases(record: TrialRecord, steps: RankSteps) -> list[RankPhases]:
+    """Compute every rank's time; empty if the trial has no outcome (its end is unknown)."""
     if record.outcome is None:
         return []
     launched, ended = record.outcome.launched_unix_s, record.outcome.ended_unix_s
     sums = _by_rank(steps, mean=False)
-    means = mean_steps(steps, record.trial.training.warmup_steps)
+    means = mean_steps(steps.since(record.trial.training.warmup_steps))
     return [_rank_phases(r, launched, ended, sums, means) for r in record.ranks]
 
 
-def mean_steps(steps: pl.DataFrame, warmup: int) -> dict[int, Phases]:
-    """Return each rank's mean step from step `warmup` on, by STEP_PHASES.
-
-    Ranks without such a step are left out. steps: from `step_table`.
-    """
-    columns = [f"{name}_s" for name in STEP_PHASES]
-    return _by_rank(
-        steps.select("step", "rank", *columns).filter(pl.col("step") >= warmup), mean=True
-    )
+def mean_steps(steps: RankSteps) -> dict[int, Phases]:
+    """Return each rank's mean step by STEP_PHASES. Ranks without a step are left out."""
+    return _by_rank(steps, mean=True)
 
 
 def mean_step(means: Mapping[int, Phases], rank: int) -> Phases:
@@ -79,25 +70,25 @@ def median_over_repeats(repeats: Sequence[Mapping[str, float | None]]) -> Phases
     return _reduced(repeats, median)
 
 
-def _by_rank(steps: pl.DataFrame, *, mean: bool) -> dict[int, Phases]:
+def _by_rank(steps: RankSteps, *, mean: bool) -> dict[int, Phases]:
     """Add up or average each phase over the steps of each rank; None where no step has it.
 
     A phase that only some steps have (communication every few steps) counts as 0 in the others.
     """
-    if steps.is_empty():
-        return {}
-    ranks = steps["rank"].to_numpy()
-    counts = np.bincount(ranks)
-    found: dict[int, Phases] = {rank: {} for rank in np.flatnonzero(counts).tolist()}
-    for name in STEP_PHASES:
-        seconds = steps[f"{name}_s"].to_numpy()  # NaN where null
-        is_known = ~np.isnan(seconds)
-        sums = np.bincount(ranks, np.where(is_known, seconds, 0.0))
-        known = np.bincount(ranks, is_known)
-        for rank, phases in found.items():
-            value = float(sums[rank] / counts[rank] if mean else sums[rank])
-            phases[name] = value if known[rank] else None
-    return found
+    seconds = np.stack([steps[f"{name}_s"] for name in STEP_PHASES], axis=1)
+    is_known = ~np.isnan(seconds)  # shape (ranks, phases, steps)
+    sums = np.where(is_known, seconds, 0.0).sum(axis=2)
+    counts = steps.is_finished.sum(axis=1)
+    values = sums / np.maximum(counts, 1)[:, None] if mean else sums
+    values[~is_known.any(axis=2)] = np.nan
+    return {
+        rank: {
+            name: None if np.isnan(value) else value
+            for name, value in zip(STEP_PHASES, row, strict=True)
+        }
+        for rank, row, count in zip(steps.ranks, values.tolist(), counts, strict=True)
+        if count
+    }
 
 
 def _reduced(

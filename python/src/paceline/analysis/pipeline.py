@@ -18,11 +18,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
 
 from paceline.analysis.configuration import pipeline_counts
-from paceline.analysis.ranks import stage_of
-from paceline.analysis.steps import common_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.steps import RankSteps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +45,7 @@ class StageTimes:
 class SplitPoint:
     """A split point of the model and the bytes that cross it in a step of one replica."""
 
-    before: str  # the first layer after the cut
+    before: str  # the first layer after the split point
     bytes_forward: float | None
     bytes_backward: float | None
 
@@ -63,26 +61,29 @@ class Pipeline:
 
 
 def theoretical_bubble(stages: int, micro_batches: int) -> float:
-    """Idle share of a pipeline whose stages and micro-batches all take the same time."""
+    """Return the idle share of a pipeline whose stages and micro-batches all take the same time."""
     return (stages - 1) / (micro_batches + stages - 1)
 
 
-def trial_pipeline(record: TrialRecord, steps: pl.DataFrame) -> Pipeline | None:
-    """Compute the pipeline of one trial; None if it has none. steps: from `step_table`."""
+def trial_pipeline(record: TrialRecord, steps: RankSteps) -> Pipeline | None:
+    """Compute the pipeline of one trial; None if it has none."""
     counts = pipeline_counts(record.trial)
     if counts is None:
         return None
     stages_planned, micro_batches = counts
-    warmup = record.trial.training.warmup_steps
-    common = [step for step in common_steps(steps, len(record.ranks)) if step >= warmup]
-    times = _times(steps, common, len(record.ranks))
-    busy = _share(times[:, :, 0] + times[:, :, 1], times.sum(axis=2))
-    stages = np.array([stage_of(record.trial, rank) for rank in record.ranks], dtype=np.int64)
+    steady = steps.since(record.trial.training.warmup_steps)
+    common = steady.is_finished.all(axis=0)
+    seconds = [np.nan_to_num(steady[f"{name}_s"]) for name in ("forward", "backward", "bubble")]
+    times = np.stack(seconds, axis=2)[:, common]  # shape (ranks, steps, 3)
+    whole = times.sum(axis=2)
+    busy = np.divide(
+        times[:, :, 0] + times[:, :, 1], whole, out=np.zeros_like(whole), where=whole > 0
+    )
     return Pipeline(
         stages=tuple(
-            _stage(stage, times[stages == stage], busy[stages == stage])
+            _stage(stage, times[steps.stages == stage], busy[steps.stages == stage])
             for stage in range(stages_planned)
-            if common and (stages == stage).any()
+            if common.any() and (steps.stages == stage).any()
         ),
         bubble_measured=1 - float(np.median(busy.mean(axis=0))) if busy.size else None,
         bubble_theoretical=theoretical_bubble(stages_planned, micro_batches),
@@ -91,7 +92,7 @@ def trial_pipeline(record: TrialRecord, steps: pl.DataFrame) -> Pipeline | None:
 
 
 def median_pipeline(repeats: Sequence[Pipeline]) -> Pipeline | None:
-    """The medians over the repeats of a configuration; None without any.
+    """Return the medians over the repeats of a configuration; None without any.
 
     The split points are the first repeat's: where they are chosen by profiling, repeats may differ.
     """
@@ -108,20 +109,6 @@ def median_pipeline(repeats: Sequence[Pipeline]) -> Pipeline | None:
         bubble_theoretical=repeats[0].bubble_theoretical,
         split_points=repeats[0].split_points,
     )
-
-
-def _times(steps: pl.DataFrame, common: Sequence[int], ranks: int) -> NDArray[np.float64]:
-    """Return forward, backward and bubble in seconds, shape (ranks, steps, 3)."""
-    chosen = steps.filter(pl.col("step").is_in(common)).select(
-        "forward_s", "backward_s", pl.col("bubble_s").fill_null(0.0)
-    )
-    return chosen.to_numpy().reshape(len(common), ranks, 3).transpose(1, 0, 2)
-
-
-def _share(part: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
-    """part / whole, 0 where there was nothing to do."""
-    shares: NDArray[np.float64] = np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
-    return shares
 
 
 def _stage(stage: int, times: NDArray[np.float64], busy: NDArray[np.float64]) -> StageTimes:
@@ -158,7 +145,7 @@ def _split_points(said: Mapping[str, Any]) -> tuple[SplitPoint, ...]:
 
 
 def _each(values: Any, split_points: int) -> list[float | None]:
-    """One number for each cut; None for all where the list does not fit the split points."""
+    """Return a number for each split point; None for all if their number differs."""
     if not isinstance(values, list) or len(values) != split_points:
         return [None] * split_points
     return [float(v) for v in values]

@@ -23,7 +23,6 @@ from paceline.records.rows import (
     RankSample,
     RankStatus,
     SpanRow,
-    StepRow,
     TrainingResult,
 )
 from paceline.records.tables import read_header, read_table, rows
@@ -175,11 +174,6 @@ def read_host(name: str, files: HostFiles) -> HostTrace:
         samples=read_table(files.trace, HostSample),
         ranks=read_table(files.ranks, RankSample),
     )
-
-
-def read_rank_steps(files: TrialFiles, ranks: tuple[RankRecord, ...]) -> dict[int, pl.DataFrame]:
-    """Read the step rows of each rank, the fields of StepRow."""
-    return {r.rank: read_table(files.rank(r.rank).steps, StepRow) for r in ranks}
 
 
 def _load_rank(rank: int, files: RankFiles) -> RankRecord:

@@ -1,4 +1,4 @@
-"""Steps of a trial as one frame, and global steps: what all ranks did together.
+"""Steps of a trial: step rows of all ranks in arrays, and global steps.
 
 A global step ends when the last rank ends it. Its time runs from the end of the previous step to
 its own end, so the times of all steps add up to the time of the training, and nothing between two
@@ -7,25 +7,67 @@ steps (the end of an epoch, writing a row) is left out. The first step starts wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
-from paceline.analysis.ranks import stage_of
-from paceline.analysis.reading import read_rank_steps
 from paceline.records.rows import StepRow
-from paceline.records.tables import schema_of
+from paceline.records.tables import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.reading import RankRecord, TrialRecord
+    from paceline.plan.trial import Trial
 
 FINAL_STEPS = 10  # the final loss is the mean over the last steps: one step is too noisy
+_FIELDS = (
+    "step", "epoch", "started_unix_s", "samples", "loss_sum", "data_wait_s", "forward_s",
+    "backward_s", "bubble_s", "comm_s", "comm_ready_unix_s", "optimizer_s", "other_s", "step_s",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSteps:
+    """Step rows of all ranks, by field: arrays of shape (ranks, steps), NaN without a value.
+
+    Fields are the numbers of StepRow and: started_s, ended_s and ready_s (when the rank's last
+    gradient was ready) on rank 0's clock, comm_wait_s and comm_transfer_s.
+
+    comm_wait_s is the part of comm_s in which a rank waited for the slowest rank's gradients; the
+    rest is transfer. In a pipeline, only ranks of one stage average with one another.
+    """
+
+    ranks: tuple[int, ...]
+    stages: NDArray[np.int64]  # by rank: the stage of the model that it holds
+    step: NDArray[np.int64]  # in order; those that any rank finished
+    fields: Mapping[str, NDArray[np.float64]]
+
+    def __getitem__(self, field: str) -> NDArray[np.float64]:
+        return self.fields[field]
+
+    @property
+    def is_finished(self) -> NDArray[np.bool_]:
+        """Mask of the steps that a rank finished, shape (ranks, steps)."""
+        return ~np.isnan(self["step_s"])
+
+    def since(self, step: int) -> RankSteps:
+        """Return the steps from number `step` on."""
+        kept = slice(int(np.searchsorted(self.step, step)), None)
+        fields = {name: values[:, kept] for name, values in self.fields.items()}
+        return replace(self, step=self.step[kept], fields=fields)
+
+    def of_rank(self, rank: int) -> pl.DataFrame:
+        """Return the steps that one rank finished, in order; null without a value."""
+        number = self.ranks.index(rank)
+        finished = self.is_finished[number]
+        own = {name: values[number, finished] for name, values in self.fields.items()}
+        whole = pl.col("step", "epoch", "samples").cast(pl.Int64)
+        return pl.DataFrame(own, nan_to_null=True).with_columns(whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,86 +128,96 @@ class GlobalSteps:
         return float(np.average(self.loss[-FINAL_STEPS:], weights=weights))
 
 
-def read_steps(record: TrialRecord) -> pl.DataFrame:
-    """Read the steps of all ranks; see `step_table`. Raises DataError if a row is damaged."""
-    return step_table(record, read_rank_steps(record.files, record.ranks))
-
-
-def step_table(record: TrialRecord, rows: Mapping[int, pl.DataFrame]) -> pl.DataFrame:
-    """Join the step rows of all ranks into one frame, sorted by step and rank.
-
-    The frame has the fields of StepRow and: rank, stage, started_s, ended_s and ready_s (when the
-    rank's last gradient was ready) on rank 0's clock, comm_wait_s and comm_transfer_s. Of a step
-    that was written twice, the last row counts.
-
-    comm_wait_s is the part of comm_s in which a rank waited for the slowest rank's gradients; the
-    rest is transfer. In a pipeline, only ranks of one stage average with one another.
-
-    rows: the fields of StepRow by rank.
-    """
-    parts = [
-        rows[rank.rank]
-        .lazy()
-        .with_columns(
-            pl.lit(rank.rank, dtype=pl.Int64).alias("rank"),
-            pl.lit(stage_of(record.trial, rank), dtype=pl.Int64).alias("stage"),
-            (pl.col("started_unix_s") + rank.clock_offset_s).alias("started_s"),
-            (pl.col("comm_ready_unix_s") + rank.clock_offset_s).alias("ready_s"),
-        )
+def read_steps(record: TrialRecord) -> RankSteps:
+    """Read the steps of all ranks. Raises DataError if a row is damaged."""
+    rows = {
+        rank.rank: read_table(record.files.rank(rank.rank).steps, StepRow, _FIELDS)
         for rank in record.ranks
-    ]
-    joined = pl.concat(parts) if parts else _empty().lazy()
-    table = _with_waits(joined.sort("step", "rank", maintain_order=True)).collect()
-    key = table["step"].to_numpy(), table["rank"].to_numpy()
-    if len(table) and ((np.diff(key[0]) == 0) & (np.diff(key[1]) == 0)).any():
-        unique = joined.unique(["step", "rank"], keep="last", maintain_order=True)
-        return _with_waits(unique.sort("step", "rank")).collect()
-    return table
+    }
+    return rank_steps(record, rows)
 
 
-def _with_waits(steps: pl.LazyFrame) -> pl.LazyFrame:
-    """Divide comm_s into waiting and transfer."""
-    slowest = pl.col("ready_s").max().over("step", "stage")
-    late = (slowest - pl.col("ready_s")).clip(0.0).fill_null(0.0)
-    # null where there was no communication
-    wait = pl.when(pl.col("comm_s") < late).then(pl.col("comm_s")).otherwise(late)
-    return steps.with_columns(
-        (pl.col("started_s") + pl.col("step_s")).alias("ended_s"),
-        pl.when(pl.col("comm_s").is_not_null()).then(wait).alias("comm_wait_s"),
-    ).with_columns((pl.col("comm_s") - pl.col("comm_wait_s")).alias("comm_transfer_s"))
+def rank_steps(record: TrialRecord, rows: Mapping[int, pl.DataFrame]) -> RankSteps:
+    """Align the step rows of all ranks. Of a step that was written twice, the last row counts.
 
-
-def common_steps(steps: pl.DataFrame, ranks: int) -> list[int]:
-    """List the steps that every rank finished, in order; empty if there are no ranks."""
-    counts = steps.group_by("step", maintain_order=True).len()
-    return counts.filter(pl.col("len") == ranks)["step"].to_list()
-
-
-def global_steps(record: TrialRecord, steps: pl.DataFrame | None = None) -> GlobalSteps:
-    """Merge the rows of all ranks. steps: from `step_table`; None reads them."""
-    table = read_steps(record) if steps is None else steps
-    if table.is_empty():
-        nothing = np.zeros(0)
-        whole = np.zeros(0, dtype=np.int64)
-        return GlobalSteps(
-            step=whole, samples=whole, time_s=nothing, ended_unix_s=nothing, loss=nothing
-        )
-    step = table["step"].to_numpy()
-    first = np.flatnonzero(np.diff(step, prepend=step[0] - 1))  # row of each step's first rank
-    complete = np.diff(first, append=len(step)) == len(record.ranks)
-    samples = np.add.reduceat(table["samples"].to_numpy(), first)[complete]
-    started = np.minimum.reduceat(table["started_s"].to_numpy(), first)[complete]
-    ended = np.maximum.reduceat(table["ended_s"].to_numpy(), first)[complete]
-    loss_sum = np.add.reduceat(table["loss_sum"].to_numpy(), first)[complete]
-    return GlobalSteps(
-        step=step[first][complete],
-        samples=samples,
-        time_s=np.diff(ended, prepend=started[:1]),
-        ended_unix_s=ended,
-        loss=loss_sum / np.maximum(samples, 1),
+    rows: by rank; the fields of StepRow.
+    """
+    step, values = _aligned([_numbers(rows[rank.rank]) for rank in record.ranks])
+    fields = dict(zip(_FIELDS, values, strict=True))
+    offsets_s = np.array([[rank.clock_offset_s] for rank in record.ranks]).reshape(-1, 1)
+    stages = np.array([stage_of(record.trial, rank) for rank in record.ranks], dtype=np.int64)
+    fields["started_s"] = fields["started_unix_s"] + offsets_s
+    fields["ended_s"] = fields["started_s"] + fields["step_s"]
+    fields["ready_s"] = fields["comm_ready_unix_s"] + offsets_s
+    fields["comm_wait_s"] = _waiting(fields["comm_s"], fields["ready_s"], stages)
+    fields["comm_transfer_s"] = fields["comm_s"] - fields["comm_wait_s"]
+    return RankSteps(
+        ranks=tuple(rank.rank for rank in record.ranks), stages=stages, step=step, fields=fields
     )
 
 
-def _empty() -> pl.DataFrame:
-    schema = {**(schema_of(StepRow) or {}), "rank": pl.Int64(), "stage": pl.Int64()}
-    return pl.DataFrame(schema={**schema, "started_s": pl.Float64(), "ready_s": pl.Float64()})
+def stage_of(trial: Trial, rank: RankRecord) -> int:
+    """Return the stage of the model that a rank holds; 0 without a pipeline.
+
+    Of s stages, local rank L holds stage L mod s of replica L div s.
+    """
+    if rank.environment is not None:
+        local_rank = rank.environment.local_rank
+    else:
+        local_rank = rank.rank % trial.placement.ranks_per_node
+    return local_rank % trial.placement.stages
+
+
+def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalSteps:
+    """Merge the rows of all ranks. steps: of all ranks; None reads them."""
+    steps = read_steps(record) if steps is None else steps
+    common = steps.is_finished.all(axis=0)
+    samples = steps["samples"][:, common].sum(axis=0)
+    ended = steps["ended_s"][:, common].max(axis=0, initial=-np.inf)
+    started = steps["started_s"][:, common][:, :1].min(axis=0, initial=np.inf)
+    return GlobalSteps(
+        step=steps.step[common],
+        samples=samples.astype(np.int64),
+        time_s=np.diff(ended, prepend=started),
+        ended_unix_s=ended,
+        loss=steps["loss_sum"][:, common].sum(axis=0) / np.maximum(samples, 1),
+    )
+
+
+def _numbers(rows: pl.DataFrame) -> NDArray[np.float64]:
+    """Return the rows of one rank as numbers, shape (fields, steps)."""
+    return rows.select(pl.col(list(_FIELDS)).cast(pl.Float64)).to_numpy().T
+
+
+def _aligned(
+    ranks: list[NDArray[np.float64]],
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the steps of all ranks, and their values in an array of shape (fields, ranks, steps).
+
+    ranks: for each rank, shape (fields, rows).
+    """
+    steps = [rows[0] for rows in ranks] or [np.zeros(0)]
+    first = steps[0]
+    is_aligned = all(np.array_equal(each, first) for each in steps) and (np.diff(first) > 0).all()
+    step = first if is_aligned else np.unique(np.concatenate(steps))
+    if is_aligned and ranks:
+        return step.astype(np.int64), np.stack(ranks, axis=1)
+    values = np.full((len(_FIELDS), len(ranks), len(step)), np.nan)
+    for number, rows in enumerate(ranks):
+        values[:, number, np.searchsorted(step, rows[0])] = rows
+    return step.astype(np.int64), values
+
+
+def _waiting(
+    comm_s: NDArray[np.float64], ready_s: NDArray[np.float64], stages: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the time in which each rank waited for the slowest rank of its stage.
+
+    It is at most the rank's communication, also if the clocks are wrong.
+    """
+    late_s = np.zeros_like(ready_s)
+    for stage in np.unique(stages):
+        same = stages == stage
+        late_s[same] = np.fmax.reduce(ready_s[same], axis=0) - ready_s[same]
+    waiting: NDArray[np.float64] = np.minimum(comm_s, np.nan_to_num(np.maximum(late_s, 0.0)))
+    return waiting

@@ -13,10 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import polars as pl
 
 from paceline.analysis.phases import mean_step, mean_steps
-from paceline.analysis.ranks import stage_of
 from paceline.analysis.statistics import Mean, mean_interval
 
 if TYPE_CHECKING:
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.analysis.reading import RankRecord, TrialRecord
+    from paceline.analysis.steps import RankSteps
 
 _LEAST_SHARE = 0.01  # of a step: smaller delays are not reported
 _LEAST_STEPS = 5  # fewer steps allow no claim
@@ -60,15 +59,15 @@ class Straggling:
 
 
 def find_straggler(
-    record: TrialRecord, steps: pl.DataFrame, errors_s: Mapping[int, float]
+    record: TrialRecord, steps: RankSteps, errors_s: Mapping[int, float]
 ) -> tuple[Straggling, ...]:
     """Return one verdict; in a pipeline, one for each stage that has several replicas.
 
-    steps: from `step_table`. errors_s: of each rank's clock.
+    errors_s: of each rank's clock.
     """
     stages: dict[int, list[RankRecord]] = {}
-    for rank in record.ranks:
-        stages.setdefault(stage_of(record.trial, rank), []).append(rank)
+    for rank, stage in zip(record.ranks, steps.stages.tolist(), strict=True):
+        stages.setdefault(stage, []).append(rank)
     return tuple(
         _among(record, steps, ranks, errors_s, stage if record.trial.placement.stages > 1 else None)
         for stage, ranks in sorted(stages.items())
@@ -78,7 +77,7 @@ def find_straggler(
 
 def _among(
     record: TrialRecord,
-    steps: pl.DataFrame,
+    steps: RankSteps,
     ranks: Sequence[RankRecord],
     errors_s: Mapping[int, float],
     stage: int | None,
@@ -125,31 +124,19 @@ def delays_of(ready: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def ready_times(
-    record: TrialRecord, steps: pl.DataFrame, ranks: Sequence[RankRecord]
-) -> tuple[NDArray[np.float64], list[int], float]:
+    record: TrialRecord, steps: RankSteps, ranks: Sequence[RankRecord]
+) -> tuple[NDArray[np.float64], NDArray[np.int64], float]:
     """Return when each rank was ready, on rank 0's clock, shape (ranks, steps).
 
     Only the steps after the warm-up that all ranks have. Also returns the numbers of these steps,
-    and the mean step in seconds. steps: from `step_table`.
+    and the mean step in seconds; NaN without a step.
     """
-    numbers = [rank.rank for rank in ranks]
-    chosen = (
-        steps.filter(
-            pl.col("rank").is_in(numbers),
-            pl.col("step") >= record.trial.training.warmup_steps,
-            pl.col("ready_s").is_not_null(),
-        )
-        .with_columns(pl.len().over("step").alias("found"))
-        .filter(pl.col("found") == len(ranks))
-    )
-    shape = (-1, len(ranks))
-    ready = chosen["ready_s"].to_numpy().reshape(shape).T
-    step_s = chosen["step_s"].mean()
-    return (
-        ready,
-        chosen["step"].to_list()[:: len(ranks)],
-        float(step_s) if isinstance(step_s, float) else np.nan,
-    )
+    steady = steps.since(record.trial.training.warmup_steps)
+    rows = [steady.ranks.index(rank.rank) for rank in ranks]
+    ready = steady["ready_s"][rows]
+    common = ~np.isnan(ready).any(axis=0)
+    step_s = steady["step_s"][rows][:, common]
+    return ready[:, common], steady.step[common], float(step_s.mean()) if step_s.size else np.nan
 
 
 def _why_none(
@@ -189,10 +176,10 @@ def _verdict(
 
 
 def _with_phase(
-    record: TrialRecord, steps: pl.DataFrame, verdict: Straggling, ranks: Sequence[RankRecord]
+    record: TrialRecord, steps: RankSteps, verdict: Straggling, ranks: Sequence[RankRecord]
 ) -> Straggling:
     """Name the phase with the largest excess of the straggler over the mean of the others."""
-    by_rank = mean_steps(steps, record.trial.training.warmup_steps)
+    by_rank = mean_steps(steps.since(record.trial.training.warmup_steps))
     means = {rank.rank: mean_step(by_rank, rank.rank) for rank in ranks}
     own = means.pop(verdict.ranks[0].rank)
     excess = {

@@ -65,8 +65,8 @@ def _in_buckets(trial: Trial) -> bool:
 
 def _print_speeds(console: Console, finding: Finding) -> None:
     table = Table(box=None, pad_edge=False, title=_title(finding), title_justify="left")
-    for column in ("", "communication", "images/s", "best/default"):
-        justify: Literal["left", "right"] = "right" if column == "images/s" else "left"
+    for column in ("", "communication", "samples/s", "best/default"):
+        justify: Literal["left", "right"] = "right" if column == "samples/s" else "left"
         table.add_column(column, justify=justify, overflow="fold")
     if finding.default is not None:
         speed = speed_text(finding.default_samples_per_s)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LEGEND = "k replicas, s stages, t threads each, m micro-batches; cut before these layers"
 TIE = "tie, slower: the best may be no faster (95 % interval), so the default is kept"
-_COLUMNS = ("strategy", "", "settings", "images/s", "best/default")
+_COLUMNS = ("strategy", "", "settings", "samples/s", "best/default")
 
 
 def print_findings(findings: Findings) -> None:
@@ -34,7 +34,7 @@ def print_findings(findings: Findings) -> None:
         best = findings.best(workload)
         table = Table(box=None, pad_edge=False, title=workload, title_justify="left")
         for column in _COLUMNS:
-            table.add_column(column, justify="right" if column == "images/s" else "left")
+            table.add_column(column, justify="right" if column == "samples/s" else "left")
         ours = [found for found in findings.found if found.target.workload == workload]
         for found in ours:
             for row in _rows(found, fastest=found is best):

@@ -9,37 +9,40 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.analysis.communication_times import clock_errors
-from paceline.analysis.host_frames import GAP_INTERVALS
+from paceline.analysis.host_frames import GAP_INTERVALS, host_frame, rank_frame
+from paceline.analysis.operations import clock_errors
 from paceline.analysis.phases import mean_over_ranks, mean_step, mean_steps
 from paceline.analysis.reading import (
+    HostTrace,
     RankRecord,
     TrialRecord,
     load_manifest,
     read_environment,
     read_trial,
 )
-from paceline.analysis.steps import GlobalSteps, global_steps, step_table
+from paceline.analysis.steps import GlobalSteps, RankSteps, global_steps, rank_steps
 from paceline.analysis.stragglers import find_straggler
 from paceline.errors import DataError
 from paceline.monitor.tail import RowTail
 from paceline.monitor.views import HostView, RankView, RunView, TrialView
 from paceline.records.rows import HostSample, Outcome, RankSample, RankStatus, StepRow
-from paceline.records.tables import frame_of
+from paceline.records.tables import frame_of, trace_frame
 from paceline.records.typed import document, typed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     import polars as pl
 
     from paceline.plan.trial import Trial
     from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
+    from paceline.records.phases import Phases
 
-_STEPS = 120  # of each rank: what averages, sparklines and the straggler are taken from
-_RECENT_STEPS = 20  # what the speed is taken from
+_STEPS = 120  # of each rank: for averages, sparklines and the straggler
+_RECENT_STEPS = 20  # for the speed
 _SAMPLES = 2  # of each host: rates are of the last tick
-_STRAGGLER_EVERY_S = 5.0  # naming one is the dearest computation here
+_STRAGGLER_EVERY_S = 5.0  # the detection is the most expensive computation here
 _MOST_RANKS_COMPARED = 64
 _SETTLED_S = 5.0  # without a new trial, where no closing document says that the run has ended
 
@@ -78,13 +81,13 @@ class _Rank:
 
 
 class _Host:
-    """Reads one sidecar's files."""
+    """Files of one sidecar."""
 
     def __init__(self, host: str, files: HostFiles) -> None:
         self._host, self._files = host, files
         self._trace, self._rank_rows = RowTail(files.trace), RowTail(files.ranks)
-        self._samples: deque[HostSample] = deque(maxlen=_SAMPLES)
-        self._ranks: dict[int, deque[RankSample]] = {}
+        self._samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
+        self._ranks: dict[int, deque[dict[str, Any]]] = {}
         self._interval_s = math.inf
         self._gaps = 0
 
@@ -94,56 +97,28 @@ class _Host:
             if "unix_s" not in row:
                 self._interval_s = row.get("interval_s", math.inf)  # the header
                 continue
-            sample = typed(row, HostSample, self._files.trace)
             limit_s = GAP_INTERVALS * self._interval_s
-            if self._samples and sample.unix_s - self._samples[-1].unix_s > limit_s:
+            if self._samples and row["unix_s"] - self._samples[-1]["unix_s"] > limit_s:
                 self._gaps += 1
-            self._samples.append(sample)
+            self._samples.append(row)
         for row in self._rank_rows.new_rows():
-            found = typed(row, RankSample, self._files.ranks)
-            self._ranks.setdefault(found.rank, deque(maxlen=_SAMPLES)).append(found)
+            self._ranks.setdefault(row.get("rank", -1), deque(maxlen=_SAMPLES)).append(row)
         return bool(rows)
 
-    def rank(self, rank: int) -> tuple[RankSample, float | None] | None:
-        """Return the newest sample of a rank and its CPU use in percent of one core."""
-        samples = self._ranks.get(rank)
-        if not samples:
-            return None
-        first, last = samples[0], samples[-1]
-        elapsed_s = last.unix_s - first.unix_s
-        used_s = last.cpu_seconds - first.cpu_seconds
-        return last, 100 * used_s / elapsed_s if elapsed_s > 0 else None
-
-    def view(self) -> HostView | None:
-        if not self._samples:
-            return None
-        first, last = self._samples[0], self._samples[-1]
-        return HostView(
+    def view(self) -> tuple[HostView | None, dict[int, dict[str, Any]]]:
+        """Return the newest sample of the host, and of each rank. Raises DataError if damaged."""
+        ranks = [row for rows in self._ranks.values() for row in rows]
+        trace = HostTrace(
             host=self._host,
-            sample=last,
-            cpu=_cpu_shares(first, last),
-            pressure=_pressure_shares(first, last),
-            gaps=self._gaps,
+            header={},
+            samples=trace_frame(list(self._samples), HostSample, self._files.trace),
+            ranks=trace_frame(ranks, RankSample, self._files.ranks),
         )
-
-
-def _cpu_shares(first: HostSample, last: HostSample) -> dict[str, float]:
-    ran = {
-        mode: max(0.0, seconds - first.cpu_seconds.get(mode, seconds))
-        for mode, seconds in last.cpu_seconds.items()
-    }
-    total_s = sum(ran.values())
-    return {mode: seconds / total_s for mode, seconds in ran.items()} if total_s > 0 else {}
-
-
-def _pressure_shares(first: HostSample, last: HostSample) -> dict[str, float]:
-    elapsed_s = last.unix_s - first.unix_s
-    shares = {}
-    for name, now in last.pressure.items():
-        before = first.pressure.get(name)
-        if elapsed_s > 0 and before is not None:
-            shares[name] = (now.some_s - before.some_s) / elapsed_s
-    return shares
+        by_rank = {row["rank"]: row for row in rank_frame(trace).iter_rows(named=True)}
+        if trace.samples.is_empty():
+            return None, by_rank
+        sample = host_frame(trace).row(-1, named=True)
+        return HostView(host=self._host, sample=sample, gaps=self._gaps), by_rank
 
 
 class TrialFollower:
@@ -169,11 +144,13 @@ class TrialFollower:
 
     def view(self, number: int | None) -> TrialView:
         record = self._record()
-        table = step_table(record, {n: rank.frame() for n, rank in self._ranks.items()})
+        table = rank_steps(record, {n: rank.frame() for n, rank in self._ranks.items()})
         steps = global_steps(record, table) if self._all_there(record) else None
         recent = slice(-_RECENT_STEPS, None)
-        means = mean_steps(table, 0)
+        means = mean_steps(table)
         last_steps = [step for r in self._ranks.values() if (step := r.last_step) is not None]
+        hosts = [host.view() for host in self._hosts.values()]
+        samples = {rank: row for _, rows in hosts for rank, row in rows.items()}
         return TrialView(
             trial_id=self.trial.id,
             number=number,
@@ -187,8 +164,11 @@ class TrialFollower:
             rates=_rates(steps),
             losses=() if steps is None else tuple(map(float, steps.loss)),
             phases=mean_over_ranks(list(means.values())),
-            ranks=tuple(self._rank_view(r, mean_step(means, r.rank)) for r in record.ranks),
-            hosts=tuple(v for h in self._hosts.values() if (v := h.view()) is not None),
+            ranks=tuple(
+                self._rank_view(r, mean_step(means, r.rank), samples.get(r.rank))
+                for r in record.ranks
+            ),
+            hosts=tuple(host for host, _ in hosts if host is not None),
             straggler=self._find_straggler(record, table),
         )
 
@@ -206,13 +186,12 @@ class TrialFollower:
         """Return whether all ranks have started; until then, steps are incomplete."""
         return len(record.ranks) == self.trial.placement.ranks
 
-    def _rank_view(self, rank: RankRecord, mean: dict[str, float | None]) -> RankView:
+    def _rank_view(
+        self, rank: RankRecord, mean: Phases, sample: Mapping[str, Any] | None
+    ) -> RankView:
         last = self._ranks[rank.rank].last_step
         step_s = None if last is None else sum(v for v in mean.values() if v is not None)
         waited = sum(mean[name] or 0.0 for name in ("comm_wait", "bubble"))
-        found = [host.rank(rank.rank) for host in self._hosts.values()]
-        samples = [each for each in found if each is not None]
-        sample, cpu_percent = max(samples, key=lambda s: s[0].unix_s, default=(None, None))
         return RankView(
             rank=rank.rank,
             host=rank.host,
@@ -221,10 +200,9 @@ class TrialFollower:
             step_s=step_s,
             waiting_share=waited / step_s if step_s and self.trial.placement.ranks > 1 else None,
             sample=sample,
-            cpu_percent=cpu_percent,
         )
 
-    def _find_straggler(self, record: TrialRecord, table: pl.DataFrame) -> str | None:
+    def _find_straggler(self, record: TrialRecord, table: RankSteps) -> str | None:
         now = time.monotonic()
         if now - self._straggler_found_s < _STRAGGLER_EVERY_S:
             return self._straggler

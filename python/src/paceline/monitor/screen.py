@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from paceline.monitor.views import HostView, RankView, RunView, TrialView
 
-_LABEL = 9  # columns of what stands left
+_LABEL = 10  # columns of the labels
 _BARS = "▁▂▃▄▅▆▇█"
-# of a step: the words, a colour, and a shade for those who see none
+# for each phase: words, a colour, and a shade for screens without colours
 _PHASES = {
     "forward": ("forward", "#56B4E9", "▓"),
     "backward": ("backward", "#0072B2", "█"),
@@ -38,7 +38,7 @@ _MIB = 2**20
 
 
 def screen(view: RunView, width: int, height: int) -> RenderableType:
-    """The whole view, `width` columns and about `height` lines."""
+    """Return the whole view, `width` columns and about `height` lines."""
     parts: list[RenderableType] = [_heading(view, width)]
     if view.trial is None:
         parts.append(Text(_between(view), style="dim"))
@@ -57,7 +57,7 @@ def plain_line(view: RunView) -> str:
     trial = view.trial
     words += [trial.trial_id, f"step {_steps(trial)}"]
     if trial.samples_per_s is not None:
-        words.append(f"{_number(trial.samples_per_s)} images/s")
+        words.append(f"{_number(trial.samples_per_s)} samples/s")
     if trial.loss is not None:
         words.append(f"loss {trial.loss:.4g}")
     words += [f"{name} {share:.0%}" for name, share in _waiting(trial.phases).items()]
@@ -68,7 +68,7 @@ def plain_line(view: RunView) -> str:
 
 
 def sparkline(values: Sequence[float], columns: int) -> str:
-    """Mean values of as many pieces as there are columns, lowest to highest."""
+    """Draw the means of as many parts as there are columns, scaled from lowest to highest."""
     if not values or columns < 1:
         return ""
     pieces = min(columns, len(values))
@@ -113,7 +113,7 @@ def _trial(trial: TrialView, width: int, height: int) -> Iterator[RenderableType
     yield _progress(trial, width)
     spark = max(10, width - _LABEL - 16)
     if trial.samples_per_s is not None:
-        yield _row("images/s", sparkline(trial.rates, spark), _number(trial.samples_per_s), width)
+        yield _row("samples/s", sparkline(trial.rates, spark), _number(trial.samples_per_s), width)
     if trial.loss is not None:
         yield _row("loss", sparkline(trial.losses, spark), f"{trial.loss:.4g}", width)
     yield from _phases(trial.phases, width)
@@ -149,7 +149,7 @@ def _row(label: str, line: str, value: str, width: int) -> Text:
 
 
 def _phases(phases: Mapping[str, float | None], width: int) -> Iterator[Text]:
-    """A bar of a step's parts, and what they are."""
+    """Yield a bar of the parts of a step, and their names."""
     shares = _shares(phases)
     if not shares:
         return
@@ -174,7 +174,7 @@ def _host(host: HostView, width: int) -> Iterator[Text]:
 
 
 def _folded(label: str, parts: Sequence[Text], width: int) -> Iterator[Text]:
-    """The parts on as many lines as they need, each whole."""
+    """Distribute the parts over lines without breaking one."""
     line = Text(label[: _LABEL - 1].ljust(_LABEL))
     for part in parts:
         if line.cell_len + part.cell_len > width and line.cell_len > _LABEL:
@@ -188,16 +188,15 @@ def _folded(label: str, parts: Sequence[Text], width: int) -> Iterator[Text]:
 
 def _host_parts(host: HostView) -> Iterator[str]:
     sample = host.sample
-    if host.cpu:
-        idle, iowait = host.cpu.get("idle", 0.0), host.cpu.get("iowait", 0.0)
-        yield f"CPU {1 - idle - iowait:.0%}"
-        yield f"idle {idle:.0%}"
-        yield f"IOWait {iowait:.1%}"
-    used, size = sample.ram_used_bytes / _GIB, sample.ram_total_bytes / _GIB
+    if sample.get("cpu_busy_percent") is not None:
+        yield f"CPU {sample['cpu_busy_percent']:.0f}%"
+        yield f"idle {sample['cpu_idle_percent'] or 0:.0f}%"
+        yield f"IOWait {sample['cpu_iowait_percent'] or 0:.1f}%"
+    used, size = sample["ram_used_bytes"] / _GIB, sample["ram_total_bytes"] / _GIB
     yield f"RAM {used:.1f}/{size:.1f} GiB"
-    yield f"threads {sample.run_threads}"
-    if "cpu" in host.pressure:
-        yield f"CPU pressure {host.pressure['cpu']:.0%}"
+    yield f"threads {sample['run_threads']}"
+    if sample.get("pressure_cpu_percent") is not None:
+        yield f"CPU pressure {sample['pressure_cpu_percent']:.0f}%"
 
 
 def _ranks(ranks: Sequence[RankView], lines: int) -> RenderableType:
@@ -224,9 +223,9 @@ def _rank_cells(rank: RankView) -> tuple[str | Text, ...]:
     sample = rank.sample
     cpu = memory = threads = _UNKNOWN
     if sample is not None:
-        cpu = _UNKNOWN if rank.cpu_percent is None else f"{rank.cpu_percent:.0f}"
-        memory = f"{(sample.pss_bytes or sample.rss_bytes) / _MIB:.0f}"
-        threads = str(sample.threads)
+        cpu = _UNKNOWN if sample["cpu_percent"] is None else f"{sample['cpu_percent']:.0f}"
+        memory = f"{(sample['pss_bytes'] or sample['rss_bytes']) / _MIB:.0f}"
+        threads = str(sample["threads"])
     style = {"failed": "red", "done": "green"}.get(rank.state, "dim")
     return (
         str(rank.rank),
@@ -242,7 +241,7 @@ def _rank_cells(rank: RankView) -> tuple[str | Text, ...]:
 
 
 def _shares(phases: Mapping[str, float | None]) -> dict[str, float]:
-    """Each phase's share of a step, in the order of `_PHASES`."""
+    """Return each phase's share of a step, in the order of `_PHASES`."""
     known = {name: value for name in _PHASES if (value := phases.get(name))}
     whole = sum(known.values())
     return {name: value / whole for name, value in known.items()} if whole > 0 else {}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.records.phases import Phases
-    from paceline.records.rows import HostSample, RankSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,21 +21,15 @@ class RankView:
     steps: int
     step_s: float | None  # mean of the last steps
     waiting_share: float | None  # of a step: for other ranks
-    sample: RankSample | None  # the newest
-    cpu_percent: float | None = None  # of one core, over the last ticks
+    sample: Mapping[str, Any] | None  # the newest row of `analysis.host_frames.rank_frame`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostView:
-    """Newest sample of one host, with shares of the time since the sample before.
-
-    cpu: share of all CPU time by mode. pressure: share of the time in which a task waited.
-    """
+    """State of one host."""
 
     host: str
-    sample: HostSample
-    cpu: Mapping[str, float] = field(default_factory=dict)
-    pressure: Mapping[str, float] = field(default_factory=dict)
+    sample: Mapping[str, Any]  # the newest row of `analysis.host_frames.host_frame`
     gaps: int = 0  # in its trace
 
 
@@ -51,7 +44,7 @@ class TrialView:
     epoch: int | None
     samples_per_s: float | None  # over the last steps
     loss: float | None  # of the last step
-    rates: tuple[float, ...]  # images a second, by step, newest last
+    rates: tuple[float, ...]  # samples per second, by step, newest last
     losses: tuple[float, ...]
     phases: Phases  # of a mean recent step, over the ranks
     ranks: tuple[RankView, ...]

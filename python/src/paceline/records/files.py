@@ -7,8 +7,9 @@ import functools
 import json
 import os
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 import pydantic_core
 
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class JsonlWriter:
-    """Appends one JSON object a line and hands each to the kernel at once.
+    """Appends one JSON object per line and writes each to the kernel at once.
 
-    The rows survive the death of the process (not of the machine: no fsync a row, it would be
-    part of what is measured).
+    The rows survive the death of the process, but not of the machine: an fsync per row would be
+    part of the measured time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,9 +38,9 @@ class JsonlWriter:
         self.write_all((row,))
 
     def write_all(self, rows: Iterable[object]) -> None:
-        """Append `rows`, in one piece."""
+        """Append `rows` with one write."""
         rest = memoryview("".join(f"{_encode(row)}\n" for row in rows).encode())
-        while rest:  # a full disk may take part of a row, then refuse the rest with an error
+        while rest:  # a full disk may accept a part of a row; then the next write fails
             rest = rest[self._file.write(rest) :]
 
     def close(self) -> None:
@@ -58,11 +59,13 @@ class JsonlWriter:
 
 
 def fields_of(value: object) -> dict[str, Any]:
-    """Return the fields of a dataclass for its JSON row, without a copy. dataclasses.asdict copies
-    everything, which takes twice as long as writing it. Raises TypeError."""
+    """Return the fields of a dataclass for its JSON row. Raises TypeError for another value.
+
+    dataclasses.asdict copies everything, which takes twice as long as writing it.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: getattr(value, name) for name in _field_names(type(value))}
-    raise TypeError(f"expected a dataclass or what JSON knows, got {type(value).__name__}")
+    raise TypeError(f"expected a dataclass or a JSON value, got {type(value).__name__}")
 
 
 @functools.cache
@@ -74,14 +77,14 @@ _encode = json.JSONEncoder(separators=(",", ":"), default=fields_of).encode
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of `path` in order; an unfinished last row is passed over.
+    """Yield the rows of `path` in order; an unfinished last row is skipped.
 
-    Raises DataError naming the line if any other line is not a JSON object.
+    Raises DataError that names the line if another line is not a JSON object.
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
-                return  # the writer was killed within this row
+                return  # the writer was killed while it wrote this row
             try:
                 row = json.loads(line)
             except ValueError as error:
@@ -106,11 +109,18 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace `path` atomically and durably with `text`."""
+    with replacing(path) as file:
+        file.write(text)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """Open a new file that replaces `path` atomically and durably if the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)

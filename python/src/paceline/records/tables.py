@@ -58,7 +58,7 @@ def read_table(path: Path, kind: type, columns: Sequence[str] | None = None) -> 
     if not path.exists():
         frame = pl.DataFrame(schema=_known_schema(kind))
     elif schema_of(kind) is None or _is_trace(kind):
-        frame = _frame_of_nested(read_samples(path), kind, path)
+        frame = trace_frame(read_samples(path), kind, path)
     else:
         frame = _read_lines(path, kind)
     return frame if columns is None else frame.select(columns)
@@ -115,6 +115,22 @@ def frame_of(found: Sequence[object], kind: type) -> pl.DataFrame:
     schema = _known_schema(kind)
     fields = [f.name for f in dataclasses.fields(kind)]
     return pl.DataFrame([[getattr(row, f) for f in fields] for row in found], schema, orient="row")
+
+
+def trace_frame(found: list[dict[str, Any]], kind: type, path: Path) -> pl.DataFrame:
+    """Turn rows of a trace into a frame; a dictionary becomes a struct of all its keys.
+
+    Columns that `kind` does not contain are kept, so new metrics need no change here.
+    path: of the trace, for messages. Raises DataError if a row is damaged.
+    """
+    schema = _known_schema(kind)
+    kept = [{k: v for k, v in row.items() if v not in ({}, [])} for row in found]
+    try:
+        frame = pl.DataFrame(kept, schema_overrides=schema, infer_schema_length=None, strict=False)
+    except (pl.exceptions.PolarsError, TypeError) as error:
+        raise DataError(f"{path}: expected the fields of {kind.__name__}: {error}") from error
+    missing = [pl.lit(None, dtype=kind).alias(n) for n, kind in schema.items() if n not in frame]
+    return _checked(frame.with_columns(missing), kind, path)
 
 
 @cache
@@ -198,21 +214,6 @@ def _read_slowly(path: Path, kind: type) -> pl.DataFrame:
         return pl.DataFrame(found, schema=_known_schema(kind))
     except (pl.exceptions.PolarsError, TypeError) as error:
         raise DataError(f"{path}: expected the fields of {kind.__name__}: {error}") from error
-
-
-def _frame_of_nested(found: list[dict[str, Any]], kind: type, path: Path) -> pl.DataFrame:
-    """Turn rows of a trace into a frame; a dictionary becomes a struct of all its keys.
-
-    Columns that `kind` does not know stay: new metrics need no change here.
-    """
-    schema = _known_schema(kind)
-    kept = [{k: v for k, v in row.items() if v not in ({}, [])} for row in found]
-    try:
-        frame = pl.DataFrame(kept, schema_overrides=schema, infer_schema_length=None, strict=False)
-    except (pl.exceptions.PolarsError, TypeError) as error:
-        raise DataError(f"{path}: expected the fields of {kind.__name__}: {error}") from error
-    missing = [pl.lit(None, dtype=kind).alias(n) for n, kind in schema.items() if n not in frame]
-    return _checked(frame.with_columns(missing), kind, path)
 
 
 def _checked(frame: pl.DataFrame, kind: type, path: Path) -> pl.DataFrame:

@@ -11,11 +11,10 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import polars as pl
 
-from paceline.analysis.communication_bins import BOUNDS_BYTES
-from paceline.analysis.communication_rows import load_operations
-from paceline.analysis.communication_times import clock_errors, operation_times
+from paceline.analysis.communication_bins import size_bin
+from paceline.analysis.operations import clock_errors, load_operations, operation_times
 from paceline.analysis.reading import load_trial
 from paceline.analysis.steps import read_steps
 from paceline.tune.spaces import repeated
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.records.layout import RunFiles
     from paceline.tune.findings import Finding
 
-# Names of the ranges between BOUNDS_BYTES, as in the paper's table.
+# Names of the ranges of `size_bin`, as in the paper's table.
 BIN_NAMES = ("0-10^5", "10^5-10^6", "10^6-10^7", "10^7-10^8", ">10^8")
 
 
@@ -82,20 +81,15 @@ def bin_times(record: TrialRecord) -> tuple[float | None, ...] | None:
     None if no operation was recorded in a steady step.
     """
     operations = load_operations(record)
-    if operations is None:
-        return None
     times = operation_times(read_steps(record), operations, clock_errors(record, operations))
-    steady = times.step >= record.trial.training.warmup_steps
-    chosen = steady & (operations.payload_bytes > 0) & ~np.isnan(times.transfer_s)
-    if not chosen.any():
+    steady = times.filter(pl.col("step") >= record.trial.training.warmup_steps)
+    chosen = steady.filter(pl.col("payload_bytes") > 0, pl.col("transfer_s").is_not_null())
+    if chosen.is_empty():
         return None
-    sizes = np.searchsorted(BOUNDS_BYTES, operations.payload_bytes[chosen], side="right")
-    counts = np.bincount(sizes, minlength=len(BIN_NAMES))
-    sums_s = np.bincount(sizes, times.transfer_s[chosen], minlength=len(BIN_NAMES))
-    share = len(np.unique(times.step[steady])) * len(record.ranks)
-    return tuple(
-        float(sum_s) / share if count else None for sum_s, count in zip(sums_s, counts, strict=True)
-    )
+    sums = chosen.group_by(size_bin(pl.col("payload_bytes"))).agg(pl.col("transfer_s").sum())
+    sums_s = dict(sums.iter_rows())
+    share = steady["step"].n_unique() * len(record.ranks)
+    return tuple(sums_s[size] / share if size in sums_s else None for size in range(len(BIN_NAMES)))
 
 
 def _median_times(
