@@ -181,6 +181,22 @@ def test_without_a_baseline_nothing_is_compared(fabricate: ModuleType, tmp_path:
     assert row.samples_per_s is not None
 
 
+def test_a_failed_baseline_is_the_reason_why_nothing_is_ranked(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
+    failed = next(f for name, f in run.trials() if ".sequential." in name)
+    fabricate.edit_json(failed.outcome, status="failed", exit_code=5, message="rank 0: killed\nlog")
+    comparison = compare_run(run, require_baseline=False)
+    row = _row(comparison, ".mpi.")
+    assert row.equivalent is None
+    why = "the baseline failed (failed: rank 0: killed)"
+    assert row.equivalence_reason == f"equivalence not checked: {why}"
+    sentence = comparison.verdicts["tiny"].sentence
+    assert sentence == f"No configuration is ranked, because {why}."
+    assert _row(comparison, "sequential").failed == "failed: rank 0: killed"
+
+
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotComparable, match=r"trials/<id>/trial\.json"):
         compare_run(RunFiles(tmp_path))

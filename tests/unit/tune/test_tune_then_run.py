@@ -31,11 +31,12 @@ def stages(spec, monkeypatch, tmp_path):
         RunFiles(run_dir).tuned_spec.write_text(SPEC)
         return "findings"
 
-    def run(asked, run_dir, *, resume, progress):
+    def run(asked, run_dir, *, resume, progress, keep_going):
         calls.append(("run", asked, run_dir, resume))
         write_json(RunFiles(run_dir).manifest, {"spec_toml": SPEC})
         if "run" in interrupted:
             raise KeyboardInterrupt
+        return []
 
     monkeypatch.setattr(tune_then_run, "make_datasets", lambda *_: {"tiny": tmp_path})
     monkeypatch.setattr(tune_then_run, "tune_local", search)
@@ -50,7 +51,7 @@ def run(spec, run_dir, *, resume=False):
 def test_search_comes_first_and_its_spec_is_run(spec, stages, tmp_path):
     calls, _ = stages
     out = tmp_path / "out"
-    assert run(spec, out) == "findings"
+    assert run(spec, out) == ("findings", [])
     assert calls == [
         ("search", str(spec), out / "tune", False),
         ("run", str(out / "tune" / "tuned.toml"), out, False),
@@ -75,7 +76,7 @@ def test_interrupted_run_is_gone_on_with_and_not_searched_again(spec, stages, tm
         run(spec, tmp_path / "out")
     interrupted.clear()
     calls.clear()
-    assert run(spec, tmp_path / "out", resume=True) is None
+    assert run(spec, tmp_path / "out", resume=True) == (None, [])
     assert [(name, resume) for name, _, _, resume in calls] == [("run", True)]
 
 

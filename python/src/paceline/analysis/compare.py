@@ -57,11 +57,7 @@ def compare_run(run: RunFiles, *, require_baseline: bool = True) -> Comparison:
     if not finished:
         raise NotComparable(_nothing_finished(run, unfinished))
     if require_baseline and not any(r.trial.is_baseline for r in finished):
-        raise NotComparable(
-            f"{run.root}: expected a finished baseline (launcher local, local strategy "
-            f"sequential) to compare with, found none among {len(finished)} finished trials. "
-            f"Repair its cause and run `paceline run SPEC --out {run.root} --resume`."
-        )
+        raise no_finished_baseline(run)
     by_workload: dict[str, list[TrialRecord]] = {}
     for record in records:
         by_workload.setdefault(record.trial.training.workload, []).append(record)
@@ -82,6 +78,15 @@ def compare_run(run: RunFiles, *, require_baseline: bool = True) -> Comparison:
     )
 
 
+def no_finished_baseline(run: RunFiles) -> NotComparable:
+    """Return the error about a run whose rows have no speedup."""
+    return NotComparable(
+        f"{run.root}: expected a finished baseline (launcher local, local strategy sequential) to "
+        "compare with, found none. Repair its cause and run `paceline run SPEC --out "
+        f"{run.root} --resume`."
+    )
+
+
 class _Workload:
     """The comparison of one workload's trials."""
 
@@ -94,6 +99,7 @@ class _Workload:
             default=None,
         )
         self.baseline = None if reference is None else reference.trial.configuration
+        no_baseline = _no_baseline(records) if reference is None else None
         self._rates = {name: _by_repeat(found) for name, found in self.trials.items()}
         self._noise = run_noise(list(self._rates.values()))
         measured = Measured(
@@ -101,6 +107,7 @@ class _Workload:
             baseline=self.baseline,
             baseline_precision=None if reference is None else reference.trial.training.precision,
             rates=self._rates,
+            no_baseline=no_baseline,
         )
         rows = [configuration_row(name, found, measured) for name, found in self.trials.items()]
         self.rows = [*sorted(rows, key=_rank), *_failed_rows(records, self.trials)]
@@ -110,7 +117,7 @@ class _Workload:
             Tie(workload=name, faster=faster, slower=slower, ratio=ratio)
             for faster, slower, ratio in pairs.ties()
         ]
-        self.verdict = make_verdict(name, self.rows, pairs, self._ratio)
+        self.verdict = make_verdict(name, self.rows, pairs, self._ratio, no_baseline)
         setups = {name: node_setup(found[0].record.trial) for name, found in self.trials.items()}
         self.local_global = relate(name, ranked, setups, self._ratio, pairs.is_tie)
         self.compression = compression_effects(self.rows, self.trials, self.baseline, self._ratio)
@@ -136,12 +143,26 @@ def _failed_rows(records: Sequence[TrialRecord], finished: Mapping[str, object])
     """Return a row for each configuration of which trials failed and none finished."""
     failed: dict[str, Row] = {}
     for record in records:
-        outcome, configuration = record.outcome, record.trial.configuration
-        if outcome is not None and outcome.status != "ok" and configuration not in finished:
-            first_line = (outcome.message or "").partition("\n")[0]
-            reason = f"{outcome.status}: {first_line}" if first_line else outcome.status
+        reason, configuration = _failure(record), record.trial.configuration
+        if reason is not None and configuration not in finished:
             failed[configuration] = planned_row(record.trial, reason)
     return list(failed.values())
+
+
+def _failure(record: TrialRecord) -> str | None:
+    """Return one line that says how a trial failed; None if it did not fail."""
+    outcome = record.outcome
+    if outcome is None or outcome.status == "ok":
+        return None
+    first_line = (outcome.message or "").partition("\n")[0]
+    return f"{outcome.status}: {first_line}" if first_line else outcome.status
+
+
+def _no_baseline(records: Sequence[TrialRecord]) -> str:
+    """Explain why there is no finished baseline."""
+    failures = (_failure(record) for record in records if record.trial.is_baseline)
+    failure = next((reason for reason in failures if reason is not None), None)
+    return "no baseline finished" if failure is None else f"the baseline failed ({failure})"
 
 
 def _analyse(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnalysis:

@@ -43,6 +43,7 @@ class Measured:
     baseline: str | None
     baseline_precision: str | None
     rates: Mapping[str, Mapping[int, Series]]  # samples per second by configuration and repeat
+    no_baseline: str | None = None  # why no baseline has finished
 
 
 def configuration_row(
@@ -90,7 +91,7 @@ def configuration_row(
         pipeline=median_pipeline([t.pipeline for t in trials if t.pipeline is not None]),
         final_loss=_median(t.steps.final_loss for t in trials),
         equivalent=_equivalent(trials),
-        equivalence_reason=_equivalence_reason(trials),
+        equivalence_reason=_equivalence_reason(trials, measured),
         is_lossy=why_not_equivalent(trial) is not None,
         max_abs_weight_diff=max((d for d in weight_diffs if d is not None), default=None),
         weights_sha256=hashes[0] if hashes else None,
@@ -195,7 +196,7 @@ def _equivalent(trials: Sequence[TrialAnalysis]) -> bool | None:
     return None if None in found else True
 
 
-def _equivalence_reason(trials: Sequence[TrialAnalysis]) -> str | None:
+def _equivalence_reason(trials: Sequence[TrialAnalysis], measured: Measured) -> str | None:
     """Explain why the row is not equivalent, or why this was not decided; None if it is."""
     failed = list(_failed_checks(trials))
     if failed:
@@ -204,7 +205,7 @@ def _equivalence_reason(trials: Sequence[TrialAnalysis]) -> str | None:
     if lossy is not None:
         return f"not equivalent (lossy): {lossy}"
     if any(t.equivalence is None for t in trials):
-        return "no baseline to check it against"
+        return f"equivalence not checked: {measured.no_baseline or 'no baseline'}"
     return None
 
 

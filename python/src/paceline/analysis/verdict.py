@@ -49,14 +49,15 @@ def make_verdict(
     rows: Sequence[Row],
     pairs: Pairwise,
     ratio: Callable[[str, str], Interval | None],
+    no_baseline: str | None = None,
 ) -> Verdict:
     """Judge the rows of one workload, which are in order of speed.
 
-    ratio: of the speeds of two configurations.
+    ratio: of the speeds of two configurations. no_baseline: why no baseline has finished.
     """
     ranked = [row for row in rows if row.ranked]
     if not ranked:
-        return _nothing(workload)
+        return _nothing(workload, no_baseline or "none was shown to be equivalent to the baseline")
     best = ranked[0]
     tied = [r for r in ranked[1:] if pairs.is_tie(best.configuration, r.configuration)]
     behind = next((r for r in ranked[1:] if r not in tied), None)
@@ -106,7 +107,7 @@ def bounds(interval: Interval) -> str:
     return f"{interval.low:.2f}{DASH}{interval.high:.2f}"
 
 
-def _nothing(workload: str) -> Verdict:
+def _nothing(workload: str, reason: str) -> Verdict:
     return Verdict(
         workload=workload,
         best=None,
@@ -115,8 +116,7 @@ def _nothing(workload: str) -> Verdict:
         runner_up=None,
         over_runner_up=None,
         cause=None,
-        sentence="No configuration is ranked, because none was shown to be equivalent to the "
-        "baseline.",
+        sentence=f"No configuration is ranked, because {reason}.",
     )
 
 

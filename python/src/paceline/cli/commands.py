@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from paceline.cli.console import plain_console
-from paceline.errors import DataError, ExitCode
+from paceline.errors import DataError, ExitCode, NotComparable
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.analysis.comparison import Comparison
+    from paceline.records.rows import Outcome
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -29,23 +31,41 @@ def run(arguments: argparse.Namespace) -> int:
     experiment, _ = load_spec(arguments.spec)
     run_dir = arguments.out or runner.default_run_dir(experiment.name)
     if experiment.tune is not None:
-        _run_staged(arguments, run_dir)
+        failed = _run_staged(arguments, run_dir)
     else:
         with ConsoleProgress() as progress:
-            runner.run(arguments.spec, run_dir, resume=arguments.resume, progress=progress)
-    _show_comparison(RunFiles(run_dir))
-    return ExitCode.OK
+            failed = runner.run(
+                arguments.spec,
+                run_dir,
+                resume=arguments.resume,
+                progress=progress,
+                keep_going=arguments.keep_going,
+            )
+    files = RunFiles(run_dir)
+    if not failed:
+        _show_comparison(files)
+        return ExitCode.OK
+    with suppress(NotComparable):  # no trial has finished
+        _show_comparison(files)
+    raise runner.failure_of_all(failed, files)
 
 
-def _run_staged(arguments: argparse.Namespace, run_dir: Path) -> None:
+def _run_staged(arguments: argparse.Namespace, run_dir: Path) -> list[Outcome]:
     from paceline.cli.findings import print_findings
     from paceline.cli.progress import ConsoleProgress
     from paceline.tune.tune_then_run import tune_and_run
 
     with ConsoleProgress() as progress:
-        findings = tune_and_run(arguments.spec, run_dir, resume=arguments.resume, progress=progress)
+        findings, failed = tune_and_run(
+            arguments.spec,
+            run_dir,
+            resume=arguments.resume,
+            progress=progress,
+            keep_going=arguments.keep_going,
+        )
     if findings is not None:
         print_findings(findings)
+    return failed
 
 
 def tune_local(arguments: argparse.Namespace) -> int:
@@ -133,14 +153,16 @@ def _plan_search(arguments: argparse.Namespace) -> int:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    from paceline.analysis.compare import compare_run
+    from paceline.analysis.compare import compare_run, no_finished_baseline
 
     files = _existing_run(arguments.run_dir)
+    comparison = compare_run(files, require_baseline=False)
     if arguments.json:
-        comparison = compare_run(files)
         _print_json(comparison.to_json())
-        return ExitCode.OK
-    _print_table(files)
+    else:
+        _print_table(files, comparison)
+    if not comparison.baselines:
+        raise no_finished_baseline(files)
     return ExitCode.OK
 
 
@@ -240,22 +262,21 @@ def _existing_run(run_dir: Path) -> RunFiles:
 
 
 def _show_comparison(files: RunFiles) -> None:
+    from paceline.analysis.compare import compare_run
     from paceline.report.document import write_report
 
-    comparison = _print_table(files)
+    comparison = compare_run(files, require_baseline=False)
+    _print_table(files, comparison)
     write_report(files, files.report, comparison)
-    print(f"\nreport: {files.report}")
+    print(f"\nreport: {files.report}", flush=True)
 
 
-def _print_table(files: RunFiles) -> Comparison:
-    from paceline.analysis.compare import compare_run
+def _print_table(files: RunFiles, comparison: Comparison) -> None:
     from paceline.report.table import comparison_view
 
-    comparison = compare_run(files)
     write_json(files.comparison, comparison.to_json())
     console = plain_console()
     console.print(comparison_view(comparison, console.width))
-    return comparison
 
 
 def _print_json(document: dict[str, Any]) -> None:

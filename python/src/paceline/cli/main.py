@@ -120,7 +120,13 @@ def _add_run(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     run.add_argument("--out", type=Path, metavar="RUN_DIR", help="default: runs/NAME-DATE-TIME")
     run.add_argument(
-        "--resume", action="store_true", help="run only what RUN_DIR has no outcome of"
+        "--resume", action="store_true", help="run only the failed and missing trials of RUN_DIR"
+    )
+    run.add_argument(
+        "--keep-going",
+        action=argparse.BooleanOptionalAction,
+        help="run the other trials after one has failed; default: if there are several "
+        "configurations",
     )
     run.set_defaults(command=commands.run)
 

@@ -94,6 +94,8 @@ class ConsoleProgress:
             f"{self._label}  {outcome.status}  {seconds:.1f} s",
             soft_wrap=True,  # one line per trial, so that a log can be searched
         )
+        if outcome.status != "ok":
+            self._console.print(f"  {outcome.reason}", soft_wrap=True)
 
     def _steps(self, done: int) -> None:
         if self._task is not None:

@@ -171,6 +171,12 @@ class Outcome:
     failed_rank: int | None
     message: str | None
 
+    @property
+    def reason(self) -> str:
+        """The first line of the message: which trial failed, and why."""
+        message = self.message or f"trial {self.trial_id}: {self.status}"
+        return message.partition("\n")[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure:

@@ -20,7 +20,7 @@ from paceline.runner.planning import (
     manifest_of,
     plan,
 )
-from paceline.runner.trial import failure_of, is_finished, run_trial
+from paceline.runner.trial import failure_of, failure_of_all, is_finished, run_trial
 
 __all__ = [
     "Planned",
@@ -30,6 +30,7 @@ __all__ = [
     "default_run_dir",
     "expected_dataset",
     "failure_of",
+    "failure_of_all",
     "is_finished",
     "make_datasets",
     "manifest_of",

@@ -29,7 +29,7 @@ def check_equivalences(trials: Sequence[Trial], files: RunFiles, *, keep_tensors
         trial_files = files.trial(trial.id)
         if trial_files.equivalence.exists():
             continue
-        baseline = _baseline(trial, finished, trials)
+        baseline = _baseline(trial, finished, trials, files)
         if baseline is None:
             continue
         check_equivalence(trial_files, files.trial(baseline.id), _schedule(trial))
@@ -43,12 +43,14 @@ def _schedule(trial: Trial) -> Schedule:
     return schedule_of(trial.training, dataset.row_group_rows)
 
 
-def _baseline(trial: Trial, finished: list[Trial], planned: Sequence[Trial]) -> Trial | None:
+def _baseline(
+    trial: Trial, finished: list[Trial], planned: Sequence[Trial], files: RunFiles
+) -> Trial | None:
     """Return the baseline of the trial's precision if one is planned, else the fp32 one.
 
-    None if it has not finished yet.
+    It is the first repeat that did not fail. None if that has not finished yet.
     """
     ours = [t for t in planned if t.is_baseline and t.training.workload == trial.training.workload]
     same = [t for t in ours if t.training.precision == trial.training.precision]
-    chosen = (same or ours)[0]
-    return chosen if chosen in finished else None
+    usable = [t for t in same or ours if t in finished or not files.trial(t.id).outcome.exists()]
+    return usable[0] if usable and usable[0] in finished else None

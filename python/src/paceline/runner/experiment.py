@@ -33,11 +33,19 @@ class Progress(Protocol):
     def trial_ended(self, trial: Trial, outcome: Outcome) -> None: ...
 
 
-def run(spec: str, run_dir: Path, *, resume: bool, progress: Progress) -> None:
-    """Run every trial of `spec` into `run_dir`.
+def run(
+    spec: str,
+    run_dir: Path,
+    *,
+    resume: bool,
+    progress: Progress,
+    keep_going: bool | None = None,
+) -> list[Outcome]:
+    """Run every trial of `spec` into `run_dir`; return the outcomes of the trials that failed.
 
-    Raises UsageError, EnvironmentLacks or DataError before anything runs; RankFailed or TimedOut
-    when a trial fails, with all earlier trials intact.
+    keep_going: run the other trials after one has failed. False: raise RankFailed or TimedOut, with
+    all earlier trials intact. None: go on if the plan has several configurations.
+    Raises UsageError, EnvironmentLacks or DataError before anything runs.
     """
     experiment, text = load_spec(spec)
     files = RunFiles(run_dir)
@@ -46,10 +54,12 @@ def run(spec: str, run_dir: Path, *, resume: bool, progress: Progress) -> None:
         datasets = make_datasets(experiment, progress)
         planned = planned_trials(experiment, text, datasets)
         preflight(planned.trials)
+    if keep_going is None:
+        keep_going = len({trial.configuration for trial in planned.trials}) > 1
     with only_runner(run_dir):
         if not files.manifest.exists():
             write_json(files.manifest, manifest_of(planned))
-        _run_trials(planned, files, progress)
+        return _run_trials(planned, files, progress, keep_going=keep_going)
 
 
 def preflight(trials: Iterable[Trial]) -> None:
@@ -59,16 +69,36 @@ def preflight(trials: Iterable[Trial]) -> None:
         launcher_for(trial.launcher).preflight(trial)
 
 
-def _run_trials(planned: Planned, files: RunFiles, progress: Progress) -> None:
+def _run_trials(
+    planned: Planned, files: RunFiles, progress: Progress, *, keep_going: bool
+) -> list[Outcome]:
     total = len(planned.trials)
+    failed: list[Outcome] = []
+    hopeless: set[str] = set()
     for number, trial in enumerate(planned.trials, start=1):
         trial_files = files.trial(trial.id)
-        if is_finished(trial_files):
+        if trial.configuration in hopeless or is_finished(trial_files):
             continue
         set_aside(files, trial.id)
         progress.trial_started(trial, trial_files, number, total)
         outcome = run_trial(trial, trial_files)
         progress.trial_ended(trial, outcome)
-        if outcome.status != "ok":
+        if outcome.status == "ok":
+            check_equivalences(planned.trials, files, keep_tensors=planned.experiment.keep_tensors)
+            continue
+        if not keep_going or outcome.status == "interrupted":
             raise failure_of(outcome, files)
-        check_equivalences(planned.trials, files, keep_tensors=planned.experiment.keep_tensors)
+        failed.append(outcome)
+        if _is_hopeless(trial, planned.trials, files):
+            hopeless.add(trial.configuration)
+    return failed
+
+
+def _is_hopeless(failed: Trial, trials: Iterable[Trial], files: RunFiles) -> bool:
+    """Return whether the other repeats of a failed trial would probably fail, too.
+
+    That is a configuration of which no trial has finished. Without a baseline nothing can be
+    ranked, so each repeat of a baseline is tried.
+    """
+    repeats = (t for t in trials if t.configuration == failed.configuration)
+    return not failed.is_baseline and not any(is_finished(files.trial(t.id)) for t in repeats)

@@ -16,6 +16,8 @@ from paceline.records.compact import compact_trial
 from paceline.records.files import read_json, write_json, write_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.plan.trial import Trial
     from paceline.records.layout import RunFiles, TrialFiles
     from paceline.records.rows import Outcome
@@ -60,14 +62,41 @@ def _after_good_end(files: TrialFiles) -> None:
 
 def failure_of(outcome: Outcome, files: RunFiles) -> PacelineError:
     """Return the error with which a run ends after such a trial."""
-    message = (
-        f"{outcome.message}\n"
-        f"Finished trials are intact in {files.root}; complete the run with --resume."
-    )
+    return _error(outcome, f"{outcome.message}\n{_intact(files)}")
+
+
+def failure_of_all(outcomes: Sequence[Outcome], files: RunFiles) -> PacelineError:
+    """Return the error with which a run ends that went on after its failed trials.
+
+    Its exit code is that of a failed rank if a rank failed in any of them, otherwise that of the
+    first one. outcomes: at least one, none of them good.
+    """
+    if len(outcomes) == 1:
+        return failure_of(outcomes[0], files)
+    decisive = next((o for o in outcomes if _code(o) is ExitCode.RANK_FAILED), outcomes[0])
+    listed = "".join(f"\n  - {outcome.reason}" for outcome in outcomes)
+    message = f"{len(outcomes)} trials failed:{listed}\nlogs: {files.root / 'trials'}\n"
+    return _error(decisive, message + _intact(files))
+
+
+def _intact(files: RunFiles) -> str:
+    return f"Finished trials are intact in {files.root}; complete the run with --resume."
+
+
+def _code(outcome: Outcome) -> ExitCode:
     if outcome.status == "timed_out":
+        return ExitCode.TIMED_OUT
+    if outcome.exit_code in set(ExitCode) - {ExitCode.OK}:
+        return ExitCode(outcome.exit_code)
+    return ExitCode.RANK_FAILED
+
+
+def _error(outcome: Outcome, message: str) -> PacelineError:
+    code = _code(outcome)
+    if code is ExitCode.TIMED_OUT:
         return TimedOut(message)
-    if outcome.exit_code in set(ExitCode) - {ExitCode.OK, ExitCode.RANK_FAILED}:
-        error = PacelineError(message)
-        error.exit_code = ExitCode(outcome.exit_code)
-        return error
-    return RankFailed(message, outcome.failed_rank)
+    if code is ExitCode.RANK_FAILED:
+        return RankFailed(message, outcome.failed_rank)
+    error = PacelineError(message)
+    error.exit_code = code
+    return error

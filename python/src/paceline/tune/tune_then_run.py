@@ -18,17 +18,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.plan.trial import Trial
+    from paceline.records.rows import Outcome
     from paceline.runner import Progress
     from paceline.spec import Experiment
     from paceline.tune.findings import Findings
 
 
-def tune_and_run(spec: str, run_dir: Path, *, resume: bool, progress: Progress) -> Findings | None:
+def tune_and_run(
+    spec: str,
+    run_dir: Path,
+    *,
+    resume: bool,
+    progress: Progress,
+    keep_going: bool | None = None,
+) -> tuple[Findings | None, list[Outcome]]:
     """Search into `run_dir`/tune, then run the tuned spec into `run_dir`.
 
-    Return the findings; None if the search had ended before. After the first trial has started the
-    spec no longer changes, so that all trials of a run belong to one spec. Raises the errors of
-    `tune_local` and `runner.run`.
+    Return the findings (None if the search had ended before) and what `runner.run` returns. After
+    the first trial has started the spec no longer changes, so that all trials of a run belong to
+    one spec. Raises the errors of `tune_local` and `runner.run`.
     """
     experiment, text = load_spec(spec)
     files = RunFiles(run_dir)
@@ -45,10 +53,14 @@ def tune_and_run(spec: str, run_dir: Path, *, resume: bool, progress: Progress) 
     if not files.manifest.exists():
         preflight(_smallest_trials(experiment, make_datasets(experiment, progress)))
         findings = tune_local(spec, files.tune.root, resume=resume, progress=progress)
-    runner.run(
-        str(files.tune.tuned_spec), run_dir, resume=files.manifest.exists(), progress=progress
+    failed = runner.run(
+        str(files.tune.tuned_spec),
+        run_dir,
+        resume=files.manifest.exists(),
+        progress=progress,
+        keep_going=keep_going,
     )
-    return findings
+    return findings, failed
 
 
 def _smallest_trials(experiment: Experiment, datasets: Mapping[str, Path]) -> list[Trial]:

@@ -1,0 +1,65 @@
+"""A run in which some configurations fail: the others are rows, and `--resume` repeats the rest."""
+
+import json
+
+import pytest
+from tests.functional.cli_runs import SMALL
+
+pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
+
+QUICK = (
+    SMALL.replace("max_steps = 20", "max_steps = 3")
+    .replace("warmup_steps = 2", "warmup_steps = 1")
+    .replace("image_size = 128", "image_size = 64")
+)
+GOOD = (
+    'local_strategy = "intraop"\nthreads_per_rank = 2',
+    'local_strategy = "threads"\nreplicas = 2',
+    'local_strategy = "threads"\nreplicas = 4',
+    'local_strategy = "processes"\nreplicas = 2',
+    'local_strategy = "processes"\nreplicas = 4',
+    'local_strategy = "processes"\nreplicas = 2\ntransport = "gloo"',
+    'local_strategy = "pipeline"\nstages = 2\nbalance = "size"\nmicro_batches = 2',
+    'local_strategy = "pipeline"\nstages = 2\nbalance = "size"\nmicro_batches = 4',
+    'local_strategy = "hybrid"\nreplicas = 2\nstages = 2\nbalance = "size"\nmicro_batches = 2',
+)
+# Preflight accepts both, because Open MPI has these parameters; the ranks cannot start with them.
+BAD = ('mpi_parameters = { btl = "self" }', 'mpi_parameters = { pml = "none" }')
+SPEC = (
+    QUICK
+    + "".join(f'[[trials]]\nlauncher = "local"\noversubscribe = true\n{keys}\n' for keys in GOOD)
+    + "".join(
+        '[[trials]]\nlauncher = "mpi"\nlocal_strategy = "processes"\nreplicas = 2\n'
+        f'transport = "mpi"\noversubscribe = true\n{keys}\n'
+        for keys in BAD
+    )
+)
+
+
+def test_two_of_twelve_configurations_fail(paceline, tmp_path):
+    spec, out = tmp_path / "twelve.toml", tmp_path / "run"
+    spec.write_text(SPEC)
+    result = paceline("run", spec, "--out", out)
+    assert result.returncode == 5, result.stderr
+    assert "Traceback" not in result.stderr
+    assert "2 trials failed:" in result.stderr
+
+    rows = json.loads((out / "comparison.json").read_text())["rows"]
+    failed = [row for row in rows if row["failed"]]
+    assert len(rows) == 12
+    assert [row["equivalent"] for row in rows if not row["failed"]] == [True] * 10
+    assert {row["launcher"] for row in failed} == {"mpi"}
+    shown = [line for line in result.stdout.splitlines() if line.startswith("✗ tiny.mpi.")]
+    assert len(shown) == 2
+    report = (out / "report.html").read_text()
+    for row in failed:
+        assert "rank" in row["failed"]
+        assert row["failed"].split(": ", 2)[1] in report
+
+    before = {path: path.stat().st_mtime_ns for path in out.glob("trials/tiny.local*/outcome.json")}
+    assert len(before) == 10
+    again = paceline("run", spec, "--out", out, "--resume")
+    assert again.returncode == 5, again.stderr
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    attempts = {path.name.rpartition(".")[0] for path in (out / "attempts").iterdir()}
+    assert attempts == {f"{row['configuration']}.r0" for row in failed}

@@ -1,0 +1,208 @@
+"""The stages of a run with trials that are made up: which of them run, and what a failure does."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline import runner
+from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut
+from paceline.records.files import write_json
+from paceline.records.layout import RunFiles
+from paceline.records.rows import SCHEMA, Outcome
+from paceline.runner import equivalence, experiment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+    from paceline.plan.trial import Trial
+    from paceline.records.layout import TrialFiles
+
+SPEC = """
+schema = 2
+name = "made-up"
+repeats = 2
+[[workloads]]
+name = "tiny"
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+"""
+MORE = """
+[[trials]]
+launcher = "local"
+local_strategy = "threads"
+replicas = 2
+oversubscribe = true
+[[trials]]
+launcher = "local"
+local_strategy = "processes"
+replicas = 2
+oversubscribe = true
+"""
+
+
+def outcome(trial_id: str, code: ExitCode, status: str = "failed") -> Outcome:
+    return Outcome(
+        schema=SCHEMA,
+        trial_id=trial_id,
+        status="ok" if code is ExitCode.OK else status,  # type: ignore[arg-type]
+        exit_code=code,
+        launched_unix_s=0.0,
+        ended_unix_s=1.0,
+        launcher_exit_status=int(code),
+        failed_rank=None,
+        message=None if code is ExitCode.OK else f"trial {trial_id}: broken\nits log",
+    )
+
+
+class Silent:
+    """Progress that nobody sees."""
+
+    def stage(self, text: str) -> None: ...
+    def data(self, done: int, total: int) -> None: ...
+    def trial_started(self, trial: Trial, files: TrialFiles, number: int, of: int) -> None: ...
+    def trial_ended(self, trial: Trial, outcome: Outcome) -> None: ...
+
+
+class MadeUp:
+    """Runs a spec whose trials end as `faults` says, by a part of the trial's name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.spec = folder / "made-up.toml"
+        self.spec.write_text(SPEC + MORE)
+        self.out = folder / "run"
+        self.faults: dict[str, ExitCode] = {}
+        self.status = "failed"
+        self.ran: list[str] = []
+
+    def run_trial(self, trial: Trial, files: TrialFiles) -> Outcome:
+        self.ran.append(trial.id)
+        found = (code for part, code in self.faults.items() if part in trial.id)
+        ended = outcome(trial.id, next(found, ExitCode.OK), self.status)
+        write_json(files.trial, {})
+        write_json(files.outcome, dataclasses.asdict(ended))
+        return ended
+
+    def run(self, *, resume: bool = False, keep_going: bool | None = None) -> list[Outcome]:
+        self.ran.clear()
+        return runner.run(
+            str(self.spec), self.out, resume=resume, progress=Silent(), keep_going=keep_going
+        )
+
+
+@pytest.fixture
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
+    found = MadeUp(tmp_path)
+    monkeypatch.setattr(experiment, "make_datasets", lambda *_: {"tiny": tmp_path})
+    monkeypatch.setattr(experiment, "preflight", lambda _: None)
+    monkeypatch.setattr(experiment, "check_equivalences", lambda *_, **__: None)
+    monkeypatch.setattr(experiment, "run_trial", found.run_trial)
+    return found
+
+
+def test_failed_configuration_does_not_end_the_run(made_up: MadeUp) -> None:
+    made_up.faults = {".threads.": ExitCode.RANK_FAILED}
+    failed = made_up.run()
+    assert [".threads." in outcome.trial_id for outcome in failed] == [True]
+    names = [trial_id.split(".")[3] for trial_id in made_up.ran]
+    # the second repeat of a configuration that never finished is left to --resume
+    assert sorted(names) == ["processes"] * 2 + ["sequential"] * 2 + ["threads"]
+
+
+def test_later_repeats_of_a_configuration_that_has_finished_are_tried(made_up: MadeUp) -> None:
+    made_up.faults = {"r1": ExitCode.RANK_FAILED}
+    made_up.spec.write_text(made_up.spec.read_text().replace("repeats = 2", "repeats = 3"))
+    failed = made_up.run()
+    assert [outcome.trial_id.rpartition(".")[2] for outcome in failed] == ["r1"] * 3
+    assert len(made_up.ran) == 9
+
+
+def test_every_repeat_of_a_failed_baseline_is_tried(made_up: MadeUp) -> None:
+    made_up.faults = {".sequential.": ExitCode.RANK_FAILED}
+    assert len(made_up.run()) == 2
+    assert len(made_up.ran) == 6
+
+
+def test_resume_runs_the_failed_and_the_missing_trials_only(made_up: MadeUp) -> None:
+    made_up.faults = {".threads.": ExitCode.RANK_FAILED}
+    made_up.run()
+    made_up.faults = {}
+    assert made_up.run(resume=True) == []
+    assert [trial_id.split(".")[3] for trial_id in made_up.ran] == ["threads"] * 2
+    assert [path.name.split(".")[3] for path in (made_up.out / "attempts").iterdir()] == ["threads"]
+
+
+def test_first_failure_ends_the_run_if_the_user_wants_that(made_up: MadeUp) -> None:
+    made_up.faults = {"tiny": ExitCode.TIMED_OUT}
+    made_up.status = "timed_out"
+    with pytest.raises(TimedOut, match="--resume"):
+        made_up.run(keep_going=False)
+    assert len(made_up.ran) == 1
+
+
+def test_run_of_one_configuration_ends_with_its_first_failure(made_up: MadeUp) -> None:
+    made_up.spec.write_text(SPEC)
+    made_up.faults = {"tiny": ExitCode.RANK_FAILED}
+    with pytest.raises(RankFailed):
+        made_up.run()
+    assert len(made_up.ran) == 1
+
+
+def test_interrupted_trial_ends_the_run_at_once(made_up: MadeUp) -> None:
+    made_up.faults = {"tiny": ExitCode.INTERRUPTED}
+    made_up.status = "interrupted"
+    with pytest.raises(PacelineError) as raised:
+        made_up.run(keep_going=True)
+    assert raised.value.exit_code == ExitCode.INTERRUPTED
+    assert len(made_up.ran) == 1
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([ExitCode.TIMED_OUT, ExitCode.RANK_FAILED], ExitCode.RANK_FAILED),
+        ([ExitCode.TIMED_OUT, ExitCode.DATA], ExitCode.TIMED_OUT),
+        ([ExitCode.DATA, ExitCode.TIMED_OUT], ExitCode.DATA),
+        ([ExitCode.ENVIRONMENT], ExitCode.ENVIRONMENT),
+    ],
+)
+def test_exit_code_is_that_of_a_failed_rank_or_of_the_first_fault(
+    tmp_path: Path, codes: list[ExitCode], expected: ExitCode
+) -> None:
+    outcomes = [outcome(f"trial{number}", code) for number, code in enumerate(codes)]
+    error = runner.failure_of_all(outcomes, RunFiles(tmp_path))
+    assert error.exit_code == expected
+    assert all(f"trial trial{number}: broken" in str(error) for number in range(len(codes)))
+    assert ("its log" in str(error)) == (len(codes) == 1)
+    assert "--resume" in str(error)
+
+
+def test_second_repeat_of_the_baseline_serves_if_the_first_failed(
+    fabricate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
+    trials = [
+        fabricate.make_trial_value(way, repeat=repeat)
+        for repeat in range(2)
+        for way in (fabricate.SEQUENTIAL, fabricate.MPI)
+    ]
+    baselines = [run.trial(trial.id) for trial in trials if trial.is_baseline]
+    other = next(run.trial(trial.id) for trial in trials if not trial.is_baseline)
+    monkeypatch.setattr(equivalence, "_schedule", lambda _: None)
+
+    fabricate.edit_json(baselines[0].outcome, status="failed")
+    second = baselines[1].outcome.read_text()
+    baselines[1].outcome.unlink()
+    runner.check_equivalences(trials, run, keep_tensors=False)
+    assert not other.equivalence.exists(), "the second baseline has not run yet"
+
+    baselines[1].outcome.write_text(second)
+    runner.check_equivalences(trials, run, keep_tensors=False)
+    assert equivalence.is_finished(other)
+    assert baselines[1].root.name in other.equivalence.read_text()
+    assert baselines[1].weights.exists()
+    assert not other.weights.exists()
