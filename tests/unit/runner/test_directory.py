@@ -54,21 +54,21 @@ def test_second_runner_is_refused(tmp_path):
 
 def test_new_directory_must_be_empty_apart_from_a_search(tmp_path, spec):
     files = RunFiles(tmp_path)
-    check_run_dir(files, *spec, resume=False)
+    check_run_dir(files, spec, resume=False)
     files.tune.root.mkdir()
-    check_run_dir(files, *spec, resume=False)
+    check_run_dir(files, spec, resume=False)
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UsageError, match="expected a new or empty directory"):
-        check_run_dir(files, *spec, resume=False)
+        check_run_dir(files, spec, resume=False)
 
 
 def test_run_is_resumed_with_its_own_spec_only(tmp_path, spec):
     files = RunFiles(tmp_path)
     with pytest.raises(UsageError, match="expected a run to resume"):
-        check_run_dir(files, *spec, resume=True)
-    write_json(files.manifest, {"spec_toml": spec[1] + "\n# a comment"})
-    check_run_dir(files, *spec, resume=True)
+        check_run_dir(files, spec, resume=True)
+    write_json(files.manifest, {"spec_toml": spec.text + "\n# a comment"})
+    check_run_dir(files, spec, resume=True)
     with pytest.raises(UsageError, match="add --resume"):
-        check_run_dir(files, *spec, resume=False)
+        check_run_dir(files, spec, resume=False)
     with pytest.raises(UsageError, match="holds a run of another spec"):
-        check_run_dir(files, *load_spec("transports"), resume=True)
+        check_run_dir(files, load_spec("transports"), resume=True)

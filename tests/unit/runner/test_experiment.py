@@ -13,6 +13,7 @@ from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA, Outcome
 from paceline.runner import equivalence, experiment
+from paceline.spec import load_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,7 +91,11 @@ class MadeUp:
     def run(self, *, resume: bool = False, keep_going: bool | None = None) -> list[Outcome]:
         self.ran.clear()
         return runner.run(
-            str(self.spec), self.out, resume=resume, progress=Silent(), keep_going=keep_going
+            load_spec(str(self.spec)),
+            self.out,
+            resume=resume,
+            progress=Silent(),
+            keep_going=keep_going,
         )
 
 

@@ -8,6 +8,7 @@ from tests.unit.tune.conftest import SPEC
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
+from paceline.spec import load_spec
 from paceline.tune import tune_then_run
 
 
@@ -24,7 +25,7 @@ def stages(spec, monkeypatch, tmp_path):
     calls, interrupted = [], set()
 
     def search(asked, run_dir, *, resume, progress):
-        calls.append(("search", asked, run_dir, resume))
+        calls.append(("search", asked.text, run_dir, resume))
         write_json(RunFiles(run_dir).manifest, {"spec_toml": spec.read_text()})
         if "search" in interrupted:
             raise KeyboardInterrupt
@@ -32,7 +33,7 @@ def stages(spec, monkeypatch, tmp_path):
         return "findings"
 
     def run(asked, run_dir, *, resume, progress, keep_going):
-        calls.append(("run", asked, run_dir, resume))
+        calls.append(("run", asked.text, run_dir, resume))
         write_json(RunFiles(run_dir).manifest, {"spec_toml": SPEC})
         if "run" in interrupted:
             raise KeyboardInterrupt
@@ -45,7 +46,7 @@ def stages(spec, monkeypatch, tmp_path):
 
 
 def run(spec, run_dir, *, resume=False):
-    return tune_then_run.tune_and_run(str(spec), run_dir, resume=resume, progress=None)
+    return tune_then_run.tune_and_run(load_spec(str(spec)), run_dir, resume=resume, progress=None)
 
 
 def test_search_comes_first_and_its_spec_is_run(spec, stages, tmp_path):
@@ -53,8 +54,8 @@ def test_search_comes_first_and_its_spec_is_run(spec, stages, tmp_path):
     out = tmp_path / "out"
     assert run(spec, out) == ("findings", [])
     assert calls == [
-        ("search", str(spec), out / "tune", False),
-        ("run", str(out / "tune" / "tuned.toml"), out, False),
+        ("search", spec.read_text(), out / "tune", False),
+        ("run", (out / "tune" / "tuned.toml").read_text(), out, False),
     ]
 
 

@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
     from paceline.analysis.comparison import Comparison
     from paceline.records.rows import Outcome
+    from paceline.spec import Spec
 
 
 def run(arguments: argparse.Namespace) -> int:
     from paceline import runner
     from paceline.cli.progress import ConsoleProgress
-    from paceline.spec import load_spec
 
-    experiment, _ = load_spec(arguments.spec)
-    run_dir = arguments.out or runner.default_run_dir(experiment.name)
-    if experiment.tune is not None:
-        failed = _run_staged(arguments, run_dir)
+    spec = _changed_spec(arguments)
+    run_dir = arguments.out or runner.default_run_dir(spec.experiment.name)
+    if spec.experiment.tune is not None:
+        failed = _run_staged(arguments, spec, run_dir)
     else:
         with ConsoleProgress() as progress:
             failed = runner.run(
-                arguments.spec,
+                spec,
                 run_dir,
                 resume=arguments.resume,
                 progress=progress,
@@ -50,14 +50,27 @@ def run(arguments: argparse.Namespace) -> int:
     raise runner.failure_of_all(failed, files)
 
 
-def _run_staged(arguments: argparse.Namespace, run_dir: Path) -> list[Outcome]:
+def _changed_spec(arguments: argparse.Namespace) -> Spec:
+    """Return the spec with the changes of --set, --only and --repeats."""
+    from paceline.spec import load_spec
+
+    settings = list(arguments.set)
+    if arguments.repeats is not None:
+        number = arguments.repeats
+        settings.append(f"repeats={number if number.isdecimal() else json.dumps(number)}")
+    if arguments.only:
+        settings.append(f"only={json.dumps(arguments.only, ensure_ascii=False)}")
+    return load_spec(arguments.spec, settings)
+
+
+def _run_staged(arguments: argparse.Namespace, spec: Spec, run_dir: Path) -> list[Outcome]:
     from paceline.cli.findings import print_findings
     from paceline.cli.progress import ConsoleProgress
     from paceline.tune.tune_then_run import tune_and_run
 
     with ConsoleProgress() as progress:
         findings, failed = tune_and_run(
-            arguments.spec,
+            spec,
             run_dir,
             resume=arguments.resume,
             progress=progress,
@@ -75,11 +88,11 @@ def tune_local(arguments: argparse.Namespace) -> int:
     from paceline.spec import load_spec
     from paceline.tune.local import tune_local as search
 
-    experiment, _ = load_spec(arguments.spec)
-    run_dir = arguments.out or runner.default_run_dir(f"{experiment.name}-tune")
+    spec = load_spec(arguments.spec)
+    run_dir = arguments.out or runner.default_run_dir(f"{spec.experiment.name}-tune")
     with ConsoleProgress() as progress:
         findings = search(
-            arguments.spec,
+            spec,
             run_dir,
             resume=arguments.resume,
             progress=progress,
@@ -97,11 +110,11 @@ def tune_comm(arguments: argparse.Namespace) -> int:
     from paceline.spec import load_spec
     from paceline.tune.comm import tune_comm as search
 
-    experiment, _ = load_spec(arguments.spec)
-    run_dir = arguments.out or runner.default_run_dir(f"{experiment.name}-tune-comm")
+    spec = load_spec(arguments.spec)
+    run_dir = arguments.out or runner.default_run_dir(f"{spec.experiment.name}-tune-comm")
     with ConsoleProgress() as progress:
         found = search(
-            arguments.spec,
+            spec,
             run_dir,
             resume=arguments.resume,
             progress=progress,
@@ -115,11 +128,11 @@ def tune_comm(arguments: argparse.Namespace) -> int:
 def plan(arguments: argparse.Namespace) -> int:
     from paceline import runner
     from paceline.launchers.base import launcher_for
-    from paceline.spec import load_spec
 
-    if load_spec(arguments.spec)[0].tune is not None:
-        return _plan_search(arguments)
-    planned = runner.plan(arguments.spec)
+    spec = _changed_spec(arguments)
+    if spec.experiment.tune is not None:
+        return _plan_search(arguments, spec)
+    planned = runner.plan(spec)
     run = RunFiles(runner.default_run_dir(planned.experiment.name))  # once: its name holds the time
     rows = []
     for trial in planned.trials:
@@ -140,11 +153,11 @@ def plan(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _plan_search(arguments: argparse.Namespace) -> int:
+def _plan_search(arguments: argparse.Namespace, spec: Spec) -> int:
     from paceline.cli.findings import print_search_plan, search_plan_json
     from paceline.tune.local import plan_local
 
-    search_plan = plan_local(arguments.spec)
+    search_plan = plan_local(spec)
     if arguments.json:
         _print_json(search_plan_json(search_plan))
     else:

@@ -115,9 +115,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_run(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run = verbs.add_parser("run", help="run an experiment, print the table, write the report")
-    run.add_argument(
-        "spec", metavar="SPEC", help="a TOML file, or the name of a shipped experiment"
-    )
+    _add_spec(run)
     run.add_argument("--out", type=Path, metavar="RUN_DIR", help="default: runs/NAME-DATE-TIME")
     run.add_argument(
         "--resume", action="store_true", help="run only the failed and missing trials of RUN_DIR"
@@ -133,9 +131,33 @@ def _add_run(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def _add_plan(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     plan = verbs.add_parser("plan", help="show every trial and its command; run nothing")
-    plan.add_argument("spec", metavar="SPEC")
+    _add_spec(plan)
     plan.add_argument("--json", action="store_true")
     plan.set_defaults(command=commands.plan)
+
+
+def _add_spec(parser: argparse.ArgumentParser) -> None:
+    """Add the spec and the options that change it."""
+    parser.add_argument(
+        "spec", metavar="SPEC", help="a TOML file, or the name of a shipped experiment"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="run only the configurations whose name matches this shell pattern, and the baseline; "
+        "may be repeated (`paceline plan SPEC` shows the names)",
+    )
+    parser.add_argument("--repeats", metavar="N", help="run each configuration N times")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set a key of the spec to a TOML value, as in training.max_steps=8 or "
+        "workloads.0.global_batch=16; may be repeated",
+    )
 
 
 def _add_tune(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -125,10 +125,11 @@ def _kubernetes(arguments: argparse.Namespace) -> int:
 def _planned(arguments: argparse.Namespace) -> tuple[Experiment, list[Trial]]:
     from paceline.host.machine import usable_cores
     from paceline.plan.planning import plan_trials
+    from paceline.plan.selection import selected_trials
     from paceline.runner import expected_dataset
     from paceline.spec import load_spec
 
-    experiment, _ = load_spec(arguments.spec)
+    experiment = load_spec(arguments.spec).experiment
     searched = [t for t in experiment.trials if t.local_strategy == "best"]
     if searched:
         raise UsageError(
@@ -136,7 +137,8 @@ def _planned(arguments: argparse.Namespace) -> tuple[Experiment, list[Trial]]:
             "SPEC` on a node first, and render the tuned.toml that it writes"
         )
     datasets = {str(w.name): str(expected_dataset(experiment, w)) for w in experiment.workloads}
-    return experiment, plan_trials(experiment, datasets, arguments.cores or usable_cores())
+    trials = plan_trials(experiment, datasets, arguments.cores or usable_cores())
+    return experiment, selected_trials(trials, experiment.only)
 
 
 def _write(out: Path, rendered: Sequence[Rendered], left_out: Sequence[LeftOut]) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.records.layout import RunFiles
-    from paceline.spec import Experiment
+    from paceline.spec import Spec
 
 
 def default_run_dir(experiment_name: str) -> Path:
@@ -24,13 +24,13 @@ def default_run_dir(experiment_name: str) -> Path:
     return Path("runs") / f"{experiment_name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def check_run_dir(files: RunFiles, experiment: Experiment, text: str, *, resume: bool) -> None:
+def check_run_dir(files: RunFiles, spec: Spec, *, resume: bool) -> None:
     """Raise UsageError unless `files` is a run of this spec to resume, or may become one."""
     with _unusable(files.root):
         has_run = files.manifest.exists()
         others = [p for p in files.root.glob("*") if p != files.tune.root]
     if has_run:
-        _check_resumed(files, experiment, text, resume=resume)
+        _check_resumed(files, spec, resume=resume)
     elif resume:
         raise UsageError(
             f"{files.root}: expected a run to resume, found no {files.manifest.name}; "
@@ -42,19 +42,20 @@ def check_run_dir(files: RunFiles, experiment: Experiment, text: str, *, resume:
         )
 
 
-def _check_resumed(files: RunFiles, experiment: Experiment, text: str, *, resume: bool) -> None:
+def _check_resumed(files: RunFiles, spec: Spec, *, resume: bool) -> None:
     if not resume:
         raise UsageError(
             f"{files.root}: holds a run already; add --resume to complete it, or choose another "
             "directory with --out"
         )
     before = read_json(files.manifest).get("spec_toml")
-    if before != text and (
-        not isinstance(before, str) or parse_spec(before, str(files.manifest)) != experiment
+    if before != spec.text and (
+        not isinstance(before, str) or parse_spec(before, str(files.manifest)) != spec.experiment
     ):
         raise UsageError(
             f"{files.root}: holds a run of another spec; resume it with its own spec (spec_toml in "
-            f"{files.manifest.name}), or start a new run with --out"
+            f"{files.manifest.name}) and its own --set, --only and --repeats, or start a new run "
+            "with --out"
         )
 
 

@@ -12,7 +12,6 @@ from paceline.runner.directory import check_run_dir, made_run_dir, only_runner
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.planning import make_datasets, manifest_of, planned_trials
 from paceline.runner.trial import failure_of, is_finished, run_trial
-from paceline.spec import load_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import Outcome
     from paceline.runner.planning import Planned
+    from paceline.spec import Spec
 
 
 class Progress(Protocol):
@@ -34,7 +34,7 @@ class Progress(Protocol):
 
 
 def run(
-    spec: str,
+    spec: Spec,
     run_dir: Path,
     *,
     resume: bool,
@@ -47,12 +47,10 @@ def run(
     all earlier trials intact. None: go on if the plan has several configurations.
     Raises UsageError, EnvironmentLacks or DataError before anything runs.
     """
-    experiment, text = load_spec(spec)
     files = RunFiles(run_dir)
-    check_run_dir(files, experiment, text, resume=resume)
+    check_run_dir(files, spec, resume=resume)
     with made_run_dir(run_dir):
-        datasets = make_datasets(experiment, progress)
-        planned = planned_trials(experiment, text, datasets)
+        planned = planned_trials(spec, make_datasets(spec.experiment, progress))
         preflight(planned.trials)
     if keep_going is None:
         keep_going = len({trial.configuration for trial in planned.trials}) > 1

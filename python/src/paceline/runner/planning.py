@@ -11,14 +11,14 @@ from paceline.data.catalogue import dataset_path, default_cache_dir, ensure_data
 from paceline.data.dataset import open_dataset
 from paceline.host.machine import machine_facts, package_versions, usable_cores
 from paceline.plan.planning import plan_trials
+from paceline.plan.selection import selected_trials
 from paceline.records.rows import SCHEMA
-from paceline.spec import load_spec
 from paceline.spec.extensions import WORKLOADS
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.runner.experiment import Progress
-    from paceline.spec import Experiment, WorkloadRequest
+    from paceline.spec import Experiment, Spec, WorkloadRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,17 +31,23 @@ class Planned:
     trials: list[Trial]
 
 
-def plan(spec: str) -> Planned:
+def plan(spec: Spec) -> Planned:
     """Return what `run` would do. Writes nothing; the data sets need not exist yet."""
-    experiment, text = load_spec(spec)
+    experiment = spec.experiment
     datasets = {str(w.name): expected_dataset(experiment, w) for w in experiment.workloads}
-    return planned_trials(experiment, text, datasets)
+    return planned_trials(spec, datasets)
 
 
-def planned_trials(experiment: Experiment, text: str, datasets: dict[str, Path]) -> Planned:
-    """Plan the trials for this machine; text: of the spec."""
+def planned_trials(spec: Spec, datasets: dict[str, Path]) -> Planned:
+    """Plan the trials for this machine that the spec selects."""
+    experiment = spec.experiment
     trials = plan_trials(experiment, {n: str(p) for n, p in datasets.items()}, usable_cores())
-    return Planned(experiment=experiment, spec_text=text, datasets=datasets, trials=trials)
+    return Planned(
+        experiment=experiment,
+        spec_text=spec.text,
+        datasets=datasets,
+        trials=selected_trials(trials, experiment.only),
+    )
 
 
 def expected_dataset(experiment: Experiment, workload: WorkloadRequest) -> Path:

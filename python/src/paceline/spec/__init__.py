@@ -1,6 +1,6 @@
 """The spec: what the user asked for, frozen and validated, with all faults reported at once."""
 
-from paceline.spec.loading import load_spec, shipped_experiments
+from paceline.spec.loading import Spec, load_spec, shipped_experiments
 from paceline.spec.models import (
     Experiment,
     Limits,
@@ -18,6 +18,7 @@ __all__ = [
     "MemoryFormat",
     "Precision",
     "ReadingMode",
+    "Spec",
     "TelemetrySettings",
     "TrialRequest",
     "TuneSettings",

@@ -6,19 +6,20 @@ import difflib
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
 from paceline.errors import UsageError
 from paceline.spec.choices import REMOVED, RENAMED
 from paceline.spec.models import SCHEMA, Experiment
+from paceline.spec.overrides import apply_settings, changed_text
 from paceline.spec.rules import faults_of
 from paceline.spec.sentences import sentences
 from paceline.spec.values import BASELINE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pydantic_core import ErrorDetails
 
@@ -35,27 +36,44 @@ def shipped_experiments() -> dict[str, str]:
     }
 
 
-def load_spec(name_or_path: str) -> tuple[Experiment, str]:
-    """Return the experiment and its TOML text.
+class Spec(NamedTuple):
+    """A checked spec."""
 
-    Raises UsageError that lists every fault of the spec.
+    experiment: Experiment
+    text: str  # TOML; with the changes from the command line
+
+
+def load_spec(name_or_path: str, settings: Sequence[str] = ()) -> Spec:
+    """Return the spec with changes as in `paceline.spec.overrides`.
+
+    Raises UsageError that lists every fault of the spec and of the changes.
     """
     text, origin = _read(name_or_path)
-    return parse_spec(text, origin), text
+    if not settings:
+        return Spec(parse_spec(text, origin), text)
+    document = _document(text, origin)
+    faults = apply_settings(document, settings)
+    text = changed_text(document, origin, settings)
+    return Spec(check_spec(document, origin, faults), text)
 
 
 def parse_spec(text: str, origin: str) -> Experiment:
     """Parse TOML `text`; `origin` names it in messages. Raises UsageError with every fault."""
+    return check_spec(_document(text, origin), origin)
+
+
+def _document(text: str, origin: str) -> dict[str, Any]:
     try:
-        document = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{origin}: not TOML: {error}") from error
-    return check_spec(document, origin)
 
 
-def check_spec(document: dict[str, Any], origin: str) -> Experiment:
+def check_spec(
+    document: dict[str, Any], origin: str, known_faults: Sequence[str] = ()
+) -> Experiment:
     """Return the experiment of a parsed spec. Raises UsageError with every fault."""
-    faults = list(_old_schema(document))
+    faults = [*known_faults, *_old_schema(document)]
     try:
         experiment = Experiment.model_validate(document)
     except ValidationError as error:

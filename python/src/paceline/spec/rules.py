@@ -39,6 +39,11 @@ def faults_of(experiment: Experiment, skip: Collection[int] = ()) -> list[str]:
     ]
     faults += _table_faults(experiment)
     faults += [] if skip else _baseline_faults(experiment)
+    if experiment.only and experiment.tune is not None:
+        faults.append(
+            "only: the names of the configurations are known after the search of [tune] only; run "
+            "`paceline tune local SPEC`, then `paceline run DIR/tuned.toml --only …`"
+        )
     faults += _duplicate_faults(trials)
     for place, workload in enumerate(experiment.workloads, start=1):
         if workload.name in WORKLOADS:

@@ -21,7 +21,7 @@ from paceline.runner import (
     only_runner,
     preflight,
 )
-from paceline.spec import TuneSettings, load_spec
+from paceline.spec import TuneSettings
 from paceline.tune.findings import Findings, findings_of
 from paceline.tune.measurement import TrialMeasurer
 from paceline.tune.method import SearchContext, SearchPlan
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.runner import Progress
-    from paceline.spec import Experiment
+    from paceline.spec import Spec
     from paceline.tune.method import SearchMethod
 
 
-def plan_search(method: SearchMethod, spec: str) -> SearchPlan:
+def plan_search(method: SearchMethod, spec: Spec) -> SearchPlan:
     """Return what `run_search` would measure; creates nothing, and needs no existing data set."""
-    experiment, text = load_spec(spec)
+    experiment = spec.experiment
     datasets = {str(w.name): expected_dataset(experiment, w) for w in experiment.workloads}
-    return _plan(method, experiment, text, datasets)
+    return _plan(method, spec, datasets)
 
 
 def run_search(
     method: SearchMethod,
-    spec: str,
+    spec: Spec,
     run_dir: Path,
     *,
     resume: bool,
@@ -60,10 +60,9 @@ def run_search(
     EnvironmentLacks or DataError before anything runs; RankFailed or TimedOut if a baseline fails;
     NotComparable if no candidate could be measured. Other failed candidates are reported.
     """
-    experiment, text = load_spec(spec)
     files = RunFiles(run_dir)
-    check_run_dir(files, experiment, text, resume=resume)
-    plan = _plan(method, experiment, text, make_datasets(experiment, progress))
+    check_run_dir(files, spec, resume=resume)
+    plan = _plan(method, spec, make_datasets(spec.experiment, progress))
     preflight(trial for space in plan.spaces for trial in space.candidates)
     run_dir.mkdir(parents=True, exist_ok=True)
     with only_runner(run_dir):
@@ -73,13 +72,12 @@ def run_search(
         return _search(method, plan, files, progress, limit_s)
 
 
-def _plan(
-    method: SearchMethod, experiment: Experiment, text: str, datasets: Mapping[str, Path]
-) -> SearchPlan:
+def _plan(method: SearchMethod, spec: Spec, datasets: Mapping[str, Path]) -> SearchPlan:
+    experiment = spec.experiment
     settings = experiment.tune or TuneSettings()
     context = SearchContext(
         experiment=experiment,
-        spec_text=text,
+        spec_text=spec.text,
         settings=settings,
         short=short_experiment(experiment, settings),
         cores=usable_cores(),

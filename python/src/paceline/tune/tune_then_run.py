@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.rows import Outcome
     from paceline.runner import Progress
-    from paceline.spec import Experiment
+    from paceline.spec import Experiment, Spec
     from paceline.tune.findings import Findings
 
 
 def tune_and_run(
-    spec: str,
+    spec: Spec,
     run_dir: Path,
     *,
     resume: bool,
@@ -38,7 +38,6 @@ def tune_and_run(
     the first trial has started the spec no longer changes, so that all trials of a run belong to
     one spec. Raises the errors of `tune_local` and `runner.run`.
     """
-    experiment, text = load_spec(spec)
     files = RunFiles(run_dir)
     searched = files.tune.manifest.exists()
     if resume and not searched:
@@ -47,14 +46,15 @@ def tune_and_run(
             "--resume to start one"
         )
     if not searched:
-        runner.check_run_dir(files, experiment, text, resume=False)
-    runner.check_run_dir(files.tune, experiment, text, resume=resume)
+        runner.check_run_dir(files, spec, resume=False)
+    runner.check_run_dir(files.tune, spec, resume=resume)
     findings = None
     if not files.manifest.exists():
-        preflight(_smallest_trials(experiment, make_datasets(experiment, progress)))
+        datasets = make_datasets(spec.experiment, progress)
+        preflight(_smallest_trials(spec.experiment, datasets))
         findings = tune_local(spec, files.tune.root, resume=resume, progress=progress)
     failed = runner.run(
-        str(files.tune.tuned_spec),
+        load_spec(str(files.tune.tuned_spec)),
         run_dir,
         resume=files.manifest.exists(),
         progress=progress,

@@ -10,7 +10,7 @@ from tests.unit.analysis.fabricate import LAUNCHED, SEQUENTIAL, Case, Way, make_
 
 from paceline.records.files import JsonlWriter, read_json
 from paceline.records.rows import CommunicationRow, Outcome
-from paceline.spec.loading import parse_spec
+from paceline.spec.loading import load_spec, parse_spec
 from paceline.tune import measurement, session
 from paceline.tune.comm import method, tune_comm
 
@@ -109,7 +109,11 @@ class Machine:
         spec = self.folder / "mine.toml"
         spec.write_text(experiment_text)
         return tune_comm(
-            str(spec), self.folder / "found", resume=resume, progress=Watcher(), budget_s=budget_s
+            load_spec(str(spec)),
+            self.folder / "found",
+            resume=resume,
+            progress=Watcher(),
+            budget_s=budget_s,
         )
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Trial
     from paceline.runner import Progress
-    from paceline.spec import Experiment, TrialRequest, WorkloadRequest
+    from paceline.spec import Experiment, Spec, TrialRequest, WorkloadRequest
     from paceline.tune.method import SearchContext, SearchPlan
 
 
@@ -181,7 +181,7 @@ class CommSearch:
 
 
 def tune_comm(
-    spec: str, run_dir: Path, *, resume: bool, progress: Progress, budget_s: float | None = None
+    spec: Spec, run_dir: Path, *, resume: bool, progress: Progress, budget_s: float | None = None
 ) -> CommFindings:
     """Search into `run_dir`; see `session.run_search`."""
     findings = run_search(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from paceline.records.layout import RunFiles
     from paceline.runner import Progress
-    from paceline.spec import Experiment, WorkloadRequest
+    from paceline.spec import Experiment, Spec, WorkloadRequest
     from paceline.tune.method import SearchContext, SearchPlan
     from paceline.tune.spaces import Space
 
@@ -109,13 +109,13 @@ class LocalSearch:
         return with_layout(request, workload, experiment, findings)
 
 
-def plan_local(spec: str) -> SearchPlan:
+def plan_local(spec: Spec) -> SearchPlan:
     """Return what `tune_local` would measure; creates nothing, and needs no existing data set."""
     return plan_search(LocalSearch(), spec)
 
 
 def tune_local(
-    spec: str, run_dir: Path, *, resume: bool, progress: Progress, budget_s: float | None = None
+    spec: Spec, run_dir: Path, *, resume: bool, progress: Progress, budget_s: float | None = None
 ) -> Findings:
     """Search into `run_dir`; see `session.run_search`."""
     return run_search(

@@ -1,0 +1,52 @@
+"""Selection of trials by shell patterns."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.plan.planning import plan_trials
+from paceline.plan.selection import selected_trials
+from paceline.spec import load_spec
+
+
+@pytest.fixture(scope="module")
+def trials():
+    return plan_trials(load_spec("quickstart").experiment, {"tiny": "/data"}, 2)
+
+
+def test_without_a_pattern_everything_runs(trials):
+    assert selected_trials(trials, ()) == trials
+
+
+def test_baseline_is_kept_and_the_order_stays(trials):
+    found = selected_trials(trials, ["*.mpi.gloo.*", "tiny.spark.*"])
+    assert {trial.launcher for trial in found} == {"local", "mpi", "spark"}
+    assert [trial for trial in trials if trial in found] == found
+    assert len(found) == 3 * 3
+    assert all(trial.is_baseline for trial in found if trial.launcher == "local")
+
+
+def test_id_selects_one_repeat(trials):
+    chosen = next(trial.id for trial in trials if trial.launcher == "spark" and trial.repeat == 1)
+    found = selected_trials(trials, [chosen])
+    assert [trial.id for trial in found if not trial.is_baseline] == [chosen]
+
+
+def test_pattern_without_a_match_lists_the_names(trials):
+    with pytest.raises(UsageError) as raised:
+        selected_trials(trials, ["*.mpi.*", "mpi"])
+    message = str(raised.value)
+    assert "no configuration matches 'mpi'; expected" in message
+    assert message.count("\n  - tiny.") == 9
+
+
+def test_workload_without_a_selected_trial_is_left_out(tmp_path):
+    path = tmp_path / "two.toml"
+    text = load_spec("quickstart").text
+    path.write_text(text + '\n[[workloads]]\nname = "simple-big"\nsamples = 192\n')
+    experiment = load_spec(str(path)).experiment
+    both = plan_trials(experiment, {"tiny": "/a", "simple-big": "/b"}, 2)
+    found = selected_trials(both, ["simple-big.spark.*"])
+    assert {trial.training.workload for trial in found} == {"simple-big"}
+    assert {trial.launcher for trial in found} == {"local", "spark"}
