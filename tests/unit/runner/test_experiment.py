@@ -119,7 +119,7 @@ def test_failed_configuration_does_not_end_the_run(made_up: MadeUp) -> None:
 
 
 def test_later_repeats_of_a_configuration_that_has_finished_are_tried(made_up: MadeUp) -> None:
-    made_up.faults = {"r1": ExitCode.RANK_FAILED}
+    made_up.faults = {".r1": ExitCode.RANK_FAILED}
     made_up.spec.write_text(made_up.spec.read_text().replace("repeats = 2", "repeats = 3"))
     failed = made_up.run()
     assert [outcome.trial_id.rpartition(".")[2] for outcome in failed] == ["r1"] * 3
