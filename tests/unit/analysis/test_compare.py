@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from paceline.analysis.compare import compare_run
-from paceline.errors import DataError, NotComparable
+from paceline.errors import DataError, NotComparable, UsageError
 from paceline.records.layout import RunFiles
 from paceline.records.phases import PHASES
 
@@ -195,6 +195,49 @@ def test_a_failed_baseline_is_the_reason_why_nothing_is_ranked(
     sentence = comparison.verdicts["tiny"].sentence
     assert sentence == f"No configuration is ranked, because {why}."
     assert _row(comparison, "sequential").failed == "failed: rank 0: killed"
+
+
+def test_speedups_are_over_the_fastest_configuration_that_matches_the_chosen_baseline(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = fabricate.make_run(
+        tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.TORCHRUN], repeats=2, jitter=0.01
+    )
+    plain = compare_run(run)
+    torchrun = _row(plain, ".torchrun.").configuration
+    chosen = compare_run(run, baseline="*.[lt]o*")  # local and torchrun
+    assert chosen.baselines == {"tiny": torchrun}
+    assert chosen.sequential == plain.baselines
+    row = _row(chosen, ".torchrun.")
+    assert row.is_baseline
+    assert row.speedup is not None
+    assert row.speedup.median == 1
+    assert row.efficiency is not None
+    assert row.efficiency.median == 1  # relative to its own two cores
+    mpi, sequential = _row(chosen, ".mpi."), _row(chosen, "sequential")
+    assert mpi.speedup is not None
+    assert mpi.efficiency == mpi.speedup
+    assert sequential.speedup is not None
+    assert sequential.efficiency is not None
+    assert sequential.efficiency.median == 2 * sequential.speedup.median
+    words = "as fast as the baseline torchrun \N{MIDDLE DOT} gloo \N{MIDDLE DOT} processes 2x1 ("
+    assert words.replace("x", "\N{MULTIPLICATION SIGN}") in chosen.verdicts["tiny"].sentence
+    assert [row.equivalent for row in chosen.rows] == [True] * 3
+    assert chosen.to_json()["workloads"]["tiny"]["equivalence_baseline"] == plain.baselines["tiny"]
+
+
+def test_baseline_of_the_spec_is_used_and_one_that_failed_is_replaced(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.TORCHRUN])
+    fabricate.edit_json(run.manifest, baseline="*.mpi.*")
+    assert _row(compare_run(run), ".mpi.").is_baseline
+    next(f for name, f in run.trials() if ".mpi." in name).outcome.unlink()
+    comparison = compare_run(run)
+    assert _row(comparison, "sequential").is_baseline
+    assert "speedups are over the sequential baseline" in comparison.flags[0]
+    with pytest.raises(UsageError, match=r"baseline: no configuration matches 'x'[^-]*\n  - tiny"):
+        compare_run(run, baseline="x")
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -50,3 +50,16 @@ def test_workload_without_a_selected_trial_is_left_out(tmp_path):
     found = selected_trials(both, ["simple-big.spark.*"])
     assert {trial.training.workload for trial in found} == {"simple-big"}
     assert {trial.launcher for trial in found} == {"local", "spark"}
+
+
+def test_chosen_baseline_is_kept_unless_one_of_its_configurations_is_selected(trials):
+    found = selected_trials(trials, ["tiny.spark.*"], "*.local.shared.*")
+    assert {trial.local_strategy for trial in found} > {"pipeline", "sequential"}
+    found = selected_trials(trials, ["tiny.spark.*"], "*")
+    assert {trial.local_strategy for trial in found} == {"processes", "sequential"}
+    assert {trial.launcher for trial in found} == {"local", "spark"}
+
+
+def test_baseline_that_does_not_exist_is_refused(trials):
+    with pytest.raises(UsageError, match="baseline: no configuration matches 'x'"):
+        selected_trials(trials, (), "x")

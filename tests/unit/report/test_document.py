@@ -15,7 +15,7 @@ from paceline.analysis.compare import compare_run
 from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
 from paceline.report import figures, paper
-from paceline.report.document import write_report
+from paceline.report.document import render, write_report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -240,3 +240,15 @@ def test_colours_follow_the_strategy_where_there_are_many_configurations(
     by_strategy = {r.local_strategy: colours[r.configuration] for r in comparison.rows}
     assert len(set(by_strategy.values())) == 6
     assert all(colours[r.configuration] == by_strategy[r.local_strategy] for r in comparison.rows)
+
+
+def test_chosen_baseline_is_named_and_the_paper_is_left_out(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    case = fabricate.Case(workload="simple-big", model="alexnet")
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], cases=[case])
+    assert paper.SOURCE in (page := render(compare_run(run)))
+    assert "speedups are over" not in page
+    page = render(compare_run(run, baseline="*.mpi.*"))
+    assert paper.SOURCE not in page
+    assert "simple-big: speedups are over mpi" in page

@@ -117,3 +117,12 @@ def test_failed_configuration_has_a_row(fabricate: ModuleType, tmp_path: Path) -
 )  # fmt: skip
 def test_numbers_keep_three_significant_digits(value: float | None, text: str) -> None:
     assert number(value) == text
+
+
+def test_chosen_baseline_is_named(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
+    text = " ".join(comparison_text(compare_run(run, baseline="*.mpi.*"), 120).split())
+    assert "1 (base)" in text
+    assert "tiny: speedups are over mpi" in text
+    assert "equivalence is relative to the sequential baseline." in text
+    assert "speedups are over" not in comparison_text(compare_run(run), 120)

@@ -1,8 +1,9 @@
 """Compare a run: load, check, measure and rank its trials.
 
 Speed is the steady state: the samples of a global step over its time, without warm-up steps. The
-speedup of every configuration is over the one baseline of its workload (fp32 where there are
-several). Its equivalence is checked against the baseline of its own precision if there is one.
+speedup of every configuration is over the one baseline of its workload: the sequential one (fp32
+where there are several), or the one that the user has chosen. Its equivalence is always checked
+against the sequential baseline, of its own precision if there is one.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from paceline.analysis.pairwise import Pairwise
 from paceline.analysis.phases import trial_phases
 from paceline.analysis.pipeline import trial_pipeline
 from paceline.analysis.reading import TrialRecord, load_manifest, load_run, read_hosts
-from paceline.analysis.rows import Measured, configuration_row, planned_row
+from paceline.analysis.rows import Measured, configuration_row, is_equivalent, planned_row
 from paceline.analysis.statistics import Interval, Series, ratio_interval, run_noise, series
 from paceline.analysis.steps import global_steps, read_steps
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.analysis.usage import trial_usage
 from paceline.analysis.verdict import make_verdict
 from paceline.errors import NotComparable
+from paceline.plan.selection import matching, no_match
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -43,15 +45,19 @@ if TYPE_CHECKING:
 _THREADS = 4  # reading, Polars and NumPy release the interpreter lock most of the time
 
 
-def compare_run(run: RunFiles, *, require_baseline: bool = True) -> Comparison:
+def compare_run(
+    run: RunFiles, *, require_baseline: bool = True, baseline: str | None = None
+) -> Comparison:
     """Compare the finished trials of `run`; writes the `equivalence.json` of those not yet checked.
 
     require_baseline: without a finished baseline there is no speedup; False still gives the rows,
     with `speedup` None.
+    baseline: shell pattern of configurations; speedups are over the fastest equivalent one that
+    matches. Default: that of the spec, else the sequential baseline.
     Raises NotComparable if no trial has finished, or the baseline is required and missing;
-    DataError if a file is damaged.
+    UsageError if no configuration matches `baseline`; DataError if a file is damaged.
     """
-    records = load_run(run)
+    records, manifest = load_run(run), load_manifest(run)
     finished = [r for r in records if r.finished]
     unfinished = [_unfinished(r) for r in records if not r.finished]
     if not finished:
@@ -61,20 +67,26 @@ def compare_run(run: RunFiles, *, require_baseline: bool = True) -> Comparison:
     by_workload: dict[str, list[TrialRecord]] = {}
     for record in records:
         by_workload.setdefault(record.trial.training.workload, []).append(record)
-    parts = [_Workload(name, found) for name, found in by_workload.items()]
+    pattern = manifest.get("baseline") if baseline is None else baseline
+    if pattern is not None:
+        names = [record.trial.configuration for record in records]
+        if not matching(names, pattern):
+            raise no_match("baseline", [pattern], names)
+    parts = [_Workload(name, found, pattern) for name, found in by_workload.items()]
     trials = {name: found for part in parts for name, found in part.trials.items()}
     return Comparison(
         experiment=finished[0].trial.experiment,
         rows=tuple(row for part in parts for row in part.rows),
         baselines={p.name: p.baseline for p in parts if p.baseline is not None},
+        sequential={p.name: p.sequential for p in parts if p.sequential is not None},
         verdicts={p.name: p.verdict for p in parts},
         ties=tuple(tie for part in parts for tie in part.ties),
         unfinished=tuple(unfinished),
-        flags=tuple(_flags(finished, trials)),
+        flags=(*(f for part in parts for f in part.flags), *_flags(finished, trials)),
         local_global=tuple(found for part in parts for found in part.local_global),
         compression=tuple(found for part in parts for found in part.compression),
         trials=trials,
-        manifest=load_manifest(run),
+        manifest=manifest,
     )
 
 
@@ -90,22 +102,26 @@ def no_finished_baseline(run: RunFiles) -> NotComparable:
 class _Workload:
     """The comparison of one workload's trials."""
 
-    def __init__(self, name: str, records: Sequence[TrialRecord]) -> None:
+    def __init__(
+        self, name: str, records: Sequence[TrialRecord], chosen_baseline: str | None
+    ) -> None:
+        """chosen_baseline: shell pattern of configurations, or None for the sequential one."""
         self.name = name
+        self.flags: list[str] = []
         self.trials = _analyse_all([r for r in records if r.finished])
-        reference = min(
+        sequential = min(
             (t[0].record for t in self.trials.values() if t[0].record.trial.is_baseline),
             key=_plainness,
             default=None,
         )
-        self.baseline = None if reference is None else reference.trial.configuration
-        no_baseline = _no_baseline(records) if reference is None else None
+        self.sequential = None if sequential is None else sequential.trial.configuration
+        no_baseline = _no_baseline(records) if sequential is None else None
         self._rates = {name: _by_repeat(found) for name, found in self.trials.items()}
         self._noise = run_noise(list(self._rates.values()))
+        self.baseline = self._chosen(chosen_baseline, records) or self.sequential
         measured = Measured(
             noise=self._noise,
-            baseline=self.baseline,
-            baseline_precision=None if reference is None else reference.trial.training.precision,
+            baseline=None if self.baseline is None else self.trials[self.baseline][0].record.trial,
             rates=self._rates,
             no_baseline=no_baseline,
         )
@@ -117,10 +133,29 @@ class _Workload:
             Tie(workload=name, faster=faster, slower=slower, ratio=ratio)
             for faster, slower, ratio in pairs.ties()
         ]
-        self.verdict = make_verdict(name, self.rows, pairs, self._ratio, no_baseline)
+        self.verdict = make_verdict(
+            name, self.rows, pairs, self._ratio, sequential=self.sequential, no_baseline=no_baseline
+        )
         setups = {name: node_setup(found[0].record.trial) for name, found in self.trials.items()}
         self.local_global = relate(name, ranked, setups, self._ratio, pairs.is_tie)
         self.compression = compression_effects(self.rows, self.trials, self.baseline, self._ratio)
+
+    def _chosen(self, pattern: str | None, records: Sequence[TrialRecord]) -> str | None:
+        """Return the fastest equivalent configuration that matches the pattern, if there is one."""
+        if pattern is None:
+            return None
+        wanted = matching([record.trial.configuration for record in records], pattern)
+        usable = {
+            name: np.median([found.log_median for found in self._rates[name].values()])
+            for name in wanted
+            if self._rates.get(name) and is_equivalent(self.trials[name])
+        }
+        if wanted and not usable:
+            self.flags.append(
+                f"{self.name}: no equivalent configuration that matches the baseline {pattern!r} "
+                "has finished, so speedups are over the sequential baseline"
+            )
+        return max(usable, key=lambda name: usable[name], default=None)
 
     def _ratio(self, faster: str, slower: str) -> Interval | None:
         return ratio_interval(self._rates[faster], self._rates[slower], self._noise)

@@ -47,7 +47,8 @@ class Comparison:
 
     experiment: str
     rows: tuple[Row, ...]
-    baselines: Mapping[str, str]  # configuration by workload
+    baselines: Mapping[str, str]  # configuration by workload, which speedups are relative to
+    sequential: Mapping[str, str]  # configuration by workload, which equivalence is relative to
     verdicts: Mapping[str, Verdict]  # by workload
     ties: tuple[Tie, ...]
     unfinished: tuple[UnfinishedTrial, ...]
@@ -74,7 +75,11 @@ class Comparison:
         `workloads`.
         """
         workloads = {
-            name: {"baseline": self.baselines.get(name), "verdict": self.verdicts[name]}
+            name: {
+                "baseline": self.baselines.get(name),
+                "equivalence_baseline": self.sequential.get(name),
+                "verdict": self.verdicts[name],
+            }
             for name in self.workloads
         }
         only = next(iter(workloads.values())) if len(workloads) == 1 else {}

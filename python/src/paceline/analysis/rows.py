@@ -40,8 +40,7 @@ class Measured:
     """Measurements of all configurations of a workload that one row depends on."""
 
     noise: RunNoise | None
-    baseline: str | None
-    baseline_precision: str | None
+    baseline: Trial | None  # a trial of the configuration that speedups are relative to
     rates: Mapping[str, Mapping[int, Series]]  # samples per second by configuration and repeat
     no_baseline: str | None = None  # why no baseline has finished
 
@@ -53,8 +52,9 @@ def configuration_row(
     trial = trials[0].record.trial
     speedup = _speedup(configuration, measured)
     efficiency = None
-    if speedup is not None and trial.training.precision == measured.baseline_precision:
-        efficiency = speedup.scaled(1 / trial.placement.cores)
+    base = measured.baseline
+    if speedup is not None and base is not None and _same_precision(trial, base):
+        efficiency = speedup.scaled(base.placement.cores / trial.placement.cores)
     samples, overall = _overall(trials)
     hashes = [t.record.result.weights_sha256 for t in trials if t.record.result is not None]
     memory, memory_kind = _memory_peak(trials)
@@ -65,7 +65,7 @@ def configuration_row(
     return dataclasses.replace(
         planned_row(trial),
         repeats=len(trials),
-        is_baseline=configuration == measured.baseline,
+        is_baseline=base is not None and configuration == base.configuration,
         samples_per_s=median_interval(measured.rates[configuration], measured.noise),
         step_s=median_interval(steps, measured.noise),
         speedup=speedup,
@@ -90,7 +90,7 @@ def configuration_row(
         bytes_sent_per_step=reported_median(trials, "sent_bytes_per_step"),
         pipeline=median_pipeline([t.pipeline for t in trials if t.pipeline is not None]),
         final_loss=_median(t.steps.final_loss for t in trials),
-        equivalent=_equivalent(trials),
+        equivalent=is_equivalent(trials),
         equivalence_reason=_equivalence_reason(trials, measured),
         is_lossy=why_not_equivalent(trial) is not None,
         max_abs_weight_diff=max((d for d in weight_diffs if d is not None), default=None),
@@ -155,11 +155,14 @@ def _over_trials(
 def _speedup(configuration: str, measured: Measured) -> Interval | None:
     if measured.baseline is None:
         return None
-    if configuration == measured.baseline:
+    baseline = measured.baseline.configuration
+    if configuration == baseline:
         return Interval(median=1.0, low=1.0, high=1.0)
-    return ratio_interval(
-        measured.rates[configuration], measured.rates[measured.baseline], measured.noise
-    )
+    return ratio_interval(measured.rates[configuration], measured.rates[baseline], measured.noise)
+
+
+def _same_precision(trial: Trial, other: Trial) -> bool:
+    return trial.training.precision == other.training.precision
 
 
 def _overall(trials: Sequence[TrialAnalysis]) -> tuple[int | None, float | None]:
@@ -188,7 +191,7 @@ def _equivalences(trials: Sequence[TrialAnalysis]) -> list[Equivalence]:
     return [t.equivalence for t in trials if t.equivalence is not None]
 
 
-def _equivalent(trials: Sequence[TrialAnalysis]) -> bool | None:
+def is_equivalent(trials: Sequence[TrialAnalysis]) -> bool | None:
     """Combine all repeats: one that is not equivalent decides."""
     found = [None if t.equivalence is None else t.equivalence.equivalent for t in trials]
     if False in found:
@@ -229,16 +232,18 @@ def _notes(
     reason = why_not_equivalent(first)
     if reason is not None:
         yield f"not equivalent (lossy): {reason}"
-    if measured.baseline_precision not in (None, first.training.precision):
+    baseline = measured.baseline
+    if baseline is not None and not _same_precision(first, baseline):
         yield (
-            f"no efficiency: the baseline ran in {measured.baseline_precision}, this in "
+            f"no efficiency: the baseline ran in {baseline.training.precision}, this in "
             f"{first.training.precision}"
         )
     if measured.rates[configuration] and len(measured.rates[configuration]) == 1:
         yield "one repeat: the interval covers its steps, not the run-to-run noise"
-    base = measured.rates.get(measured.baseline or "", {})
-    if measured.baseline and not set(base) & set(measured.rates[configuration]):
-        yield "no repeat in common with the baseline: no speedup"
+    if baseline is not None:
+        base = measured.rates[baseline.configuration]
+        if not set(base) & set(measured.rates[configuration]):
+            yield "no repeat in common with the baseline: no speedup"
     hashes = {t.record.result.weights_sha256 for t in trials if t.record.result is not None}
     if len(hashes) > 1:
         yield "its repeats end with weights that are not equal bit for bit"

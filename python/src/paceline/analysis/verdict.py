@@ -49,11 +49,14 @@ def make_verdict(
     rows: Sequence[Row],
     pairs: Pairwise,
     ratio: Callable[[str, str], Interval | None],
+    *,
+    sequential: str | None = None,
     no_baseline: str | None = None,
 ) -> Verdict:
     """Judge the rows of one workload, which are in order of speed.
 
-    ratio: of the speeds of two configurations. no_baseline: why no baseline has finished.
+    ratio: of the speeds of two configurations. sequential: the configuration that equivalence is
+    relative to; another baseline is named. no_baseline: why no baseline has finished.
     """
     ranked = [row for row in rows if row.ranked]
     if not ranked:
@@ -71,7 +74,7 @@ def make_verdict(
         runner_up=None if behind is None else behind.configuration,
         over_runner_up=over,
         cause=cause,
-        sentence=_sentence(rows, tied, behind, over, cause),
+        sentence=_sentence(rows, tied, behind, over, cause, _baseline_words(rows, sequential)),
     )
 
 
@@ -126,17 +129,20 @@ def _sentence(
     behind: Row | None,
     over: Interval | None,
     cause: Cause | None,
+    baseline: str,
 ) -> str:
     best = rows[0]
     name = short_name(best, rows)
     if len([row for row in rows if row.ranked]) == 1:
         return f"Only {name} was measured, so there is nothing to compare."
-    words = [f"{name} is fastest{_speed(best)}."]
+    words = [f"{name} is fastest{_speed(best, baseline)}."]
     if tied:
         names = [short_name(row, rows) for row in tied[:_MOST_NAMED]]
         if len(tied) > _MOST_NAMED:
             names.append(f"{len(tied) - _MOST_NAMED} more")
-        words = [f"Tie: {name}{_speed(best)}; no significant difference to {listed(names)}."]
+        words = [
+            f"Tie: {name}{_speed(best, baseline)}; no significant difference to {listed(names)}."
+        ]
     if behind is not None and over is not None:
         next_one = short_name(behind, rows)
         words.append(
@@ -146,12 +152,20 @@ def _sentence(
     return " ".join(words)
 
 
-def _speed(best: Row) -> str:
+def _baseline_words(rows: Sequence[Row], sequential: str | None) -> str:
+    """Return "the baseline", with its name if it is not the sequential one."""
+    row = next((row for row in rows if row.is_baseline), None)
+    if row is None or row.configuration == sequential:
+        return "the baseline"
+    return f"the baseline {short_name(row, rows)}"
+
+
+def _speed(best: Row, baseline: str) -> str:
     if best.is_baseline:
         return " (the baseline)"
     if best.speedup is None:
         return ""
-    return f", {best.speedup.median:.2f}{TIMES} as fast as the baseline ({bounds(best.speedup)})"
+    return f", {best.speedup.median:.2f}{TIMES} as fast as {baseline} ({bounds(best.speedup)})"
 
 
 def _why(best: Row, behind: Row, cause: Cause | None) -> str:

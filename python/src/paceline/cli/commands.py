@@ -169,11 +169,13 @@ def compare(arguments: argparse.Namespace) -> int:
     from paceline.analysis.compare import compare_run, no_finished_baseline
 
     files = _existing_run(arguments.run_dir)
-    comparison = compare_run(files, require_baseline=False)
+    comparison = compare_run(files, require_baseline=False, baseline=arguments.baseline)
     if arguments.json:
         _print_json(comparison.to_json())
     else:
-        _print_table(files, comparison)
+        _print_table(comparison)
+        if arguments.baseline is None:
+            write_json(files.comparison, comparison.to_json())
     if not comparison.baselines:
         raise no_finished_baseline(files)
     return ExitCode.OK
@@ -192,11 +194,13 @@ def profile(arguments: argparse.Namespace) -> int:
 
 
 def report(arguments: argparse.Namespace) -> int:
+    from paceline.analysis.compare import compare_run
     from paceline.report.document import write_report
 
     files = _existing_run(arguments.run_dir)
     output = arguments.output or files.report
-    write_report(files, output)
+    comparison = compare_run(files, require_baseline=False, baseline=arguments.baseline)
+    write_report(files, output, comparison)
     print(output)
     return ExitCode.OK
 
@@ -279,15 +283,15 @@ def _show_comparison(files: RunFiles) -> None:
     from paceline.report.document import write_report
 
     comparison = compare_run(files, require_baseline=False)
-    _print_table(files, comparison)
+    write_json(files.comparison, comparison.to_json())
+    _print_table(comparison)
     write_report(files, files.report, comparison)
     print(f"\nreport: {files.report}", flush=True)
 
 
-def _print_table(files: RunFiles, comparison: Comparison) -> None:
+def _print_table(comparison: Comparison) -> None:
     from paceline.report.table import comparison_view
 
-    write_json(files.comparison, comparison.to_json())
     console = plain_console()
     console.print(comparison_view(comparison, console.width))
 

@@ -197,8 +197,18 @@ def _seconds(text: str) -> float:
 def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     compare = verbs.add_parser("compare", help="print the table of a run")
     compare.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    _add_baseline(compare)
     compare.add_argument("--json", action="store_true")
     compare.set_defaults(command=commands.compare)
+
+
+def _add_baseline(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--baseline",
+        metavar="NAME",
+        help="show speedups over this configuration, or over the fastest one that matches this "
+        "shell pattern; default: that of the spec, else the sequential one",
+    )
 
 
 def _add_profile(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -215,6 +225,7 @@ def _add_profile(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def _add_report(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     report = verbs.add_parser("report", help="write the report of a run, one HTML file")
     report.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    _add_baseline(report)
     report.add_argument("-o", "--output", type=Path, metavar="FILE.html")
     report.set_defaults(command=commands.report)
 

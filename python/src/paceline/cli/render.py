@@ -138,7 +138,7 @@ def _planned(arguments: argparse.Namespace) -> tuple[Experiment, list[Trial]]:
         )
     datasets = {str(w.name): str(expected_dataset(experiment, w)) for w in experiment.workloads}
     trials = plan_trials(experiment, datasets, arguments.cores or usable_cores())
-    return experiment, selected_trials(trials, experiment.only)
+    return experiment, selected_trials(trials, experiment.only, experiment.baseline)
 
 
 def _write(out: Path, rendered: Sequence[Rendered], left_out: Sequence[LeftOut]) -> int:

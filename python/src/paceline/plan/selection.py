@@ -1,4 +1,4 @@
-"""The trials that the user wants to run, and the baselines that they need."""
+"""Selection by shell patterns: the trials to run with the baselines that they need."""
 
 from __future__ import annotations
 
@@ -8,34 +8,54 @@ from typing import TYPE_CHECKING
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from paceline.plan.trial import Trial
 
 
-def selected_trials(trials: Sequence[Trial], patterns: Sequence[str]) -> list[Trial]:
+def selected_trials(
+    trials: Sequence[Trial], patterns: Sequence[str], baseline: str | None = None
+) -> list[Trial]:
     """Return the trials whose configuration or id matches a shell pattern, in their order.
 
     The sequential baselines of their workloads are kept, because equivalence is checked against
-    them. Without patterns all trials are returned.
+    them, and the configurations of `baseline`, unless one of them is selected anyway. Without
+    patterns all trials are returned.
+    baseline: shell pattern of the configurations that speedups are relative to.
     Raises UsageError if a pattern matches nothing.
     """
+    names = [trial.configuration for trial in trials]
+    if baseline is not None and not matching(names, baseline):
+        raise no_match("baseline", [baseline], names)
     if not patterns:
         return list(trials)
     unmatched = [p for p in patterns if not any(_matches(trial, p) for trial in trials)]
     if unmatched:
-        names = "".join(f"\n  - {name}" for name in dict.fromkeys(t.configuration for t in trials))
-        raise UsageError(
-            f"only: no configuration matches {', '.join(map(repr, unmatched))}; expected shell "
-            f"patterns (*, ?, [...]) of these names, or of a name with its repeat (.r0):{names}"
-        )
+        raise no_match("only", unmatched, names)
     wanted = {trial.id for trial in trials if any(_matches(trial, p) for p in patterns)}
+    if baseline is not None:
+        chosen = {t.id for t in trials if fnmatchcase(t.configuration, baseline)}
+        wanted |= set() if wanted & chosen else chosen
     workloads = {trial.training.workload for trial in trials if trial.id in wanted}
     return [
         trial
         for trial in trials
         if trial.id in wanted or (trial.is_baseline and trial.training.workload in workloads)
     ]
+
+
+def matching(names: Iterable[str], pattern: str) -> list[str]:
+    """Return the names of configurations that match a shell pattern, each once."""
+    return [name for name in dict.fromkeys(names) if fnmatchcase(name, pattern)]
+
+
+def no_match(option: str, patterns: Sequence[str], names: Iterable[str]) -> UsageError:
+    """Return the error about patterns that match none of the names."""
+    listed = "".join(f"\n  - {name}" for name in dict.fromkeys(names))
+    return UsageError(
+        f"{option}: no configuration matches {', '.join(map(repr, patterns))}; expected shell "
+        f"patterns (*, ?, [...]) of these names:{listed}"
+    )
 
 
 def _matches(trial: Trial, pattern: str) -> bool:

@@ -13,7 +13,16 @@ from rich.text import Text
 from paceline.analysis.labels import NO_TRANSPORT, distinctions, is_single, short_name
 from paceline.analysis.row import COMPUTATION
 from paceline.report.compression import compression_table
-from paceline.report.wording import DASH, NOT_MEASURED, bounds, mark_of, mebibytes, number, percent
+from paceline.report.wording import (
+    DASH,
+    NOT_MEASURED,
+    baseline_sentences,
+    bounds,
+    mark_of,
+    mebibytes,
+    number,
+    percent,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -157,7 +166,7 @@ def _main_cost(row: Row) -> str:
 
 
 def _footnotes(comparison: Comparison) -> list[RenderableType]:
-    lines = [Text(_LEGEND, style="dim")]
+    lines = [Text(_LEGEND, style="dim"), *map(Text, baseline_sentences(comparison))]
     if any(verdict.tied for verdict in comparison.verdicts.values()):
         lines.append(Text("= tied with the fastest: no significant difference (5 %, Holm)"))
     for row in comparison.rows:

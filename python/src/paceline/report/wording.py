@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline.analysis.labels import short_name
 from paceline.analysis.verdict import DASH, bounds, listed, milliseconds
 
 if TYPE_CHECKING:
+    from paceline.analysis.comparison import Comparison
     from paceline.analysis.row import Row
     from paceline.analysis.statistics import Interval
 
 __all__ = [
     "DASH",
     "NOT_MEASURED",
+    "baseline_sentences",
     "bounds",
     "listed",
     "mark_of",
@@ -70,3 +73,13 @@ def mark_of(row: Row) -> str:
     if row.is_lossy and row.equivalent is None:
         return "~"
     return {True: "✓", False: "✗", None: "?"}[row.equivalent]
+
+
+def baseline_sentences(comparison: Comparison) -> list[str]:
+    """Name each baseline that the user has chosen in place of the sequential one."""
+    return [
+        f"{workload}: speedups are over {short_name(comparison.row(baseline), comparison.rows)}; "
+        "equivalence is relative to the sequential baseline."
+        for workload, baseline in comparison.baselines.items()
+        if baseline != comparison.sequential.get(workload)
+    ]

@@ -46,7 +46,7 @@ def planned_trials(spec: Spec, datasets: dict[str, Path]) -> Planned:
         experiment=experiment,
         spec_text=spec.text,
         datasets=datasets,
-        trials=selected_trials(trials, experiment.only),
+        trials=selected_trials(trials, experiment.only, experiment.baseline),
     )
 
 
@@ -94,6 +94,7 @@ def manifest_of(planned: Planned) -> dict[str, Any]:
         "description": planned.experiment.description,
         "created_unix_s": time.time(),
         "spec_toml": planned.spec_text,
+        "baseline": planned.experiment.baseline,
         "trials": [trial.id for trial in planned.trials],
         "data": {name: str(path) for name, path in planned.datasets.items()},
         "versions": package_versions(),

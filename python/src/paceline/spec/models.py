@@ -173,6 +173,7 @@ class Experiment(_Model):
     description: str = ""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
     repeats: Annotated[int, Field(ge=1, le=100)] = 3
+    baseline: str | None = None  # shell pattern: speedups are over the fastest that matches
     only: Annotated[tuple[str, ...], FROM_LIST] = ()  # shell patterns of configurations to run
     keep_tensors: bool = False
     training: TrainingRequest = TrainingRequest()
