@@ -5,7 +5,13 @@ import json
 import torch
 from tests.unit.fabricated_system import two_sockets
 
-from paceline.host.machine import gpu_models, machine_facts, torch_cuda
+from paceline.host.machine import (
+    all_packages,
+    cpu_governor,
+    gpu_models,
+    machine_facts,
+    torch_cuda,
+)
 
 
 def driver_file(root, bus, text):
@@ -40,3 +46,19 @@ def test_facts_say_how_the_cores_lie_and_are_json(tmp_path):
     assert facts["numa_cores"] == {"0": [0, 4, 1, 5], "1": [2, 6, 3, 7]}
     assert json.loads(json.dumps(facts)) == facts
     assert 1 <= facts["usable_physical_cores"] <= facts["usable_cores"]
+
+
+def test_governors_of_all_cores_are_named_once(tmp_path):
+    assert cpu_governor(tmp_path) is None
+    for core, name in enumerate(("powersave", "performance", "powersave")):
+        folder = tmp_path / f"cpu/cpu{core}/cpufreq"
+        folder.mkdir(parents=True)
+        (folder / "scaling_governor").write_text(f"{name}\n")
+    assert cpu_governor(tmp_path) == "performance, powersave"
+
+
+def test_list_of_packages_has_every_distribution():
+    packages = all_packages()
+    assert packages["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+    assert {"numpy", "pytest", "pydantic"} <= set(packages)
+    assert list(packages) == sorted(packages, key=str.lower)

@@ -75,14 +75,21 @@ class Pairwise:
         p_values = _p_values(
             self._centre[rows, columns], self._error[rows, columns], self._degrees[rows, columns]
         )
-        tested = np.flatnonzero(~np.isnan(p_values))
-        order = tested[np.argsort(p_values[tested])]
-        limits = (1 - CONFIDENCE) / np.arange(len(order), 0, -1)
-        kept = np.flatnonzero(p_values[order] > limits)
-        rejected = order[: kept[0]] if len(kept) else order
+        rejected = holm(p_values, 1 - CONFIDENCE)
         tied[rows[rejected], columns[rejected]] = False
         tied[columns[rejected], rows[rejected]] = False
         return tied
+
+
+def holm(p_values: NDArray[np.float64], level: float) -> NDArray[np.bool_]:
+    """Return which null hypotheses of a family are rejected at `level`; NaN is not tested."""
+    tested = np.flatnonzero(~np.isnan(p_values))
+    order = tested[np.argsort(p_values[tested])]
+    limits = level / np.arange(len(order), 0, -1)
+    kept = np.flatnonzero(p_values[order] > limits)
+    rejected = np.zeros(len(p_values), dtype=bool)
+    rejected[order[: kept[0]] if len(kept) else order] = True
+    return rejected
 
 
 def _compare(

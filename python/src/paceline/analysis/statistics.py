@@ -80,7 +80,7 @@ class RunNoise:
     """Standard deviation of the logarithm of a repeat's median, with its degrees of freedom."""
 
     deviation: float
-    degrees: int
+    degrees: float
 
 
 def series(values: NDArray[np.float64], key: str) -> Series | None:
@@ -179,6 +179,33 @@ def run_noise(configurations: Sequence[Mapping[int, Series]]) -> RunNoise | None
     return RunNoise(deviation=math.sqrt(float(residuals @ residuals) / degrees), degrees=degrees)
 
 
+def total_noise(configurations: Sequence[Mapping[int, Series]]) -> RunNoise | None:
+    """Estimate the run-to-run noise of one configuration, with what all share in a repeat.
+
+    This is the noise between runs, where nothing cancels: the variance of what all configurations
+    share in a repeat, plus the rest of the variance of one configuration. The degrees of freedom
+    follow Satterthwaite (Biometrics Bulletin 2(6), 1946). Configurations that lack a repeat are
+    left out. None with fewer than two repeats.
+    """
+    repeats = sorted({repeat for found in configurations for repeat in found})
+    complete = [found for found in configurations if len(found) == len(repeats)]
+    if len(repeats) < 2 or not complete:
+        return None
+    values = np.array([[found[repeat].log_median for repeat in repeats] for found in complete])
+    values -= values.mean(axis=1, keepdims=True)
+    of_repeat = values.mean(axis=0)
+    count, degrees = len(complete), len(repeats) - 1
+    shared = float(of_repeat @ of_repeat) / degrees
+    alone = float(np.sum((values - of_repeat) ** 2)) / (degrees * count)
+    squares = shared**2 / degrees
+    if count > 1:
+        squares += alone**2 / (degrees * (count - 1))
+    total = shared + alone
+    return RunNoise(
+        deviation=math.sqrt(total), degrees=total**2 / squares if squares > 0 else float(degrees)
+    )
+
+
 def t_quantile(degrees: float, confidence: float = CONFIDENCE) -> float:
     """Return the two-sided quantile of Student's t: the 97.5 % point for a confidence of 95 %."""
     return float(special.stdtrit(degrees, (1 + confidence) / 2))
@@ -187,6 +214,19 @@ def t_quantile(degrees: float, confidence: float = CONFIDENCE) -> float:
 def median_efficiency(repeats: int) -> float:
     """Return the standard error of a median over that of a mean of so many values."""
     return 1.0 if repeats <= 2 else _MEDIAN_OVER_MEAN
+
+
+def bootstrap_medians(draws: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return DRAWS medians over repeats that are drawn with replacement.
+
+    draws: of the median of each repeat, shape (repeats, DRAWS).
+    """
+    repeats = len(draws)
+    generator = np.random.default_rng([_SEED, repeats])
+    which = generator.integers(0, repeats, (DRAWS, repeats))
+    column = generator.integers(0, DRAWS, (DRAWS, repeats))
+    medians: NDArray[np.float64] = np.median(draws[which, column], axis=1)
+    return medians
 
 
 def _log_median_draws(
@@ -275,12 +315,8 @@ def _interval(
     medians: NDArray[np.float64], draws: NDArray[np.float64], noise: RunNoise | None
 ) -> Interval:
     """medians: shape (repeats,); draws: shape (repeats, DRAWS); both logarithms."""
-    repeats = len(medians)
-    generator = np.random.default_rng([_SEED, repeats])
-    which = generator.integers(0, repeats, (DRAWS, repeats))
-    column = generator.integers(0, DRAWS, (DRAWS, repeats))
     centre = float(np.median(medians))
-    deviations = np.median(draws[which, column], axis=1) - centre
+    deviations = bootstrap_medians(draws) - centre
     low, high = np.quantile(deviations, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     least = _least_half_width(medians, noise)
     return Interval(

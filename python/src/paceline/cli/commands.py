@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from paceline.cli.console import plain_console
-from paceline.errors import DataError, ExitCode, NotComparable
+from paceline.errors import DataError, ExitCode, NotComparable, UsageError
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA
@@ -169,6 +169,8 @@ def compare(arguments: argparse.Namespace) -> int:
     from paceline.analysis.compare import compare_run, no_finished_baseline
 
     files = _existing_run(arguments.run_dir)
+    if arguments.second is not None:
+        return _compare_two(files, _existing_run(arguments.second), arguments)
     comparison = compare_run(files, require_baseline=False, baseline=arguments.baseline)
     if arguments.json:
         _print_json(comparison.to_json())
@@ -178,6 +180,22 @@ def compare(arguments: argparse.Namespace) -> int:
             write_json(files.comparison, comparison.to_json())
     if not comparison.baselines:
         raise no_finished_baseline(files)
+    return ExitCode.OK
+
+
+def _compare_two(first: RunFiles, second: RunFiles, arguments: argparse.Namespace) -> int:
+    from paceline.cli.runs import show_runs
+
+    if arguments.baseline is not None:
+        raise UsageError("--baseline: expected one run, got two; leave it out to compare two runs")
+    show_runs(first, second, as_json=arguments.json)
+    return ExitCode.OK
+
+
+def history(arguments: argparse.Namespace) -> int:
+    from paceline.cli.runs import show_history
+
+    show_history(arguments.dir, as_json=arguments.json)
     return ExitCode.OK
 
 

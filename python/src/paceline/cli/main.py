@@ -101,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan(verbs)
     _add_tune(verbs)
     _add_compare(verbs)
+    _add_history(verbs)
     _add_profile(verbs)
     _add_report(verbs)
     _add_data(verbs)
@@ -195,11 +196,25 @@ def _seconds(text: str) -> float:
 
 
 def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    compare = verbs.add_parser("compare", help="print the table of a run")
+    compare = verbs.add_parser("compare", help="print the table of a run, or compare two runs")
     compare.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    compare.add_argument(
+        "second",
+        type=Path,
+        nargs="?",
+        metavar="RUN_B",
+        help="compare RUN_DIR with this later run: what differs, and which rows became faster",
+    )
     _add_baseline(compare)
     compare.add_argument("--json", action="store_true")
     compare.set_defaults(command=commands.compare)
+
+
+def _add_history(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    history = verbs.add_parser("history", help="list runs by time; mark changes of speed")
+    history.add_argument("dir", type=Path, metavar="DIR", help="all runs below it are listed")
+    history.add_argument("--json", action="store_true")
+    history.set_defaults(command=commands.history)
 
 
 def _add_baseline(parser: argparse.ArgumentParser) -> None:

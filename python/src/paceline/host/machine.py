@@ -80,8 +80,29 @@ def torch_cuda() -> str | None:
     return found.group(1) if found else None
 
 
+def all_packages() -> dict[str, str]:
+    """Return the versions of all installed distributions, by name."""
+    found = {dist.name: dist.version for dist in metadata.distributions()}
+    return {name: found[name] for name in sorted(found, key=str.lower) if name}
+
+
+def cpu_governor(system: Path = SYSTEM) -> str | None:
+    """Return the frequency governor of the cores, several separated by commas; None if unknown.
+
+    Source: kernel documentation, admin-guide/pm/cpufreq. Containers and virtual machines often
+    have none.
+    """
+    governors = set()
+    for file in system.glob("cpu/cpu[0-9]*/cpufreq/scaling_governor"):
+        try:
+            governors.add(file.read_text("utf-8").strip())
+        except OSError:
+            continue
+    return ", ".join(sorted(governors)) or None
+
+
 def machine_facts(system: Path = SYSTEM) -> dict[str, Any]:
-    """Return host name, CPU, core topology, GPUs, memory and kernel."""
+    """Return host name, CPU, core topology, CPU governor, GPUs, memory and kernel."""
     return {
         "host": host_name(),
         "cpu_model": cpu_model(),
@@ -89,6 +110,7 @@ def machine_facts(system: Path = SYSTEM) -> dict[str, Any]:
         "usable_cores": usable_cores(),
         "usable_physical_cores": len(physical_cores(os.sched_getaffinity(0), system)),
         "numa_cores": {str(node): cores for node, cores in numa_cores(system).items()},
+        "cpu_governor": cpu_governor(system),
         "gpus": gpu_models(),
         "ram_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": f"{platform.system()} {platform.release()}",

@@ -181,9 +181,13 @@ def machine(comparison: Comparison) -> list[tuple[str, str]]:
     facts = [
         (_words(name), _fact(name, value))
         for name, value in _mapping(comparison.manifest, "host").items()
-        if not isinstance(value, dict)
+        if value is not None and not isinstance(value, dict)
     ]
     if facts:
+        git = _mapping(comparison.manifest, "git")
+        if git:
+            changes = ", with local changes" if git.get("has_local_changes") else ""
+            facts.append(("git commit", f"{git['commit']}{changes}"))
         return facts
     environments = [
         e for trials in comparison.trials.values() for t in trials for e in _environments(t)

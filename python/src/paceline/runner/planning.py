@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.data.catalogue import dataset_path, default_cache_dir, ensure_dataset
 from paceline.data.dataset import open_dataset
-from paceline.host.machine import machine_facts, package_versions, usable_cores
+from paceline.host.machine import all_packages, machine_facts, package_versions, usable_cores
+from paceline.host.repository import repository_state
 from paceline.plan.planning import plan_trials
 from paceline.plan.selection import selected_trials
 from paceline.records.rows import SCHEMA
@@ -97,6 +98,8 @@ def manifest_of(planned: Planned) -> dict[str, Any]:
         "baseline": planned.experiment.baseline,
         "trials": [trial.id for trial in planned.trials],
         "data": {name: str(path) for name, path in planned.datasets.items()},
+        "git": repository_state(Path.cwd()),
         "versions": package_versions(),
+        "packages": all_packages(),
         "host": machine_facts(),
     }

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from paceline.analysis.equivalence import read_equivalence
 from paceline.analysis.reading import load_trial
-from paceline.analysis.statistics import series
-from paceline.analysis.steps import global_steps
+from paceline.analysis.speeds import trial_speed
 from paceline.records.attempts import set_aside
 from paceline.runner import check_equivalences, failure_of, is_finished, run_trial
 
@@ -92,9 +91,7 @@ class TrialMeasurer:
         different = _difference(record.files.equivalence) if trial.is_exact else None
         if different is not None:
             return Measurement(samples_per_s=None, failure=different)
-        warmup = trial.training.warmup_steps
-        rates = global_steps(record).samples_per_s(warmup, trial.round_steps)
-        found = series(rates, trial.id)
+        found = trial_speed(record)
         failure = None if found is not None else "it recorded no steady step"
         return Measurement(samples_per_s=found, failure=failure)
 

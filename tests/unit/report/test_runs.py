@@ -1,0 +1,81 @@
+"""Comparisons of whole runs as text."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from paceline.analysis.history import read_history
+from paceline.analysis.run_comparison import compare_runs
+from paceline.analysis.run_differences import Difference, run_differences
+from paceline.analysis.speeds import read_speeds
+from paceline.report.runs import history_view, runs_view
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+    from rich.console import RenderableType
+
+
+def text(view: RenderableType) -> str:
+    console = Console(file=io.StringIO(), width=80, no_color=True, highlight=False)
+    with console.capture() as captured:
+        console.print(view)
+    return captured.get()
+
+
+def test_two_runs_are_shown_with_their_differences_first(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    fast = dataclasses.replace(fabricate.MPI, forward_s=0.05)
+    first = fabricate.make_run(
+        tmp_path / "a",
+        [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.SPARK],
+        repeats=3,
+        jitter=1e-3,
+    )
+    second = fabricate.make_run(
+        tmp_path / "b", [fabricate.SEQUENTIAL, fast], repeats=3, jitter=1e-3
+    )
+    fabricate.edit_json(second.manifest, spec_toml='name = "b"\n')
+    before, after = read_speeds(first), read_speeds(second)
+    differences = run_differences(before.manifest, after.manifest)
+    trials = (before.trials | after.trials).values()
+    shown = text(runs_view(compare_runs(before, after), differences, trials))
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert lines[0] == "Differences between the runs"
+    assert "spec name fabricated b" in lines
+    sentence = "Of 2 configurations in both runs, the second run is faster in 1, slower in 0,"
+    assert sentence in lines
+    rows = [line for line in lines if line.endswith(("\N{MULTIPLICATION SIGN}1", "sequential"))]
+    assert [row.startswith("=") for row in rows[:2]] == [False, True]
+    assert any(line.startswith("only in the first run: tiny: spark") for line in lines)
+    assert any("not shown to be equivalent" in line for line in lines)
+
+
+def test_many_differences_of_a_kind_are_counted(fabricate: ModuleType, tmp_path: Path) -> None:
+    speeds = read_speeds(fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL]))
+    many = [Difference(of="package", name=f"p{n}", before="1", after="2") for n in range(15)]
+    shown = text(runs_view(compare_runs(speeds, speeds), many, speeds.trials.values()))
+    assert "3 more, see --json" in shown
+    equal = text(runs_view(compare_runs(speeds, speeds), [], speeds.trials.values()))
+    assert equal.startswith("Machine, packages, git commit and spec are equal.")
+
+
+def test_history_marks_a_slower_run(fabricate: ModuleType, tmp_path: Path) -> None:
+    slow = dataclasses.replace(fabricate.MPI, forward_s=0.2)
+    for created, way in ((0.0, fabricate.MPI), (86400.0, slow)):
+        run = fabricate.make_run(
+            tmp_path / str(created), [fabricate.SEQUENTIAL, way], repeats=3, jitter=1e-3
+        )
+        commit = {"commit": "0123456789abcdef", "has_local_changes": created > 0}
+        fabricate.edit_json(run.manifest, created_unix_s=created, git=commit)
+    shown = text(history_view(read_history(tmp_path)))
+    assert "▼ 1 slower" in shown
+    assert "1970-01-02" in shown
+    assert "01234567+" in shown
+    assert max(map(len, shown.splitlines())) <= 80
