@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from common import median_interval, shown, write_results
-from paceline.analysis.reading import load_trial, read_hosts
+from paceline.analysis.reading import load_trial, read_hosts, read_rank_samples
 from paceline.analysis.steps import read_steps
 from paceline.data.catalogue import ensure_dataset
 from paceline.plan.planning import plan_trials
@@ -119,7 +119,8 @@ def cpu_seconds(record: TrialRecord) -> dict[str, float]:
     started_s = read_steps(record)["started_s"]  # shape (ranks, steps)
     training = pl.col("unix_s").is_between(started_s[:, 0].max(), started_s[:, -1].min())
     complete = (
-        host.ranks.filter(training)
+        read_rank_samples(record.files.host(host.host))
+        .filter(training)
         .group_by("unix_s")
         .agg(pl.col("cpu_seconds").sum(), pl.len())
         .filter(pl.col("len") == len(record.ranks))  # a rank is found within a second

@@ -48,7 +48,7 @@ def traced(
             for number in range(seconds)
         ]
     )
-    return HostTrace(host=host, header={"boot_id": boot_id}, samples=samples, ranks=pl.DataFrame())
+    return HostTrace(host=host, header={"boot_id": boot_id}, samples=samples)
 
 
 def test_trial_alone_on_its_machine_is_not_flagged(record: TrialRecord) -> None:

@@ -22,7 +22,7 @@ def trace(*rows: dict[str, Any], interval_s: float | None = None) -> HostTrace:
         [{**BASE, **row} for row in rows], schema_overrides=COUNTERS, infer_schema_length=None
     )
     header = {} if interval_s is None else {"interval_s": interval_s}
-    return HostTrace(host="a", header=header, samples=samples, ranks=pl.DataFrame())
+    return HostTrace(host="a", header=header, samples=samples)
 
 
 def rates(*points: tuple[float, int]) -> list[Any]:
@@ -105,8 +105,7 @@ def test_each_rank_has_its_own_rate() -> None:
     ranks = pl.DataFrame(
         {"unix_s": [0.0, 0.0, 1.0, 1.0], "rank": [0, 1, 0, 1], "cpu_seconds": [0.0, 5.0, 0.5, 6.0]}
     )
-    found = HostTrace(host="a", header={}, samples=pl.DataFrame(), ranks=ranks)
-    assert rank_frame(found)["cpu_percent"].to_list() == [None, None, 50.0, 100.0]
+    assert rank_frame(ranks)["cpu_percent"].to_list() == [None, None, 50.0, 100.0]
 
 
 def test_distance_of_more_than_two_and_a_half_intervals_is_a_gap() -> None:

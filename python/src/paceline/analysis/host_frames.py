@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from paceline.analysis.reading import read_hosts
+from paceline.analysis.reading import read_hosts, read_rank_samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -127,14 +127,15 @@ def column(frame: pl.DataFrame, name: str) -> NDArray[np.float64]:
     return frame[name].cast(pl.Float64).to_numpy()
 
 
-def rank_frame(trace: HostTrace) -> pl.DataFrame:
-    """Derive cpu_percent (of one core) for each rank on a host, in order of time."""
-    if trace.ranks.is_empty():
-        return trace.ranks
+def rank_frame(samples: pl.DataFrame) -> pl.DataFrame:
+    """Derive cpu_percent (of one core) for each rank on a host, in order of time.
+
+    samples: the fields of RankSample.
+    """
     increase = pl.col("cpu_seconds").diff().over("rank")
     elapsed = pl.col("unix_s").diff().over("rank")
     valid = (increase >= 0) & (elapsed >= _LEAST_INTERVAL_S)
-    return trace.ranks.sort("unix_s").with_columns(
+    return samples.sort("unix_s").with_columns(
         pl.when(valid).then(100 * increase / elapsed).alias("cpu_percent")
     )
 
@@ -223,7 +224,7 @@ def read_series(files: TrialFiles) -> list[HostSeries]:
             host=trace.host,
             header=trace.header,
             frame=host_frame(trace),
-            ranks=rank_frame(trace),
+            ranks=rank_frame(read_rank_samples(files.host(trace.host))),
             gaps=gaps(trace),
         )
         for trace in read_hosts(files)

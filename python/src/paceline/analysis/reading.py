@@ -73,13 +73,12 @@ class HostTrace:
     """The trace of one host's sidecar: counters and gauges as they were recorded.
 
     header: facts about the host and the sidecar (cores, interval_s, boot_id).
-    samples: one row per tick, the fields of HostSample. ranks: the fields of RankSample.
+    samples: one row per tick, the fields of HostSample.
     """
 
     host: str
     header: Mapping[str, Any]
     samples: pl.DataFrame
-    ranks: pl.DataFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +171,12 @@ def read_host(name: str, files: HostFiles) -> HostTrace:
         host=name,
         header=read_header(files.trace),
         samples=read_table(files.trace, HostSample),
-        ranks=read_table(files.ranks, RankSample),
     )
+
+
+def read_rank_samples(files: HostFiles) -> pl.DataFrame:
+    """Read the samples of the ranks on one host, the fields of RankSample."""
+    return read_table(files.ranks, RankSample)
 
 
 def _load_rank(rank: int, files: RankFiles) -> RankRecord:

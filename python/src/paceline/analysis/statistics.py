@@ -39,7 +39,8 @@ CONFIDENCE = 0.95
 _SEED = 20220131
 _PART_ELEMENTS = 2_000_000  # steps resampled at a time, to bound memory
 _LONG = 1000  # steps from which the distribution of resampled medians is computed, not simulated
-_THRESHOLDS = 41  # points at which it is computed
+_THRESHOLDS = 27  # points at which it is computed
+_REACH = 4.0  # standard deviations from the median within which it is computed
 _MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2)  # standard errors, large samples of a normal variable
 
 
@@ -276,7 +277,7 @@ def _computed_log_medians(
     _, spread = _share_below(logs, np.array([centre]), length, blocks)
     if spread[0] == 0:
         return np.full(DRAWS, centre)
-    reach = min(0.5, 6 * spread[0])
+    reach = min(0.5, _REACH * spread[0])
     ranks = np.linspace(0.5 - reach, 0.5 + reach, _THRESHOLDS) * (steps - 1)
     thresholds = np.interp(ranks, np.arange(steps), ordered)
     share, spread = _share_below(logs, thresholds, length, blocks)

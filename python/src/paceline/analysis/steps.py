@@ -142,8 +142,7 @@ def rank_steps(record: TrialRecord, rows: Mapping[int, pl.DataFrame]) -> RankSte
 
     rows: by rank; the fields of StepRow.
     """
-    step, values = _aligned([_numbers(rows[rank.rank]) for rank in record.ranks])
-    fields = dict(zip(_FIELDS, values, strict=True))
+    step, fields = _aligned([rows[rank.rank] for rank in record.ranks])
     offsets_s = np.array([[rank.clock_offset_s] for rank in record.ranks]).reshape(-1, 1)
     stages = np.array([stage_of(record.trial, rank) for rank in record.ranks], dtype=np.int64)
     fields["started_s"] = fields["started_unix_s"] + offsets_s
@@ -171,7 +170,8 @@ def stage_of(trial: Trial, rank: RankRecord) -> int:
 def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalSteps:
     """Merge the rows of all ranks. steps: of all ranks; None reads them."""
     steps = read_steps(record) if steps is None else steps
-    common = steps.is_finished.all(axis=0)
+    is_common = steps.is_finished.all(axis=0)
+    common = slice(None) if is_common.all() else is_common
     samples = steps["samples"][:, common].sum(axis=0)
     ended = steps["ended_s"][:, common].max(axis=0, initial=-np.inf)
     started = steps["started_s"][:, common][:, :1].min(axis=0, initial=np.inf)
@@ -184,28 +184,24 @@ def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalS
     )
 
 
-def _numbers(rows: pl.DataFrame) -> NDArray[np.float64]:
-    """Return the rows of one rank as numbers, shape (fields, steps)."""
-    return rows.select(pl.col(list(_FIELDS)).cast(pl.Float64)).to_numpy().T
-
-
 def _aligned(
-    ranks: list[NDArray[np.float64]],
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the steps of all ranks, and their values in an array of shape (fields, ranks, steps).
+    ranks: list[pl.DataFrame],
+) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
+    """Return the steps of all ranks, and their fields, each of shape (ranks, steps).
 
-    ranks: for each rank, shape (fields, rows).
+    ranks: the rows of each rank.
     """
-    steps = [rows[0] for rows in ranks] or [np.zeros(0)]
-    first = steps[0]
-    is_aligned = all(np.array_equal(each, first) for each in steps) and (np.diff(first) > 0).all()
-    step = first if is_aligned else np.unique(np.concatenate(steps))
-    if is_aligned and ranks:
-        return step.astype(np.int64), np.stack(ranks, axis=1)
-    values = np.full((len(_FIELDS), len(ranks), len(step)), np.nan)
-    for number, rows in enumerate(ranks):
-        values[:, number, np.searchsorted(step, rows[0])] = rows
-    return step.astype(np.int64), values
+    steps = [rows["step"].to_numpy() for rows in ranks]
+    step = steps[0] if steps else np.zeros(0, dtype=np.int64)
+    is_aligned = all(np.array_equal(each, step) for each in steps) and (np.diff(step) > 0).all()
+    if not is_aligned:
+        step = np.unique(np.concatenate(steps))
+    fields = {name: np.full((len(ranks), len(step)), np.nan) for name in _FIELDS}
+    for number, (rows, own) in enumerate(zip(ranks, steps, strict=True)):
+        places = slice(None) if is_aligned else np.searchsorted(step, own)
+        for name, values in fields.items():
+            values[number, places] = rows[name].to_numpy()  # NaN where it is null
+    return step, fields
 
 
 def _waiting(

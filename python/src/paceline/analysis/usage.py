@@ -202,8 +202,7 @@ def _memory_peak(frames: Sequence[pl.DataFrame]) -> tuple[int | None, MemoryKind
     known = [peak for frame in frames if (peak := _proportional_peak(frame)) is not None]
     if len(known) == len(frames):
         return sum(known), "pss"
-    peaks = [frame.select(pl.col("run_rss_bytes").max()).item() for frame in frames]
-    return sum(peaks), "rss"
+    return sum(int(column(frame, "run_rss_bytes").max()) for frame in frames), "rss"
 
 
 def _proportional_peak(frame: pl.DataFrame) -> int | None:
@@ -212,6 +211,8 @@ def _proportional_peak(frame: pl.DataFrame) -> int | None:
     Between two readings its share of the resident set, which is read on all ticks, is taken to be
     that of the nearest reading.
     """
+    if frame["run_pss_bytes"].null_count() == len(frame):
+        return None
     read = frame.filter(pl.col("run_pss_bytes").is_not_null(), pl.col("run_rss_bytes") > 0).select(
         "unix_s", (pl.col("run_pss_bytes") / pl.col("run_rss_bytes")).alias("share")
     )

@@ -107,17 +107,14 @@ class _Host:
 
     def view(self) -> tuple[HostView | None, dict[int, dict[str, Any]]]:
         """Return the newest sample of the host, and of each rank. Raises DataError if damaged."""
-        ranks = [row for rows in self._ranks.values() for row in rows]
-        trace = HostTrace(
-            host=self._host,
-            header={},
-            samples=trace_frame(list(self._samples), HostSample, self._files.trace),
-            ranks=trace_frame(ranks, RankSample, self._files.ranks),
-        )
-        by_rank = {row["rank"]: row for row in rank_frame(trace).iter_rows(named=True)}
-        if trace.samples.is_empty():
+        rows = [row for rows in self._ranks.values() for row in rows]
+        ranks = rank_frame(trace_frame(rows, RankSample, self._files.ranks))
+        by_rank = {row["rank"]: row for row in ranks.iter_rows(named=True)}
+        samples = trace_frame(list(self._samples), HostSample, self._files.trace)
+        if samples.is_empty():
             return None, by_rank
-        sample = host_frame(trace).row(-1, named=True)
+        derived = host_frame(HostTrace(host=self._host, header={}, samples=samples))
+        sample = derived.row(-1, named=True)
         return HostView(host=self._host, sample=sample, gaps=self._gaps), by_rank
 
 

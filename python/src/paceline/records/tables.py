@@ -104,9 +104,13 @@ def read_samples(path: Path) -> list[dict[str, Any]]:
 
 
 def write_parquet(frame: pl.DataFrame, path: Path, header: dict[str, Any]) -> None:
-    """Write `frame` with its header to `path`."""
+    """Write `frame` with its header to `path`.
+
+    Times have random digits: zstd would make files a fifth smaller, but reading takes 1.6 times as
+    long (10,000 steps, 2-core AMD EPYC, 2026-11-22).
+    """
     frame.write_parquet(
-        path, compression="zstd", statistics=False, metadata={_HEADER: json.dumps(header)}
+        path, compression="snappy", statistics=False, metadata={_HEADER: json.dumps(header)}
     )
 
 
@@ -184,14 +188,15 @@ def _data_type(hint: Any) -> PolarsDataType | None:
 
 
 def _read_parquet(path: Path, columns: Sequence[str] | None) -> pl.DataFrame | None:
+    compacted = parquet_path(path)
+    if not compacted.exists():
+        return None
     try:
         return pl.read_parquet(
-            parquet_path(path), columns=None if columns is None else list(columns), glob=False
+            compacted, columns=None if columns is None else list(columns), glob=False
         )
-    except FileNotFoundError:
-        return None
     except pl.exceptions.PolarsError as error:
-        raise DataError(f"{parquet_path(path)}: not readable as Parquet: {error}") from error
+        raise DataError(f"{compacted}: not readable as Parquet: {error}") from error
 
 
 def _read_lines(path: Path, kind: type) -> pl.DataFrame:

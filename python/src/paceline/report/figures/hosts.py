@@ -198,17 +198,20 @@ class _OverTime:
 
     def _mark(self, host: HostSeries, *, spans: bool) -> None:
         start = _launched(self._record, host)
-        for name, (_, colour) in _SHADES.items() if spans else ():
-            span = span_on_host(self._record, host.host, name)
-            if span is not None:
-                self._shade(span[0] - start, span[1] - start, colour, 0.16)
+        shaded = [
+            (span[0] - start, span[1] - start, colour, 0.16)
+            for name, (_, colour) in _SHADES.items()
+            if spans and (span := span_on_host(self._record, host.host, name)) is not None
+        ]
         for begin, end in host.gaps:
-            self._shade(begin - start, end - start, _GAP[1], 0.3)
+            shaded.append((begin - start, end - start, _GAP[1], 0.3))
             self._break_lines((begin + end) / 2 - start)
-
-    def _shade(self, began_s: float, ended_s: float, colour: str, opacity: float) -> None:
-        self.figure.add_vrect(
-            x0=began_s, x1=ended_s, fillcolor=colour, opacity=opacity, line_width=0, layer="below"
+        area = {"type": "rect", "yref": "y domain", "y0": 0, "y1": 1, "line_width": 0}
+        self.figure.update_layout(
+            shapes=[
+                {**area, "layer": "below", "x0": x0, "x1": x1, "fillcolor": colour, "opacity": pale}
+                for x0, x1, colour, pale in shaded
+            ]
         )
 
     def _break_lines(self, at_s: float) -> None:
