@@ -30,7 +30,7 @@ from paceline.data.reading import open_feed
 from paceline.data.synth import image_bytes, synthesise
 from paceline.errors import DataError, UsageError
 from paceline.host.java import find_java
-from paceline.plan.schedule import Schedule
+from paceline.plan.sample_order import SampleOrder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -171,8 +171,8 @@ def test_any_petastorm_reader_can_read_it(ingested: Ingested) -> None:
 @pytest.mark.parametrize("mode", ["memory", "stream"])
 def test_what_was_ingested_is_fed(ingested: Ingested, mode: Any) -> None:
     dataset = open_dataset(ingested.path)
-    schedule = Schedule(dataset.row_group_rows, seed=1, global_batch=16, epochs=1)
-    with open_feed(dataset, schedule, mode=mode, image_size=32, rank=0, world_size=1) as feed:
+    order = SampleOrder(dataset.row_group_rows, seed=1, global_batch=16, epochs=1)
+    with open_feed(dataset, order, mode=mode, image_size=32, rank=0, world_size=1) as feed:
         fed = {
             int(sample_id): int(label)
             for batch in feed

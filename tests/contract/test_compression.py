@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 
-from paceline.plan.schedule import Schedule
+from paceline.plan.sample_order import SampleOrder
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.workloads.build import build_model
@@ -217,12 +217,12 @@ def test_training_that_sends_less_learns_nearly_as_much(trained, way):
 
 def local_sgd_by_hand(data, ranks, period, start, momentum=0.9, steps=STEPS):
     """All ranks' models in this process, without Paceline's strategies."""
-    schedule = Schedule([20, 21], SEED, BATCH, 4)
+    order = SampleOrder([20, 21], SEED, BATCH, 4)
     first = build_model("tiny-alexnet", 3, dropout=False, seed=SEED)
     models = [first, *(copy.deepcopy(first) for _ in range(1, ranks))]
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.01, momentum=momentum) for m in models]
     for number in range(steps):
-        step = schedule.step(number)
+        step = order.step(number)
         for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             optimizer.zero_grad()
             ids = step.share(rank, ranks) if number >= start else step.sample_ids

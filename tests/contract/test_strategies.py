@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 
-from paceline.plan.schedule import Schedule
+from paceline.plan.sample_order import SampleOrder
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.training.dropout import set_sample_keys
@@ -112,14 +112,14 @@ def data():
 
 def train_by_hand(data, model_name, dropout, precision, memory_format):
     """What programs/strategies.py leaves, computed in one process without Paceline's loop."""
-    schedule = Schedule([20, 21], SEED, BATCH, 4)
+    order = SampleOrder([20, 21], SEED, BATCH, 4)
     model = build_model(model_name, 3, dropout=dropout, seed=SEED)
     put_in_memory_format(model, memory_format)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     bf16 = torch.autocast("cpu", dtype=torch.bfloat16)
     left = {}
     for number in range(STEPS):
-        step = schedule.step(number)
+        step = order.step(number)
         set_sample_keys(model, SEED, step.epoch, step.sample_ids)
         optimizer.zero_grad()
         with bf16 if precision == "bf16" else nullcontext():
@@ -223,7 +223,7 @@ def test_all_ranks_end_with_the_very_same_weights(trained, case):
 
 def test_losses_of_all_ranks_add_up_to_the_sequential_loss(trained, data):
     model = build_model("tiny-alexnet", 3, dropout=False, seed=SEED)
-    ids = Schedule([20, 21], SEED, BATCH, 4).step(0).sample_ids
+    ids = SampleOrder([20, 21], SEED, BATCH, 4).step(0).sample_ids
     wanted = cross_entropy(model(data["images"][ids]), data["labels"][ids], reduction="sum")
     found = sum(rank["losses"][0].item() for rank in trained["alexnet"])
     assert found == pytest.approx(wanted.item(), rel=1e-5)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from faults import break_the_averaging
 from ranks import make_context, make_trial
 
-from paceline.plan.schedule import Schedule, share_bounds
+from paceline.plan.sample_order import SampleOrder, share_bounds
 from paceline.strategies import TrainBatch, create_strategy
 from paceline.training.transforms import put_in_memory_format, torch_memory_format
 from paceline.worker.peers import join_peers
@@ -44,7 +44,7 @@ def train(
     context: Any, trial: Any, peers: Any, data: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     training = trial.training
-    schedule = Schedule([20, 21], training.seed, training.global_batch, training.epochs)
+    order = SampleOrder([20, 21], training.seed, training.global_batch, training.epochs)
     strategy = create_strategy(trial)
     model = build_model(training.model, 3, dropout=training.dropout, seed=training.seed)
     put_in_memory_format(model, training.memory_format)
@@ -55,7 +55,7 @@ def train(
     left: dict[str, torch.Tensor] = {}
     losses = []
     for number in range(STEPS):
-        step = schedule.step(number)
+        step = order.step(number)
         bounds = share_bounds(len(step.sample_ids), share, shares_on_node * trial.placement.nodes)
         ids = step.sample_ids[slice(*bounds)]
         images = data["images"][ids].to(memory_format=torch_memory_format(training.memory_format))

@@ -31,13 +31,13 @@ LABELS = RNG.integers(0, 3, 21)
 
 
 class Feed(contextlib.AbstractContextManager):
-    def __init__(self, schedule: Any, rank: int, world_size: int, node: Any) -> None:
-        self._schedule, self._rank, self._size = schedule, rank, world_size
+    def __init__(self, order: Any, rank: int, world_size: int, node: Any) -> None:
+        self._order, self._rank, self._size = order, rank, world_size
         node.barrier(10.0)
 
     def __iter__(self):
-        for number in range(self._schedule.steps):
-            step = self._schedule.step(number)
+        for number in range(self._order.steps):
+            step = self._order.step(number)
             ids = step.share(self._rank, self._size)
             yield Batch(number, step.epoch, ids, IMAGES[ids], LABELS[ids])
 
@@ -46,9 +46,9 @@ class Feed(contextlib.AbstractContextManager):
 
 
 def open_feed(
-    dataset: Any, schedule: Any, *, rank: int, world_size: int, share_of_node: Any, **_: Any
+    dataset: Any, order: Any, *, rank: int, world_size: int, share_of_node: Any, **_: Any
 ) -> Feed:
-    return Feed(schedule, rank, world_size, share_of_node)
+    return Feed(order, rank, world_size, share_of_node)
 
 
 def main() -> None:

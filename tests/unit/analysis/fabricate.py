@@ -30,7 +30,7 @@ from tests.unit.analysis.ways import (
     Way,
 )
 
-from paceline.plan.schedule import share_bounds
+from paceline.plan.sample_order import share_bounds
 from paceline.plan.trial import Placement, Training, Trial, trial_name
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import RunFiles, TrialFiles

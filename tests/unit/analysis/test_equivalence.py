@@ -14,7 +14,7 @@ from paceline.analysis.equivalence import check_equivalence, equivalence_of, rea
 from paceline.analysis.tensors import tensor_differences
 from paceline.analysis.tolerances import tolerance
 from paceline.errors import DataError, NotComparable
-from paceline.plan.schedule import Schedule
+from paceline.plan.sample_order import SampleOrder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,14 +151,14 @@ def test_the_last_smaller_batch_of_an_epoch_counts_as_well(
     assert check_equivalence(trial, baseline).equivalent is True
 
 
-def test_a_sample_log_that_is_not_the_schedules_is_caught(
+def test_a_sample_log_that_is_not_the_planned_is_caught(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
     trial, baseline = _pair(fabricate, tmp_path)
-    schedule = Schedule(row_group_rows=[20, 20], seed=1, global_batch=8, epochs=9, max_steps=12)
-    check = _check(check_equivalence(trial, baseline, schedule), "sample_log")
+    order = SampleOrder(row_group_rows=[20, 20], seed=1, global_batch=8, epochs=9, max_steps=12)
+    check = _check(check_equivalence(trial, baseline, order), "sample_log")
     assert check.passed is False
-    assert "than the schedule" in check.reason
+    assert "than the planned order" in check.reason
 
 
 def test_other_training_values_are_named(fabricate: ModuleType, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Both reading modes give every rank exactly the schedule's samples, and fail cleanly."""
+"""Both reading modes give every rank exactly the planned samples, and fail cleanly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paceline.data.dataset import COLUMNS, Dataset, inspect_dataset, open_datase
 from paceline.data.images import decode
 from paceline.data.reading import Batch, Feed, SoloNode, open_feed
 from paceline.errors import DataError, EnvironmentLacks, TimedOut, UsageError
-from paceline.plan.schedule import Schedule, flipped
+from paceline.plan.sample_order import SampleOrder, flipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,20 +65,20 @@ class ThreadRank:
         self._node.line.wait(timeout_s)
 
 
-def schedule_of(dataset: MadeDataset, **changes: int) -> Schedule:
+def sample_order_of(dataset: MadeDataset, **changes: int) -> SampleOrder:
     rows = open_dataset(dataset.path).row_group_rows
     values = {"seed": 7, "global_batch": 5, "epochs": 2, "window_row_groups": 2} | changes
-    return Schedule(row_group_rows=rows, **values)
+    return SampleOrder(row_group_rows=rows, **values)
 
 
-def feed_all(dataset: MadeDataset, schedule: Schedule, mode: Any, world: int) -> list[list[Batch]]:
+def feed_all(dataset: MadeDataset, order: SampleOrder, mode: Any, world: int) -> list[list[Batch]]:
     """The batches of every rank, ranks running at the same time as on one node."""
     node = ThreadNode(world)
 
     def run(rank: int) -> list[Batch]:
         feed = open_feed(
             open_dataset(dataset.path),
-            schedule,
+            order,
             mode=mode,
             image_size=SIZE,
             rank=rank,
@@ -98,15 +98,15 @@ def feed_all(dataset: MadeDataset, schedule: Schedule, mode: Any, world: int) ->
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("mode", ["memory", "stream"])
 @pytest.mark.parametrize("max_steps", [None, 3, 7])
-def test_ranks_together_get_the_schedules_samples_and_pixels(
+def test_ranks_together_get_the_planned_samples_and_pixels(
     uneven: MadeDataset, mode: Any, world: int, max_steps: int | None
 ) -> None:
-    schedule = schedule_of(uneven, **({} if max_steps is None else {"max_steps": max_steps}))
-    fed = feed_all(uneven, schedule, mode, world)
-    assert all(len(batches) == schedule.steps for batches in fed)
-    for number in range(schedule.steps):
+    order = sample_order_of(uneven, **({} if max_steps is None else {"max_steps": max_steps}))
+    fed = feed_all(uneven, order, mode, world)
+    assert all(len(batches) == order.steps for batches in fed)
+    for number in range(order.steps):
         parts = [batches[number] for batches in fed]
-        expected = schedule.step(number)
+        expected = order.step(number)
         assert np.concatenate([p.sample_ids for p in parts]).tolist() == list(expected.sample_ids)
         sizes = [len(p.sample_ids) for p in parts]
         assert max(sizes) - min(sizes) <= 1
@@ -126,7 +126,7 @@ def test_ranks_together_get_the_schedules_samples_and_pixels(
 @pytest.mark.contract
 @pytest.mark.parametrize("mode", ["memory", "stream"])
 def test_every_sample_is_seen_once_an_epoch(uneven: MadeDataset, mode: Any) -> None:
-    fed = feed_all(uneven, schedule_of(uneven), mode, 2)
+    fed = feed_all(uneven, sample_order_of(uneven), mode, 2)
     seen = Counter((b.epoch, i) for batches in fed for b in batches for i in b.sample_ids.tolist())
     assert seen == Counter((epoch, i) for epoch in range(2) for i in range(23))
 
@@ -134,8 +134,8 @@ def test_every_sample_is_seen_once_an_epoch(uneven: MadeDataset, mode: Any) -> N
 @pytest.mark.contract
 @pytest.mark.parametrize("mode", ["memory", "stream"])
 def test_ranks_beyond_the_last_batch_get_empty_batches(uneven: MadeDataset, mode: Any) -> None:
-    schedule = schedule_of(uneven, global_batch=11, epochs=1)  # 23 = 11 + 11 + 1
-    last = [batches[-1] for batches in feed_all(uneven, schedule, mode, 3)]
+    order = sample_order_of(uneven, global_batch=11, epochs=1)  # 23 = 11 + 11 + 1
+    last = [batches[-1] for batches in feed_all(uneven, order, mode, 3)]
     assert [len(batch.sample_ids) for batch in last] == [1, 0, 0]
     assert last[2].images.shape == (0, SIZE, SIZE, 3)
 
@@ -150,22 +150,37 @@ def test_memory_mode_decodes_each_used_image_once_a_node(
         return decode(data, image_size)
 
     monkeypatch.setattr("paceline.data.memory_feed.decode", counting)
-    schedule = schedule_of(uneven, max_steps=2)
-    feed_all(uneven, schedule, "memory", 3)
-    used = [uneven.images[i] for i in schedule.used_sample_ids()]
+    order = sample_order_of(uneven, max_steps=2)
+    feed_all(uneven, order, "memory", 3)
+    used = [uneven.images[i] for i in order.used_sample_ids()]
     assert sorted(decoded) == sorted(used)
     assert len(used) == 10
+
+
+def test_a_rank_alone_on_its_node_decodes_its_own_samples_only(
+    uneven: MadeDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = []
+    monkeypatch.setattr(
+        "paceline.data.memory_feed.decode", lambda data, size: decoded.append(data) or decode(data, size)
+    )
+    order = sample_order_of(uneven, max_steps=2)
+    with open_feed(
+        open_dataset(uneven.path), order, mode="memory", image_size=SIZE, rank=1, world_size=2
+    ) as feed:
+        seen = [i for batch in feed for i in batch.sample_ids.tolist()]
+    assert sorted(decoded) == sorted(uneven.images[i] for i in seen)
 
 
 def test_ranks_that_cannot_share_memory_decode_alone(
     uneven: MadeDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = feed_all(uneven, schedule_of(uneven), "memory", 2)
+    shared = feed_all(uneven, sample_order_of(uneven), "memory", 2)
     attach = node_module._attach
     monkeypatch.setattr(
         node_module, "_attach", lambda text, size: attach("/proc/1/fd/99999 " + "0" * 32, size)
     )
-    private = feed_all(uneven, schedule_of(uneven), "memory", 2)
+    private = feed_all(uneven, sample_order_of(uneven), "memory", 2)
     for ours, theirs in zip(shared, private, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             assert np.array_equal(a.images, b.images)
@@ -178,10 +193,10 @@ def test_memory_of_another_process_under_the_same_name_is_not_taken(tmp_path: Pa
 
 
 def test_shared_memory_leaves_no_descriptor_and_no_file(uneven: MadeDataset) -> None:
-    feed_all(uneven, schedule_of(uneven), "memory", 2)
+    feed_all(uneven, sample_order_of(uneven), "memory", 2)
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
-        feed_all(uneven, schedule_of(uneven), "memory", 2)
+        feed_all(uneven, sample_order_of(uneven), "memory", 2)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
@@ -194,7 +209,7 @@ def test_too_little_memory_proposes_the_stream_mode_on_every_rank(
         with pytest.raises(EnvironmentLacks, match='"stream"'):
             open_feed(
                 open_dataset(uneven.path),
-                schedule_of(uneven),
+                sample_order_of(uneven),
                 mode="memory",
                 image_size=SIZE,
                 rank=rank,
@@ -214,16 +229,16 @@ def test_free_memory_is_the_least_of_system_and_cgroup(tmp_path: Path) -> None:
     assert node_module.available_bytes(machine.proc) == 1000
 
 
-def open_feed_of(dataset: Dataset, schedule: Schedule, mode: Any) -> Feed:
+def open_feed_of(dataset: Dataset, order: SampleOrder, mode: Any) -> Feed:
     """The feed of a single rank."""
-    return open_feed(dataset, schedule, mode=mode, image_size=SIZE, rank=0, world_size=1)
+    return open_feed(dataset, order, mode=mode, image_size=SIZE, rank=0, world_size=1)
 
 
 def read_all(folder: Path, mode: Any) -> list[Batch]:
     """One epoch of one rank."""
     dataset = open_dataset(folder)
-    schedule = Schedule(dataset.row_group_rows, seed=7, global_batch=5, epochs=1)
-    with open_feed_of(dataset, schedule, mode) as feed:
+    order = SampleOrder(dataset.row_group_rows, seed=7, global_batch=5, epochs=1)
+    with open_feed_of(dataset, order, mode) as feed:
         return list(feed)
 
 
@@ -294,9 +309,9 @@ def test_a_file_that_disappears_while_training_is_named(
     shutil.copytree(uneven.path, tmp_path / "set")
     dataset = open_dataset(tmp_path / "set")
     (tmp_path / "set" / "part-00003.parquet").unlink()
-    schedule = schedule_of(uneven)
+    order = sample_order_of(uneven)
     with pytest.raises(DataError, match=r"part-00003.*\(row group 3\): cannot be read"):
-        list(open_feed_of(dataset, schedule, mode))
+        list(open_feed_of(dataset, order, mode))
 
 
 @pytest.mark.contract
@@ -316,14 +331,14 @@ def test_rows_that_are_missing_are_detected(uneven: MadeDataset, tmp_path: Path,
     with pytest.raises(
         DataError, match=r"part-00002.*\(row group 2\): expected samples 8..11, got 3 rows"
     ):
-        list(open_feed_of(Dataset(folder, manifest), schedule_of(uneven), mode))
+        list(open_feed_of(Dataset(folder, manifest), sample_order_of(uneven), mode))
 
 
 def test_closing_early_ends_the_threads(uneven: MadeDataset) -> None:
     for _ in range(3):
         feed = open_feed(
             open_dataset(uneven.path),
-            schedule_of(uneven, epochs=100),
+            sample_order_of(uneven, epochs=100),
             mode="stream",
             image_size=SIZE,
             rank=0,
@@ -339,7 +354,7 @@ def test_closing_early_ends_the_threads(uneven: MadeDataset) -> None:
 def test_a_consumer_that_closed_the_feed_meanwhile_is_let_go(uneven: MadeDataset) -> None:
     with open_feed(
         open_dataset(uneven.path),
-        schedule_of(uneven, epochs=100),
+        sample_order_of(uneven, epochs=100),
         mode="stream",
         image_size=SIZE,
         rank=0,
@@ -368,11 +383,11 @@ def test_a_feed_stays_within_its_bound() -> None:
     feed.close()
 
 
-def test_a_schedule_of_another_data_set_is_refused(uneven: MadeDataset) -> None:
+def test_an_order_of_another_data_set_is_refused(uneven: MadeDataset) -> None:
     with pytest.raises(UsageError, match="other row groups"):
         open_feed(
             open_dataset(uneven.path),
-            Schedule(row_group_rows=(23,), seed=0, global_batch=4, epochs=1),
+            SampleOrder(row_group_rows=(23,), seed=0, global_batch=4, epochs=1),
             mode="memory",
             image_size=SIZE,
             rank=0,
@@ -381,5 +396,5 @@ def test_a_schedule_of_another_data_set_is_refused(uneven: MadeDataset) -> None:
 
 
 def test_opencv_gets_no_threads_of_its_own(uneven: MadeDataset) -> None:
-    feed_all(uneven, schedule_of(uneven, epochs=1), "stream", 1)
+    feed_all(uneven, sample_order_of(uneven, epochs=1), "stream", 1)
     assert cv2.getNumThreads() == 1

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.plan.schedule import sample_key
+from paceline.plan.sample_order import sample_key
 from paceline.training.dropout import SampleDropout, set_sample_keys
 from paceline.workloads.build import build_model
 

@@ -30,13 +30,13 @@ LABELS = RNG.integers(0, 3, 21)
 class FakeFeed(contextlib.AbstractContextManager):
     """Batches out of IMAGES, `steps` of them."""
 
-    def __init__(self, schedule, steps=None):
-        self.schedule = schedule
-        self.steps = schedule.steps if steps is None else steps
+    def __init__(self, order, steps=None):
+        self.order = order
+        self.steps = order.steps if steps is None else steps
 
     def __iter__(self):
         for number in range(self.steps):
-            step = self.schedule.step(number)
+            step = self.order.step(number)
             ids = step.sample_ids
             yield Batch(number, step.epoch, ids, IMAGES[ids], LABELS[ids])
 
@@ -46,12 +46,12 @@ class FakeFeed(contextlib.AbstractContextManager):
 
 @pytest.fixture
 def photos(monkeypatch):
-    """Replaces the data set; returns the schedules that the worker made."""
-    schedules = []
+    """Replaces the data set; returns the sample orders that the worker made."""
+    orders = []
 
-    def open_feed(dataset, schedule, **_):
-        schedules.append(schedule)
-        return FakeFeed(schedule)
+    def open_feed(dataset, order, **_):
+        orders.append(order)
+        return FakeFeed(order)
 
     dataset = SimpleNamespace(row_group_rows=ROWS, classes=("a", "b", "c"))
     monkeypatch.setattr(worker, "open_dataset", lambda *_, **__: dataset)
@@ -60,17 +60,17 @@ def photos(monkeypatch):
     monkeypatch.setattr(worker, "set_threads", lambda _: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(torch, "get_num_interop_threads", lambda: 1)
-    return schedules
+    return orders
 
 
-def by_hand(trial, schedule):
+def by_hand(trial, order):
     """The same training, written out with torch alone."""
     training = trial.training
     model = build_model("tiny-alexnet", 3, dropout=training.dropout, seed=training.seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     gradients, losses = [], []
-    for number in range(schedule.steps):
-        step = schedule.step(number)
+    for number in range(order.steps):
+        step = order.step(number)
         set_sample_keys(model, training.seed, step.epoch, step.sample_ids)
         optimizer.zero_grad()
         labels = torch.from_numpy(LABELS[step.sample_ids])
@@ -154,7 +154,7 @@ def test_diverged_loss_names_the_step(photos, make_trial, solo, tmp_path):
 
 
 def test_reader_that_ends_early_is_a_failure(photos, make_trial, solo, tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "open_feed", lambda _, schedule, **__: FakeFeed(schedule, 2))
+    monkeypatch.setattr(worker, "open_feed", lambda _, order, **__: FakeFeed(order, 2))
     with pytest.raises(RankFailed, match=r"expected 3 steps.*after 2"):
         worker.train(make_trial(), solo, TrialFiles(tmp_path))
     assert not TrialFiles(tmp_path).result.exists()

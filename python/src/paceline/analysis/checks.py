@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from paceline.analysis.reading import TrialRecord
     from paceline.analysis.steps import GlobalSteps
-    from paceline.plan.schedule import Schedule
+    from paceline.plan.sample_order import SampleOrder
 
 # what may differ between compared trainings: the first two are compared on purpose, the third is
 # a permission and no part of the training
@@ -52,17 +52,17 @@ def not_judged(check: Check, reason: str) -> Check:
     )
 
 
-def sample_log_check(trial: TrialRecord, baseline: TrialRecord, schedule: Schedule | None) -> Check:
+def sample_log_check(trial: TrialRecord, baseline: TrialRecord, order: SampleOrder | None) -> Check:
     ours = sample_logs.read_sample_log(trial.files)
     if not ours:
         return Check(name="sample_log", passed=None, reason="no rank wrote a sample log")
     faults = sample_logs.own_faults(ours)
-    if schedule is not None:
-        faults += sample_logs.differences(ours, sample_logs.scheduled(schedule), "the schedule")
+    if order is not None:
+        faults += sample_logs.differences(ours, sample_logs.planned_log(order), "the planned order")
     theirs = sample_logs.read_sample_log(baseline.files)
     if theirs:
         faults += sample_logs.differences(ours, theirs, "the baseline")
-    elif schedule is None:
+    elif order is None:
         return Check(name="sample_log", passed=None, reason="the baseline has no sample log")
     if faults:
         return Check(name="sample_log", passed=False, reason="; ".join(faults))

@@ -35,7 +35,7 @@ from paceline.records.typed import document
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paceline.plan.schedule import Schedule
+    from paceline.plan.sample_order import SampleOrder
     from paceline.records.layout import TrialFiles
 
 
@@ -66,11 +66,11 @@ class Equivalence:
 
 
 def check_equivalence(
-    trial_files: TrialFiles, baseline_files: TrialFiles, schedule: Schedule | None = None
+    trial_files: TrialFiles, baseline_files: TrialFiles, order: SampleOrder | None = None
 ) -> Equivalence:
     """Compare a finished trial with its baseline and write `equivalence.json`.
 
-    schedule: the planned samples, where the caller knows them; the sample log is then
+    order: the planned samples, where the caller knows them; the sample log is then
     checked against them as well as against the baseline's.
     Raises DataError if a file of either is damaged.
     """
@@ -91,7 +91,7 @@ def check_equivalence(
         baseline_id=baseline.trial.id,
         arithmetic=allowed.arithmetic,
         checks=(
-            sample_log_check(trial, baseline, schedule),
+            sample_log_check(trial, baseline, order),
             training_check(trial, baseline),
             initial_weights_check(trial, baseline),
             loss_check(steps, global_steps(baseline), allowed),

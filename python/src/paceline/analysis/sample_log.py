@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from paceline.plan.schedule import Schedule
+    from paceline.plan.sample_order import SampleOrder
     from paceline.records.layout import TrialFiles
 
 # epoch and sorted sample ids of a global step, repetitions kept
@@ -99,9 +99,9 @@ def differences(
     return faults
 
 
-def scheduled(schedule: Schedule) -> dict[int, StepSamples]:
-    """Return the sample log that follows from a schedule."""
-    planned = (schedule.step(step) for step in range(schedule.steps))
+def planned_log(order: SampleOrder) -> dict[int, StepSamples]:
+    """Return the sample log that follows from the planned order of samples."""
+    planned = (order.step(step) for step in range(order.steps))
     return {p.step: (p.epoch, np.sort(p.sample_ids)) for p in planned}
 
 

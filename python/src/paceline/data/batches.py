@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from paceline.errors import TimedOut
-from paceline.plan.schedule import flipped
+from paceline.plan.sample_order import flipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ class FeedOptions:
 
 
 def flip(images: NDArray[np.uint8], seed: int, epoch: int, sample_ids: NDArray[np.int64]) -> None:
-    """Mirror images left to right, in place, where `plan.schedule.flipped` says so."""
+    """Mirror images left to right, in place, where `plan.sample_order.flipped` says so."""
     for row, sample_id in enumerate(sample_ids.tolist()):
         if flipped(seed, epoch, sample_id):
             images[row] = images[row, :, ::-1].copy()

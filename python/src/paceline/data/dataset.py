@@ -38,7 +38,7 @@ class Dataset:
 
     @property
     def row_group_rows(self) -> tuple[int, ...]:
-        """Number of samples in each row group, for `plan.schedule.Schedule`."""
+        """Number of samples in each row group, for `plan.sample_order.SampleOrder`."""
         return tuple(group.rows for group in self.manifest.row_groups)
 
     @property

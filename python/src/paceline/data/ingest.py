@@ -24,7 +24,7 @@ from paceline.data.ingest_tasks import Assignment, Finding, examine, rows_of
 from paceline.data.manifest import DatasetManifest, ImageStats, RowGroup, SkippedImage
 from paceline.data.row_groups import quiet_petastorm
 from paceline.errors import DataError, UsageError
-from paceline.plan.schedule import share_bounds
+from paceline.plan.sample_order import share_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

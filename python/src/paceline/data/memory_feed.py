@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.data.dataset import Dataset
-    from paceline.plan.schedule import Schedule
+    from paceline.plan.sample_order import SampleOrder
 
 _ATTACH_S = 120.0
 
@@ -29,19 +29,21 @@ class MemoryFeed(Feed):
     """Batches from one buffer of decoded images, shared by the ranks of the node.
 
     Opening it decodes: the node's ranks divide the row groups among themselves, and wait for each
-    other for at most `timeout_s`.
+    other for at most `timeout_s`. A rank alone on its node keeps only its own samples.
     """
 
     def __init__(
         self,
         dataset: Dataset,
-        schedule: Schedule,
+        order: SampleOrder,
         options: FeedOptions,
         share: NodeShare,
         timeout_s: float,
     ) -> None:
-        self._schedule, self._options = schedule, options
-        self._used = schedule.used_sample_ids()
+        self._order, self._options = order, options
+        alone = share.ranks_on_node == 1
+        place = (options.rank, options.world_size) if alone else (0, 1)
+        self._used = order.used_sample_ids(*place)
         samples = len(self._used)
         image_bytes = samples * options.image_size**2 * 3
         label_bytes = samples * np.dtype(np.int32).itemsize
@@ -62,9 +64,7 @@ class MemoryFeed(Feed):
 
     def _row_groups_to_decode(self, share: NodeShare, memory: NodeMemory) -> list[int]:
         """Return every k-th of the used row groups, or all if the memory is not shared."""
-        starts = np.concatenate([[0], np.cumsum(self._schedule.row_group_rows)])
-        groups = np.unique(np.searchsorted(starts, self._used, side="right") - 1)
-        used: list[int] = groups.tolist()
+        used = self._order.row_groups_of(self._used)
         return used[share.local_rank :: share.ranks_on_node] if memory.shared else used
 
     def _fill(self, dataset: Dataset, groups: Sequence[int]) -> None:
@@ -81,10 +81,10 @@ class MemoryFeed(Feed):
         self._labels[slot] = rows.label(sample_id)
 
     def _batches(self, stopped: threading.Event) -> Iterator[Batch]:
-        for number in range(self._schedule.steps):
+        for number in range(self._order.steps):
             if stopped.is_set():
                 return
-            step = self._schedule.step(number)
+            step = self._order.step(number)
             ids = step.share(self._options.rank, self._options.world_size)
             slots = np.searchsorted(self._used, ids)
             images = self._pixels(slots, step.epoch, ids)
@@ -96,5 +96,5 @@ class MemoryFeed(Feed):
         if not self._options.pixels:
             return np.empty((len(ids), 0, 0, 3), dtype=np.uint8)
         images = self._images[slots]
-        flip(images, self._schedule.seed, epoch, ids)
+        flip(images, self._order.seed, epoch, ids)
         return images

@@ -1,4 +1,4 @@
-"""Open the feed of a rank: the samples that the schedule names, in either mode."""
+"""Open the feed of a rank: the samples of the sample order, in either mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.data.dataset import Dataset
-    from paceline.plan.schedule import Schedule
+    from paceline.plan.sample_order import SampleOrder
 
 __all__ = ["Batch", "Feed", "Mode", "NodeShare", "SoloNode", "open_feed"]
 
@@ -21,7 +21,7 @@ Mode = Literal["memory", "stream"]
 
 def open_feed(  # noqa: PLR0913  (the only place that needs all of them)
     dataset: Dataset,
-    schedule: Schedule,
+    order: SampleOrder,
     *,
     mode: Mode,
     image_size: int,
@@ -33,7 +33,7 @@ def open_feed(  # noqa: PLR0913  (the only place that needs all of them)
     prefetch_batches: int = 2,
     timeout_s: float = 1800.0,
 ) -> Feed:
-    """Return the batches of `rank`, one for each step of `schedule`.
+    """Return the batches of `rank`, one for each step of `order`.
 
     `memory` decodes every image that the training uses before it returns, once per node, and first
     checks that they fit. `stream` starts at once and keeps two shuffle windows of encoded images.
@@ -43,10 +43,10 @@ def open_feed(  # noqa: PLR0913  (the only place that needs all of them)
     Raises UsageError for values that cannot work, EnvironmentLacks if the memory is too small,
     DataError (also while iterating) if a file is damaged or differs from the manifest.
     """
-    if tuple(schedule.row_group_rows) != dataset.row_group_rows:
+    if tuple(order.row_group_rows) != dataset.row_group_rows:
         raise UsageError(
-            f"{dataset.path}: the schedule has other row groups than this data set; make it from "
-            "dataset.row_group_rows"
+            f"{dataset.path}: the sample order has other row groups than this data set; make it "
+            "from dataset.row_group_rows"
         )
     if not 0 <= rank < world_size:
         raise UsageError(f"rank: expected 0..{world_size - 1}, got {rank} of {world_size}")
@@ -55,7 +55,7 @@ def open_feed(  # noqa: PLR0913  (the only place that needs all of them)
             raise UsageError(f"{name}: expected at least 1, got {value}")
     options = FeedOptions(image_size, rank, world_size, decode_threads, prefetch_batches, pixels)
     if mode == "memory":
-        return MemoryFeed(dataset, schedule, options, share_of_node or SoloNode(), timeout_s)
+        return MemoryFeed(dataset, order, options, share_of_node or SoloNode(), timeout_s)
     if mode == "stream":
-        return StreamFeed(dataset, schedule, options)
+        return StreamFeed(dataset, order, options)
     raise UsageError(f"data mode: expected memory or stream, got {mode!r}")

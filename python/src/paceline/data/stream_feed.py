@@ -16,7 +16,7 @@ import numpy as np
 from paceline.data.batches import Batch, Feed, FeedOptions, flip
 from paceline.data.images import decode
 from paceline.data.row_groups import RowGroupReader
-from paceline.plan.schedule import share_bounds
+from paceline.plan.sample_order import share_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.data.dataset import Dataset
-    from paceline.plan.schedule import GlobalStep, Schedule
+    from paceline.plan.sample_order import GlobalStep, SampleOrder
 
 Encoded = dict[int, tuple[bytes, int]]  # sample id -> encoded image, label
 
@@ -32,9 +32,9 @@ Encoded = dict[int, tuple[bytes, int]]  # sample id -> encoded image, label
 class StreamFeed(Feed):
     """Batches decoded when they are needed; a rank decodes its own samples only."""
 
-    def __init__(self, dataset: Dataset, schedule: Schedule, options: FeedOptions) -> None:
+    def __init__(self, dataset: Dataset, order: SampleOrder, options: FeedOptions) -> None:
         self._row_groups = RowGroupReader(dataset)
-        self._schedule, self._options = schedule, options
+        self._order, self._options = order, options
         super().__init__(self._batches, options.prefetch_batches)
 
     def _batches(self, stopped: threading.Event) -> Iterator[Batch]:
@@ -45,10 +45,10 @@ class StreamFeed(Feed):
         ):
             loaded: Encoded = {}
             windows = self._windows(reader, stopped)
-            for number in range(self._schedule.steps):
+            for number in range(self._order.steps):
                 if stopped.is_set():
                     return
-                step = self._schedule.step(number)
+                step = self._order.step(number)
                 ids = step.share(self._options.rank, self._options.world_size)
                 while not all(sample_id in loaded for sample_id in ids.tolist()):
                     loaded |= next(windows)
@@ -68,7 +68,7 @@ class StreamFeed(Feed):
             pixels = decoders.map(lambda sample: decode(sample[0], size), samples)
             for row, image in enumerate(pixels):
                 images[row] = image
-        flip(images, self._schedule.seed, step.epoch, ids)
+        flip(images, self._order.seed, step.epoch, ids)
         labels = np.array([label for _, label in samples], dtype=np.int64)
         return Batch(step.step, step.epoch, ids, images, labels)
 
@@ -86,12 +86,12 @@ class StreamFeed(Feed):
 
     def _samples_by_window(self) -> Iterator[set[int]]:
         """Yield this rank's samples in each window that the training reaches, unless empty."""
-        remaining, epoch = self._schedule.steps, 0
+        remaining, epoch = self._order.steps, 0
         while remaining > 0:
-            steps = min(remaining, self._schedule.steps_per_epoch)
+            steps = min(remaining, self._order.steps_per_epoch)
             mine = self._own_positions(steps)
             start = 0
-            for window in self._schedule.windows(epoch):
+            for window in self._order.windows(epoch):
                 end = start + len(window.sample_ids)
                 if own := set(window.sample_ids[mine[start:end]].tolist()):
                     yield own
@@ -101,7 +101,7 @@ class StreamFeed(Feed):
 
     def _own_positions(self, steps: int) -> NDArray[np.bool_]:
         """Return the positions in an epoch's order that this rank gets in its first `steps`."""
-        batch, samples = self._schedule.global_batch, self._schedule.samples
+        batch, samples = self._order.global_batch, self._order.samples
         mine = np.zeros(samples, dtype=bool)
         for start in range(0, steps * batch, batch):
             size = min(batch, samples - start)
@@ -111,9 +111,8 @@ class StreamFeed(Feed):
 
     def _load(self, own: set[int], stopped: threading.Event) -> Encoded:
         """Read a window's row groups and keep own samples; stop early if the feed is closed."""
-        groups = sorted({self._schedule.row_group_of(sample_id) for sample_id in own})
         kept: Encoded = {}
-        for rows in self._row_groups.read(groups):
+        for rows in self._row_groups.read(self._order.row_groups_of(list(own))):
             if stopped.is_set():
                 break
             first = rows.first_sample_id

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from paceline.analysis.equivalence import check_equivalence
 from paceline.data.dataset import open_dataset
-from paceline.plan.schedule import schedule_of
+from paceline.plan.sample_order import sample_order_of
 from paceline.runner.trial import is_finished
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.plan.schedule import Schedule
+    from paceline.plan.sample_order import SampleOrder
     from paceline.plan.trial import Trial
     from paceline.records.layout import RunFiles
 
@@ -32,15 +32,15 @@ def check_equivalences(trials: Sequence[Trial], files: RunFiles, *, keep_tensors
         baseline = _baseline(trial, finished, trials, files)
         if baseline is None:
             continue
-        check_equivalence(trial_files, files.trial(baseline.id), _schedule(trial))
+        check_equivalence(trial_files, files.trial(baseline.id), _order(trial))
         if trial.id != baseline.id and not keep_tensors:
             shutil.rmtree(trial_files.weights.parent, ignore_errors=True)
 
 
-def _schedule(trial: Trial) -> Schedule:
+def _order(trial: Trial) -> SampleOrder:
     """Return the samples that the trial's steps should have used."""
     dataset = open_dataset(trial.training.dataset)
-    return schedule_of(trial.training, dataset.row_group_rows)
+    return sample_order_of(trial.training, dataset.row_group_rows)
 
 
 def _baseline(

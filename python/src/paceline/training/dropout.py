@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.plan.schedule import sample_key
+from paceline.plan.sample_order import sample_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
-# plan.schedule uses streams 1 to 3; layer i uses stream _FIRST_STREAM + i.
+# plan.sample_order uses streams 1 to 3; layer i uses stream _FIRST_STREAM + i.
 _FIRST_STREAM = 100
 _BITS = 16  # random bits per unit: probabilities are multiples of 2**-16
 _UNITS_PER_WORD = 64 // _BITS

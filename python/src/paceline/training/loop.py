@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.data.reading import Batch
-    from paceline.plan.schedule import Schedule
+    from paceline.plan.sample_order import SampleOrder
     from paceline.plan.trial import Training
     from paceline.records.layout import RankFiles
     from paceline.training.strategy import WeightAveraging
@@ -38,11 +38,11 @@ class Stepper(Protocol):
 
 
 class Loop:
-    """Runs the steps of a schedule on one rank, and records each step when it ends."""
+    """Runs the steps of a sample order on one rank, and records each step when it ends."""
 
     def __init__(
         self,
-        schedule: Schedule,
+        order: SampleOrder,
         training: Training,
         strategy: Stepper,
         rank: int,
@@ -56,7 +56,7 @@ class Loop:
         on_first_gradient: called after the gradient of the first step is summed. on_step_end:
         called after the rows of a step are written.
         """
-        self._schedule = schedule
+        self._order = order
         self._training = training
         self._strategy = strategy
         self._rank = rank
@@ -105,7 +105,7 @@ class Loop:
     def _step(
         self, batch: Batch, started_s: float, waited_s: float, unix_offset_s: float
     ) -> tuple[StepRow, float]:
-        global_samples = len(self._schedule.step(batch.step).sample_ids)
+        global_samples = len(self._order.step(batch.step).sample_ids)
         result = self._strategy.gradient(
             TrainBatch(
                 step=batch.step,
@@ -114,7 +114,7 @@ class Loop:
                 labels=torch.from_numpy(batch.labels),
                 sample_ids=batch.sample_ids,
                 global_samples=global_samples,
-                is_last=batch.step == self._schedule.steps - 1,
+                is_last=batch.step == self._order.steps - 1,
             )
         )
         self._check_loss(batch.step, result)

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from paceline.plan.schedule import share_bounds
+from paceline.plan.sample_order import share_bounds
 from paceline.training.dropout import set_sample_keys
 from paceline.training.precision import autocast
 

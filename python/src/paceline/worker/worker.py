@@ -16,7 +16,7 @@ import torch._dynamo  # noqa: F401
 from paceline.data.dataset import open_dataset
 from paceline.data.reading import Feed, SoloNode, open_feed
 from paceline.errors import RankFailed
-from paceline.plan.schedule import schedule_of
+from paceline.plan.sample_order import sample_order_of
 from paceline.records.files import write_json
 from paceline.records.rows import TrainingResult
 from paceline.strategies import LocalStrategy, create_strategy
@@ -32,7 +32,7 @@ from paceline.workloads.build import build_model
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.plan.schedule import Schedule
+    from paceline.plan.sample_order import SampleOrder
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.training.context import RankContext
@@ -97,21 +97,21 @@ class _Worker:
 
     def run(self) -> None:
         with self._spans("data_load"):
-            schedule, classes, feed = self._open_feed()
+            order, classes, feed = self._open_feed()
         with feed:
             strategy = create_strategy(self._trial)
             with _closing(strategy):
                 with self._spans("model_build"):
                     self._prepare(strategy, classes)
                 with self._spans("train"):
-                    steps = self._train(strategy, schedule, feed)
+                    steps = self._train(strategy, order, feed)
                 with self._spans("bookkeeping"):
                     self._finish(strategy, classes, steps)
 
-    def _train(self, strategy: LocalStrategy, schedule: Schedule, feed: Feed) -> int:
+    def _train(self, strategy: LocalStrategy, order: SampleOrder, feed: Feed) -> int:
         rank = self._context.rank
         loop = Loop(
-            schedule,
+            order,
             self._trial.training,
             strategy,
             rank,
@@ -120,9 +120,9 @@ class _Worker:
             on_step_end=self._recorder.flush,
         )
         steps = loop.run(feed, self._files.rank(rank))
-        if steps != schedule.steps:
+        if steps != order.steps:
             raise RankFailed(
-                f"rank {rank}: expected {schedule.steps} steps, the data set's reader ended after "
+                f"rank {rank}: expected {order.steps} steps, the data set's reader ended after "
                 f"{steps}",
                 rank,
             )
@@ -132,14 +132,14 @@ class _Worker:
     def _stage(self) -> int:
         return self._context.local_rank % self._trial.placement.stages
 
-    def _open_feed(self) -> tuple[Schedule, int, Feed]:
+    def _open_feed(self) -> tuple[SampleOrder, int, Feed]:
         training, context = self._trial.training, self._context
         shares_on_node = context.ranks_on_node // self._trial.placement.stages
         dataset = open_dataset(training.dataset)
-        schedule = schedule_of(training, dataset.row_group_rows)
+        order = sample_order_of(training, dataset.row_group_rows)
         feed = open_feed(
             dataset,
-            schedule,
+            order,
             mode=training.reading,
             image_size=training.image_size,
             rank=context.node_index * shares_on_node
@@ -150,7 +150,7 @@ class _Worker:
             decode_threads=self._trial.placement.threads_per_rank,
             timeout_s=self._trial.limits.trial_s,
         )
-        return schedule, len(dataset.classes), feed
+        return order, len(dataset.classes), feed
 
     def _prepare(self, strategy: LocalStrategy, classes: int) -> None:
         """Build the model and set up the strategy, then write the actual environment."""

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from paceline.errors import TimedOut
-from paceline.plan.schedule import share_bounds
+from paceline.plan.sample_order import share_bounds
 from paceline.plan.trial import Placement, Training, Trial
 from paceline.spec.models import Limits
 from paceline.strategies.pipeline.settings import PipelineOptions

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.unit.transports.shared.rank_program import FileShare
 
 from paceline.errors import PacelineError
-from paceline.plan.schedule import share_bounds
+from paceline.plan.sample_order import share_bounds
 from paceline.plan.trial import Trial
 from paceline.strategies import TrainBatch, create_strategy
 from paceline.training.context import RankContext

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from paceline.plan.schedule import share_bounds
+from paceline.plan.sample_order import share_bounds
 from paceline.strategies.pipeline.profile import profile_layers
 from paceline.strategies.pipeline.schedules import theoretical_bubble
 from paceline.strategies.pipeline.settings import PipelineOptions

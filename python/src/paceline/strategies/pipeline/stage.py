@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from paceline.plan.schedule import share_bounds
+from paceline.plan.sample_order import share_bounds
 from paceline.strategies.pipeline.deferred import DeferredLinear, deferred
 from paceline.strategies.pipeline.schedules import Action, Forward
 from paceline.training.devices import CPU, InputMover, synchronize

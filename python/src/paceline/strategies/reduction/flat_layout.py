@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor, nn
 
-from paceline.plan.schedule import share_bounds
+from paceline.plan.sample_order import share_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paceline.plan.schedule import share_bounds
+from paceline.plan.sample_order import share_bounds
 from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard, shard_of
 from paceline.strategies.reduction.replicate_group import ReplicateGroup

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from paceline.plan.schedule import share_bounds
+from paceline.plan.sample_order import share_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import TimedOut
-from paceline.plan.schedule import share_bounds
+from paceline.plan.sample_order import share_bounds
 from paceline.transports.base import PeerLost
 from paceline.transports.group_store import GroupStore
 from paceline.transports.mpi.reduce_operations import reduce_in_order

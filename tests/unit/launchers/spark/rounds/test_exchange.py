@@ -15,8 +15,6 @@ from paceline.launchers.spark.rounds.exchange import (
     steps_of_round,
     together,
 )
-from paceline.launchers.spark.rounds.own_share import own_share
-from paceline.plan.schedule import Schedule
 from paceline.records.rows import StepRow
 
 
@@ -66,21 +64,3 @@ def test_what_travels_survives_pickling():
     again = pickle.loads(pickle.dumps(report))
     assert again.ranks == report.ranks
     assert again.total.tolist() == [0, 1, 2]
-
-
-def test_own_share_names_the_samples_that_a_rank_ever_sees():
-    schedule = Schedule(row_group_rows=(9, 8), seed=4, global_batch=6, epochs=2, max_steps=5)
-    seen = [set(), set()]
-    for number in range(schedule.steps):
-        for rank in range(2):
-            seen[rank] |= set(schedule.step(number).share(rank, 2).tolist())
-    for rank in range(2):
-        own = own_share(schedule, rank, 2)
-        assert own.used_sample_ids().tolist() == sorted(seen[rank])
-        assert own.steps == 5
-        assert np.array_equal(own.step(4).sample_ids, schedule.step(4).sample_ids)
-
-
-def test_rank_that_never_sees_a_sample_keeps_one_for_its_feed():
-    schedule = Schedule(row_group_rows=(5,), seed=4, global_batch=1, epochs=1)
-    assert own_share(schedule, 1, 2).used_sample_ids().tolist() == [0]

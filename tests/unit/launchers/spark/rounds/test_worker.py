@@ -18,7 +18,7 @@ from paceline.errors import RankFailed
 from paceline.launchers.spark.rounds import worker as module
 from paceline.launchers.spark.rounds.exchange import Clock, Orders, together
 from paceline.launchers.spark.rounds.worker import RoundWorker
-from paceline.plan.schedule import schedule_of
+from paceline.plan.sample_order import sample_order_of
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.training.transforms import to_input
@@ -33,13 +33,13 @@ LABELS = RNG.integers(0, 3, 21)
 class Feed:
     """A rank's batches out of IMAGES."""
 
-    def __init__(self, schedule, rank, world_size):
+    def __init__(self, order, rank, world_size):
         self.closed = False
-        self._schedule, self._place = schedule, (rank, world_size)
+        self._order, self._place = order, (rank, world_size)
 
     def __iter__(self):
-        for number in range(self._schedule.steps):
-            step = self._schedule.step(number)
+        for number in range(self._order.steps):
+            step = self._order.step(number)
             ids = step.share(*self._place)
             yield Batch(number, step.epoch, ids, IMAGES[ids], LABELS[ids])
 
@@ -52,8 +52,8 @@ def opened(monkeypatch):
     """Replaces the data set; returns (rank, feed) of each feed that was opened."""
     feeds = []
 
-    def open_feed(dataset, schedule, *, rank, world_size, **_):
-        feeds.append((rank, Feed(schedule, rank, world_size)))
+    def open_feed(dataset, order, *, rank, world_size, **_):
+        feeds.append((rank, Feed(order, rank, world_size)))
         return feeds[-1][1]
 
     dataset = SimpleNamespace(row_group_rows=ROWS, classes=("a", "b", "c"))
@@ -108,11 +108,11 @@ def train(workers, facts=None):
 
 def by_one_process(trial):
     """The global batches of the same training, with torch alone."""
-    schedule = schedule_of(trial.training, ROWS)
+    order = sample_order_of(trial.training, ROWS)
     model = build_model("tiny-alexnet", 3, dropout=False, seed=3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=trial.training.momentum)
-    for number in range(schedule.steps):
-        ids = schedule.step(number).sample_ids
+    for number in range(order.steps):
+        ids = order.step(number).sample_ids
         optimizer.zero_grad()
         images, labels = to_input(IMAGES[ids], "contiguous"), torch.from_numpy(LABELS[ids])
         cross_entropy(model(images), labels).backward()

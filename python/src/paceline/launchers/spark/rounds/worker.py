@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 import torch._dynamo  # noqa: F401
 
 from paceline.data.dataset import open_dataset
-from paceline.data.reading import open_feed
+from paceline.data.reading import SoloNode, open_feed
 from paceline.errors import RankFailed
 from paceline.launchers.spark.rounds.exchange import Carry, RankReport, Report, steps_of_round
-from paceline.launchers.spark.rounds.own_share import own_share
 from paceline.launchers.spark.rounds.records import Exchange, set_clock, write_exchange
 from paceline.launchers.spark.rounds.state import load_state, scaled_state, state_bytes
-from paceline.plan.schedule import schedule_of
+from paceline.plan.sample_order import sample_order_of
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.rows import TrainingResult
 from paceline.strategies.local_sgd.steps import LocalReplica
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from paceline.data.dataset import Dataset
     from paceline.data.reading import Batch, Feed
     from paceline.launchers.spark.rounds.exchange import Orders, State
-    from paceline.plan.schedule import Schedule
+    from paceline.plan.sample_order import SampleOrder
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import StepRow
@@ -68,7 +67,7 @@ class RoundWorker:
         self._files = files
         self._samples: _Samples | None = None
         self._dataset: Dataset
-        self._schedule: Schedule
+        self._sample_order: SampleOrder
         self._replica: LocalReplica
         self._initial_sha256 = ""
         set_threads(trial.placement.threads_per_worker)
@@ -101,12 +100,12 @@ class RoundWorker:
         state: returns the averaged state, None for the initial one; called when the samples are
         loaded. Raises the errors of Loop.run, DataError for a damaged image.
         """
-        steps = steps_of_round(orders.number, self._period, self._schedule.steps)
+        steps = steps_of_round(orders.number, self._period, self._sample_order.steps)
         moved = self._open_samples(rank, steps.start)
         began_s = self._begin_round(rank, orders, state())
         assert self._samples is not None
         loop = Loop(
-            self._schedule,
+            self._sample_order,
             self._trial.training,
             self._replica,
             rank,
@@ -143,7 +142,7 @@ class RoundWorker:
                     self._write_result(orders, sha256)
         if self.rank == rank:
             self.close()
-        steps = self._schedule.steps
+        steps = self._sample_order.steps
         return self._report(rank, None, steps, None, moved=False, weights_sha256=sha256)
 
     def close(self) -> None:
@@ -161,7 +160,7 @@ class RoundWorker:
     def _open(self) -> None:
         training = self._trial.training
         self._dataset = open_dataset(training.dataset)
-        self._schedule = schedule_of(training, self._dataset.row_group_rows)
+        self._sample_order = sample_order_of(training, self._dataset.row_group_rows)
 
     def _build(self) -> None:
         training = self._trial.training
@@ -184,14 +183,16 @@ class RoundWorker:
         if self._samples is not None and self._samples.rank == rank:
             return False
         self.close()
-        training, world = self._trial.training, self._trial.placement.ranks
+        training = self._trial.training
         feed = open_feed(
             self._dataset,
-            own_share(self._schedule, rank, world),
+            self._sample_order,
             mode=training.reading,
             image_size=training.image_size,
             rank=rank,
-            world_size=world,
+            world_size=self._trial.placement.ranks,
+            # Tasks do not wait for each other, so they cannot share decoded samples.
+            share_of_node=SoloNode(),
             decode_threads=self._trial.placement.threads_per_rank,
             timeout_s=self._trial.limits.trial_s,
         )
@@ -271,7 +272,7 @@ class RoundWorker:
             cores=RankCores.own().to_json(),
             carry=carry,
             next_step=next_step,
-            steps=self._schedule.steps,
+            steps=self._sample_order.steps,
             moved=moved,
             weights_sha256=weights_sha256,
         )
@@ -283,7 +284,7 @@ class RoundWorker:
             save_tensors(self._files.weights, weights)
         initial = self._initial_model()
         result = TrainingResult(
-            steps=self._schedule.steps,
+            steps=self._sample_order.steps,
             weights_sha256=sha256,
             update_l2=update_l2(weights, initial.state_dict()),
             parameters=sum(p.numel() for p in initial.parameters()),

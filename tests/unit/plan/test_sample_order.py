@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import UsageError
-from paceline.plan.schedule import Schedule, flipped, sample_key, share_bounds
+from paceline.plan.sample_order import SampleOrder, flipped, sample_key, share_bounds
 
-schedules = st.builds(
-    Schedule,
+orders = st.builds(
+    SampleOrder,
     row_group_rows=st.lists(st.integers(1, 20), min_size=1, max_size=12),
     seed=st.integers(0, 2**31 - 1),
     global_batch=st.integers(1, 40),
@@ -17,37 +17,39 @@ schedules = st.builds(
 
 
 @settings(max_examples=60, deadline=None)
-@given(schedules, st.integers(1, 7))
-def test_each_sample_once_an_epoch_whatever_the_world_size(schedule, world_size):
+@given(orders, st.integers(1, 7))
+def test_each_sample_once_an_epoch_whatever_the_world_size(order, world_size):
     seen: dict[int, list[int]] = {}
-    for number in range(schedule.steps):
-        step = schedule.step(number)
+    for number in range(order.steps):
+        step = order.step(number)
         shares = [step.share(rank, world_size) for rank in range(world_size)]
         assert np.array_equal(np.concatenate(shares), step.sample_ids)
         sizes = [len(share) for share in shares]
         assert max(sizes) - min(sizes) <= 1
         seen.setdefault(step.epoch, []).extend(step.sample_ids.tolist())
-    assert sorted(seen) == list(range(schedule.epochs))
+    assert sorted(seen) == list(range(order.epochs))
     for ids in seen.values():
-        assert sorted(ids) == list(range(schedule.samples))
+        assert sorted(ids) == list(range(order.samples))
 
 
 @settings(max_examples=30, deadline=None)
-@given(schedules)
-def test_window_holds_just_its_row_groups_samples(schedule):
+@given(orders)
+def test_window_holds_just_its_row_groups_samples(order):
     groups_seen = []
-    for window in schedule.windows(0):
-        assert len(window.row_groups) <= schedule.window_row_groups
+    for window in order.windows(0):
+        assert len(window.row_groups) <= order.window_row_groups
         groups_seen += window.row_groups
-        rows = sum(schedule.row_group_rows[g] for g in window.row_groups)
+        rows = sum(order.row_group_rows[g] for g in window.row_groups)
         assert len(window.sample_ids) == rows
-        assert {schedule.row_group_of(i) for i in window.sample_ids} == set(window.row_groups)
-    assert sorted(groups_seen) == list(range(len(schedule.row_group_rows)))
+        assert order.row_groups_of(window.sample_ids) == sorted(window.row_groups)
+    assert sorted(groups_seen) == list(range(len(order.row_group_rows)))
 
 
 def test_order_depends_on_seed_and_epoch():
     def order(seed: int, epoch: int) -> list[int]:
-        return Schedule([16] * 4, seed=seed, global_batch=8, epochs=2).epoch_order(epoch).tolist()
+        return (
+            SampleOrder([16] * 4, seed=seed, global_batch=8, epochs=2).epoch_order(epoch).tolist()
+        )
 
     assert order(1, 0) == order(1, 0)
     assert order(1, 0) != order(1, 1)
@@ -55,18 +57,30 @@ def test_order_depends_on_seed_and_epoch():
 
 
 def test_last_incomplete_batch_is_kept():
-    schedule = Schedule([10, 10, 3], seed=1, global_batch=10, epochs=1)
-    assert [len(schedule.step(i).sample_ids) for i in range(schedule.steps)] == [10, 10, 3]
-    assert [len(schedule.step(2).share(rank, 4)) for rank in range(4)] == [1, 1, 1, 0]
+    order = SampleOrder([10, 10, 3], seed=1, global_batch=10, epochs=1)
+    assert [len(order.step(i).sample_ids) for i in range(order.steps)] == [10, 10, 3]
+    assert [len(order.step(2).share(rank, 4)) for rank in range(4)] == [1, 1, 1, 0]
 
 
 def test_max_steps_ends_training_and_used_samples_follow():
-    schedule = Schedule([10] * 5, seed=1, global_batch=10, epochs=4, max_steps=2)
-    assert schedule.steps == 2
-    expected = np.sort(np.concatenate([schedule.step(i).sample_ids for i in range(2)]))
-    assert np.array_equal(schedule.used_sample_ids(), expected)
-    longer = Schedule([10] * 5, seed=1, global_batch=10, epochs=4, max_steps=7)
+    order = SampleOrder([10] * 5, seed=1, global_batch=10, epochs=4, max_steps=2)
+    assert order.steps == 2
+    expected = np.sort(np.concatenate([order.step(i).sample_ids for i in range(2)]))
+    assert np.array_equal(order.used_sample_ids(), expected)
+    longer = SampleOrder([10] * 5, seed=1, global_batch=10, epochs=4, max_steps=7)
     assert len(longer.used_sample_ids()) == 50
+
+
+def test_used_samples_of_a_rank_are_those_of_its_shares():
+    order = SampleOrder(row_group_rows=(9, 8), seed=4, global_batch=6, epochs=2, max_steps=5)
+    for rank in range(2):
+        shares = [order.step(number).share(rank, 2) for number in range(order.steps)]
+        assert order.used_sample_ids(rank, 2).tolist() == sorted({*np.concatenate(shares).tolist()})
+
+
+def test_rank_that_never_sees_a_sample_keeps_one_for_its_feed():
+    order = SampleOrder(row_group_rows=(5,), seed=4, global_batch=1, epochs=1)
+    assert order.used_sample_ids(1, 2).tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +95,7 @@ def test_max_steps_ends_training_and_used_samples_follow():
 )
 def test_values_that_cannot_work_are_refused(values):
     with pytest.raises(UsageError):
-        Schedule(**{"row_group_rows": [4], "seed": 1, "global_batch": 2, "epochs": 1, **values})
+        SampleOrder(**{"row_group_rows": [4], "seed": 1, "global_batch": 2, "epochs": 1, **values})
 
 
 def test_shares_cover_without_overlap():

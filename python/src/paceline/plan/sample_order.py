@@ -1,0 +1,190 @@
+"""The samples of every global step, the same under every launcher, strategy and number of ranks.
+
+The order of an epoch depends on (seed, epoch, sizes of the row groups) alone. It has two levels, as
+in WebDataset and mosaicml-streaming: row groups are permuted and divided into windows of
+`window_row_groups`, then the samples of each window are permuted. So a reader that streams row
+groups needs memory for one window, and a reader that keeps all samples has the same order.
+
+The last batch of an epoch may be smaller. Its samples are divided as evenly as possible, so some
+ranks may have none, and the loss is weighted by the real number of samples. No sample is dropped or
+seen twice in an epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from paceline.plan.trial import Training
+
+# Independent streams of random numbers.
+_ROW_GROUP_STREAM, _WINDOW_STREAM, _FLIP_STREAM = 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Consecutive row groups of an epoch, whose samples are shuffled together."""
+
+    row_groups: tuple[int, ...]
+    sample_ids: NDArray[np.int64]  # shape (samples of these row groups,), in order of training
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalStep:
+    """The samples of all ranks in one global step, in order."""
+
+    step: int
+    epoch: int
+    sample_ids: NDArray[np.int64]  # shape (global batch or fewer,)
+
+    def share(self, rank: int, world_size: int) -> NDArray[np.int64]:
+        """Return the consecutive samples of `rank`; all ranks have the same number, or one more."""
+        low, high = share_bounds(len(self.sample_ids), rank, world_size)
+        return self.sample_ids[low:high]
+
+
+def share_bounds(samples: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Return the half-open bounds of `rank`'s samples; the first ranks get the remainder."""
+    base, extra = divmod(samples, world_size)
+    low = rank * base + min(rank, extra)
+    return low, low + base + (1 if rank < extra else 0)
+
+
+def flipped(seed: int, epoch: int, sample_id: int) -> bool:
+    """Return whether a sample is mirrored in an epoch; half of the samples are, on any rank."""
+    return bool(_hash64(seed, _FLIP_STREAM, epoch, sample_id) & 1)
+
+
+def sample_key(seed: int, epoch: int, sample_id: int, stream: int) -> int:
+    """Return a seed of 63 bits for random numbers of a sample in an epoch, on any rank."""
+    return _hash64(seed, stream, epoch, sample_id) >> 1
+
+
+def _hash64(*words: int) -> int:
+    """Hash `words` with SplitMix64's finaliser (Steele, Lea, Flood: OOPSLA 2014)."""
+    mask = (1 << 64) - 1
+    state = 0x9E3779B97F4A7C15
+    for word in words:
+        state = (state + (word & mask) * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) & mask
+        state ^= state >> 30
+        state = (state * 0xBF58476D1CE4E5B9) & mask
+        state ^= state >> 27
+        state = (state * 0x94D049BB133111EB) & mask
+        state ^= state >> 31
+    return state
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """The samples of every step of a training.
+
+    row_group_rows: number of samples in each row group; sample ids number them consecutively.
+    epochs, max_steps: the training ends at the first of both limits; None: no limit.
+    Raises UsageError if a value is not allowed.
+    """
+
+    row_group_rows: Sequence[int]
+    seed: int
+    global_batch: int
+    epochs: int
+    max_steps: int | None = None
+    window_row_groups: int = 8
+
+    def __post_init__(self) -> None:
+        if not self.row_group_rows or min(self.row_group_rows) < 1:
+            raise UsageError("row_group_rows: expected row groups of at least one sample each")
+        for name in ("global_batch", "epochs", "window_row_groups"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if self.max_steps is not None and self.max_steps < 1:
+            raise UsageError(f"max_steps: expected at least 1, got {self.max_steps}")
+
+    @cached_property
+    def _first_ids(self) -> NDArray[np.int64]:
+        """The id of the first sample of each row group, and the number of samples."""
+        return np.cumsum([0, *self.row_group_rows])
+
+    @property
+    def samples(self) -> int:
+        return int(self._first_ids[-1])
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.samples // self.global_batch)
+
+    @property
+    def steps(self) -> int:
+        """The number of global steps of the training."""
+        whole = self.steps_per_epoch * self.epochs
+        return whole if self.max_steps is None else min(whole, self.max_steps)
+
+    def row_groups_of(self, sample_ids: Sequence[int] | NDArray[np.int64]) -> list[int]:
+        """Return the ascending indexes of the row groups that contain these samples."""
+        places = np.searchsorted(self._first_ids, sample_ids, side="right")
+        groups: list[int] = np.unique(places - 1).tolist()
+        return groups
+
+    def windows(self, epoch: int) -> Iterator[Window]:
+        """Yield the windows of an epoch in order of training."""
+        order = self._generator(_ROW_GROUP_STREAM, epoch, 0).permutation(len(self.row_group_rows))
+        for number, start in enumerate(range(0, len(order), self.window_row_groups)):
+            groups = tuple(int(g) for g in order[start : start + self.window_row_groups])
+            ids = np.concatenate(
+                [np.arange(self._first_ids[g], self._first_ids[g + 1]) for g in groups]
+            )
+            self._generator(_WINDOW_STREAM, epoch, number).shuffle(ids)
+            yield Window(row_groups=groups, sample_ids=ids)
+
+    @cached_property
+    def epoch_order(self) -> Callable[[int], NDArray[np.int64]]:
+        """Function of the epoch that returns its sample ids in order of training.
+
+        It keeps two epochs, because prefetching crosses the end of an epoch.
+        """
+        return lru_cache(maxsize=2)(
+            lambda epoch: np.concatenate([w.sample_ids for w in self.windows(epoch)])
+        )
+
+    def step(self, step: int) -> GlobalStep:
+        """Return global step `step`, counted from 0."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        start = within * self.global_batch
+        ids = self.epoch_order(epoch)[start : start + self.global_batch]
+        return GlobalStep(step=step, epoch=epoch, sample_ids=ids)
+
+    def used_sample_ids(self, rank: int = 0, world_size: int = 1) -> NDArray[np.int64]:
+        """Return the ascending ids of the samples that `rank` uses in any step, at least one.
+
+        At least one, because a feed cannot allocate memory of zero bytes.
+        """
+        used = np.zeros(self.samples, dtype=bool)
+        for step in range(self.steps):
+            used[self.step(step).share(rank, world_size)] = True
+            if step % self.steps_per_epoch == 0 and used.all():
+                break  # later epochs add nothing
+        used[0] |= not used.any()
+        return np.flatnonzero(used)
+
+    def _generator(self, stream: int, epoch: int, number: int) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64([self.seed, stream, epoch, number]))
+
+
+def sample_order_of(training: Training, row_group_rows: Sequence[int]) -> SampleOrder:
+    """Return the order of the samples of `training`, on a data set with these row groups."""
+    return SampleOrder(
+        row_group_rows=row_group_rows,
+        seed=training.seed,
+        global_batch=training.global_batch,
+        epochs=training.epochs,
+        max_steps=training.max_steps,
+    )
