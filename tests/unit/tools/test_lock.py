@@ -34,6 +34,11 @@ def lock_lines() -> list[str]:
     return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
+def test_the_lock_file_is_what_the_tool_would_write(lock: ModuleType) -> None:
+    text = (PYTHON_DIR / "requirements.lock").read_text(encoding="utf-8")
+    assert lock.lock_text(text) == text
+
+
 def test_every_line_of_the_lock_is_one_exact_version_of_any_build() -> None:
     for line in lock_lines():
         [specifier] = Requirement(line).specifier
