@@ -48,8 +48,8 @@ _SETTINGS = SlurmSettings(
 
 def _rendered(text: str = _SPEC):
     experiment = parse_spec(text, "test")
-    rendered, left_out = render_slurm(plan_trials(experiment, {"tiny": "/d"}, 8), _SETTINGS)
-    return {file.name: file.text for file in rendered}, left_out
+    rendered = render_slurm(plan_trials(experiment, {"tiny": "/d"}, 8), _SETTINGS)
+    return rendered.files, rendered.left_out
 
 
 def _trial(launcher: str, text: str = _SPEC) -> Trial:
@@ -115,9 +115,9 @@ def test_one_process_starts_the_ranks_of_a_single_node() -> None:
 
 def test_what_slurm_cannot_start_is_left_out_with_its_reason() -> None:
     _, left_out = _rendered()
-    assert [each.configuration.split(".")[1] for each in left_out] == ["spark"]
+    assert [configuration.split(".")[1] for configuration in left_out] == ["spark"]
     shared = _SPEC.replace("threads_per_rank = 2", "threads_per_rank = 2\noversubscribe = true")
-    assert any("share cores" in each.reason for each in _rendered(shared)[1])
+    assert any("share cores" in reason for reason in _rendered(shared)[1].values())
 
 
 def _command(text: str) -> list[str]:

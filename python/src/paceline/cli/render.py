@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 from paceline.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from paceline.plan.trial import Trial
-    from paceline.render.files import LeftOut, Rendered
+    from paceline.render.files import Rendered
     from paceline.spec import Experiment
 
 
@@ -99,7 +97,7 @@ def _slurm(arguments: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
     out = arguments.out or Path(f"{experiment.name}-slurm")
-    return _write(out, *render_slurm(trials, settings))
+    return _write(out, render_slurm(trials, settings))
 
 
 def _kubernetes(arguments: argparse.Namespace) -> int:
@@ -119,7 +117,7 @@ def _kubernetes(arguments: argparse.Namespace) -> int:
         memory_gib=arguments.memory_gib,
     )
     out = arguments.out or Path(f"{experiment.name}-kubernetes")
-    return _write(out, *render_kubernetes(trials, settings))
+    return _write(out, render_kubernetes(trials, settings))
 
 
 def _planned(arguments: argparse.Namespace) -> tuple[Experiment, list[Trial]]:
@@ -141,14 +139,14 @@ def _planned(arguments: argparse.Namespace) -> tuple[Experiment, list[Trial]]:
     return experiment, selected_trials(trials, experiment.only, experiment.baseline)
 
 
-def _write(out: Path, rendered: Sequence[Rendered], left_out: Sequence[LeftOut]) -> int:
+def _write(out: Path, rendered: Rendered) -> int:
     from paceline.records.files import write_text
 
-    for each in left_out:
-        print(f"paceline: left out {each.configuration}: {each.reason}", file=sys.stderr)
-    if not rendered:
+    for configuration, reason in rendered.left_out.items():
+        print(f"paceline: left out {configuration}: {reason}", file=sys.stderr)
+    if not rendered.files:
         raise UsageError("expected at least one trial that can be rendered, the spec has none")
-    for file in rendered:
-        write_text(out / file.name, file.text)
-        print(out / file.name)
+    for name, text in rendered.files.items():
+        write_text(out / name, text)
+        print(out / name)
     return ExitCode.OK

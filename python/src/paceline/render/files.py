@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from paceline.plan.trial import Trial
 
@@ -29,20 +29,12 @@ class CannotRender(Exception):  # noqa: N818  (it reads as the sentence that the
     """The scheduler cannot start this trial; the message is the reason."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Rendered:
-    """The name and the content of a file."""
+    """The files for a scheduler, and the configurations that it cannot start."""
 
-    name: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """A configuration that is not rendered."""
-
-    configuration: str
-    reason: str
+    files: dict[str, str] = field(default_factory=dict)  # content, by name
+    left_out: dict[str, str] = field(default_factory=dict)  # reason, by configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +54,7 @@ def shipped_trial(trial: Trial, places: Places) -> Trial:
 
     Relative paths of [telemetry] start here, as for `paceline run`; a job may start anywhere.
     """
-    given = ((name, getattr(trial.telemetry, name)) for name in _PATHS)
-    paths = {name: str(Path(path).absolute()) for name, path in given if path is not None}
+    paths = {name: str(path.absolute()) for name, path in telemetry_paths(trial).items()}
     training = trial.training.model_copy(update={"dataset": places.dataset(trial)})
     telemetry = trial.telemetry.model_copy(update=paths)
     return trial.model_copy(update={"training": training, "telemetry": telemetry})
@@ -79,12 +70,23 @@ def trial_text(trial: Trial) -> str:
     return trial.model_dump_json(indent=1) + "\n"
 
 
-def by_configuration(trials: Sequence[Trial]) -> list[list[Trial]]:
-    """Return the repeats of each configuration, in the order of the first planned of each."""
-    found: dict[str, list[Trial]] = {}
-    for trial in trials:
-        found.setdefault(trial.configuration, []).append(trial)
-    return [sorted(repeats, key=lambda t: t.repeat) for repeats in found.values()]
+def render(
+    trials: Sequence[Trial], files_of: Callable[[list[Trial]], Mapping[str, str]]
+) -> Rendered:
+    """Render each configuration, in the order of the first planned trial of each.
+
+    files_of: returns the files of one configuration from its repeats; may raise CannotRender.
+    """
+    repeats_of: dict[str, list[Trial]] = {}
+    for trial in sorted(trials, key=lambda t: t.repeat):
+        repeats_of.setdefault(trial.configuration, []).append(trial)
+    rendered = Rendered()
+    for configuration in dict.fromkeys(trial.configuration for trial in trials):
+        try:
+            rendered.files.update(files_of(repeats_of[configuration]))
+        except CannotRender as reason:
+            rendered.left_out[configuration] = str(reason)
+    return rendered
 
 
 def limit_s(trial: Trial) -> int:

@@ -18,10 +18,9 @@ from paceline import __version__
 from paceline.job.environment import rank_environment
 from paceline.render.files import (
     CannotRender,
-    LeftOut,
     Places,
     Rendered,
-    by_configuration,
+    render,
     shipped_trial,
     telemetry_paths,
     trial_text,
@@ -61,23 +60,16 @@ class KubernetesSettings:
         return math.ceil(ranks * self.memory_gib * _MIB_PER_GIB)
 
 
-def render_kubernetes(
-    trials: Sequence[Trial], settings: KubernetesSettings
-) -> tuple[list[Rendered], list[LeftOut]]:
-    """Return a YAML file per configuration, and the configurations that have none."""
-    rendered: list[Rendered] = []
-    left_out: list[LeftOut] = []
-    for repeats in by_configuration(trials):
-        configuration = repeats[0].configuration
-        try:
-            objects = [_trial_map(repeats[0], settings)]
-            objects += [_object(trial, settings) for trial in repeats]
-        except CannotRender as reason:
-            left_out.append(LeftOut(configuration=configuration, reason=str(reason)))
-            continue
+def render_kubernetes(trials: Sequence[Trial], settings: KubernetesSettings) -> Rendered:
+    """Return a YAML file for each configuration."""
+
+    def files_of(repeats: list[Trial]) -> dict[str, str]:
+        objects = [_trial_map(repeats[0], settings)]
+        objects += [_object(trial, settings) for trial in repeats]
         text = yaml.safe_dump_all(objects, sort_keys=False, width=100, explicit_start=True)
-        rendered.append(Rendered(name=f"{configuration}.yaml", text=text))
-    return rendered, left_out
+        return {f"{repeats[0].configuration}.yaml": text}
+
+    return render(trials, files_of)
 
 
 def _object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
@@ -111,23 +103,25 @@ def _configuration_name(trial: Trial) -> str:
 
 def _trial_map(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
     """Return the ConfigMap with the planned trial, for all repeats."""
-    namespace = {} if settings.namespace is None else {"namespace": settings.namespace}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": _configuration_name(trial), **namespace},
+        "metadata": _metadata(_configuration_name(trial), settings),
         "data": {_TRIAL_FILE: trial_text(shipped_trial(trial, settings.places))},
     }
+
+
+def _metadata(name: str, settings: KubernetesSettings) -> dict[str, Any]:
+    namespace = {} if settings.namespace is None else {"namespace": settings.namespace}
+    return {"name": name, **namespace}
 
 
 # The following parts are for the objects of the launchers.
 
 
 def metadata(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
-    namespace = {} if settings.namespace is None else {"namespace": settings.namespace}
     return {
-        "name": object_name(trial),
-        **namespace,
+        **_metadata(object_name(trial), settings),
         "labels": {"app.kubernetes.io/name": "paceline"},
         "annotations": {"paceline-trial": trial.id},
     }

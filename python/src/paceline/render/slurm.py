@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 from paceline.job.environment import rank_environment
 from paceline.render.files import (
     CannotRender,
-    LeftOut,
     Places,
     Rendered,
-    by_configuration,
     limit_s,
+    render,
     shipped_trial,
     trial_text,
 )
@@ -48,24 +47,18 @@ class SlurmStep:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def render_slurm(
-    trials: Sequence[Trial], settings: SlurmSettings
-) -> tuple[list[Rendered], list[LeftOut]]:
-    """Return the files of each configuration, and the configurations that Slurm cannot start."""
-    rendered: list[Rendered] = []
-    left_out: list[LeftOut] = []
-    for repeats in by_configuration(trials):
-        configuration = repeats[0].configuration
-        try:
-            step = _step(repeats[0], settings)
-        except CannotRender as reason:
-            left_out.append(LeftOut(configuration=configuration, reason=str(reason)))
-            continue
-        shipped = shipped_trial(repeats[0], settings.places)
-        script = "\n".join(_lines(repeats, step, settings)) + "\n"
-        rendered.append(Rendered(name=f"{configuration}.sbatch", text=script))
-        rendered.append(Rendered(name=f"{configuration}.json", text=trial_text(shipped)))
-    return rendered, left_out
+def render_slurm(trials: Sequence[Trial], settings: SlurmSettings) -> Rendered:
+    """Return an sbatch file and a planned trial for each configuration."""
+
+    def files_of(repeats: list[Trial]) -> dict[str, str]:
+        first = repeats[0]
+        script = _lines(repeats, _step(first, settings), settings)
+        return {
+            f"{first.configuration}.sbatch": "\n".join(script) + "\n",
+            f"{first.configuration}.json": trial_text(shipped_trial(first, settings.places)),
+        }
+
+    return render(trials, files_of)
 
 
 def _step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
