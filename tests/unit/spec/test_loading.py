@@ -67,7 +67,7 @@ def test_spec_file_is_read(tmp_path):
 
 
 def test_unknown_name_lists_shipped_and_guesses():
-    with pytest.raises(UsageError, match="Did you mean 'quickstart'"):
+    with pytest.raises(UsageError, match='Did you mean "quickstart"'):
         load_spec("quikstart")
 
 

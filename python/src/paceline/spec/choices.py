@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -16,7 +15,7 @@ from paceline.spec.extensions import (
     quoted,
 )
 from paceline.spec.models import TrialRequest
-from paceline.spec.sentences import sentences
+from paceline.spec.sentences import no_such_key, sentences
 from paceline.spec.transport_rules import transport_of
 from paceline.spec.values import BEST
 
@@ -52,13 +51,13 @@ def chosen(request: TrialRequest) -> dict[str, Descriptor]:
     A transport that the entry does not name is the default one. The local strategy "best" and
     unknown names are left out.
     """
-    names = {
-        "local_strategy": request.local_strategy,
-        "transport": transport_of(request),
-        "launcher": request.launcher,
-        "compression": request.extension_keys.get("compression"),
-    }
+    names = {**_names(request), "transport": transport_of(request)}
     return {key: group.get(str(n)) for key, group in _GROUPS.items() if (n := names[key]) in group}
+
+
+def _names(request: TrialRequest) -> dict[str, str | None]:
+    """Return the names that the request gives, by the key that gives them."""
+    return {key: getattr(request, key, None) for key in _GROUPS}
 
 
 def accepts(request: TrialRequest, key: str) -> bool:
@@ -78,15 +77,10 @@ def declared_keys() -> dict[str, Any]:
 
 def name_faults(request: TrialRequest) -> Iterator[str]:
     """Yield names that no installed extension has."""
-    if request.local_strategy not in (BEST, *STRATEGIES.names()):
-        yield STRATEGIES.unknown(request.local_strategy)
-    if request.launcher not in LAUNCHERS:
-        yield LAUNCHERS.unknown(request.launcher)
-    if request.transport is not None and request.transport not in TRANSPORTS:
-        yield TRANSPORTS.unknown(request.transport)
-    method = request.extension_keys.get("compression")
-    if method is not None and method not in COMPRESSIONS:
-        yield COMPRESSIONS.unknown(method)
+    for key, name in _names(request).items():
+        is_search = key == "local_strategy" and name == BEST
+        if name is not None and name not in _GROUPS[key] and not is_search:
+            yield _GROUPS[key].unknown(name)
 
 
 def key_faults(request: TrialRequest) -> Iterator[str]:
@@ -114,7 +108,4 @@ def _misplaced(key: str, request: TrialRequest, used: dict[str, Descriptor]) -> 
         return f"{key}: has no meaning for {name}; remove it, or use {kind} = {quoted(owners)}"
     if key in RENAMED:
         return f'{key}: was renamed; use "{RENAMED[key]}"'
-    known = [*TrialRequest.model_fields, *declared_keys()]
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f' Did you mean "{near[0]}"?' if near else f" Known keys: {', '.join(known)}."
-    return f"{key}: no such key.{hint}"
+    return f"{key}: {no_such_key(key, [*TrialRequest.model_fields, *declared_keys()])}"

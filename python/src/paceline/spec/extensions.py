@@ -7,7 +7,6 @@ warnings with their reason; the others keep working.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import warnings
 from functools import cache, cached_property
@@ -23,6 +22,7 @@ from paceline.spec.descriptors import (
     TransportDescriptor,
     WorkloadDescriptor,
 )
+from paceline.spec.sentences import did_you_mean
 
 D = TypeVar("D", bound=Descriptor)
 
@@ -63,8 +63,7 @@ class ExtensionGroup(Generic[D]):
 
         place: where it stands in the spec.
         """
-        near = difflib.get_close_matches(str(name), self.names(), n=1)
-        hint = f' Did you mean "{near[0]}"?' if near else ""
+        hint = did_you_mean(str(name), self.names())
         return f'{place or self._word}: expected one of {quoted(self.names())}, got "{name}".{hint}'
 
     @cached_property

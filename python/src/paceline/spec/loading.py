@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -15,7 +14,7 @@ from paceline.spec.choices import REMOVED, RENAMED
 from paceline.spec.models import SCHEMA, Experiment
 from paceline.spec.overrides import apply_settings, changed_text
 from paceline.spec.rules import faults_of
-from paceline.spec.sentences import sentences
+from paceline.spec.sentences import did_you_mean, no_such_key, sentences
 from paceline.spec.values import BASELINE
 
 if TYPE_CHECKING:
@@ -141,11 +140,9 @@ def _read(name_or_path: str) -> tuple[str, str]:
     try:
         return path.read_text(encoding="utf-8"), str(path)
     except FileNotFoundError as error:
-        near = difflib.get_close_matches(name_or_path, shipped, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise UsageError(
             f"spec {name_or_path!r}: expected a TOML file or one of the shipped experiments "
-            f"({', '.join(shipped)}); there is neither.{hint}"
+            f"({', '.join(shipped)}); there is neither.{did_you_mean(name_or_path, shipped)}"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
@@ -172,7 +169,4 @@ def _unknown_key(location: tuple[int | str, ...]) -> str:
             annotation = model.model_fields[part].annotation
             inner = getattr(annotation, "__args__", (annotation,))[0]
             model = inner if hasattr(inner, "model_fields") else model
-    known = [field.alias or name for name, field in model.model_fields.items()]
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f'Did you mean "{near[0]}"?' if near else f"Known keys: {', '.join(known)}."
-    return f"no such key. {hint}"
+    return no_such_key(key, (field.alias or name for name, field in model.model_fields.items()))

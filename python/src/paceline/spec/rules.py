@@ -5,7 +5,6 @@ Everything that is known without looking at a machine is checked here; preflight
 
 from __future__ import annotations
 
-import difflib
 import math
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +14,7 @@ from paceline.errors import UsageError
 from paceline.spec.counts import batch_per_replica, counts_if_known
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, WORKLOADS
 from paceline.spec.models import Experiment
-from paceline.spec.sentences import sentences
+from paceline.spec.sentences import no_such_key, sentences
 from paceline.spec.trial_rules import applies, are_counts_valid, trial_faults
 from paceline.spec.tune_rules import tune_faults
 from paceline.spec.values import BASELINE, DEFAULT_EPOCHS
@@ -77,10 +76,8 @@ def _table_faults(experiment: Experiment) -> Iterator[str]:
     with_keys = [name for name, model in tables.items() if model.model_fields]
     for name, table in (experiment.model_extra or {}).items():
         if name not in with_keys:
-            known = [*(f.alias or n for n, f in Experiment.model_fields.items()), *with_keys]
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f' Did you mean "{near[0]}"?' if near else f" Known keys: {', '.join(known)}."
-            yield f"{name}: no such key.{hint}"
+            known = (field.alias or key for key, field in Experiment.model_fields.items())
+            yield f"{name}: {no_such_key(name, [*known, *with_keys])}"
             continue
         try:
             tables[name].model_validate(table)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from pydantic_core import ErrorDetails
 
@@ -35,6 +36,19 @@ def sentences(
         else:
             found.setdefault(place, _sentence(place, detail))
     return list(found.values())
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint at the known name that is most similar; empty if none is."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f' Did you mean "{near[0]}"?' if near else ""
+
+
+def no_such_key(key: str, known: Iterable[str]) -> str:
+    """Return what to do about a key that does not exist, without its place."""
+    names = list(known)
+    hint = did_you_mean(key, names) or f" Known keys: {', '.join(names)}."
+    return f"no such key.{hint}"
 
 
 def place_of(location: tuple[int | str, ...]) -> str:
