@@ -19,7 +19,7 @@ from paceline.errors import DataError, UsageError
 
 def folder_of(samples: int) -> tuple[ImageFolder, list[Finding]]:
     images = tuple(ImageFile(f"c{i % 3}/{i}.jpg", i % 3) for i in range(samples))
-    info = ImageInfo("JPEG", 10, 10, verbatim=True, change="")
+    info = ImageInfo("JPEG", 10, 10, verbatim=True)
     findings = [Finding(i, 1000, f"{i:064x}", info, "") for i in range(samples)]
     return ImageFolder(Path("/images"), ("c0", "c1", "c2"), images), findings
 

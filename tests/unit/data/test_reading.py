@@ -161,9 +161,12 @@ def test_a_rank_alone_on_its_node_decodes_its_own_samples_only(
     uneven: MadeDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded = []
-    monkeypatch.setattr(
-        "paceline.data.memory_feed.decode", lambda data, size: decoded.append(data) or decode(data, size)
-    )
+
+    def counting(data: bytes, image_size: int) -> Any:
+        decoded.append(data)
+        return decode(data, image_size)
+
+    monkeypatch.setattr("paceline.data.memory_feed.decode", counting)
     order = sample_order_of(uneven, max_steps=2)
     with open_feed(
         open_dataset(uneven.path), order, mode="memory", image_size=SIZE, rank=1, world_size=2

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.data.dataset import open_dataset
 from paceline.data.synth import GENERATOR_VERSION, synthesise
-from paceline.errors import EnvironmentLacks, TimedOut
+from paceline.errors import EnvironmentLacks
+from paceline.host.locks import exclusive_lock
 from paceline.spec.extensions import WORKLOADS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _LOCK_S = 1800.0  # enough for the biggest preset on a slow machine
-_POLL_S = 0.5
 
 
 def default_cache_dir() -> Path:
@@ -31,14 +28,10 @@ def default_cache_dir() -> Path:
     return Path.home() / ".cache" / "paceline"
 
 
-def dataset_name(preset: str, images: int, seed: int) -> str:
-    """Return the folder name of a preset's data set, which contains the generator's version."""
-    return f"{preset}-{images}-seed{seed}-v{GENERATOR_VERSION}"
-
-
 def dataset_path(preset: str, *, images: int, seed: int, cache_dir: Path | None = None) -> Path:
     """Return the path at which `ensure_dataset` keeps a data set, existing or not."""
-    return (cache_dir or default_cache_dir()) / "datasets" / dataset_name(preset, images, seed)
+    name = f"{preset}-{images}-seed{seed}-v{GENERATOR_VERSION}"
+    return (cache_dir or default_cache_dir()) / "datasets" / name
 
 
 def ensure_dataset(
@@ -69,7 +62,12 @@ def ensure_dataset(
             f"{folder}: cannot be created ({error.strerror}); set PACELINE_CACHE to a "
             "writable folder"
         ) from None
-    with _locked(folder / f".{target.name}.lock", lock_timeout_s):
+    lock = folder / f".{target.name}.lock"
+    busy = (
+        f"{lock}: another process has held this lock for {lock_timeout_s:.0f} s to make the data "
+        "set; wait for it or end it"
+    )
+    with exclusive_lock(lock, lock_timeout_s, busy):
         if not target.is_dir():
             _make(target, preset, count, seed, progress)
     return open_dataset(target).path
@@ -97,22 +95,3 @@ def _make(
         ingest(folder, target, seed=seed, progress=forward(images))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _locked(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold an exclusive lock; the kernel releases it if the process ends."""
-    deadline = time.monotonic() + timeout_s
-    with path.open("a") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise TimedOut(
-                        f"{path}: another process has held this lock for {timeout_s:.0f} s to make "
-                        "the data set; wait for it or end it"
-                    ) from None
-                time.sleep(_POLL_S)
-        yield

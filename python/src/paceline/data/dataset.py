@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 COLUMNS = ("sample_id", "label", "image", "sha256", "source")
-INGEST_AGAIN = "ingest the images again with `paceline data ingest`"
 _URL_RESERVED = "#?;"
 _HOW_TO_MAKE = "make one with `paceline data ingest IMAGES_DIR OUT_DATASET`"
 
@@ -59,19 +58,23 @@ class Dataset:
 
         The checksum covers every page of every column, labels included. Raises DataError.
         """
-        file, expected = self.row_group_path(index), self.manifest.row_groups[index].sha256
+        expected = self.manifest.row_groups[index].sha256
         try:
-            with file.open("rb") as stream:
+            with self.row_group_path(index).open("rb") as stream:
                 found = hashlib.file_digest(stream, "sha256").hexdigest()
         except OSError as error:
-            raise DataError(
-                f"{file} (row group {index}): cannot be read ({error.strerror}); {INGEST_AGAIN}"
-            ) from None
+            raise self.damaged(index, f"cannot be read ({error.strerror})") from None
         if found != expected:
-            raise DataError(
-                f"{file} (row group {index}): expected sha256 {expected}, found {found}: the file "
-                f"was changed or damaged; {INGEST_AGAIN}"
+            raise self.damaged(
+                index, f"expected sha256 {expected}, found {found}: it was changed or damaged"
             )
+
+    def damaged(self, index: int, what: str) -> DataError:
+        """Return the error about the file of row group `index`."""
+        return DataError(
+            f"{self.row_group_path(index)} (row group {index}): {what}; ingest the images again "
+            "with `paceline data ingest`"
+        )
 
 
 def local_path(path: str | Path) -> Path:
@@ -121,24 +124,23 @@ def open_dataset(path: str | Path) -> Dataset:
 def _check_row_group(dataset: Dataset, index: int) -> None:
     file, group = dataset.row_group_path(index), dataset.manifest.row_groups[index]
     if not file.is_file():
-        raise DataError(f"{file}: the manifest lists this file, but it is missing; {INGEST_AGAIN}")
+        raise dataset.damaged(index, "the manifest lists this file, but it is missing")
     size = file.stat().st_size
     if size != group.size_bytes:
-        raise DataError(f"{file}: expected {group.size_bytes} bytes, found {size}; {INGEST_AGAIN}")
+        raise dataset.damaged(index, f"expected {group.size_bytes} bytes, found {size}")
     try:
         footer = pq.read_metadata(file)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{file} (row group {index}): its Parquet footer is damaged: {error}; {INGEST_AGAIN}"
-        ) from None
+        raise dataset.damaged(index, f"its Parquet footer is damaged: {error}") from None
     if (footer.num_rows, footer.num_row_groups) != (group.rows, 1):
-        raise DataError(
-            f"{file}: expected {group.rows} rows in 1 row group, found {footer.num_rows} in "
-            f"{footer.num_row_groups}; {INGEST_AGAIN}"
+        raise dataset.damaged(
+            index,
+            f"expected {group.rows} rows in 1 row group, found {footer.num_rows} in "
+            f"{footer.num_row_groups}",
         )
     missing = set(COLUMNS) - set(footer.schema.names)
     if missing:
-        raise DataError(f"{file}: columns missing: {', '.join(sorted(missing))}; {INGEST_AGAIN}")
+        raise dataset.damaged(index, f"columns missing: {', '.join(sorted(missing))}")
 
 
 def inspect_dataset(

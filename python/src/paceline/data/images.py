@@ -47,7 +47,6 @@ class ImageInfo:
     width: int
     height: int
     verbatim: bool  # already upright 8-bit RGB: its bytes are stored unchanged
-    change: str  # why it is re-encoded, "" if verbatim
 
 
 def inspect(data: bytes) -> ImageInfo:
@@ -169,20 +168,17 @@ def _check(image: Image.Image) -> None:
 
 def _info(image: Image.Image, data: bytes) -> ImageInfo:
     orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
-    reasons = []
-    if image.format == "MPO":
-        reasons.append("several images in one file")
-    if image.mode != "RGB" or "transparency" in image.info:
-        kind = "RGB with transparency" if image.mode == "RGB" else image.mode
-        reasons.append(f"mode {kind}")
-    if _bits_per_channel(image, data) > 8:
-        reasons.append("16 bits per channel")
-    if orientation not in (0, 1):
-        reasons.append(f"EXIF orientation {orientation}")
+    verbatim = (
+        image.format != "MPO"  # several images in one file
+        and image.mode == "RGB"
+        and "transparency" not in image.info
+        and _bits_per_channel(image, data) == 8
+        and orientation in (0, 1)
+    )
     turned = orientation in (5, 6, 7, 8)
     width, height = (image.height, image.width) if turned else (image.width, image.height)
     stored_format = "PNG" if image.format == "PNG" else "JPEG"
-    return ImageInfo(stored_format, width, height, not reasons, ", ".join(reasons))
+    return ImageInfo(stored_format, width, height, verbatim)
 
 
 def _bits_per_channel(image: Image.Image, data: bytes) -> int:

@@ -50,12 +50,7 @@ def open_feed(  # noqa: PLR0913  (the only place that needs all of them)
         )
     if not 0 <= rank < world_size:
         raise UsageError(f"rank: expected 0..{world_size - 1}, got {rank} of {world_size}")
-    for name, value in (("image_size", image_size), ("decode_threads", decode_threads)):
-        if value < 1:
-            raise UsageError(f"{name}: expected at least 1, got {value}")
     options = FeedOptions(image_size, rank, world_size, decode_threads, prefetch_batches, pixels)
     if mode == "memory":
         return MemoryFeed(dataset, order, options, share_of_node or SoloNode(), timeout_s)
-    if mode == "stream":
-        return StreamFeed(dataset, order, options)
-    raise UsageError(f"data mode: expected memory or stream, got {mode!r}")
+    return StreamFeed(dataset, order, options)

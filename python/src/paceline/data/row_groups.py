@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.data.dataset import INGEST_AGAIN
-from paceline.errors import DataError
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from paceline.data.dataset import Dataset
+    from paceline.errors import DataError
 
 # Petastorm's dummy pool holds this many row groups ready; when it has to wait for the thread that
 # refills it, it sleeps 100 ms. So each reader gets no more than it can hold (opening takes 3 ms).
@@ -101,10 +99,7 @@ def _next(dataset: Dataset, index: int, reader: Any) -> Any:
     try:
         return next(reader)
     except StopIteration:
-        raise DataError(
-            f"{dataset.row_group_path(index)} (row group {index}): Petastorm returned no rows; "
-            f"{INGEST_AGAIN}"
-        ) from None
+        raise dataset.damaged(index, "Petastorm returned no rows") from None
     except Exception as error:
         # pyarrow raises ArrowException, OSError and more for damaged pages.
         raise _unreadable(dataset, index, error) from error
@@ -112,24 +107,20 @@ def _next(dataset: Dataset, index: int, reader: Any) -> Any:
 
 def _checked(dataset: Dataset, index: int, batch: Any) -> RowGroupRows:
     group, classes = dataset.manifest.row_groups[index], len(dataset.classes)
-    where = f"{dataset.row_group_path(index)} (row group {index})"
     expected = np.arange(group.first_sample_id, group.first_sample_id + group.rows)
     if not np.array_equal(batch.sample_id, expected):
-        raise DataError(
-            f"{where}: expected samples {expected[0]}..{expected[-1]}, got "
-            f"{len(batch.sample_id)} rows that are not these; {INGEST_AGAIN}"
+        raise dataset.damaged(
+            index,
+            f"expected samples {expected[0]}..{expected[-1]}, got {len(batch.sample_id)} rows "
+            "that are not these",
         )
     labels = np.asarray(batch.label, dtype=np.int32)
     if labels.min() < 0 or labels.max() >= classes:
-        raise DataError(
-            f"{where}: expected labels 0..{classes - 1}, got {labels.min()}..{labels.max()}; "
-            f"{INGEST_AGAIN}"
+        raise dataset.damaged(
+            index, f"expected labels 0..{classes - 1}, got {labels.min()}..{labels.max()}"
         )
     return RowGroupRows(index, group.first_sample_id, labels, batch.image)
 
 
 def _unreadable(dataset: Dataset, index: int, error: Exception) -> DataError:
-    return DataError(
-        f"{dataset.row_group_path(index)} (row group {index}): cannot be read "
-        f"({type(error).__name__}: {error}); {INGEST_AGAIN}"
-    )
+    return dataset.damaged(index, f"cannot be read ({type(error).__name__}: {error})")

@@ -6,11 +6,9 @@ a lab makes can be found by its record or by its name.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import UsageError
 from paceline.lab.settings import LabSettings
@@ -89,9 +87,6 @@ class LabRecord:
             f"host of lab {self.name!r}: expected a number from 0 to {len(self.hosts) - 1} or one "
             f"of {', '.join(host.name for host in self.hosts)}, got {asked!r}"
         )
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 def hub_of(name: str) -> str:

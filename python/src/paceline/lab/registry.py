@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
+import dataclasses
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.errors import DataError, EnvironmentLacks, TimedOut
-from paceline.host.processes import is_alive, wait_until
+from paceline.errors import DataError, EnvironmentLacks
+from paceline.host.locks import exclusive_lock
+from paceline.host.processes import is_alive
 from paceline.lab.record import SCHEMA, LabRecord
 from paceline.records.files import read_json, write_json
 from paceline.records.typed import typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import TextIO
 
 # The names of network namespaces in /run/netns hold for the whole machine; so do those of labs.
 ROOT = Path("/run/paceline-lab")
@@ -40,9 +40,8 @@ class Registry:
                 f"{self.root}: expected a folder of user {os.geteuid()}, it belongs to {owner}; "
                 "find out which program made it, and remove it"
             )
-        with (self.root / "lock").open("w") as lock:
-            if not wait_until(lambda: _taken(lock), _LOCK_S):
-                raise TimedOut(f"another lab was being made or removed for {_LOCK_S:g} s")
+        busy = f"another lab was being made or removed for {_LOCK_S:g} s"
+        with exclusive_lock(self.root / "lock", _LOCK_S, busy):
             yield
 
     def file(self, name: str) -> Path:
@@ -61,7 +60,7 @@ class Registry:
         return record if record.schema == SCHEMA else None
 
     def save(self, record: LabRecord) -> None:
-        write_json(self.file(record.name), record.to_json())
+        write_json(self.file(record.name), dataclasses.asdict(record))
 
     def forget(self, name: str) -> None:
         self.file(name).unlink(missing_ok=True)
@@ -70,11 +69,3 @@ class Registry:
 def is_owned(record: LabRecord) -> bool:
     """Check if the process that will remove the lab is alive."""
     return record.owner_pid is not None and is_alive(record.owner_pid, record.owner_started_unix_s)
-
-
-def _taken(lock: TextIO) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

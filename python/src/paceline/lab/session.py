@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.host.processes import process_started_unix_s
@@ -18,9 +18,6 @@ from paceline.lab.record import SCHEMA, Host, LabRecord, hosts_of
 from paceline.lab.registry import Registry
 from paceline.lab.removal import FOLDER_PREFIX, remove, remove_abandoned
 from paceline.lab.settings import LabSettings, check_name, why_not
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 _REAPED_S = 10.0
 
@@ -51,12 +48,7 @@ class Lab:
         self.make()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
