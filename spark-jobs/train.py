@@ -24,14 +24,14 @@ except ImportError:  # unpacked from the archive: the package lies beside this s
 from py4j.protocol import Py4JError
 from pyspark import BarrierTaskContext, SparkConf, SparkContext, TaskContext
 
-from paceline.errors import EnvironmentLacks, ExitCode, UsageError
+from paceline.errors import EnvironmentLacks, UsageError
 from paceline.job.messages import rank_failed_line, run_guarded, say
 from paceline.job.options import JobOptions, parse_options
 from paceline.job.rank_status import RankEnd
 from paceline.job.run_directory import finish, prepare
 from paceline.job.trial import Job, asked_ranks, job_of, read_trial
 from paceline.launchers.spark.barrier import failed_stage, run_barrier_rank
-from paceline.launchers.spark.launcher import check_conf, is_local, job_defaults
+from paceline.launchers.spark.configuration import check_conf, is_local, job_defaults
 from paceline.launchers.spark.rounds.driver import RoundFailed, run_rounds
 from paceline.launchers.spark.rounds.exchange import together
 from paceline.launchers.spark.rounds.task import run_round_task
@@ -129,7 +129,7 @@ def _train(context: SparkContext, job: Job) -> RankEnd:
     except Py4JError as error:
         return failed_stage(job, str(error))
     assert sorted(done) == list(range(ranks)), done
-    return RankEnd(rank=0, exit_code=ExitCode.OK)
+    return RankEnd(rank=0)
 
 
 def _task(job: Job) -> Callable[[Iterable[int]], Iterable[int]]:

@@ -41,8 +41,7 @@ WORDS = {
     "gloo": "",
     "mpi": "",
     "spark-allgather": "--local-strategy processes --ranks-per-node 2 --oversubscribe",
-    # A round lasts for seconds, so the fault falls into it. A host that is lost while results are
-    # on their way to the driver cannot be told from the others.
+    # A round lasts for seconds, so the fault falls into it.
     "spark-rounds": "--local-strategy processes --ranks-per-node 2 --oversubscribe "
     "--averaging-period-steps 300",
 }

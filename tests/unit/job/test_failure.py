@@ -11,7 +11,7 @@ from paceline.job.rank_status import RankEnd
 from paceline.records.files import write_json
 from paceline.records.rows import RankStatus
 
-DONE = RankEnd(rank=0, exit_code=0)
+DONE = RankEnd(rank=0)
 
 
 def status(rank, state, error=None, *, secondary=False):
@@ -62,8 +62,8 @@ def test_trial_whose_ranks_are_done_ended_well(make_job):
 
 
 def test_trial_ends_as_the_rank_that_failed_first(make_job):
-    lost = RankEnd(rank=0, exit_code=5, error="PeerLost: x", secondary=True)
-    bad = RankEnd(rank=1, exit_code=4, error="DataError: x")
+    lost = RankEnd(rank=0, error="PeerLost: x", secondary=True)
+    bad = RankEnd(rank=1, error="DataError: x")
     assert trial_end(make_job(), [lost, bad]) == bad
 
 
@@ -71,7 +71,7 @@ def test_rank_without_an_end_died(make_job):
     job = make_job()
     for row in (LOST_PEER, status(1, "running")):
         write_json(job.files.rank(row.rank).status, dataclasses.asdict(row))
-    lost = RankEnd(rank=0, exit_code=5, error="PeerLost: x", secondary=True)
+    lost = RankEnd(rank=0, error="PeerLost: x", secondary=True)
     end = trial_end(job, [lost, None], "its actor died")
     assert (end.rank, end.error) == (1, "RankFailed: its actor died")
 

@@ -33,7 +33,7 @@ def test_first_trial_makes_the_run(make_job):
 def test_end_is_written_with_the_start_of_what_was_started_by_hand(make_job):
     job = make_job()
     prepare(job)
-    finish(job, RankEnd(rank=0, exit_code=0))
+    finish(job, RankEnd(rank=0))
     written = outcome(job)
     assert (written["status"], written["exit_code"], written["failed_rank"]) == ("ok", 0, None)
     started = process_started_unix_s(launching_pid())
@@ -42,26 +42,32 @@ def test_end_is_written_with_the_start_of_what_was_started_by_hand(make_job):
 
 
 @pytest.mark.parametrize(
-    ("code", "status"), [(3, "refused"), (4, "refused"), (5, "failed"), (6, "timed_out")]
+    ("error", "code", "status"),
+    [
+        ("EnvironmentLacks: x", 3, "refused"),
+        ("DataError: x", 4, "refused"),
+        ("KeyError: x", 5, "failed"),
+        ("TimedOut: x", 6, "timed_out"),
+    ],
 )
-def test_failure_is_written_with_its_rank(code, status, make_job):
+def test_failure_is_written_with_its_rank(error, code, status, make_job):
     job = make_job()
     prepare(job)
-    finish(job, RankEnd(rank=1, exit_code=code, error="X: y"))
+    finish(job, RankEnd(rank=1, error=error))
     written = outcome(job)
     assert (written["status"], written["exit_code"]) == (status, code)
-    assert (written["failed_rank"], written["message"]) == (1, "X: y")
+    assert (written["failed_rank"], written["message"]) == (1, error)
 
 
 def test_finished_trial_is_not_overwritten(make_job):
     job = make_job()
     prepare(job)
-    finish(job, RankEnd(rank=0, exit_code=0))
+    finish(job, RankEnd(rank=0))
     with pytest.raises(UsageError, match="--repeat 1, "):
         prepare(job)
     second = make_job("--repeat", "1")
     prepare(second)
-    finish(second, RankEnd(rank=0, exit_code=0))
+    finish(second, RankEnd(rank=0))
     with pytest.raises(UsageError, match="--repeat 2, "):
         prepare(job)
 

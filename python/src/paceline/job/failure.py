@@ -32,11 +32,7 @@ class FirstFailure:
 
     def end(self, otherwise: str) -> RankEnd:
         """Return the end of the trial; `otherwise` is the reason if the rank wrote none."""
-        rank = 0 if self.rank is None else self.rank
-        if self.error is None:
-            error = f"RankFailed: {otherwise}"
-            return RankEnd(rank=rank, exit_code=ExitCode.RANK_FAILED, error=error)
-        return RankEnd(rank=rank, exit_code=exit_code_of(self.error), error=self.error)
+        return RankEnd(rank=self.rank or 0, error=self.error or f"RankFailed: {otherwise}")
 
 
 def first_failure(
@@ -84,7 +80,7 @@ def trial_end(job: Job, ends: Iterable[RankEnd | None], reason: str | None = Non
     dead = [rank for rank, end in enumerate(given) if end is None]
     failed = [end for end in given if end is not None and end.error is not None]
     if not dead and not failed:
-        return RankEnd(rank=0, exit_code=ExitCode.OK)
+        return RankEnd(rank=0)
     failure = first_failure(read_statuses(job.files), dead=dead)
     causes = [end for end in failed if not end.secondary]
     if failure.error is None and causes:

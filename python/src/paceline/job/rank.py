@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import traceback
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from paceline.errors import EnvironmentLacks, ExitCode, PacelineError, TimedOut
+from paceline.errors import EnvironmentLacks, ExitCode, PacelineError
 from paceline.host.processes import die_with_parent
 from paceline.job.checks import check_dataset
+from paceline.job.limits import trial_limit, trial_timed_out
 from paceline.job.messages import rank_failed_line, say
 from paceline.job.rank_status import RankEnd, RankStatusFile, log_of, terminated
 from paceline.job.sidecars import host_sidecar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from paceline.job.trial import Job
     from paceline.training.context import RankContext
@@ -53,7 +52,12 @@ def run_rank(
 
 def _run(job: Job, context: RankContext, watched_pids: Sequence[int]) -> RankEnd:
     status = RankStatusFile(job, context)
-    with log_of(job, context), terminated(status), _time_limit(job, status):
+
+    def expire() -> None:
+        status.failed(trial_timed_out(job.trial))
+        os._exit(ExitCode.TIMED_OUT)  # the main thread may be in a call that does not return
+
+    with log_of(job, context), terminated(status), trial_limit(job, expire):
         try:
             check_shared(job, context.host)
             status.write("running")
@@ -67,19 +71,26 @@ def _run(job: Job, context: RankContext, watched_pids: Sequence[int]) -> RankEnd
             return status.failed(error)
         status.write("done")
         status.log("is done")
-        return RankEnd(rank=context.rank, exit_code=ExitCode.OK)
+        return RankEnd(rank=context.rank)
 
 
 def _train(job: Job, context: RankContext) -> None:
+    prepare_process(job, context)
+    from paceline.worker.worker import train  # noqa: PLC0415  (it imports torch)
+
+    train(job.trial, context, job.files)
+
+
+def prepare_process(job: Job, context: RankContext) -> None:
+    """Check the data set, and set threads and cores. Call it before torch is imported.
+
+    Torch reads the settings at its import. Raises EnvironmentLacks.
+    """
     from paceline.training.resources import apply_resources  # noqa: PLC0415
 
     if job.trial.placement.nodes > 1 or not job.supervised:
         check_dataset(job.trial.training.dataset)  # else preflight has checked it on this node
     apply_resources(context, job.trial)
-    # The worker imports torch, which reads the settings of apply_resources at its import.
-    from paceline.worker.worker import train  # noqa: PLC0415
-
-    train(job.trial, context, job.files)
 
 
 def check_shared(job: Job, host: str) -> None:
@@ -89,26 +100,3 @@ def check_shared(job: Job, host: str) -> None:
             f"host {host}: expected {job.files.trial}, found none: the run directory "
             "must be on storage that all nodes share, under the same path"
         )
-
-
-@contextmanager
-def _time_limit(job: Job, status: RankStatusFile) -> Iterator[None]:
-    """Enforce `limits.trial_s` where no supervisor does; the end of this rank ends the others."""
-    if job.supervised:
-        yield
-        return
-    limit_s = job.trial.limits.trial_s
-
-    def end() -> None:
-        status.failed(
-            TimedOut(f"not done within its limit of {limit_s:g} s; raise it with --trial-timeout")
-        )
-        os._exit(ExitCode.TIMED_OUT)  # the main thread may be in a call that does not return
-
-    timer = threading.Timer(limit_s, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()

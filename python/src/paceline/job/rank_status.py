@@ -34,12 +34,22 @@ _PEER_GONE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """The end of a rank; error is None if it is done."""
+    """The end of a rank."""
 
     rank: int
-    exit_code: int
-    error: str | None = None
+    error: str | None = None  # as `error_text` writes it; None if the rank is done
     secondary: bool = False  # the error only says that a peer left
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Return the exit code of a program that ends for this reason."""
+        return ExitCode.OK if self.error is None else exit_code_of(self.error)
+
+    @classmethod
+    def of(cls, error: Exception, rank: int = 0) -> RankEnd:
+        """Return the end of `rank`, or of the rank that the error names."""
+        rank = getattr(error, "rank", None) or rank
+        return cls(rank=rank, error=error_text(error), secondary=is_secondary(error))
 
 
 def is_secondary(error: BaseException) -> bool:
@@ -94,18 +104,13 @@ class RankStatusFile:
 
     def failed(self, error: Exception) -> RankEnd:
         """Report why this rank failed, in its status and on standard error."""
-        text, secondary = error_text(error), is_secondary(error)
+        rank, text, secondary = self._row.rank, error_text(error), is_secondary(error)
         self.write("failed", text, secondary=secondary)
         if secondary:
-            say(f"rank {self._row.rank} stops, another rank is the cause: {error}")
+            say(f"rank {rank} stops, another rank is the cause: {error}")
         else:
-            say(rank_failed_line(self._row.rank, self._ranks, text))
-        return RankEnd(
-            rank=self._row.rank,
-            exit_code=exit_code_of(text),
-            error=text,
-            secondary=secondary,
-        )
+            say(rank_failed_line(rank, self._ranks, text))
+        return RankEnd(rank=rank, error=text, secondary=secondary)
 
 
 @contextmanager

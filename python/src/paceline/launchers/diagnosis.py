@@ -6,7 +6,14 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
-from paceline.errors import ExitCode
+from paceline.errors import (
+    DataError,
+    EnvironmentLacks,
+    ExitCode,
+    PacelineError,
+    TimedOut,
+    UsageError,
+)
 from paceline.job.failure import FirstFailure, first_failure, outcome_status
 from paceline.launchers.base import OWN_FAILURE
 from paceline.records.rows import SCHEMA, Outcome
@@ -25,10 +32,10 @@ LOG_TAIL_LINES = 20
 # Stack frames of a JVM, and of torch's C++ (c10), which prints them whenever a connection ends.
 _FRAME = re.compile(r"\s+at [\w.$/<>]+\(|\s+\.\.\. \d+ more|frame #\d+: |Exception raised from ")
 _TAIL_BYTES = 64 * 1024
-# Exit codes of job scripts that say more than that a rank failed.
-SPECIFIC_CODES = frozenset(
-    {ExitCode.USAGE, ExitCode.ENVIRONMENT, ExitCode.DATA, ExitCode.TIMED_OUT}
-)
+# Errors whose exit codes say more than that a rank failed.
+SPECIFIC_ERRORS: dict[int, type[PacelineError]] = {
+    kind.exit_code: kind for kind in (UsageError, EnvironmentLacks, DataError, TimedOut)
+}
 
 
 def diagnose(trial: Trial, files: TrialFiles, ended: Ended, launcher: Launcher) -> Outcome:
@@ -69,7 +76,7 @@ def _exit_code(ended: Ended, failure: FirstFailure) -> ExitCode:
         return ExitCode.TIMED_OUT
     if failure.error is not None:
         return exit_code_of(failure.error)
-    if failure.rank not in ended.dead_ranks and ended.exit_status in SPECIFIC_CODES:
+    if failure.rank not in ended.dead_ranks and ended.exit_status in SPECIFIC_ERRORS:
         return ExitCode(ended.exit_status)
     return ExitCode.RANK_FAILED
 

@@ -16,11 +16,11 @@ def started(monkeypatch, tmp_path):
 
         def run_ranks(job):
             seen.append(("children", job.trial.placement.ranks))
-            return RankEnd(rank=0, exit_code=0)
+            return RankEnd(rank=0)
 
         def run_rank(_job, context, _watched, **_rest):
             seen.append(("here", context.world_size))
-            return RankEnd(rank=0, exit_code=0)
+            return RankEnd(rank=0)
 
         monkeypatch.setattr(
             "sys.argv", ["paceline.launchers.local", *given.split(), *words.split()]

@@ -80,9 +80,10 @@ def test_rank_without_a_status_outweighs_a_peer_that_was_lost(run):
 def test_ranks_that_all_lost_a_peer_keep_their_error(run):
     statuses = [failed(rank, f"PeerLost: {rank}", secondary=True) for rank in (0, 1)]
     end = run(["raise SystemExit(5)"] * 2, *statuses)
-    assert (end.rank, end.error) == (0, "RankFailed: PeerLost: 0")
+    assert (end.rank, end.error) == (0, "PeerLost: 0")
 
 
 def test_ranks_that_take_too_long_are_ended(run):
     end = run([SLEEP, SLEEP], limit_s=0.3)
-    assert (end.exit_code, end.error) == (6, "TimedOut: not done within its limit of 0.3 s")
+    assert end.exit_code == 6
+    assert end.error.startswith("TimedOut: not done within its limit of 0.3 s")

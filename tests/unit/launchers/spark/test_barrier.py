@@ -49,7 +49,7 @@ def test_tasks_meet_once_at_rank_0s_socket(make_job, monkeypatch):
 
     def run(_job, context, watched):
         contexts[context.rank] = (context, watched)
-        return RankEnd(rank=context.rank, exit_code=0)
+        return RankEnd(rank=context.rank)
 
     monkeypatch.setattr(barrier, "run_rank", run)
     job, gather = make_job(launcher="spark"), Gather(2)
@@ -71,7 +71,7 @@ def test_tasks_meet_once_at_rank_0s_socket(make_job, monkeypatch):
 
 
 def test_failed_task_carries_its_end_to_the_driver(make_job, monkeypatch):
-    end = RankEnd(rank=0, exit_code=4, error='DataError: a "quoted"\nphoto')
+    end = RankEnd(rank=0, error='DataError: a "quoted"\nphoto')
     monkeypatch.setattr(barrier, "run_rank", lambda *_args: end)
     job = make_job(launcher="spark", ranks=2)
     gather = lambda message: [message, message]  # noqa: E731
@@ -85,7 +85,7 @@ def test_failed_task_carries_its_end_to_the_driver(make_job, monkeypatch):
 
 def test_rank_that_missed_its_peer_does_not_hide_the_lost_one(make_job):
     job = make_job(launcher="spark")
-    content = {"exit_code": 5, "error": "PeerLost: x", "secondary": True}
+    content = {"error": "PeerLost: x", "secondary": True}
     message = (
         f"BarrierTaskFailed: paceline rank 0 ended {json.dumps(content)}\n"
         "because barrier task ResultTask(0, 1) finished unsuccessfully"
@@ -102,7 +102,7 @@ def test_lost_rank_is_the_one_that_wrote_no_end(make_job):
             rank=rank, host="h", pid=1, process_started_unix_s=0.0, state=state, secondary=True
         )
         write_json(job.files.rank(rank).status, dataclasses.asdict(status))
-    content = {"exit_code": 5, "error": "PeerLost: x", "secondary": True}
+    content = {"error": "PeerLost: x", "secondary": True}
     end = failed_stage(job, f"BarrierTaskFailed: paceline rank 0 ended {json.dumps(content)}\n")
     assert (end.rank, end.exit_code) == (1, 5)
     assert "killed or crashed" in end.error

@@ -217,13 +217,13 @@ def test_daemon_of_another_host_is_started_by_its_first_task(far_job, monkeypatc
         leaders = {"10.9.9.9": [tasks[1].address, tasks[1].port]}
         monkeypatch.setenv("PACELINE_SPARK_AGENT", json.dumps({**told, "leaders": leaders}))
         status = spark_mpi_agent.main(["10.9.9.9", str(daemon), "--x"])
-        return RankEnd(rank=0, exit_code=status, error="as the daemon")
+        return RankEnd(rank=0, error=f"the daemon ended with {status}")
 
     monkeypatch.setattr(spark_mpi, "run_mpirun", mpirun)
     other, ends = in_thread(lambda: run_mpi_task(far_job, 1, tasks, addresses[1]))
     end = run_mpi_task(far_job, 0, tasks, addresses[0])
     other.join(timeout=20)
-    assert (end.exit_code, end.error) == (3, "as the daemon")
+    assert end.error == "the daemon ended with 3"
     assert "prted on 10.9.9.9: cannot find it" in capfd.readouterr().err
     assert [end.error for end in ends] == [None]  # how it went is task 0's to say
 
@@ -313,7 +313,7 @@ def test_refusal_before_any_rank_could_write_is_quoted(make_job):
     said = ["x", "paceline: world size: expected 2 ranks, the launcher made 1", "more"]
     end = end_of_mpirun(make_job(), 3, said, ENDED)
     assert (end.exit_code, end.error) == (
-        3, "ENVIRONMENT: world size: expected 2 ranks, the launcher made 1",
+        3, "EnvironmentLacks: world size: expected 2 ranks, the launcher made 1",
     )  # fmt: skip
 
 
@@ -347,7 +347,8 @@ def test_ranks_that_never_start_end_mpirun(make_job):
 def test_trial_that_takes_too_long_is_ended(make_job):
     job = limited(make_job(), trial_s=0.2)
     end = run_mpirun(job, ["sleep", "60"], {"PATH": "/usr/bin:/bin"})
-    assert (end.exit_code, end.error) == (6, "TimedOut: not done within its limit of 0.2 s")
+    assert end.exit_code == 6
+    assert end.error.startswith("TimedOut: not done within its limit of 0.2 s")
 
 
 def test_what_mpirun_says_is_passed_on(make_job, capsys):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from paceline.errors import ExitCode
+from paceline.errors import ExitCode, RankFailed
 from paceline.host.processes import end_processes, guarded
 from paceline.job.environment import rank_environment
 from paceline.job.failure import first_failure
+from paceline.job.limits import trial_timed_out
 from paceline.job.messages import rank_failed_line, say
 from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import close_listener, listen_on
@@ -47,18 +47,19 @@ def run_ranks(job: Job) -> RankEnd:
                 children.append(_start(job, rank, address))  # noqa: PERF401  (each is ended below)
         finally:
             close_listener(address)  # rank 0 has inherited it
-        limit_s = job.trial.limits.trial_s
-        watched = wait_for_end(children, job.files, limit_s=limit_s, notice_s=_NOTICE_S)
+        watched = wait_for_end(
+            children, job.files, limit_s=job.trial.limits.trial_s, notice_s=_NOTICE_S
+        )
         dead = [rank for rank, child in enumerate(children) if child.poll()]
     finally:
         exit_statuses = end_processes(children, _TERMINATION_S)
         signal.signal(signal.SIGTERM, before)
     if watched.timed_out:
-        error = f"TimedOut: not done within its limit of {limit_s:g} s"
-        say(error)
-        return RankEnd(rank=0, exit_code=ExitCode.TIMED_OUT, error=error)
+        error = trial_timed_out(job.trial)
+        say(str(error))
+        return RankEnd.of(error)
     if not any(exit_statuses):
-        return RankEnd(rank=0, exit_code=ExitCode.OK)
+        return RankEnd(rank=0)
     return _failed(job, dead, exit_statuses)
 
 
@@ -80,15 +81,15 @@ def _start(job: Job, rank: int, address: StoreAddress) -> subprocess.Popen[bytes
 
 def _failed(job: Job, dead: list[int], exit_statuses: list[int]) -> RankEnd:
     statuses = read_statuses(job.files)
-    reported = {s.rank for s in statuses if s.state == "failed"}
-    failure = first_failure(statuses, dead=[rank for rank in dead if rank not in reported])
-    first = next((rank for rank, status in enumerate(exit_statuses) if status), 0)
+    errors = {s.rank: s.error for s in statuses if s.state == "failed"}
+    failure = first_failure(statuses, dead=[rank for rank in dead if rank not in errors])
+    first = next(rank for rank, status in enumerate(exit_statuses) if status)
     rank = first if failure.rank is None else failure.rank
-    error = next((s.error for s in statuses if s.rank == rank and s.error), None)
-    end = failure.end(error or f"ended with status {exit_statuses[rank]} and wrote no error")
-    end = dataclasses.replace(end, rank=rank)
-    if error is None:  # else the rank itself has printed it
-        say(rank_failed_line(end.rank, len(exit_statuses), str(end.error)))
+    if errors.get(rank):
+        return RankEnd(rank=rank, error=errors[rank])  # the rank itself has printed it
+    error = f"ended with status {exit_statuses[rank]} and wrote no error"
+    end = RankEnd.of(RankFailed(error), rank)
+    say(rank_failed_line(rank, len(exit_statuses), str(end.error)))
     return end
 
 

@@ -14,7 +14,7 @@ import threading
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from paceline.errors import EnvironmentLacks, ExitCode, PacelineError
+from paceline.errors import EnvironmentLacks, PacelineError
 from paceline.host.machine import host_name
 from paceline.host.processes import parent_of
 from paceline.job.context import nodes_of, rank_context
@@ -25,7 +25,7 @@ from paceline.job.rendezvous import check_reachable, close_listener, listen_on
 from paceline.launchers.spark.launcher import LOST_TASK
 from paceline.launchers.spark.mpi.task import TaskPlace, run_mpi_task
 from paceline.launchers.spark.mpi.wire import new_token
-from paceline.records.statuses import error_text, read_statuses
+from paceline.records.statuses import read_statuses
 from paceline.training.context import StoreAddress
 from paceline.training.resources import set_thread_variables
 
@@ -73,8 +73,7 @@ def run_barrier_rank(job: Job, rank: int, all_gather: Callable[[str], list[str]]
             executors = {p.executor for p in places if p.host == context.host}
             end = run_rank(job, context, sorted(pid for pid in executors if pid is not None))
     except PacelineError as error:
-        end = RankEnd(rank=rank, exit_code=error.exit_code, error=error_text(error))
-        raise task_failed(end) from error
+        raise task_failed(RankEnd.of(error, rank)) from error
     if end.error is not None:
         raise task_failed(end)
     return rank
@@ -155,17 +154,13 @@ def _reported_end(message: str) -> RankEnd | None:
     found = _RANK_ERROR.search(message)
     if found is None:
         return None
-    end = json.loads(found.group(2))
-    if end["secondary"]:
-        return None
-    return RankEnd(
-        rank=int(found.group(1)), exit_code=ExitCode(end["exit_code"]), error=end["error"]
-    )
+    end = RankEnd(rank=int(found.group(1)), **json.loads(found.group(2)))
+    return None if end.secondary else end
 
 
 def task_failed(end: RankEnd) -> BarrierTaskFailed:
     """Return the exception that carries a rank's end to the driver; raise it out of the task."""
-    content = {"exit_code": int(end.exit_code), "error": end.error, "secondary": end.secondary}
+    content = {"error": end.error, "secondary": end.secondary}
     return BarrierTaskFailed(f"paceline rank {end.rank} ended {json.dumps(content)}")
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from importlib import metadata as package_metadata
 from typing import TYPE_CHECKING, Any
 
+from paceline.launchers.spark.configuration import configuration, driver_memory, slots_per_node
 from paceline.launchers.spark.descriptor import SparkOptions
-from paceline.launchers.spark.launcher import configuration, slots_per_node
-from paceline.launchers.spark.native import driver_memory
 from paceline.render.files import CannotRender
 from paceline.render.kubernetes import (
     JOBS,

@@ -70,7 +70,7 @@ def job(make_job):
 
 def test_rounds_go_on_until_all_steps_are_done(job):
     tasks = Tasks()
-    assert run(job, tasks) == RankEnd(rank=0, exit_code=0)
+    assert run(job, tasks) == RankEnd(rank=0)
     orders = [given for given, _ in tasks.seen]
     assert [o.number for o in orders] == [0, 1, 2, 3]
     assert [o.finish for o in orders] == [False, False, False, True]
@@ -158,7 +158,7 @@ LOST_EXECUTOR = (
 
 
 def test_executor_lost_in_its_first_round_says_sparks_reason(job):
-    end = failed_round(job, 0, LOST_EXECUTOR)
+    end = failed_round(job, 0, LOST_EXECUTOR, Executors())
     assert (end.rank, end.exit_code) == (1, 5)
     assert "on host 10.0.0.2, and rank 1 with it: Executor heartbeat timed out" in end.error
 
@@ -173,7 +173,7 @@ def test_what_a_task_said_itself_outweighs_sparks_words(job):
 
 
 def test_end_that_a_task_told_through_spark_is_its_end(job):
-    end = RankEnd(rank=1, exit_code=5, error="RankFailed: the loss of step 3 is nan")
+    end = RankEnd(rank=1, error="RankFailed: the loss of step 3 is nan")
     raised = task_failed(end)
     assert run(job, failing(f"x\npaceline.job.barrier.BarrierTaskFailed: {raised}\n\tat")) == end
 
@@ -201,6 +201,16 @@ def test_executor_lost_in_a_round_is_told_with_all_its_ranks(job):
     end = failed_round(job, 4, LOST_EXECUTOR, executors)
     assert (end.rank, end.exit_code) == (0, 5)
     assert "executor 1 on host beta, and ranks 0, 1 with it: Executor heartbeat" in end.error
+
+
+def test_results_that_a_lost_executor_took_with_it_blame_its_ranks(job):
+    rank = RankReport(host="beta", cores="{}", executor="1", next_step=0, steps=1)
+    executors = Executors(lambda: {"0"})
+    executors.saw({1: rank})
+    message = "Lost task 1.0 in stage 2.0 (TID 3) (10.0.0.2 executor 1): TaskResultLost (result"
+    end = failed_round(job, 4, message, executors)
+    assert (end.rank, end.exit_code) == (1, 5)
+    assert "executor 1 on host beta, and rank 1 with it" in end.error
 
 
 def test_executor_lost_between_two_rounds_ends_the_trial(job):

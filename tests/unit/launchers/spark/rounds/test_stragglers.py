@@ -10,6 +10,8 @@ import pytest
 from paceline.launchers.spark.rounds import stragglers as module
 from paceline.launchers.spark.rounds.claims import Claims
 from paceline.launchers.spark.rounds.driver import RoundFailed, run_rounds
+from paceline.launchers.spark.rounds.exchange import RankReport
+from paceline.launchers.spark.rounds.executors import Executors
 from paceline.launchers.spark.rounds.stragglers import Stragglers
 from paceline.records.files import write_json
 from paceline.records.rows import RankStatus
@@ -18,6 +20,7 @@ from paceline.records.rows import RankStatus
 @pytest.fixture
 def job(make_job, monkeypatch):
     monkeypatch.setattr(module, "_POLL_S", 0.01)
+    monkeypatch.setattr(module, "heartbeat_s", lambda _trial: 0)
     made = make_job(
         "--transport", "spark-rounds", "--local-strategy", "processes",
         "--collective-timeout", "0.2", "--rendezvous-timeout", "0.2", launcher="spark",
@@ -25,6 +28,12 @@ def job(make_job, monkeypatch):
     status = RankStatus(rank=1, host="beta", pid=1, process_started_unix_s=0.0, state="running")
     write_json(made.files.rank(1).status, dataclasses.asdict(status))
     return made
+
+
+def report(rank):
+    return RankReport(
+        host=f"host-{rank}", cores="", executor=str(7 + rank), carry=None, next_step=0, steps=1
+    )
 
 
 def claims_of(job):
@@ -49,25 +58,38 @@ def test_rank_that_trains_in_the_first_round_is_not_given_time_to_start(job):
     patient = dataclasses.replace(job, trial=job.trial.model_copy(update={"limits": limits}))
     job.files.rank(1).steps.write_text("{}\n")
     cancelled = threading.Event()
-    with Stragglers(patient, claims_of(job), cancelled.set).limited(0):
+    with Stragglers(patient, claims_of(job), Executors(), cancelled.set).limited(0):
         claims_of(job).finish(0, 0)
         assert cancelled.wait(10)
 
 
 def test_round_that_nobody_has_done_is_not_limited(job):
-    ours = Stragglers(job, claims_of(job), lambda: pytest.fail("cancelled"))
+    ours = Stragglers(job, claims_of(job), Executors(), lambda: pytest.fail("cancelled"))
     with ours.limited(3):
         threading.Event().wait(0.4)
     assert ours.end is None
 
 
-def test_results_that_do_not_reach_the_driver_end_the_round(job):
+def end_of_unsent_results(job, executors):
     claims, cancelled = claims_of(job), threading.Event()
-    ours = Stragglers(job, claims, cancelled.set)
+    ours = Stragglers(job, claims, executors, cancelled.set)
     with ours.limited(3):
         for rank in (0, 1):
             claims.finish(3, rank)
         assert cancelled.wait(10)
     assert ours.end is not None
-    assert ours.end.exit_code == 6
-    assert "one of rank 0 (not seen yet), rank 1 (beta) hangs" in ours.end.error
+    return ours.end
+
+
+def test_results_that_do_not_reach_the_driver_end_the_round(job):
+    end = end_of_unsent_results(job, Executors())
+    assert end.exit_code == 6
+    assert "one of rank 0 (not seen yet), rank 1 (beta) hangs" in end.error
+
+
+def test_host_that_is_lost_while_its_results_travel_is_named(job):
+    executors = Executors(lambda: {"7"})
+    executors.saw({rank: report(rank) for rank in (0, 1)})
+    end = end_of_unsent_results(job, executors)
+    assert (end.rank, end.exit_code) == (1, 5)
+    assert "Spark lost executor 8 on host host-1, and rank 1 with it" in end.error

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import paceline
-from paceline.errors import ExitCode
+from paceline.errors import RankFailed, TimedOut
 from paceline.host.processes import end_processes, guarded
 from paceline.job.environment import rank_environment
 from paceline.job.failure import first_failure
+from paceline.job.limits import trial_timed_out
 from paceline.job.rank_status import RankEnd
-from paceline.launchers.diagnosis import SPECIFIC_CODES
+from paceline.launchers.diagnosis import SPECIFIC_ERRORS
 from paceline.launchers.mpi.launcher import (
     failed_rank,
     interface_parameters,
@@ -205,17 +206,15 @@ def end_of_mpirun(job: Job, exit_status: int, output: Sequence[str], watched: Wa
     done = {s.rank for s in statuses if s.state == "done"}
     open_ranks = [rank for rank in range(job.trial.placement.ranks) if rank not in done]
     if watched.timed_out:
-        error = f"TimedOut: not done within its limit of {limits.trial_s:g} s"
-        rank = next(iter(open_ranks), 0)
-        return RankEnd(rank=rank, exit_code=ExitCode.TIMED_OUT, error=error)
+        return RankEnd.of(trial_timed_out(job.trial), next(iter(open_ranks), 0))
     if watched.missing_ranks:
-        error = (
-            f"TimedOut: rank(s) {', '.join(map(str, watched.missing_ranks))} did not start within "
+        late = TimedOut(
+            f"rank(s) {', '.join(map(str, watched.missing_ranks))} did not start within "
             f"{limits.rendezvous_s:g} s (limits.rendezvous_s, --rendezvous-timeout)"
         )
-        return RankEnd(rank=watched.missing_ranks[0], exit_code=ExitCode.TIMED_OUT, error=error)
+        return RankEnd.of(late, watched.missing_ranks[0])
     if exit_status == 0 and not open_ranks:
-        return RankEnd(rank=0, exit_code=ExitCode.OK)
+        return RankEnd(rank=0)
     text = "\n".join(output)
     failure = first_failure(statuses, named=failed_rank(text), dead=watched.dead_ranks)
     if failure.error is None:
@@ -239,18 +238,16 @@ def _lost_host(output: str, statuses: Sequence[RankStatus]) -> RankEnd | None:
     host = lost.group(1)
     there = [s.rank for s in statuses if s.host.partition(".")[0] == host.partition(".")[0]]
     listed = ", ".join(map(str, there)) or "none known"
-    return RankEnd(
-        rank=next(iter(there), 0),
-        exit_code=ExitCode.RANK_FAILED,
-        error=f"RankFailed: MPI's daemon on host {host} was lost, and its ranks ({listed}) with "
-        "it: it was killed, or the host cannot be reached any more",
+    error = RankFailed(
+        f"MPI's daemon on host {host} was lost, and its ranks ({listed}) with it: it was killed, "
+        "or the host cannot be reached any more"
     )
+    return RankEnd.of(error, next(iter(there), 0))
 
 
 def _refusal(exit_status: int, output: Sequence[str], rank: int | None) -> RankEnd | None:
     """Return the error with which the ranks ended before they could write a status."""
     ours = [line.removeprefix(_OURS) for line in output if line.startswith(_OURS)]
-    if exit_status not in SPECIFIC_CODES or not ours:
+    if exit_status not in SPECIFIC_ERRORS or not ours:
         return None
-    code = ExitCode(exit_status)
-    return RankEnd(rank=rank or 0, exit_code=code, error=f"{code.name}: {ours[-1]}")
+    return RankEnd.of(SPECIFIC_ERRORS[exit_status](ours[-1]), rank or 0)

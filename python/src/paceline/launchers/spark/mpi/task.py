@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.errors import EnvironmentLacks, ExitCode, TimedOut
+from paceline.errors import EnvironmentLacks, TimedOut
 from paceline.job.rank import check_shared
 from paceline.job.rank_status import RankEnd
 from paceline.launchers.mpi.rank import EnclosingJob
@@ -92,7 +92,7 @@ def run_mpi_task(
                 _start_daemon(job, listener, task_0, environment, first.token)
             if not has_ended(task_0, limits.trial_s + limits.rendezvous_s):
                 raise TimedOut(f"task {rank}: task 0 did not end within limits.trial_s")
-    return RankEnd(rank=rank, exit_code=ExitCode.OK)
+    return RankEnd(rank=rank)
 
 
 def _lead_all(

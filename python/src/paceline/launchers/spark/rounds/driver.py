@@ -9,23 +9,23 @@ import math
 import re
 import threading
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut
+from paceline.errors import PacelineError, RankFailed
 from paceline.job.failure import FirstFailure, first_failure
+from paceline.job.limits import trial_limit, trial_timed_out
 from paceline.job.rank_status import RankEnd
 from paceline.launchers.spark.barrier import failed_stage
 from paceline.launchers.spark.rounds.claims import Claims
 from paceline.launchers.spark.rounds.exchange import Clock, Orders
 from paceline.launchers.spark.rounds.executors import Executors, Place, lost_executor
 from paceline.launchers.spark.rounds.stragglers import Stragglers
-from paceline.records.statuses import error_text, read_statuses
+from paceline.records.statuses import read_statuses
 from paceline.training.context import RankContext
 from paceline.training.resources import RankCores, check_node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from paceline.job.trial import Job
     from paceline.launchers.spark.rounds.exchange import Carry, RankReport, Report, State
@@ -64,48 +64,26 @@ def run_rounds(
     executors_alive: Spark's names of its executors; None with a local master.
     """
     rounds = Rounds(job, run_round, cancel, executors_alive)
-    with _limited(job, cancel) as expired:
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        cancel()
+
+    with trial_limit(job, expire):
         try:
             rounds.train()
         except RoundFailed as error:
             if expired.is_set():
-                return _expired(job)
+                return RankEnd.of(trial_timed_out(job.trial))
             if rounds.stragglers.end is not None:
                 return rounds.stragglers.end
             return failed_round(job, rounds.number, str(error), rounds.executors)
         except PacelineError as error:
-            rank = error.rank if isinstance(error, RankFailed) else None
-            return RankEnd(rank=rank or 0, exit_code=error.exit_code, error=error_text(error))
+            return RankEnd.of(error)
         finally:
             rounds.close()
-    return RankEnd(rank=0, exit_code=ExitCode.OK)
-
-
-@contextmanager
-def _limited(job: Job, cancel: Callable[[], object]) -> Iterator[threading.Event]:
-    """Enforce `limits.trial_s` where no supervisor does."""
-    expired = threading.Event()
-
-    def end() -> None:
-        expired.set()
-        cancel()
-
-    timer = threading.Timer(job.trial.limits.trial_s, end)
-    timer.daemon = True
-    if not job.supervised:
-        timer.start()
-    try:
-        yield expired
-    finally:
-        timer.cancel()
-
-
-def _expired(job: Job) -> RankEnd:
-    error = TimedOut(
-        f"not done within its limit of {job.trial.limits.trial_s:g} s; raise it with "
-        "--trial-timeout"
-    )
-    return RankEnd(rank=0, exit_code=ExitCode.TIMED_OUT, error=error_text(error))
+    return RankEnd(rank=0)
 
 
 class Rounds:
@@ -123,7 +101,7 @@ class Rounds:
         self._run_round = run_round
         self._claims = Claims(job.files.claims, job.trial.placement)
         self.executors = Executors(executors_alive)
-        self.stragglers = Stragglers(job, self._claims, cancel)
+        self.stragglers = Stragglers(job, self._claims, self.executors, cancel)
         self._clocks = _Clocks()
         self._moves = 0
 
@@ -151,7 +129,9 @@ class Rounds:
         self._claims.close()
 
     def _run(self, orders: Orders, state: State | None) -> Report:
-        self.executors.check()
+        lost = self.executors.lost()
+        if lost is not None:
+            raise lost
         began_unix_s = time.time()
         with self.stragglers.limited(orders.number):
             report = self._run_round(orders, state)
@@ -182,13 +162,13 @@ class Rounds:
             check_node(context, place, cores)
 
 
-def failed_round(
-    job: Job, number: int, message: str, executors: Executors | None = None
-) -> RankEnd:
+def failed_round(job: Job, number: int, message: str, executors: Executors) -> RankEnd:
     """Return how the first rank of a failed round ended, from Spark's message and the statuses."""
     lost = _LOST_TASK.search(message)
     if lost is None:
-        return failed_stage(job, message)
+        # Results of a lost executor are missing elsewhere, in a message that does not name it.
+        executor = executors.lost()
+        return failed_stage(job, message) if executor is None else RankEnd.of(executor)
     statuses = read_statuses(job.files)
     partition = int(lost.group(1))
     claimed = Claims(job.files.claims, job.trial.placement).rank_of(number, partition)
@@ -196,16 +176,15 @@ def failed_round(
     failure = first_failure(statuses, named=rank)
     if failure.error is not None:
         return failure.end("")
-    error = f"its Python worker or executor was killed or crashed{lost.group(2)}"
     gone = _LOST_EXECUTOR.search(message)
-    if gone is not None:
-        address, name, why = gone.groups()
-        place = None if executors is None else executors.place(name)
-        if place is None:  # the executor was lost in its first round
-            host = next((s.host for s in statuses if s.rank == rank), address)
-            place = Place(host, (rank,))
-        rank, error = place.ranks[0], lost_executor(name, place, why)
-    return FirstFailure(rank=rank).end(error)
+    if gone is None:
+        why = f"its Python worker or executor was killed or crashed{lost.group(2)}"
+        return FirstFailure(rank=rank).end(why)
+    address, name, why = gone.groups()
+    # An executor that was lost in its first round has no known place.
+    host = next((s.host for s in statuses if s.rank == rank), address)
+    place = executors.place(name) or Place(host, (rank,))
+    return RankEnd.of(lost_executor(name, place, why))
 
 
 class _Clocks:

@@ -59,19 +59,23 @@ class Executors:
         """Return the place of an executor; None if it has not run a task yet."""
         return self._seen.get(name)
 
-    def check(self) -> None:
-        """Raise RankFailed if an executor is lost."""
+    def lost(self) -> RankFailed | None:
+        """Return the error about an executor that Spark has lost; None if it has all of them."""
         if self._alive is None or not self._seen:
-            return
+            return None
         alive = self._alive()
         for name, place in self._seen.items():
             if name not in alive:
                 why = "it was killed or crashed, or its host cannot be reached any more"
-                raise RankFailed(lost_executor(name, place, why), place.ranks[0])
+                return lost_executor(name, place, why)
+        return None
 
 
-def lost_executor(name: str, place: Place, why: str) -> str:
-    """Return the message about a lost executor."""
+def lost_executor(name: str, place: Place, why: str) -> RankFailed:
+    """Return the error about a lost executor; it names the executor's first rank."""
     which = "rank" if len(place.ranks) == 1 else "ranks"
     listed = ", ".join(map(str, place.ranks))
-    return f"Spark lost executor {name} on host {place.host}, and {which} {listed} with it: {why}"
+    return RankFailed(
+        f"Spark lost executor {name} on host {place.host}, and {which} {listed} with it: {why}",
+        place.ranks[0],
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -16,28 +15,20 @@ if TYPE_CHECKING:
 
 def scaled_state(replica: LocalReplica, share: float) -> State:
     """Return the replica's state times `share`, as a new array."""
-    parts = _parts(replica)
-    scaled = np.empty(sum(p.numel() for p in parts), dtype=np.float32)
-    start = 0
-    for part in parts:
-        end = start + part.numel()
-        np.multiply(part.numpy(), np.float32(share), out=scaled[start:end])
-        start = end
-    return scaled
+    return torch.cat(_parts(replica)).mul_(share).numpy()
 
 
 def load_state(replica: LocalReplica, state: State) -> None:
     """Load an averaged state, in the layout of `scaled_state`, into the replica."""
-    start = 0
-    for part in _parts(replica):
-        end = start + part.numel()
-        part.copy_(torch.from_numpy(state[start:end]))
-        start = end
+    parts = _parts(replica)
+    averaged = torch.split(torch.from_numpy(state), [part.numel() for part in parts])
+    for part, values in zip(parts, averaged, strict=True):
+        part.copy_(values)
 
 
 def state_bytes(replica: LocalReplica) -> int:
     """Return the bytes that a task sends in a round, and receives."""
-    return sum(part.numel() * part.element_size() for part in _parts(replica))
+    return sum(part.nbytes for part in _parts(replica))
 
 
 def _parts(replica: LocalReplica) -> list[Tensor]:

@@ -10,15 +10,18 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from paceline.errors import ExitCode
+from paceline.errors import TimedOut
 from paceline.job.rank_status import RankEnd
+from paceline.launchers.spark.configuration import heartbeat_s
 from paceline.records.statuses import read_statuses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from paceline.errors import PacelineError
     from paceline.job.trial import Job
     from paceline.launchers.spark.rounds.claims import Claims
+    from paceline.launchers.spark.rounds.executors import Executors
 
 _POLL_S = 0.25
 
@@ -26,11 +29,14 @@ _POLL_S = 0.25
 class Stragglers:
     """Ends a round in which some ranks are too late."""
 
-    def __init__(self, job: Job, claims: Claims, cancel: Callable[[], object]) -> None:
+    def __init__(
+        self, job: Job, claims: Claims, executors: Executors, cancel: Callable[[], object]
+    ) -> None:
         """cancel: ends the current round, which then fails; called from another thread."""
         self.end: RankEnd | None = None  # of the rank that was too late, if one was
         self._job = job
         self._claims = claims
+        self._executors = executors
         self._cancel = cancel
 
     @contextmanager
@@ -55,7 +61,8 @@ class Stragglers:
     def _watch(self, number: int, over: threading.Event) -> None:
         ranks = set(range(self._job.trial.placement.ranks))
         limits = self._job.trial.limits
-        limit_s = limits.collective_s
+        # Spark notices a lost executor at most two heartbeats after the limit of a collective.
+        sending_s = limits.collective_s + 2 * heartbeat_s(self._job.trial)
         all_done, since_s = False, None  # when the first rank was done, later when the last was
         until_s = 0.0  # until then a rank may still be starting
         while not over.wait(_POLL_S):
@@ -68,27 +75,26 @@ class Stragglers:
                 until_s = now_s + limits.rendezvous_s if number == 0 else now_s
             if now_s < until_s and self._starting(late):
                 since_s = now_s
-            if now_s - since_s > limit_s:
-                error = self._too_late(number, late, limit_s) if late else self._unsent(number)
-                rank = min(late or ranks)
-                self.end = RankEnd(rank=rank, exit_code=ExitCode.TIMED_OUT, error=error)
+            if now_s - since_s > (limits.collective_s if late else sending_s):
+                error = self._too_late(number, late) if late else self._unsent(number, ranks)
+                self.end = RankEnd.of(error, min(late or ranks))
                 self._cancel()
                 return
 
-    def _too_late(self, number: int, late: set[int], limit_s: float) -> str:
-        return (
-            f"TimedOut: round {number}: {self._listed(late)} did not end it within {limit_s:g} s "
-            "of the first rank that did (limits.collective_s, plus limits.rendezvous_s for ranks "
-            "that start): they hang, cannot be reached, or are much slower than the others"
+    def _too_late(self, number: int, late: set[int]) -> PacelineError:
+        limit_s = self._job.trial.limits.collective_s
+        return TimedOut(
+            f"round {number}: {self._listed(late)} did not end it within {limit_s:g} s of the "
+            "first rank that did (limits.collective_s, plus limits.rendezvous_s for ranks that "
+            "start): they hang, cannot be reached, or are much slower than the others"
         )
 
-    def _unsent(self, number: int) -> str:
-        trial = self._job.trial
-        all_ranks = set(range(trial.placement.ranks))
-        return (
-            f"TimedOut: round {number}: all ranks ended it, but not all results reached the "
-            f"driver within {trial.limits.collective_s:g} s (limits.collective_s): one of "
-            f"{self._listed(all_ranks)} hangs or cannot be reached"
+    def _unsent(self, number: int, ranks: set[int]) -> PacelineError:
+        limit_s = self._job.trial.limits.collective_s
+        return self._executors.lost() or TimedOut(
+            f"round {number}: all ranks ended it, but not all results reached the driver within "
+            f"{limit_s:g} s (limits.collective_s): one of {self._listed(ranks)} hangs or cannot "
+            "be reached"
         )
 
     def _listed(self, ranks: set[int]) -> str:

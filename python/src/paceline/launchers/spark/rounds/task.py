@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from paceline.errors import PacelineError
 from paceline.host.machine import host_name
 from paceline.host.processes import die_with_parent, process_started_unix_s
-from paceline.job.checks import check_dataset
 from paceline.job.context import own_start_unix_s
-from paceline.job.rank import check_shared
+from paceline.job.rank import check_shared, prepare_process
 from paceline.job.rank_status import RankStatusFile, log_of, terminated
 from paceline.job.sidecars import host_sidecar
 from paceline.launchers.spark.barrier import executor_pid, task_failed
@@ -120,13 +119,8 @@ def _run(
 
 
 def _open(job: Job, context: RankContext, orders: Orders) -> _Kept:
-    from paceline.training.resources import apply_resources  # noqa: PLC0415
-
-    if job.trial.placement.nodes > 1 or not job.supervised:
-        check_dataset(job.trial.training.dataset)  # else preflight has checked it on this node
-    apply_resources(context, job.trial)
-    # The worker imports torch, which reads the settings of apply_resources at its import.
-    from paceline.launchers.spark.rounds.worker import RoundWorker  # noqa: PLC0415
+    prepare_process(job, context)
+    from paceline.launchers.spark.rounds.worker import RoundWorker  # noqa: PLC0415  (torch)
 
     executor = executor_pid()
     sidecar = ExitStack()

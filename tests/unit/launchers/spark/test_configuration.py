@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.launchers.spark.native import driver_memory, liveness_settings, native_settings
+from paceline.launchers.spark.configuration import (
+    driver_memory,
+    liveness_settings,
+    native_settings,
+)
 from paceline.plan.trial import Placement, Training, Trial
 from paceline.spec.models import Limits
 

@@ -1,0 +1,180 @@
+"""The configuration of Spark for a trial."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from typing import TYPE_CHECKING
+
+from paceline.errors import EnvironmentLacks
+from paceline.job.environment import rank_environment
+from paceline.launchers.mpi.tools import MPIRUN_VARIABLE
+from paceline.launchers.spark.descriptor import DEFAULT_DRIVER_MEMORY, SparkOptions
+from paceline.spec.extensions import WORKLOADS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from paceline.plan.trial import Trial
+
+_LOCAL = re.compile(r"local(\[[^\]]*\])?")
+# The JVM only distributes tasks. Spark's start-up is mostly class loading and compiling; the first
+# compiler alone needs half the CPU time for it (measured: 4.7 s -> 2.6 s of CPU).
+_QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+
+_HEARTBEATS = 4  # in the limit of a collective
+_LONGEST_HEARTBEAT_S = 10  # Spark's default
+_TENSORS = 2  # a parameter's weight and momentum
+# Copies of a task's result in the JVM: the record, its serialised form, and garbage. Two AlexNets
+# of 456 MB each took 3.8 GiB of a heap of 4, of which 2.2 were in use.
+_COPIES = 4
+_MIB = 2**20
+_JVM_MIB = 1024  # heap that Spark itself needs
+
+
+def check_conf(conf: Mapping[str, str]) -> None:
+    """Raise EnvironmentLacks for a configuration with which a barrier stage cannot run."""
+    if conf.get("spark.dynamicAllocation.enabled", "false").strip().lower() == "true":
+        raise EnvironmentLacks(
+            "spark.dynamicAllocation.enabled is true, but a barrier stage needs all its slots at "
+            "once (SPARK-24942); remove it or set it to false ([spark] conf, spark-submit --conf)"
+        )
+
+
+def master_of(trial: Trial) -> str:
+    """Return the spec's master, else this node with as many slots as the trial needs."""
+    slots = slots_per_node(trial) * trial.placement.nodes
+    return trial.options_as(SparkOptions).master or f"local[{slots}]"
+
+
+def slots_per_node(trial: Trial) -> int:
+    """Return Spark's cores, one per thread: more than the node has where ranks share cores."""
+    return trial.placement.ranks_per_node * trial.placement.threads_per_rank
+
+
+def is_local(master: str) -> bool:
+    """Return whether the master is the driver itself; `local-cluster[…]` starts processes."""
+    return _LOCAL.fullmatch(master) is not None
+
+
+def job_defaults(trial: Trial, *, local: bool) -> dict[str, str]:
+    """Return the configuration that a trial needs; the job script sets it where it is missing."""
+    conf = {
+        "spark.app.name": trial.id,
+        "spark.task.cpus": str(trial.placement.threads_per_rank),
+        "spark.task.maxFailures": "1",
+        "spark.python.worker.reuse": "false",
+        # The default is a year.
+        "spark.barrier.sync.timeout": str(math.ceil(trial.limits.rendezvous_s)),
+        # The default waits 10 minutes for slots, 40 checks 15 s apart, with only a warning.
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "3",
+        **native_settings(trial),
+    }
+    if not local:
+        return {**conf, **_cluster_shape(trial), **liveness_settings(trial)}
+    return {
+        **conf,
+        "spark.ui.enabled": "false",
+        "spark.authenticate": "true",  # with a local master Spark creates the secret itself
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+    }
+
+
+def configuration(trial: Trial) -> dict[str, str]:
+    """Return the configuration for spark-submit, before that of the spec."""
+    local = is_local(master_of(trial))
+    conf = {
+        "spark.dynamicAllocation.enabled": "false",
+        "spark.stage.maxConsecutiveAttempts": "1",
+        "spark.speculation": "false",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "WARN",
+        "spark.driver.extraJavaOptions": _QUICK_JVM,
+        "spark.executor.extraJavaOptions": _QUICK_JVM,
+        **job_defaults(trial, local=local),
+    }
+    if not local:
+        own = {k: v for k, v in os.environ.items() if k == MPIRUN_VARIABLE}
+        ranks = {**rank_environment(trial), **own}
+        conf |= {f"spark.executorEnv.{k}": v for k, v in ranks.items()}
+    return conf
+
+
+def _cluster_shape(trial: Trial) -> dict[str, str]:
+    """Return the cores to use on a cluster: one executor per node if there are several."""
+    place = trial.placement
+    shape = {
+        "spark.cores.max": str(slots_per_node(trial) * place.nodes),
+        # The session is ready when all executors are, not only the first; it waits 30 s for them.
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    }
+    if place.nodes > 1:
+        shape["spark.executor.cores"] = str(slots_per_node(trial))
+        shape["spark.executor.instances"] = str(place.nodes)  # YARN and Kubernetes
+    return shape
+
+
+def native_settings(trial: Trial) -> dict[str, str]:
+    """Return the settings for transports `spark-allgather` and `spark-rounds`."""
+    limit_s = math.ceil(trial.limits.collective_s)
+    if trial.transport == "spark-allgather":
+        # Our own limit on an operation must come first, because its message names the operation.
+        slowest_s = max(limit_s, math.ceil(trial.limits.rendezvous_s))
+        return {"spark.barrier.sync.timeout": str(2 * slowest_s)}
+    if trial.transport == "spark-rounds":
+        return {
+            # A worker keeps the model and its samples from round to round.
+            "spark.python.worker.reuse": "true",
+            # The default refuses more than 1 GiB of results, the size of three AlexNets.
+            "spark.driver.maxResultSize": "0",
+            "spark.executor.memory": _heap(trial, trial.placement.ranks_per_node),
+            # Compression hardly reduces floating-point weights.
+            "spark.broadcast.compress": "false",
+            "spark.shuffle.compress": "false",
+            **liveness_settings(trial),
+        }
+    return {}
+
+
+def liveness_settings(trial: Trial) -> dict[str, str]:
+    """Return the limits after which driver and executor regard each other as lost.
+
+    In rounds only Spark can notice a lost executor, so its limit is that of a collective. Ranks
+    that communicate directly have that limit themselves and can name the missing rank: Spark waits
+    twice as long.
+    """
+    limit_s, beat_s = math.ceil(trial.limits.collective_s), heartbeat_s(trial)
+    patience_s = max(limit_s if trial.transport == "spark-rounds" else 2 * limit_s, 2 * beat_s)
+    return {
+        # The defaults are 120, 10 and 60 s.
+        "spark.network.timeout": f"{patience_s}s",
+        "spark.executor.heartbeatInterval": f"{beat_s}s",
+        "spark.network.timeoutInterval": f"{beat_s}s",
+        # After that an executor ends, and its tasks with it; the default is 60 beats, 10 minutes.
+        "spark.executor.heartbeat.maxFailures": str(math.ceil(patience_s / beat_s)),
+    }
+
+
+def heartbeat_s(trial: Trial) -> int:
+    """Return the interval at which executors report to the driver."""
+    limit_s = math.ceil(trial.limits.collective_s)
+    return max(1, min(_LONGEST_HEARTBEAT_S, limit_s // _HEARTBEATS))
+
+
+def driver_memory(trial: Trial) -> str:
+    """Return the driver's heap: the spec's value, else the size of all ranks' weights."""
+    asked = trial.options_as(SparkOptions).driver_memory
+    if trial.transport != "spark-rounds" or asked != DEFAULT_DRIVER_MEMORY:
+        return asked
+    return _heap(trial, trial.placement.ranks)
+
+
+def _heap(trial: Trial, tasks: int) -> str:
+    """Return a heap that holds the results of so many tasks, as Spark writes sizes."""
+    facts = WORKLOADS.get(trial.training.workload).facts()
+    results_bytes = tasks * facts.parameter_bytes * _TENSORS * _COPIES
+    return f"{_JVM_MIB + math.ceil(results_bytes / _MIB)}m"
