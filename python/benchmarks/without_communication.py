@@ -26,7 +26,7 @@ def all_reduce_nothing(group: Any, tensors: list[Any], _options: Any = None) -> 
 
 def only_meet(group: Any, tensors: list[Any], _options: Any = None) -> PendingWork:
     work: PendingWork = group._submit(  # noqa: SLF001  (a benchmark may)
-        "allreduce", lambda: None, tensors, tensors, meet=True
+        "allreduce", lambda: None, tensors, tensors, synchronise=True
     )
     return work
 

@@ -114,7 +114,7 @@ def test_killed_rank_is_named_by_its_peer(under_way: Start, record_took: Record)
         killed_unix_s = time.time()
         running.wait_for_launchers()
         status = running.status(0)
-        assert status["error"].startswith("PeerLost: rank 0: a peer closed its connection")
+        assert status["error"].startswith("PeerLost: rank 0: a peer has ended or closed its")
         assert f"rank 1 ({running.lab.hosts[1].name}) does not answer" in status["error"]
         assert status["secondary"]
         assert [process.returncode for process in running.processes] == [5, -signal.SIGKILL]

@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import EnvironmentLacks, TimedOut
-from paceline.transports.interfaces import check_interface, has_link, time_out_of
+from paceline.transports.base import PeerLost
+from paceline.transports.gloo.transport import GlooTransport
+from paceline.transports.interfaces import check_interface, has_link
 
 
 def test_loopback_is_there_and_has_a_link():
@@ -22,13 +24,19 @@ def test_interface_that_is_not_there_has_no_link(name):
 
 
 def test_time_out_of_a_library_says_whose_limit_it_was():
-    error = time_out_of("Timed out waiting 2000ms", "Gloo", 3, 2.0)
+    error = GlooTransport().explain(RuntimeError("Timed out waiting 2000ms"))
     assert type(error) is TimedOut
     assert str(error) == (
-        "rank 3: a collective of Gloo did not end within 2 s (limits.collective_s): a peer is "
+        "rank 0: a collective of Gloo did not end within 0 s (limits.collective_s): a peer is "
         "blocked or gone. Gloo reports: Timed out waiting 2000ms"
     )
 
 
-def test_other_words_are_no_time_out():
-    assert time_out_of("Connection closed by peer", "Gloo", 0, 2.0) is None
+def test_closed_connection_is_a_lost_peer():
+    error = GlooTransport().explain(RuntimeError("Connection closed by peer\nframe: timeout"))
+    assert type(error) is PeerLost
+    assert str(error).endswith("Gloo reports: Connection closed by peer")
+
+
+def test_other_words_mean_nothing():
+    assert GlooTransport().explain(RuntimeError("out of memory")) is None

@@ -1,4 +1,4 @@
-"""Shared code of transports that use a network interface: its state, and time-out errors."""
+"""Shared code of transports that use a network interface."""
 
 from __future__ import annotations
 
@@ -6,8 +6,18 @@ import fcntl
 import re
 import socket
 import struct
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.errors import EnvironmentLacks, TimedOut
+from paceline.transports.base import PeerLost
+from paceline.transports.process_group import DefaultGroupTransport
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from paceline.errors import PacelineError
+    from paceline.plan.trial import Trial
+    from paceline.training.context import RankContext
 
 # Texts with which Gloo, NCCL and c10d report a time-out.
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
@@ -39,16 +49,46 @@ def has_link(interface: str) -> bool:
     return flags & _IFF_UP != 0 and flags & _IFF_RUNNING != 0
 
 
-def time_out_of(
-    text: str, library: str, rank: int, limit_s: float, said: str | None = None
-) -> TimedOut | None:
-    """Return TimedOut if the text of the library's error reports a time-out, else None.
+class NetworkTransport(DefaultGroupTransport):
+    """A transport of a library that uses one network interface and reports errors as text."""
 
-    said: the part of the text to quote, if not all of it.
-    """
-    if not _TIMED_OUT.search(text):
+    library: ClassVar[str]  # name in messages
+    peer_lost: ClassVar[re.Pattern[str]]  # texts that report a peer that has ended
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rank = 0
+        self._limit_s = 0.0
+        self._interface = ""
+
+    def open_group(self, context: RankContext, trial: Trial, store: Store, **options: Any) -> None:
+        """Open the default process group; translate the errors of the library."""
+        self._rank, self._limit_s = context.rank, trial.limits.collective_s
+        self._interface = trial.interface
+        check_interface(trial.interface, context.host, self.library)
+        try:
+            super().open_group(context, trial, store, **options)
+        except RuntimeError as error:
+            raise (self.explain(error) or error) from error
+
+    def explain(self, error: Exception) -> PacelineError | None:
+        """Return TimedOut or PeerLost if the text of the error reports it, else None."""
+        text = self.text_of(error)
+        reports = f"{self.library} reports: {text.splitlines()[-1]}"
+        # Checked first: after a time-out, a library may also report closed connections.
+        if _TIMED_OUT.search(text):
+            return TimedOut(
+                f"rank {self._rank}: a collective of {self.library} did not end within "
+                f"{self._limit_s:g} s (limits.collective_s): a peer is blocked or gone. {reports}"
+            )
+        if self.peer_lost.search(text):
+            return PeerLost(
+                f"rank {self._rank}: a peer has ended or closed its connection; look at the other "
+                f"ranks' logs. {reports}",
+                self._rank,
+            )
         return None
-    return TimedOut(
-        f"rank {rank}: a collective of {library} did not end within {limit_s:g} s "
-        f"(limits.collective_s): a peer is blocked or gone. {library} reports: {said or text}"
-    )
+
+    def text_of(self, error: Exception) -> str:
+        """Return the text that tells the reason, in its last line."""
+        return str(error).strip() or type(error).__name__

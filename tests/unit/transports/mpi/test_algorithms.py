@@ -8,7 +8,7 @@ from math import log2
 import numpy as np
 import pytest
 
-from paceline.transports.mpi.algorithms import ALGORITHMS, Span, chunk_length, chunks, link_load
+from paceline.transports.mpi.algorithms import ALGORITHMS, Span, chunk_length, chunks
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 13)
 LENGTHS = (0, 1, 2, 5, 64, 77)
@@ -126,20 +126,3 @@ def test_papers_algorithms_send_25_mb_as_one_message():
 def test_span_is_as_long_as_its_slice():
     assert len(Span(3, 8)) == 5
     assert list(range(10))[Span(3, 8).slice] == [3, 4, 5, 6, 7]
-
-
-@pytest.mark.parametrize(
-    ("hosts", "expected"),
-    [
-        ((0, 1), {"ring": 1, "recursive-doubling": 1, "rabenseifner": 1, "hierarchical": 1}),
-        # two hosts with two ranks each: of a ring, three quarters twice; only one of them at a time
-        ((0, 0, 2, 2), {"ring": 1.5, "recursive-doubling": 2, "hierarchical": 1}),
-        ((0, 1, 2, 3), {"ring": 1.5, "recursive-doubling": 2, "rabenseifner": 1.5}),
-        # rank 1 hears of all from rank 0, and of all from rank 2
-        ((0, 1, 2), {"recursive-doubling": 2, "hierarchical": 4 / 3}),
-        ((0, 0, 0, 0, 4, 4, 4, 4), {"ring": 1.75, "recursive-doubling": 4, "hierarchical": 1}),
-    ],
-)
-def test_load_of_the_busiest_link(hosts, expected):
-    for algorithm, load in expected.items():
-        assert link_load(algorithm, hosts) == pytest.approx(load, rel=1e-3)

@@ -13,7 +13,6 @@ from paceline.transports.mpi.calibration import (
     Curve,
     calibrate,
     decide,
-    extrapolate,
 )
 
 KIB, MIB = 2**10, 2**20
@@ -32,8 +31,10 @@ class Link:
         self.now += latency + per_byte * size_bytes
         self.calls.append((name, size_bytes))
 
-    def calibrate(self, loads: dict[str, float]) -> Choice:
-        return calibrate(loads, self.run, lambda value: json.loads(json.dumps(value)), self.clock)
+    def calibrate(self) -> Choice:
+        return calibrate(
+            list(self.costs), self.run, lambda value: json.loads(json.dumps(value)), self.clock
+        )
 
     def clock(self) -> float:
         return self.now
@@ -42,7 +43,7 @@ class Link:
 def test_short_messages_take_the_low_latency_and_long_ones_the_low_load():
     gigabit = 8e-9
     link = Link({"doubling": (1e-4, 2 * gigabit), "ring": (5e-4, 1.5 * gigabit)})
-    choice = link.calibrate({"doubling": 2.0, "ring": 1.5})
+    choice = link.calibrate()
     assert choice.algorithm_for(4 * KIB) == "doubling"
     assert choice.algorithm_for(MIB) == "ring"
     assert choice.algorithm_for(256 * MIB) == "ring"
@@ -56,7 +57,7 @@ def test_calibration_keeps_to_its_budget_on_slow_and_fast_links(bits_per_s):
     per_byte = 8 / bits_per_s
     loads = {"a": 1.0, "b": 1.5, "c": 1.5, "d": 2.0}
     link = Link({name: (2e-4, load * per_byte) for name, load in loads.items()})
-    choice = link.calibrate(loads)
+    choice = link.calibrate()
     assert link.now <= calibration.BUDGET_S
     assert choice.took_s == pytest.approx(link.now)
     assert all(len(curve.bytes) >= 2 for curve in choice.curves.values())
@@ -64,7 +65,7 @@ def test_calibration_keeps_to_its_budget_on_slow_and_fast_links(bits_per_s):
 
 
 def test_even_a_link_too_slow_for_any_size_gives_a_choice():
-    choice = Link({"a": (3.0, 0.0), "b": (2.0, 0.0)}).calibrate({"a": 1.0, "b": 1.0})
+    choice = Link({"a": (3.0, 0.0), "b": (2.0, 0.0)}).calibrate()
     assert choice.algorithm_for(100) == "b"
 
 
@@ -76,29 +77,19 @@ def test_other_ranks_take_what_rank_0_measured():
         return value
 
     first = Link({"a": (1e-3, 0.0), "b": (2e-3, 0.0)})
-    choice = calibrate({"a": 1.0, "b": 1.0}, first.run, tell, first.clock)
+    choice = calibrate(["a", "b"], first.run, tell, first.clock)
     answers = iter(json.loads(json.dumps(told)))
     other = Link({"a": (9e-3, 0.0), "b": (1e-3, 0.0)})
-    theirs = calibrate({"a": 1.0, "b": 1.0}, other.run, lambda _: next(answers), other.clock)
+    theirs = calibrate(["a", "b"], other.run, lambda _: next(answers), other.clock)
     assert theirs == choice
     assert other.calls == first.calls, "or ranks would wait for one another"
 
 
-def test_noise_in_the_last_sizes_does_not_decide_what_long_messages_take():
-    # the one that sends least was disturbed at the smaller size, the other at the larger
-    curves = {
-        "lean": Curve([64 * KIB, 512 * KIB], [1e-3, 4.2e-3]),
-        "fat": Curve([64 * KIB, 512 * KIB], [3e-3, 4.3e-3]),
-    }
-    extrapolate(curves, {"lean": 1.0, "fat": 2.0})
-    assert decide(curves)[-1] == Bin(None, "lean")
-
-
-def test_curve_goes_straight_between_sizes_and_on_at_the_links_pace():
-    curve = Curve([1000, 2000], [1.0, 3.0], beyond_s_per_byte=0.001)
+def test_curve_goes_straight_between_sizes_and_on_in_proportion():
+    curve = Curve([1000, 2000], [1.0, 3.0])
     assert curve.at(10) == 1.0
     assert curve.at(1500) == 2.0
-    assert curve.at(3000) == 4.0
+    assert curve.at(3000) == 4.5
 
 
 def test_gain_that_may_be_noise_changes_nothing():
@@ -110,5 +101,5 @@ def test_single_candidate_is_taken_without_a_measurement() -> None:
     def never(*_: object) -> None:
         raise AssertionError("nothing is to be found out")
 
-    choice = calibrate({"ring": 1.0}, never, never)
+    choice = calibrate(["ring"], never, never)
     assert choice == Choice((Bin(None, "ring"),), {}, 0.0)

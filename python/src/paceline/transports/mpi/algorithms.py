@@ -25,12 +25,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from paceline.plan.sample_order import share_bounds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Span(NamedTuple):
@@ -231,35 +228,9 @@ def _for_any_rank_count(
     return tuple(steps)
 
 
-_ELEMENTS_PER_RANK = 1024
-
-
 def between_hosts(hosts: int) -> str:
     """Return the algorithm by which hosts exchange long messages in a hierarchical all-reduce.
 
     It sends the least: for two hosts recursive doubling sends as little as a ring, in one step.
     """
     return "recursive-doubling" if hosts == 2 else "ring"
-
-
-def link_load(algorithm: str, hosts: Sequence[int]) -> float:
-    """Return the bytes that leave or enter the busiest host, whichever is more, for each byte of a
-    long message.
-
-    hosts: for each rank, the lowest rank of its host. The first two hosts are among the busiest,
-    because they hold the representatives if the number of ranks is not a power of two.
-    """
-    if algorithm == "hierarchical":
-        count = len(set(hosts))
-        return link_load(between_hosts(count), range(count))
-    size = len(hosts)
-    length = size * _ELEMENTS_PER_RANK
-    busiest = 0
-    for host in sorted(set(hosts))[:2]:
-        sent = received = 0
-        for rank in (rank for rank in range(size) if hosts[rank] == host):
-            for step in ALGORITHMS[algorithm](rank, size, length):
-                sent += sum(len(s.span) for s in step.sends if hosts[s.peer] != host)
-                received += sum(len(r.span) for r in step.receives if hosts[r.peer] != host)
-        busiest = max(busiest, sent, received)
-    return busiest / length

@@ -10,15 +10,12 @@ import numpy as np
 from mpi4py import MPI
 
 from paceline.errors import EnvironmentLacks
-from paceline.transports.mpi.algorithms import link_load
-from paceline.transports.mpi.buffers import chunks
 from paceline.transports.mpi.calibration import Choice, calibrate
 from paceline.transports.mpi.hierarchical import Hierarchy, hosts_of
 from paceline.transports.mpi.message_all_reduce import MessageAllReduce, Traffic
-from paceline.transports.mpi.polling import poll
+from paceline.transports.mpi.polling import complete
 from paceline.transports.mpi.reduce_operations import ufunc_of
 from paceline.transports.mpi.shared_memory import HostGroup
-from paceline.transports.work import timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,8 +96,8 @@ class AllReduce:
         """Wait until every rank has reached operation `name`; see GroupCore._submit."""
         if self._host_group is not None and len(set(self._hosts)) == 1:
             self._host_group.synchronise(name)
-        elif not poll(self._comm.Ibarrier(), self._limit_s):
-            raise timed_out(f"MPI {name}", self._names.world_ranks[self._rank], self._limit_s)
+        else:
+            self._complete(self._comm.Ibarrier(), name)
 
     def describe(self) -> dict[str, Any]:
         """Return which algorithm reduces messages of which size, for the records."""
@@ -171,8 +168,7 @@ class AllReduce:
             return Traffic()
         if algorithm == "native":
             self.synchronise("allreduce")
-            for chunk in chunks(buffer):
-                self._comm.Allreduce(MPI.IN_PLACE, chunk, operation)
+            self._comm.Allreduce(MPI.IN_PLACE, buffer, operation)
             return None
         ufunc = ufunc_of(operation)
         if algorithm == "shared":
@@ -193,28 +189,24 @@ class AllReduce:
         return _CANDIDATES if self._hierarchy is None else ("hierarchical", *_CANDIDATES)
 
     def _calibrate(self) -> Choice:
-        loads = {name: link_load(name, self._hosts) for name in self._candidates()}
-
         def run(algorithm: str, size_bytes: int) -> None:
             self._carry_out(algorithm, np.zeros(size_bytes // 4, np.float32), MPI.SUM)
 
-        return calibrate(loads, run, self._agree)
+        return calibrate(self._candidates(), run, self._agree)
 
     def _agree(self, value: Any) -> Any:
         """Return rank 0's value on all ranks."""
         text = json.dumps(value).encode()
         length = np.array([len(text)], np.int64)
-        self._broadcast(length)
+        self._complete(self._comm.Ibcast(length, 0), "calibration")
         content = np.zeros(int(length[0]), np.uint8)
         if self._rank == 0:
             content[:] = np.frombuffer(text, np.uint8)
-        self._broadcast(content)
+        self._complete(self._comm.Ibcast(content, 0), "calibration")
         return json.loads(content.tobytes())
 
-    def _broadcast(self, array: NDArray[Any]) -> None:
-        if not poll(self._comm.Ibcast(array, 0), self._limit_s):
-            own = self._names.world_ranks[self._rank]
-            raise timed_out("MPI calibration", own, self._limit_s)
+    def _complete(self, request: MPI.Request, name: str) -> None:
+        complete(request, name, self._names.world_ranks[self._rank], self._limit_s)
 
 
 def combined_statistics(parts: Sequence[CollectiveStatistics]) -> CollectiveStatistics | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 BUDGET_S = 1.0
 _SIZES_BYTES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 4 * 2**20, 16 * 2**20)
@@ -26,33 +26,17 @@ class Curve:
 
     bytes: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    beyond_s_per_byte: float | None = None  # slope beyond the largest measured size, if known
 
     def at(self, size_bytes: int) -> float:
-        """Interpolate linearly between sizes; constant below the smallest; see `extrapolate` for
-        larger ones."""
-        if size_bytes <= self.bytes[0]:
-            return self.seconds[0]
-        longest, last = self.bytes[-1], self.seconds[-1]
-        if size_bytes > longest:
-            per_byte = self.beyond_s_per_byte or last / longest
-            return last + per_byte * (size_bytes - longest)
+        """Interpolate linearly between sizes; constant below the smallest, proportional to the size
+        beyond the largest.
+
+        The budget ends a calibration early only where messages are so slow that the largest
+        measured one already shows the time per byte.
+        """
+        if size_bytes > self.bytes[-1]:
+            return self.seconds[-1] * size_bytes / self.bytes[-1]
         return float(np.interp(size_bytes, self.bytes, self.seconds))
-
-
-def extrapolate(curves: dict[str, Curve], loads: dict[str, float]) -> None:
-    """Set the slope of each curve beyond its last size from the load of the busiest link.
-
-    loads: bytes through that link for each byte of the message. The time per byte of a long message
-    is a property of the link (Thakur, Rabenseifner, Gropp 2005, section 3), so the best time that
-    one algorithm reached is possible for all. Extrapolating each curve from its own last two sizes
-    would amplify noise.
-    """
-    link_s_per_byte = min(
-        curve.seconds[-1] / (curve.bytes[-1] * loads[name]) for name, curve in curves.items()
-    )
-    for name, curve in curves.items():
-        curve.beyond_s_per_byte = link_s_per_byte * loads[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +93,22 @@ def decide(curves: dict[str, Curve]) -> tuple[Bin, ...]:
 
 
 def calibrate(
-    loads: dict[str, float],
+    algorithms: Sequence[str],
     run: Callable[[str, int], None],
     agree: Callable[[Any], Any],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Choice:
-    """Measure the algorithms of `loads` at increasing sizes within the time budget; collective.
+    """Measure the algorithms at increasing sizes within the time budget; collective.
 
-    loads: see `extrapolate`. run: performs an all-reduce of the given bytes with the given
-    algorithm. It cannot end on one rank before the last rank has started, so rank 0's time is
-    representative. agree: returns rank 0's JSON value on all ranks. A single algorithm is not
-    measured.
+    run: performs an all-reduce of the given bytes with the given algorithm. It cannot end on one
+    rank before the last rank has started, so rank 0's time is representative. agree: returns rank
+    0's JSON value on all ranks. A single algorithm is not measured.
     """
-    if len(loads) == 1:
-        return Choice((Bin(None, next(iter(loads))),), {}, 0.0)
+    if len(algorithms) == 1:
+        return Choice((Bin(None, algorithms[0]),), {}, 0.0)
     started = clock()
-    curves = {name: Curve() for name in loads}
-    for name in loads:
+    curves = {name: Curve() for name in algorithms}
+    for name in algorithms:
         run(name, _SIZES_BYTES[0])  # opens connections and fills caches
     for size in _SIZES_BYTES:
         measured: dict[str, float] = {}
@@ -139,7 +122,6 @@ def calibrate(
         for name, seconds in measured.items():
             curves[name].bytes.append(size)
             curves[name].seconds.append(seconds)
-    extrapolate(curves, loads)
     choice = Choice(decide(curves), curves, clock() - started)
     return Choice.from_dict(agree(choice.as_dict()))
 

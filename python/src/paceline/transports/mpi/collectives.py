@@ -18,8 +18,7 @@ from paceline.transports.mpi.buffers import (
     vector_message,
     wire_buffer,
 )
-from paceline.transports.mpi.polling import poll
-from paceline.transports.work import timed_out
+from paceline.transports.mpi.polling import complete
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,8 +130,7 @@ class Collectives:
         self._wait(name, self._comm.Ialltoallv(vector_message(sent, sent_lengths), into))
 
     def _wait(self, name: str, request: MPI.Request) -> None:
-        if not poll(request, self._limit_s):
-            raise timed_out(f"MPI {name}", self._world_rank, self._limit_s)
+        complete(request, name, self._world_rank, self._limit_s)
 
 
 def _lengths(tensors: Sequence[Tensor]) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import uuid
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -21,11 +21,11 @@ from torch.autograd.profiler import record_function
 
 from paceline.transports.mpi import finalize
 from paceline.transports.mpi.all_reduce import AllReduce, CollectiveStatistics
-from paceline.transports.mpi.buffers import check_dense, device_wait
+from paceline.transports.mpi.buffers import check_dense, copy_back, device_wait, wire_buffer
 from paceline.transports.mpi.collectives import Collectives
 from paceline.transports.mpi.point_to_point import Messenger, MpiMessage
 from paceline.transports.mpi.rank_names import RankNames
-from paceline.transports.progress import ProgressThread
+from paceline.transports.process_group import ThreadedProcessGroup
 from paceline.transports.recorder import begin_operation, payload_bytes
 from paceline.transports.work import CoalescedWork
 
@@ -35,20 +35,14 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch._C._distributed_c10d import Store
 
-    from paceline.errors import PacelineError
     from paceline.transports.mpi.descriptor import Algorithm
     from paceline.transports.work import PendingWork
 
 BACKEND = "mpi4py"
 _LARGEST_CONTEXT_TAG = 32767  # the largest tag that the MPI standard guarantees
-_CLOSE_LIMIT_S = 10.0
-_ABORT_LIMIT_S = 0.5
-
-# Untyped: torch declares overloads, of which a backend implements only the one with lists.
-_ProcessGroup: Any = dist.ProcessGroup
 
 
-class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see above
+class GroupCore(ThreadedProcessGroup):
     """A group of ranks of MPI_COMM_WORLD. Construction is collective over the group.
 
     world_ranks: ranks in MPI_COMM_WORLD in the order of the group; empty means all ranks. store:
@@ -56,6 +50,9 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
     algorithm. limit_s: limit of every operation, counted from the moment its turn comes on this
     rank.
     """
+
+    backend = BACKEND
+    library = "MPI"
 
     def __init__(
         self,
@@ -68,19 +65,16 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         store: Store,
         algorithm: Algorithm = "auto",
     ) -> None:
-        super().__init__(rank, size)
-        self._rank = rank
-        self._size = size
-        self._name = name
+        self._world_rank: int = MPI.COMM_WORLD.rank
+        super().__init__(
+            rank=rank, size=size, world_rank=self._world_rank, name=name, limit_s=limit_s
+        )
         self._limit_s = limit_s
         self._store = store
         self.algorithm = algorithm
-        self._world_rank: int = MPI.COMM_WORLD.rank
-        self._progress = ProgressThread("MPI", self._world_rank, limit_s, name)
         finalize.watch(self._progress, limit_s)
         self._messenger = Messenger(name)
         self._coalesced: list[PendingWork] | None = None
-        self._open = True
         atexit.register(self.abort)  # a thread still inside torch at exit would crash the process
         self._names: RankNames
         self._reductions: AllReduce
@@ -92,39 +86,12 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         self._progress.submit("communicator", lambda: self._make_communicators(members), [])
         self.barrier().wait()
 
-    @property
-    def failure(self) -> PacelineError | None:
-        """The first error of this group's collectives. Every later collective fails with it."""
-        return self._progress.failure
-
     def describe(self) -> dict[str, Any]:
         """Return how this group reduces, for the records."""
         return self._reductions.describe()
 
     def barrier(self, opts: Any = None) -> PendingWork:  # noqa: ARG002
         return self._submit("barrier", lambda: None, [], [])  # _submit synchronises the ranks
-
-    # -- interface that torch requires of a group ----------------------------------------------
-
-    def getBackendName(self) -> str:  # noqa: N802  (torch's name)
-        return BACKEND
-
-    def setGroupName(self, group_name: str) -> None:  # noqa: N802  (torch's name)
-        self._name = group_name
-
-    def getGroupName(self) -> str:  # noqa: N802  (torch's name)
-        return self._name
-
-    @property
-    def group_name(self) -> str:
-        """Name of the group. The base class cannot store it for a group that is its own backend."""
-        return self._name
-
-    def rank(self) -> int:
-        return self._rank
-
-    def size(self) -> int:
-        return self._size
 
     def _start_coalescing(self, _device: Any) -> None:
         self._coalesced = []
@@ -138,12 +105,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         """End the threads and, if nothing failed, free the communicators (collective)."""
         if self._open and self.failure is None:
             self._submit("shutdown", self._free_communicators, [], [])
-        self._close(_CLOSE_LIMIT_S)
-
-    def abort(self) -> None:
-        """End the threads without waiting for peers. A thread that is blocked inside MPI is
-        abandoned."""
-        self._close(_ABORT_LIMIT_S)
+        super().shutdown()
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -188,37 +150,37 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
 
     def _post(
         self,
-        name: str,
+        name: Literal["send", "recv"],
+        tensor: Tensor,
         peers: str,
         peers_text: str,
-        tensor: Tensor,
-        begin: Callable[[Tensor], tuple[Any, MPI.Request, Callable[[], None]]],
+        start: Callable[[Tensor], MPI.Request],
         profile_name: str | None = None,
     ) -> MpiMessage:
         """Start a point-to-point message.
 
         peers: sender and receiver, the same text on both ranks; peers_text: the same for the user.
-        begin: returns the buffer, the request, and a function to call after completion.
-        profile_name: name in a profile, if it differs from `name`.
+        start: starts the transfer of a flat tensor. profile_name: name in a profile, if it differs
+        from `name`.
         """
         check_dense([tensor])
         # Only two ranks take part, so messages are numbered separately from collectives.
         operation = begin_operation(f"{self._name}/{peers}", 2, name, payload_bytes(tensor))
         device_wait([tensor])()
         operation.start()
-        buffer, request, deliver = begin(tensor)
+        flat = wire_buffer(tensor)
+        request = start(flat)
         end_profile_event = begin_profile_event(BACKEND, profile_name or name)
 
         def ended() -> None:
-            deliver()
+            if name == "recv":
+                copy_back(flat, tensor)
             device_wait([tensor])()
             end_profile_event()
             operation.end()
 
         label = f"MPI {name} {peers_text}"
-        message = MpiMessage(
-            label, self._world_rank, self._limit_s, [tensor], request, buffer, ended
-        )
+        message = MpiMessage(label, self._world_rank, self._limit_s, [tensor], request, flat, ended)
         self._messenger.add(message)
         self._collect(message)
         return message
@@ -230,9 +192,8 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
 
     def _close(self, limit_s: float) -> None:
         if self._open:
-            self._open = False
+            super()._close(limit_s)
             atexit.unregister(self.abort)
-            self._progress.close(limit_s)
             self._messenger.close()
 
     def _register_devices(self) -> None:

@@ -6,6 +6,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from paceline.transports.work import timed_out
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -26,9 +28,18 @@ _SHRINKAGE = 0.5
 _LARGE_PART = 0.25  # of the messages that were in flight
 
 
-def poll(request: MPI.Request, limit_s: float, status: MPI.Status | None = None) -> bool:
+def poll(request: MPI.Request, limit_s: float) -> bool:
     """Wait for `request` without spinning. Return False if it is not complete within `limit_s`."""
-    return poll_until(lambda: bool(request.Test(status)), limit_s)
+    return poll_until(request.Test, limit_s)
+
+
+def complete(request: MPI.Request, operation: str, world_rank: int, limit_s: float) -> None:
+    """Wait for `request` without spinning. Raises TimedOut if it is not complete within `limit_s`.
+
+    operation, world_rank: for the message.
+    """
+    if not poll(request, limit_s):
+        raise timed_out(f"MPI {operation}", world_rank, limit_s)
 
 
 def poll_until(done: Callable[[], bool], limit_s: float) -> bool:

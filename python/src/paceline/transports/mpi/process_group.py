@@ -7,25 +7,19 @@ otherwise; ranks are those of the group.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from mpi4py import MPI
 
 from paceline.transports.mpi.all_reduce import CollectiveStatistics, combined_statistics
-from paceline.transports.mpi.buffers import (
-    concatenated,
-    copy_back,
-    flattened_if_alike,
-    message_of,
-    scatter_into,
-    wire_buffer,
-)
+from paceline.transports.mpi.buffers import concatenated, copy_back, message_of
 from paceline.transports.mpi.group_core import BACKEND, GroupCore
 from paceline.transports.mpi.reduce_operations import Reduction, reduction_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -46,22 +40,11 @@ class MpiProcessGroup(GroupCore):
         reductions = [reduction_of(reduce_op, tensor.dtype) for tensor in tensors]
 
         def call() -> CollectiveStatistics | None:
-            buffers = flattened_if_alike(tensors)
-            statistics = [
-                self._reduce_over_all(buffer, reduction)
-                for buffer, reduction in zip(
-                    buffers, reductions, strict=False
-                )  # perhaps one buffer
-            ]
-            if buffers is not tensors:
-                scatter_into(buffers[0], tensors)
-            return combined_statistics(statistics)
+            pairs = zip(tensors, reductions, strict=True)
+            return combined_statistics([self._reduce_over_all(*pair) for pair in pairs])
 
         # All-reduce synchronises the ranks itself.
         return self._submit("allreduce", call, tensors, tensors, synchronise=False)
-
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> PendingWork:
-        return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> PendingWork:
         """Reduce onto `opts.rootRank`; the tensors of the other ranks are unchanged.
@@ -168,10 +151,7 @@ class MpiProcessGroup(GroupCore):
         """Copy every rank's tensor to `opts.rootRank`."""
         (own,) = input_tensors
         outputs = output_tensors[0] if output_tensors else []
-
-        def call() -> None:
-            self._collectives.gather(outputs, own, opts.rootRank)
-
+        call = partial(self._collectives.gather, outputs, own, opts.rootRank)
         return self._submit("gather", call, output_tensors, input_tensors)
 
     def scatter(
@@ -180,10 +160,7 @@ class MpiProcessGroup(GroupCore):
         """Copy one tensor of `opts.rootRank` to each rank."""
         (own,) = output_tensors
         inputs = input_tensors[0] if input_tensors else []
-
-        def call() -> None:
-            self._collectives.scatter(own, inputs, opts.rootRank)
-
+        call = partial(self._collectives.scatter, own, inputs, opts.rootRank)
         return self._submit("scatter", call, output_tensors, [own, *inputs])
 
     def alltoall(
@@ -193,10 +170,7 @@ class MpiProcessGroup(GroupCore):
         opts: Any = None,  # noqa: ARG002
     ) -> PendingWork:
         """Exchange each rank's part of every rank's list."""
-
-        def call() -> None:
-            self._collectives.all_to_all(output_tensors, input_tensors)
-
+        call = partial(self._collectives.all_to_all, output_tensors, input_tensors)
         return self._submit("alltoall", call, output_tensors, input_tensors)
 
     def all_to_all_single(
@@ -214,10 +188,9 @@ class MpiProcessGroup(GroupCore):
         """
         output_lengths = _split_lengths(output, output_split_sizes, self._size)
         input_lengths = _split_lengths(own, input_split_sizes, self._size)
-
-        def call() -> None:
-            self._collectives.all_to_all_single(output, own, output_lengths, input_lengths)
-
+        call = partial(
+            self._collectives.all_to_all_single, output, own, output_lengths, input_lengths
+        )
         return self._submit("alltoall", call, [output], [own])
 
     # Names of these operations before torch 2.13, which some callers still use.
@@ -232,12 +205,11 @@ class MpiProcessGroup(GroupCore):
     def send(self, tensors: list[Tensor], destination: int, tag: int) -> MpiMessage:
         (tensor,) = tensors
 
-        def begin(tensor: Tensor) -> tuple[Any, MPI.Request, Callable[[], None]]:
-            flat = wire_buffer(tensor)
-            return flat, self._messages.Isend(message_of(flat), destination, tag), lambda: None
+        def start(flat: Tensor) -> MPI.Request:
+            return self._messages.Isend(message_of(flat), destination, tag)
 
         peers, peers_text = f"{self._rank}->{destination}", f"to {self._names(destination)}"
-        return self._post("send", peers, peers_text, tensor, begin)
+        return self._post("send", tensor, peers, peers_text, start)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> MpiMessage:
         peers_text = f"from {self._names(source)}"
@@ -252,14 +224,12 @@ class MpiProcessGroup(GroupCore):
         self, tensors: list[Tensor], source: int, tag: int, peers_text: str, profile_name: str
     ) -> MpiMessage:
         (tensor,) = tensors
+
+        def start(flat: Tensor) -> MPI.Request:
+            return self._messages.Irecv(message_of(flat), source, tag)
+
         peers = f"{'*' if source == MPI.ANY_SOURCE else source}->{self._rank}"
-
-        def begin(tensor: Tensor) -> tuple[Any, MPI.Request, Callable[[], None]]:
-            flat = wire_buffer(tensor)
-            request = self._messages.Irecv(message_of(flat), source, tag)
-            return flat, request, lambda: copy_back(flat, tensor)
-
-        return self._post("recv", peers, peers_text, tensor, begin, profile_name)
+        return self._post("recv", tensor, peers, peers_text, start, profile_name)
 
     def _reduce_over_all(self, tensor: Tensor, reduction: Reduction) -> CollectiveStatistics:
         flat = reduction.begin(tensor)

@@ -9,8 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from paceline.host.machine import host_name
-from paceline.transports.mpi.polling import poll
-from paceline.transports.work import timed_out
+from paceline.transports.mpi.polling import complete
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,8 +34,8 @@ class RankNames:
         own["rank"], own["host"] = MPI.COMM_WORLD.rank, host_name().encode()
         gathered = np.zeros(comm.size, _RECORD)
         # Non-blocking, because the blocking call spins and cannot be given up.
-        if not poll(comm.Iallgather(own.view(np.uint8), gathered.view(np.uint8)), limit_s):
-            raise timed_out("MPI start of a group", MPI.COMM_WORLD.rank, limit_s)
+        request = comm.Iallgather(own.view(np.uint8), gathered.view(np.uint8))
+        complete(request, "start of a group", MPI.COMM_WORLD.rank, limit_s)
         return cls(
             tuple(int(rank) for rank in gathered["rank"]),
             tuple(host.decode(errors="replace") for host in gathered["host"]),

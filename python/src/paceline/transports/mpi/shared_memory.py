@@ -17,6 +17,7 @@ takes the core from the peer (100 MB in 335 ms). Here ranks sleep.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import TimedOut
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from paceline.transports.mpi.rank_names import RankNames
 
 SLOTS = 3  # chunks in progress: one is copied in, one reduced, one copied out
-SHORT_BYTES = 128 * 2**10  # total over the ranks up to which every rank reduces everything itself
 _ALIGNMENT = 64  # bytes: a cache line, and a multiple of the size of every number type
 _BLOCK_BYTES = 256 * 2**10  # three blocks fit in a core's second-level cache
 _LARGEST_AREA_BYTES = 2**20  # one chunk of one rank; half of it costs 5 % of speed, a quarter 40 %
@@ -59,10 +59,7 @@ class SharedSegments:
     """Areas of each rank that all ranks of the group read: SLOTS of them, used in turn.
 
     A message is divided among `owners`, the first ranks: each reduces its part for all. Parts are
-    processed chunk by chunk. In every turn a rank copies one chunk in (the parts of other owners),
-    reduces the previous chunk, copies out the results of the chunk before that, and then waits at
-    the barrier. So data read in a turn was written before the last barrier, and data overwritten in
-    a turn was read before it.
+    processed chunk by chunk, see `_run`.
     """
 
     def __init__(
@@ -80,54 +77,37 @@ class SharedSegments:
 
     def allreduce(self, buffer: NDArray[Any], ufunc: np.ufunc) -> None:
         """Reduce a flat array over all ranks in place. All ranks get bit-identical results."""
-        if buffer.nbytes <= min(SHORT_BYTES // self._size, self._areas.shape[2]):
-            self._reduce_short(buffer, ufunc)
-            return
         message = _Message(buffer, self._rank, self._size, self._size, self._areas)
-        first, count = self._turn, message.chunks
-        for turn in range(count + 2):
-            slots = [(first + turn - age) % SLOTS for age in range(SLOTS)]
-            if turn < count:
-                message.copy_in(turn, slots[0])
-            if 1 <= turn <= count:
-                message.reduce(turn - 1, slots[1], ufunc, published=True)
-            if turn >= 2:
-                message.copy_out(turn - 2, slots[2])
-            if turn <= count:
-                self._synchronise()
-        self._turn = (first + count) % SLOTS
+        reduce = partial(message.reduce, ufunc=ufunc, published=True)
+        self._run(message, message.copy_in, reduce, message.copy_out)
 
     def reduce_scatter(self, buffer: NDArray[Any], ufunc: np.ufunc, owners: int) -> None:
         """Reduce the part of each owner over all ranks, in place on that owner; see `owned`."""
         message = _Message(buffer, self._rank, self._size, owners, self._areas)
-        for turn in range(message.chunks + 1):
-            if turn < message.chunks:
-                message.copy_in(turn, (self._turn + turn) % SLOTS)
-            if turn >= 1:
-                slot = (self._turn + turn - 1) % SLOTS
-                message.reduce(turn - 1, slot, ufunc, published=False)
-            self._synchronise()
-        self._turn = (self._turn + message.chunks) % SLOTS
+        self._run(message, message.copy_in, partial(message.reduce, ufunc=ufunc, published=False))
 
     def all_gather(self, buffer: NDArray[Any], owners: int) -> None:
         """Copy the part of each owner to all ranks."""
         message = _Message(buffer, self._rank, self._size, owners, self._areas)
-        for turn in range(message.chunks + 1):
-            if turn < message.chunks:
-                message.publish(turn, (self._turn + turn) % SLOTS)
-            if turn >= 1:
-                message.copy_out(turn - 1, (self._turn + turn - 1) % SLOTS)
-            self._synchronise()
-        self._turn = (self._turn + message.chunks) % SLOTS
+        self._run(message, message.publish, message.copy_out)
 
-    def _reduce_short(self, buffer: NDArray[Any], ufunc: np.ufunc) -> None:
-        areas = [area[: buffer.nbytes].view(buffer.dtype) for area in self._areas[self._turn]]
-        areas[self._rank][:] = buffer
-        self._synchronise()
-        buffer[:] = areas[0]
-        for area in areas[1:]:
-            ufunc(buffer, area, out=buffer)
-        self._turn = (self._turn + 1) % SLOTS
+    def _run(self, message: _Message, *stages: Callable[[int, int], None]) -> None:
+        """Run the stages for every chunk, each stage one turn after the one before it.
+
+        An all-reduce copies one chunk in (the parts of other owners), reduces the previous chunk,
+        and copies out the results of the chunk before that. A barrier separates the turns. So data
+        read in a turn was written before the last barrier, and data overwritten in a turn was read
+        before it.
+        """
+        turns = message.chunks + len(stages) - 1
+        for turn in range(turns):
+            if turn > 0:
+                self._synchronise()
+            for age, stage in enumerate(stages):
+                chunk = turn - age
+                if 0 <= chunk < message.chunks:
+                    stage(chunk, (self._turn + chunk) % SLOTS)
+        self._turn = (self._turn + message.chunks) % SLOTS
 
 
 def owned(length: int, rank: int, owners: int) -> slice:

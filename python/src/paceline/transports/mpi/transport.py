@@ -7,16 +7,15 @@ registers the backend.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from mpi4py import MPI
-from torch._C._distributed_c10d import PrefixStore
 
-from paceline.errors import EnvironmentLacks, PacelineError, UsageError
+from paceline.errors import EnvironmentLacks, UsageError
 from paceline.transports.mpi.descriptor import MpiOptions
 from paceline.transports.mpi.process_group import BACKEND, MpiProcessGroup
+from paceline.transports.process_group import ThreadedTransport
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -79,30 +78,15 @@ def _chosen(options: Any) -> Options:
 dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=["cpu", "cuda"])
 
 
-class MpiTransport:
+class MpiTransport(ThreadedTransport):
     """MPI collectives on a progress thread of this rank."""
 
     name = "mpi"
-
-    def __init__(self) -> None:
-        self._group: MpiProcessGroup | None = None
+    backend = BACKEND
 
     def open(self, context: RankContext, trial: Trial, store: Store) -> None:
-        dist.init_process_group(
-            BACKEND,
-            store=PrefixStore("mpi", store),
-            rank=context.rank,
-            world_size=context.world_size,
-            timeout=timedelta(seconds=trial.limits.collective_s),
-            pg_options=Options(algorithm=trial.options_as(MpiOptions).algorithm),
-        )
-        group = dist.group.WORLD
-        assert isinstance(group, MpiProcessGroup)
-        self._group = group
-
-    def explain(self, error: Exception) -> PacelineError | None:  # noqa: ARG002
-        # DDP raises a copy of the error without its type; the group has the original.
-        return self._group.failure if self._group is not None else None
+        options = Options(algorithm=trial.options_as(MpiOptions).algorithm)
+        self.open_group(context, trial, store, pg_options=options)
 
     def describe(self) -> dict[str, Any]:
         version = MPI.Get_library_version().strip("\0 \n")
@@ -111,12 +95,6 @@ class MpiTransport:
             "thread_level": _THREAD_LEVELS[MPI.Query_thread()],
             **(self._group.describe() if self._group is not None else {}),
         }
-
-    def close(self, *, failed: bool) -> None:
-        if failed and self._group is not None:
-            self._group.abort()
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def check_world(rank: int, world_size: int) -> None:

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 
 from paceline.errors import EnvironmentLacks, PacelineError
 from paceline.training.devices import device_name, device_of, use_device
-from paceline.transports.base import PeerLost
-from paceline.transports.interfaces import check_interface, time_out_of
+from paceline.transports.interfaces import NetworkTransport
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -38,62 +35,40 @@ _SAME_GPU = re.compile(r"duplicate gpu", re.IGNORECASE)
 _END_PROCESS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "TORCH_NCCL_BLOCKING_WAIT": "0"}
 
 
-class NcclTransport:
+class NcclTransport(NetworkTransport):
     """All-reduce among GPUs: within a node over NVLink or PCIe, between nodes over the network."""
 
-    name = "nccl"
+    name = backend = "nccl"
+    library = "NCCL"
+    peer_lost = _PEER_LOST
 
     def __init__(self) -> None:
-        self._rank = 0
-        self._limit_s = 0.0
-        self._interface = ""
+        super().__init__()
         self._device = torch.device("cpu")
 
     def open(self, context: RankContext, trial: Trial, store: Store) -> None:
-        self._rank, self._limit_s = context.rank, trial.limits.collective_s
-        self._interface = trial.interface
         if not dist.is_nccl_available():
             raise EnvironmentLacks(
                 f"host {context.host}: transport nccl needs a torch with NCCL, torch "
                 f"{torch.__version__} is built without; install the same version's CUDA build "
                 "(pytorch.org, Get Started), or use transport gloo"
             )
-        check_interface(trial.interface, context.host, "NCCL")
         self._device = device_of(trial, context)
         use_device(self._device)
         # "=" selects exactly this interface instead of a prefix (NCCL's manual)
         os.environ.update(_END_PROCESS, NCCL_SOCKET_IFNAME=f"={trial.interface}")
-        try:
-            dist.init_process_group(
-                "nccl",
-                store=PrefixStore("nccl", store),
-                rank=context.rank,
-                world_size=context.world_size,
-                timeout=timedelta(seconds=self._limit_s),
-                device_id=self._device,  # connect now, so that errors are found here
-            )
-        except RuntimeError as error:
-            raise (self.explain(error) or error) from error
+        # With its device given, NCCL connects now, so that errors are found here.
+        self.open_group(context, trial, store, device_id=self._device)
 
     def explain(self, error: Exception) -> PacelineError | None:
-        text = str(error).strip() or type(error).__name__
-        last = text.splitlines()[-1]  # the reason follows the location and NCCL's error code
+        text = self.text_of(error)
         if _SAME_GPU.search(text):
             return EnvironmentLacks(
                 f"rank {self._rank}: NCCL needs one GPU per rank, but two ranks have the same; "
-                f"use fewer ranks, or transport gloo to share it. NCCL reports: {last}"
+                "use fewer ranks, or transport gloo to share it. NCCL reports: "
+                f"{text.splitlines()[-1]}"  # after the location and NCCL's error code
             )
-        # Checked first, because after a time-out NCCL also reports an aborted communicator.
-        timed_out = time_out_of(text, "NCCL", self._rank, self._limit_s, said=last)
-        if timed_out is not None:
-            return timed_out
-        if _PEER_LOST.search(text):
-            return PeerLost(
-                f"rank {self._rank}: a peer has ended; look at the other ranks' logs. "
-                f"NCCL reports: {last}",
-                self._rank,
-            )
-        return None
+        return super().explain(error)
 
     def describe(self) -> dict[str, Any]:
         version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
@@ -102,11 +77,3 @@ class NcclTransport:
             "interface": self._interface,
             "device": device_name(self._device),
         }
-
-    def close(self, *, failed: bool) -> None:
-        if not dist.is_initialized():
-            return
-        group = dist.group.WORLD
-        if failed and group is not None:
-            group.abort()  # wakes operations in the GPU's queue without contacting peers
-        dist.destroy_process_group()

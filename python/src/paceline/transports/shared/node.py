@@ -117,12 +117,15 @@ class SharedNode:
             for index in range(len(semaphores)):
                 semaphores.post(index)
 
-    def close(self) -> None:
-        """Announce that this rank leaves; it does not wait, and a second call does nothing.
+    def close(self, *, failed: bool = False) -> None:
+        """Announce that this rank leaves, or that it failed; it does not wait, and a second call
+        does nothing.
 
         Ranks that wait for this rank get PeerLost. Memory is freed with the last object that uses
         it.
         """
+        if failed:
+            self.fail()
         self._peers.announce_leave()
         self._signals.clear()
 

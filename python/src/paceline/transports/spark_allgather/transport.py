@@ -6,15 +6,13 @@ about one call a second. Importing this module registers the backend.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 
 from paceline.errors import UsageError
-from paceline.transports.progress import ProgressThread
+from paceline.transports.process_group import ThreadedProcessGroup, ThreadedTransport
 from paceline.transports.recorder import begin_operation, payload_bytes
 from paceline.transports.spark_allgather.messages import Messages, chunk_bytes, offered
 
@@ -24,15 +22,12 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch._C._distributed_c10d import Store
 
-    from paceline.errors import PacelineError
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
     from paceline.transports.work import PendingWork
 
 BACKEND = "spark-allgather"
 _ALGORITHM = "through the driver"
-_CLOSE_LIMIT_S = 10.0
-_ABORT_LIMIT_S = 0.5
 _REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     dist.ReduceOp.SUM: torch.add,
     dist.ReduceOp.AVG: torch.add,
@@ -41,59 +36,20 @@ _REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     dist.ReduceOp.MAX: torch.maximum,
 }
 
-# Untyped: torch declares overloads, of which a backend implements only the one with lists.
-_ProcessGroup: Any = dist.ProcessGroup
 
-
-class SparkProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see above
-    """All tasks of a barrier stage. One thread carries out operations in order.
+class SparkProcessGroup(ThreadedProcessGroup):
+    """All tasks of a barrier stage.
 
     Every rank receives every rank's bytes and reduces them in the order of ranks, so all results
     are bit-identical, in every run.
     """
 
+    backend = BACKEND
+    library = "Spark"
+
     def __init__(self, messages: Messages, rank: int, size: int, limit_s: float, name: str) -> None:
-        """limit_s: limit of every operation, from the beginning of its turn."""
-        super().__init__(rank, size)
+        super().__init__(rank=rank, size=size, world_rank=rank, name=name, limit_s=limit_s)
         self._messages = messages
-        self._rank = rank
-        self._size = size
-        self._name = name
-        self._progress = ProgressThread("Spark", rank, limit_s, name)
-
-    @property
-    def failure(self) -> PacelineError | None:
-        """The first error of this group. Every later operation fails with it."""
-        return self._progress.failure
-
-    def getBackendName(self) -> str:  # noqa: N802  (torch's name)
-        return BACKEND
-
-    def setGroupName(self, group_name: str) -> None:  # noqa: N802  (torch's name)
-        self._name = group_name
-
-    def getGroupName(self) -> str:  # noqa: N802  (torch's name)
-        return self._name
-
-    @property
-    def group_name(self) -> str:
-        """Name of the group. The base class cannot store it for a group that is its own backend."""
-        return self._name
-
-    def rank(self) -> int:
-        return self._rank
-
-    def size(self) -> int:
-        return self._size
-
-    def shutdown(self) -> None:
-        # After a failure the thread may be blocked in Spark; peers must not wait for it.
-        self._progress.close(_CLOSE_LIMIT_S if self.failure is None else _ABORT_LIMIT_S)
-
-    def abort(self) -> None:
-        """End the threads without waiting for peers; a thread that is blocked in Spark is
-        abandoned."""
-        self._progress.close(_ABORT_LIMIT_S)
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> PendingWork:
         """Reduce each tensor over all ranks in place."""
@@ -111,9 +67,6 @@ class SparkProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any,
                     tensor.detach().div_(self._size)
 
         return self._submit("allreduce", call, tensors)
-
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> PendingWork:
-        return self.allreduce(tensors, opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> PendingWork:
         root: int = opts.rootRank if opts is not None else 0
@@ -200,40 +153,17 @@ class SparkProcessGroup(_ProcessGroup):  # type: ignore[misc]  # subclasses Any,
                 target[start : start + len(parts[rank])] = parts[rank]
 
 
-class SparkAllGatherTransport:
+class SparkAllGatherTransport(ThreadedTransport):
     """Messages of the barrier tasks, provided by the job (`messages.offer`)."""
 
-    name = BACKEND
-
-    def __init__(self) -> None:
-        self._group: SparkProcessGroup | None = None
-        self._size = 1
+    name = backend = BACKEND
 
     def open(self, context: RankContext, trial: Trial, store: Store) -> None:
         self._size = context.world_size
-        dist.init_process_group(
-            BACKEND,
-            store=PrefixStore(BACKEND, store),
-            rank=context.rank,
-            world_size=context.world_size,
-            timeout=timedelta(seconds=trial.limits.collective_s),
-        )
-        group = dist.group.WORLD
-        assert isinstance(group, SparkProcessGroup)
-        self._group = group
-
-    def explain(self, error: Exception) -> PacelineError | None:  # noqa: ARG002
-        # DDP raises a copy of the error without its type; the group has the original.
-        return self._group.failure if self._group is not None else None
+        self.open_group(context, trial, store)
 
     def describe(self) -> dict[str, Any]:
         return {"through": "the driver, as text", "chunk_bytes": chunk_bytes(self._size)}
-
-    def close(self, *, failed: bool) -> None:
-        if failed and self._group is not None:
-            self._group.abort()
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def _create_group(options: Any, _backend_options: Any) -> SparkProcessGroup:
