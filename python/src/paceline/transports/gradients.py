@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from paceline.spec.descriptors import KeyModel, OptionModel
+from paceline.spec.descriptors import KeyModel, OptionModel, TransportDescriptor
 from paceline.spec.extensions import COMPRESSIONS
 from paceline.spec.fields import PositiveFloat, PositiveInt
 from paceline.spec.transport_rules import strategy_of
@@ -80,37 +80,46 @@ def gradient_options_of(trial: Trial) -> GradientOptions:
     return next(own, GradientOptions())
 
 
-def gradient_options(request: TrialRequest) -> GradientOptions:
-    """Return the planned options, with defaults filled in."""
+class GradientTransport(TransportDescriptor):
+    """A transport that torch.distributed calls for each bucket of gradients."""
+
+    Keys = GradientKeys
+    Options = GradientOptions
+    sends_gradients = True
+
+    def key_faults(self, request: TrialRequest) -> Iterator[str]:
+        strategy, keys = strategy_of(request), request.keys(GradientKeys)
+        if strategy is None or not strategy.reduces_in_buckets(request):
+            for key in ("bucket_mb", "buckets_in_flight"):
+                if getattr(keys, key) is not None:
+                    yield (
+                        f"{key}: has no meaning where gradients are not reduced bucket by bucket; "
+                        'remove it, or use local_strategy = "processes" (on several nodes with '
+                        'reduction = "flat")'
+                    )
+        if (
+            keys.compression is not None
+            and strategy is not None
+            and not strategy.exchanges_gradients(request)
+        ):
+            yield (
+                "compression: compresses gradients, but averaging_period_steps exchanges weights; "
+                "use one of the two"
+            )
+
+    def options(self, request: TrialRequest) -> GradientOptions:
+        return GradientOptions(**planned_options(request))
+
+
+def planned_options(request: TrialRequest) -> dict[str, Any]:
+    """Return the values of GradientOptions, with defaults filled in."""
     keys = request.keys(GradientKeys)
     compression = None
     if keys.compression is not None:
         numbers = COMPRESSIONS.get(keys.compression).numbers(request)
         compression = CompressionSettings(method=keys.compression, numbers=numbers)
-    return GradientOptions(
-        bucket_mb=keys.bucket_mb or DEFAULT_BUCKET_MB,
-        buckets_in_flight=keys.buckets_in_flight,
-        compression=compression,
-    )
-
-
-def gradient_key_faults(request: TrialRequest) -> Iterator[str]:
-    """Yield keys that this trial has no use for."""
-    strategy, keys = strategy_of(request), request.keys(GradientKeys)
-    if strategy is None or not strategy.reduces_in_buckets(request):
-        for key in ("bucket_mb", "buckets_in_flight"):
-            if getattr(keys, key) is not None:
-                yield (
-                    f"{key}: has no meaning where gradients are not reduced bucket by bucket; "
-                    'remove it, or use local_strategy = "processes" (on several nodes with '
-                    'reduction = "flat")'
-                )
-    if (
-        keys.compression is not None
-        and strategy is not None
-        and not strategy.exchanges_gradients(request)
-    ):
-        yield (
-            "compression: compresses gradients, but averaging_period_steps exchanges weights; "
-            "use one of the two"
-        )
+    return {
+        "bucket_mb": keys.bucket_mb or DEFAULT_BUCKET_MB,
+        "buckets_in_flight": keys.buckets_in_flight,
+        "compression": compression,
+    }

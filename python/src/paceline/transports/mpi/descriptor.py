@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from paceline.spec.descriptors import TransportDescriptor
 from paceline.spec.extensions import LAUNCHERS
 from paceline.transports.gradients import (
     GradientKeys,
     GradientOptions,
-    gradient_key_faults,
-    gradient_options,
+    GradientTransport,
+    planned_options,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class MpiOptions(GradientOptions):
             yield self.algorithm
 
 
-class Mpi(TransportDescriptor):
+class Mpi(GradientTransport):
     """MPI between the ranks of one MPI job."""
 
     name = "mpi"
@@ -66,16 +65,12 @@ class Mpi(TransportDescriptor):
     Keys = MpiKeys
     Options = MpiOptions
     needs = "mpi job"
-    sends_gradients = True
 
     def auto_priority(self, request: TrialRequest) -> int | None:
         """The default between nodes where the launcher prefers it."""
         preferred = LAUNCHERS.get(request.launcher).default_transport == self.name
         return 20 if preferred else None
 
-    def key_faults(self, request: TrialRequest) -> Iterator[str]:
-        yield from gradient_key_faults(request)
-
     def options(self, request: TrialRequest) -> MpiOptions:
         algorithm = request.keys(MpiKeys).algorithm or "auto"
-        return MpiOptions(**dict(gradient_options(request)), algorithm=algorithm)
+        return MpiOptions(**planned_options(request), algorithm=algorithm)
