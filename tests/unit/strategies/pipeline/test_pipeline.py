@@ -132,8 +132,13 @@ def test_description_says_where_it_was_cut_and_what_crosses():
 
 def test_cuts_that_the_model_has_not_are_refused():
     trial = pipeline_trial(2, 2, pipeline={"split_points": (40,), "balance": None})
-    with pytest.raises(UsageError, match="features"):
+    with pytest.raises(UsageError, match="a stage of tiny-alexnet can begin at layer 2, 3, "):
         train(trial, [8])
+
+
+def test_more_stages_than_layers_are_refused():
+    with pytest.raises(UsageError, match="tiny-alexnet has at most 13, got 14"):
+        train(pipeline_trial(14, 2), [8])
 
 
 def test_failing_stage_is_noticed_by_its_neighbours():

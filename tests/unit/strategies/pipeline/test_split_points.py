@@ -6,11 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.errors import UsageError
 from paceline.strategies.pipeline.split_points import (
     balanced_split_points,
-    check_split_points,
-    require_stages,
     stage_bounds,
 )
 from paceline.workloads.build import build_model
@@ -51,24 +48,6 @@ def test_cut_is_never_at_a_layer_that_works_in_place(layers):
     assert "features.1" not in names  # a ReLU
     assert {"features.2", "features.3", "avgpool", "flatten", "classifier.1"} <= set(names)
     assert legal_split_points(layers)[0] > 0
-
-
-@pytest.mark.parametrize(
-    ("split_points", "stages"), [([1], 2), ([0], 2), ([99], 2), ([3], 3), ([6, 3], 3), ([3, 3], 3)]
-)
-def test_impossible_cuts_are_answered_with_the_possible_ones(layers, split_points, stages):
-    with pytest.raises(UsageError, match=r"2 \(features\.2\), 3 \(features\.3\)"):
-        check_split_points(layers, split_points, stages)
-
-
-def test_possible_cuts_stay_as_they_are(layers):
-    assert check_split_points(layers, (3, 6), 3) == [3, 6]
-
-
-def test_more_stages_than_layers_are_refused(layers):
-    require_stages(layers, len(legal_split_points(layers)) + 1)
-    with pytest.raises(UsageError, match=f"at most {len(legal_split_points(layers)) + 1}"):
-        require_stages(layers, len(legal_split_points(layers)) + 2)
 
 
 def test_stages_follow_one_another():

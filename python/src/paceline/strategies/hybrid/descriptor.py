@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from paceline.spec.counts import number
-from paceline.spec.descriptors import StrategyDescriptor
 from paceline.spec.fields import Count
 from paceline.spec.placement import NodeCounts
 from paceline.strategies.pipeline import settings
-from paceline.strategies.pipeline.settings import PipelineKeys, PipelineOptions, stages_given
+from paceline.strategies.pipeline.descriptor import Pipeline
+from paceline.strategies.pipeline.settings import PipelineKeys, stages_given
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.spec.descriptors import WorkloadDescriptor
-    from paceline.spec.models import Experiment, TrialRequest
+    from paceline.spec.models import TrialRequest
     from paceline.spec.placement import Placement
+    from paceline.strategies.pipeline.settings import PipelineOptions
 
 DEFAULT_STAGES = 2
 _DOT, _TIMES = "\N{MIDDLE DOT}", "\N{MULTIPLICATION SIGN}"
@@ -30,19 +30,14 @@ class HybridKeys(PipelineKeys):
     replicas: Count | None = Field(default=None, description="pipelines on a node")
 
 
-class Hybrid(StrategyDescriptor):
-    """k pipelines of s stages in k * s processes."""
+class Hybrid(Pipeline):
+    """k pipelines of s stages in k * s processes; what is not here is as in a single pipeline."""
 
     name = "hybrid"
     summary = "several replicas of the model, each split into stages"
     position = 60
-    implementation = "paceline.strategies.pipeline.strategy:PipelineStrategy"
     Keys = HybridKeys
-    Options = PipelineOptions
-    has_peers_on_node = True
-    is_pipelined = True
     is_replicated = True
-    uses_node_memory = True
     count_key = "replicas"
     layout_key_names = tuple(HybridKeys.model_fields)
     # The paper has it on GPUs only; ours on cores is compared with that row.
@@ -76,30 +71,15 @@ class Hybrid(StrategyDescriptor):
         if ranks and replicas != 1 and stages != 1:
             yield from _rank_faults(ranks, replicas, stages)
 
-    def faults(self, request: TrialRequest, experiment: Experiment) -> Iterator[str]:
-        yield from settings.split_faults(request)
-
-    def batch_faults(
-        self,
-        request: TrialRequest,
-        counts: NodeCounts,
-        replica_batch: int,
-        workload: WorkloadDescriptor,
-    ) -> Iterator[str]:
-        yield from settings.batch_faults(request, counts, replica_batch, workload)
-
-    def options(
-        self, request: TrialRequest, counts: NodeCounts, replica_batch: int, transport: str
-    ) -> PipelineOptions:
-        return settings.pipeline_options(request, counts, replica_batch)
-
     def layout(self, placement: Placement, options: PipelineOptions) -> str:
         workers = f"{placement.replicas_per_node}{_DOT}{placement.stages}"
         return f"{workers}{_TIMES}{placement.threads_per_worker} m{options.micro_batches}"
 
     def layout_keys(self, placement: Placement, options: PipelineOptions) -> dict[str, Any]:
-        own = settings.layout_keys(placement, options)
-        return {"replicas": placement.replicas_per_node, **own}
+        return {
+            "replicas": placement.replicas_per_node,
+            **super().layout_keys(placement, options),
+        }
 
     def search_space(self, cores: int, batch: int) -> Iterator[dict[str, Any]]:
         for replicas, stages, threads in searched_layouts(cores):

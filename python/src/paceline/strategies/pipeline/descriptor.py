@@ -64,18 +64,50 @@ class Pipeline(StrategyDescriptor):
         replica_batch: int,
         workload: WorkloadDescriptor,
     ) -> Iterator[str]:
-        yield from settings.batch_faults(request, counts, replica_batch, workload)
+        """Yield why the batch has too few samples, or the model too few layers."""
+        keys = request.keys(PipelineKeys)
+        micro_batches = number(keys.micro_batches)
+        if micro_batches is not None and micro_batches > replica_batch:
+            yield (
+                f"micro_batches: a replica's share of a batch is {replica_batch} sample(s), "
+                f'expected at most as many, got {micro_batches}; use {replica_batch}, "auto", or '
+                "a larger global_batch"
+            )
+        # Two stages need one split point, and every model has one; the strategy checks it again.
+        # The model's facts take 1 to 2 s, so ask for them only where the answer is open.
+        if counts.stages > 2 or keys.split_points is not None:
+            places = workload.facts().split_points
+            yield from settings.model_faults(
+                workload.model, places, counts.stages, keys.split_points
+            )
 
     def options(
         self, request: TrialRequest, counts: NodeCounts, replica_batch: int, transport: str
     ) -> PipelineOptions:
-        return settings.pipeline_options(request, counts, replica_batch)
+        keys = request.keys(PipelineKeys)
+        usual = min(settings.DEFAULT_MICRO_BATCHES_PER_STAGE * counts.stages, replica_batch)
+        return PipelineOptions(
+            micro_batches=number(keys.micro_batches) or usual,
+            schedule=keys.schedule or "1f1b",
+            balance=None if keys.split_points is not None else keys.balance or "time",
+            split_points=keys.split_points,
+        )
 
     def layout(self, placement: Placement, options: PipelineOptions) -> str:
         return f"{super().layout(placement, options)} m{options.micro_batches}"
 
     def layout_keys(self, placement: Placement, options: PipelineOptions) -> dict[str, Any]:
-        return settings.layout_keys(placement, options)
+        if options.split_points is None:
+            split: dict[str, Any] = {"balance": options.balance}
+        else:
+            split = {"split_points": options.split_points}
+        return {
+            "stages": placement.stages,
+            "threads_per_rank": placement.threads_per_rank,
+            "micro_batches": options.micro_batches,
+            "schedule": options.schedule,
+            **split,
+        }
 
     def search_space(self, cores: int, batch: int) -> Iterator[dict[str, Any]]:
         for stages in range(2, min(cores, settings.MOST_STAGES) + 1):

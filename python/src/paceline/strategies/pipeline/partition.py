@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from paceline.errors import UsageError
 from paceline.plan.sample_order import share_bounds
 from paceline.strategies.pipeline.profile import profile_layers
 from paceline.strategies.pipeline.schedules import theoretical_bubble
-from paceline.strategies.pipeline.settings import PipelineOptions
+from paceline.strategies.pipeline.settings import PipelineOptions, model_faults
 from paceline.strategies.pipeline.shapes import Activation, layer_bytes, trace
 from paceline.strategies.pipeline.split_points import (
     balanced_split_points,
-    check_split_points,
-    require_stages,
     stage_bounds,
 )
 from paceline.training.devices import CPU
@@ -89,16 +88,18 @@ def partition_model(
     """
     settings, stages = settings_of(trial), trial.placement.stages
     activations = trace(layers, trial.training)
+    places = legal_split_points(layers)
+    faults = list(model_faults(trial.training.model, places, stages, settings.split_points))
+    if faults:
+        raise UsageError("; ".join(faults))
     profile = None
     if settings.split_points is not None:
-        split_points = check_split_points(layers, settings.split_points, stages)
+        split_points = list(settings.split_points)
+    elif settings.balance == "size":
+        costs = layer_bytes(layers, activations, BatchSizes.of(trial).micro_batch)
+        split_points = balanced_split_points(costs, stages, places)
     else:
-        require_stages(layers, stages)
-        if settings.balance == "size":
-            costs = layer_bytes(layers, activations, BatchSizes.of(trial).micro_batch)
-            split_points = balanced_split_points(costs, stages, legal_split_points(layers))
-        else:
-            split_points, profile = _by_time(layers, trial, world, device)
+        split_points, profile = _by_time(layers, trial, world, device)
     return Partition(split_points, [activations[index - 1] for index in split_points], profile)
 
 

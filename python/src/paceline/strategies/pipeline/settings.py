@@ -14,9 +14,8 @@ from paceline.spec.fields import Count, PositiveInt
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.spec.descriptors import WorkloadDescriptor
     from paceline.spec.models import TrialRequest
-    from paceline.spec.placement import NodeCounts, Placement
+    from paceline.spec.placement import Placement
 
 PipelineSchedule = Literal["gpipe", "1f1b"]
 Balance = Literal["time", "size"]
@@ -92,25 +91,6 @@ def split_faults(request: TrialRequest) -> Iterator[str]:
         )
 
 
-def batch_faults(
-    request: TrialRequest, counts: NodeCounts, replica_batch: int, workload: WorkloadDescriptor
-) -> Iterator[str]:
-    """Yield why the batch has too few samples, or the model too few layers."""
-    keys = request.keys(PipelineKeys)
-    micro_batches = number(keys.micro_batches)
-    if micro_batches is not None and micro_batches > replica_batch:
-        yield (
-            f"micro_batches: a replica's share of a batch is {replica_batch} sample(s), expected "
-            f'at most as many, got {micro_batches}; use {replica_batch}, "auto", or a larger '
-            "global_batch"
-        )
-    # Two stages need one split point, and every model has one; the strategy checks it again. The
-    # model's facts take 1 to 2 s, so ask for them only where the answer is open.
-    if counts.stages > 2 or keys.split_points is not None:
-        places = workload.facts().split_points
-        yield from model_faults(workload.model, places, counts.stages, keys.split_points)
-
-
 def model_faults(
     model: str, places: Sequence[int], stages: int, split_points: Sequence[int] | None
 ) -> Iterator[str]:
@@ -126,36 +106,6 @@ def model_faults(
             f"split_points: a stage of {model} can begin at layer {', '.join(map(str, places))}, "
             f"got {', '.join(map(str, wrong))}"
         )
-
-
-def pipeline_options(
-    request: TrialRequest, counts: NodeCounts, replica_batch: int
-) -> PipelineOptions:
-    """Return the planned options; replica_batch: samples of a full batch that a replica gets."""
-    keys = request.keys(PipelineKeys)
-    usual = min(DEFAULT_MICRO_BATCHES_PER_STAGE * counts.stages, replica_batch)
-    return PipelineOptions(
-        micro_batches=number(keys.micro_batches) or usual,
-        schedule=keys.schedule or "1f1b",
-        balance=None if keys.split_points is not None else keys.balance or "time",
-        split_points=keys.split_points,
-    )
-
-
-def layout_keys(placement: Placement, options: PipelineOptions) -> dict[str, Any]:
-    """Return the spec keys of exactly this split and schedule."""
-    split = (
-        {"balance": options.balance}
-        if options.split_points is None
-        else {"split_points": options.split_points}
-    )
-    return {
-        "stages": placement.stages,
-        "threads_per_rank": placement.threads_per_rank,
-        "micro_batches": options.micro_batches,
-        "schedule": options.schedule,
-        **split,
-    }
 
 
 def searched_settings(stages: int, replica_batch: int) -> Iterator[dict[str, Any]]:

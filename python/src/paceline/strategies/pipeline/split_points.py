@@ -1,15 +1,12 @@
-"""Possible split points of a model, and the best ones.
+"""The best split points of a model.
 
 A split point is the index of the first layer of a stage, in the order of `Model.layers()`.
 """
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TYPE_CHECKING
-
-from paceline.errors import UsageError
-from paceline.workloads.facts import legal_split_points
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,29 +14,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 Layers = list[tuple[str, "nn.Module"]]
-
-
-def check_split_points(layers: Layers, split_points: Sequence[int], stages: int) -> list[int]:
-    """Return `split_points` as a list if `layers` can be split there.
-
-    Raises UsageError naming the possible layers otherwise.
-    """
-    legal = legal_split_points(layers)
-    ascending = all(low < high for low, high in pairwise(split_points))
-    if len(split_points) != stages - 1 or not ascending or not set(split_points) <= set(legal):
-        places = ", ".join(f"{i} ({layers[i][0]})" for i in legal)
-        raise UsageError(
-            f"split_points = {list(split_points)}: expected {stages - 1} ascending indexes of "
-            f"layers for {stages} stages; a stage of this model can begin at {places}"
-        )
-    return list(split_points)
-
-
-def require_stages(layers: Layers, stages: int) -> None:
-    """Raise UsageError if the model cannot be split into that many stages."""
-    most = len(legal_split_points(layers)) + 1
-    if stages > most:
-        raise UsageError(f"stages = {stages}: this model can be split into at most {most} stages")
 
 
 def balanced_split_points(
@@ -53,8 +27,7 @@ def balanced_split_points(
     layer_costs: cost of each layer, >= 0, in any unit. crossing_costs: cost of a split point at
     each index for the stage on either side; None means no cost. The result is exact, by dynamic
     programming over (number of stages, end). Ties are resolved in favour of cheap early stages,
-    then of early split points. `legal` must have at least `stages` - 1 entries (see
-    require_stages).
+    then of early split points. `legal` must have at least `stages` - 1 entries.
     """
     layers = len(layer_costs)
     crossing = [0.0] * (layers + 1) if crossing_costs is None else [*crossing_costs, 0.0]
