@@ -8,7 +8,7 @@ import pytest
 
 from paceline.analysis.statistics import series
 from paceline.spec.loading import parse_spec
-from paceline.tune.local.candidates import strategy_space
+from paceline.tune.local import strategy_space
 from paceline.tune.measurement import Measurement
 from paceline.tune.spaces import short_experiment
 

@@ -1,7 +1,7 @@
 from tests.unit.tune.conftest import SPEC
 
 from paceline.spec.loading import parse_spec
-from paceline.tune.local.candidates import searched_strategies
+from paceline.tune.local import searched_strategies
 from paceline.tune.spaces import repeated, short_experiment
 
 HYBRID = """

@@ -8,8 +8,7 @@ from paceline.analysis.statistics import Interval
 from paceline.plan.planning import plan_trials
 from paceline.spec.loading import parse_spec
 from paceline.tune.findings import Finding, Findings
-from paceline.tune.local.candidates import strategy_space
-from paceline.tune.local.method import LocalSearch
+from paceline.tune.local import LocalSearch, strategy_space
 from paceline.tune.spaces import Target, short_experiment
 from paceline.tune.tuned_spec import tuned_text
 
