@@ -31,11 +31,11 @@ def _take_the_mean_of_buckets() -> None:
 
 def _halve_what_is_summed() -> None:
     """What a worker sums for all replicas is half of what it should be."""
-    healthy = OptimizerShard.set_gradients
+    healthy = OptimizerShard.reduce
 
-    def set_halves(self: OptimizerShard, gradients: Any) -> None:
-        healthy(self, gradients)
+    def reduce_to_halves(self: OptimizerShard, *arguments: Any) -> None:
+        healthy(self, *arguments)
         for gradient in self.gradient_tensors():
             gradient.mul_(0.5)
 
-    OptimizerShard.set_gradients = set_halves
+    OptimizerShard.reduce = reduce_to_halves

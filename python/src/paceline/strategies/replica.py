@@ -11,6 +11,7 @@ more pass over all gradients.)
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,12 +25,11 @@ from paceline.training.devices import (
     device_of,
     on_cpu,
     synchronize,
-    unix_s,
     use_device,
 )
-from paceline.training.loss import sum_of_losses, to_device
 from paceline.training.optimizers import make_optimizer
-from paceline.training.strategy import GradientResult, TrainBatch
+from paceline.training.passes import run_passes
+from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.training.transforms import to_input
 from paceline.transports.compression.create import create_sum
 from paceline.transports.gradients import gradient_options_of
@@ -40,12 +40,11 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from paceline.plan.trial import Trial
-    from paceline.records.rows import WorkerEnvironment
     from paceline.training.context import RankContext
     from paceline.training.strategy import RankGroups
 
 
-class ReplicaStrategy:
+class ReplicaStrategy(LocalStrategy):
     """One model, wrapped in DistributedDataParallel if there are peers."""
 
     def __init__(self) -> None:
@@ -89,24 +88,12 @@ class ReplicaStrategy:
         return to_input(pixels, self._trial.training.memory_format)
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
-        stopwatch = self._stopwatch
-        started_s = stopwatch.start()
-        for parameter in self._model.parameters():
-            parameter.grad = None
-        loss = sum_of_losses(self._parallel, to_device(batch, self._mover), self._trial.training)
-        loss_sum = float(loss.detach())
-        forwarded = stopwatch.mark()
-        (loss / batch.global_samples).backward()  # type: ignore[no-untyped-call]
-        ended_s = stopwatch.reached_s(stopwatch.mark())
-        forwarded_s = stopwatch.reached_s(forwarded)
-        ready_s = ended_s if self._buckets is None else stopwatch.reached_s(self._buckets.ready)
-        return GradientResult(
-            loss_sum=loss_sum,
-            forward_s=forwarded_s - started_s,
-            backward_s=ready_s - forwarded_s,
-            comm_s=None if self._buckets is None else ended_s - ready_s,
-            comm_ready_unix_s=None if self._buckets is None else unix_s(ready_s),
-        )
+        training, stopwatch = self._trial.training, self._stopwatch
+        passed = run_passes(self._parallel, batch, training, stopwatch, self._mover)
+        if self._buckets is None:
+            return passed.result(alone=True)
+        ready_s = stopwatch.reached_s(self._buckets.ready)
+        return replace(passed, ready_s=ready_s).result(alone=False)
 
     def step(self) -> None:
         self._optimizer.step()
@@ -118,9 +105,6 @@ class ReplicaStrategy:
 
     def state_dict(self) -> dict[str, Tensor]:
         return on_cpu(self._model.state_dict())
-
-    def workers(self) -> list[WorkerEnvironment]:
-        return []
 
     def describe(self) -> dict[str, Any]:
         if self._buckets is None:

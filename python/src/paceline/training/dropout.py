@@ -65,9 +65,6 @@ class SampleDropout(nn.Module):
         scale = keep.to(device=units.device, dtype=units.dtype).mul_(1 / (1 - self.p))
         return units * scale.view(units.shape)
 
-    def extra_repr(self) -> str:
-        return f"p={self.p}, layer={self.layer}"
-
 
 def set_sample_keys(model: nn.Module, seed: int, epoch: int, sample_ids: Iterable[int]) -> None:
     """Set the samples of the next forward pass, in order, for every SampleDropout of `model`."""

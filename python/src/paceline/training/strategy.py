@@ -65,7 +65,7 @@ class RankGroups(Protocol):
 
 
 class LocalStrategy(Protocol):
-    """Uses the cores or the device of one rank."""
+    """Uses the cores or the device of one rank; the base class of ours, with their defaults."""
 
     def prepare(
         self, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
@@ -94,9 +94,11 @@ class LocalStrategy(Protocol):
 
     def workers(self) -> list[WorkerEnvironment]:
         """Return the actual environments of threads that train replicas; [] if there are none."""
+        return []
 
     def describe(self) -> dict[str, Any]:
         """Return settings for the records, for example bucket sizes and split points."""
+        return {}
 
     def close(self, *, failed: bool) -> None:
         """End threads and free shared objects; a second call does nothing.

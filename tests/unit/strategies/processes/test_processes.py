@@ -51,7 +51,8 @@ def run_ranks(tmp_path, make_batch):
 def make_processes_trial(make_strategy_trial):
     def make(ranks, **training):
         trial = make_strategy_trial("processes", 1, **training)
-        place = trial.placement.model_copy(update={"ranks_per_node": ranks})
+        counts = {"ranks_per_node": ranks, "replicas_per_node": ranks}
+        place = trial.placement.model_copy(update=counts)
         return trial.model_copy(update={"transport": "shared", "placement": place})
 
     return make

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -34,13 +36,7 @@ def gradients_of(replica, step):
 
 def reduce(shard, layout, own, others):
     """Sum the shards of `own` and `others` in place, as the strategies do."""
-    totals = []
-    for part in shard.parameter_shards:
-        total = shard_of(layout, own, part)
-        for gradients in others:
-            total.add_(shard_of(layout, gradients, part))
-        totals.append(total)
-    shard.set_gradients(totals)
+    shard.reduce(own, [partial(shard_of, layout, gradients) for gradients in others])
 
 
 def step_in_shards(training, workers, change=lambda gradients: gradients, rows=None):
@@ -49,7 +45,9 @@ def step_in_shards(training, workers, change=lambda gradients: gradients, rows=N
     layout = FlatLayout.of(model.items())
     flat = torch.empty(layout.elements)
     layout.bind(model, flat, copy=True)
-    shards = [OptimizerShard(owned, flat, training) for owned in layout.shards(workers, rows)]
+    shards = [
+        OptimizerShard(layout, owned, flat, training) for owned in layout.shards(workers, rows)
+    ]
     for step in range(3):
         replicas = [change(gradients_of(replica, step)) for replica in range(workers)]
         for worker, shard in enumerate(shards):
@@ -92,7 +90,7 @@ def test_gradients_in_other_strides_are_summed_alike(training):
 def test_reduced_gradients_are_the_sums_of_the_shard_in_place(training):
     model = parameters()
     layout = FlatLayout.of(model.items())
-    shard = OptimizerShard(layout.shards(2)[0], torch.zeros(layout.elements), training)
+    shard = OptimizerShard(layout, layout.shards(2)[0], torch.zeros(layout.elements), training)
     own, other = gradients_of(0, 0), gradients_of(1, 0)
     wanted = (own["convolution"] + other["convolution"]).clone()
     reduce(shard, layout, own, [other])
@@ -108,7 +106,7 @@ def test_reduced_gradients_are_the_sums_of_the_shard_in_place(training):
 def test_worker_without_a_shard_does_nothing(training):
     layout = FlatLayout.of([("bias", nn.Parameter(torch.ones(3)))])
     flat = torch.ones(layout.elements)
-    shard = OptimizerShard(layout.shards(2)[1], flat, training)
+    shard = OptimizerShard(layout, layout.shards(2)[1], flat, training)
     reduce(shard, layout, {"bias": torch.ones(3)}, [])
     shard.step()
     assert shard.gradient_tensors() == []
@@ -117,7 +115,7 @@ def test_worker_without_a_shard_does_nothing(training):
 
 def test_gradients_are_let_go_of_after_the_step(training):
     layout = FlatLayout.of([("bias", nn.Parameter(torch.ones(3)))])
-    shard = OptimizerShard(layout.shards(1)[0], torch.ones(layout.elements), training)
+    shard = OptimizerShard(layout, layout.shards(1)[0], torch.ones(layout.elements), training)
     reduce(shard, layout, {"bias": torch.ones(3)}, [])
     assert len(shard.gradient_tensors()) == 1
     shard.step()

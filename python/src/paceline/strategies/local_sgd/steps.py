@@ -11,6 +11,7 @@ included, because SGD is linear in the gradient.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,9 +19,8 @@ from torch import Tensor, nn
 
 from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.training.devices import CPU, InputMover, Stopwatch, on_cpu, synchronize, use_device
-from paceline.training.loss import sum_of_losses, to_device
 from paceline.training.optimizers import make_optimizer
-from paceline.training.precision import autocast
+from paceline.training.passes import run_passes
 from paceline.training.strategy import GradientResult
 from paceline.training.transforms import to_input
 
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Trial
     from paceline.training.strategy import TrainBatch
+
+_NO_GRADIENT = GradientResult(
+    loss_sum=0.0, forward_s=0.0, backward_s=0.0, comm_s=None, comm_ready_unix_s=None
+)
 
 
 class LocalReplica:
@@ -66,21 +70,15 @@ class LocalReplica:
         mean_over: divisor of the sum of their losses. None means their own number; a replica
         without samples then has no gradient, and `step` does nothing.
         """
-        stopwatch = self._stopwatch
-        started_s = stopwatch.start()
+        divisor = len(batch.sample_ids) if mean_over is None else mean_over
         for parameter in self.model.parameters():
             parameter.grad = None
-        self._has_gradient = mean_over is not None or len(batch.sample_ids) > 0
+        self._has_gradient = divisor > 0
         if not self._has_gradient:
-            return _times(0.0, 0.0, 0.0)
-        with autocast(self._training, self._device.type):
-            loss = sum_of_losses(self.model, to_device(batch, self._mover), self._training)
-        loss_sum = float(loss.detach())
-        forwarded = stopwatch.mark()
-        (loss / (mean_over or len(batch.sample_ids))).backward()  # type: ignore[no-untyped-call]
-        ended_s = stopwatch.reached_s(stopwatch.mark())
-        forwarded_s = stopwatch.reached_s(forwarded)
-        return _times(loss_sum, forwarded_s - started_s, ended_s - forwarded_s)
+            return _NO_GRADIENT
+        batch = replace(batch, global_samples=divisor)
+        passed = run_passes(self.model, batch, self._training, self._stopwatch, self._mover)
+        return passed.result(alone=True)
 
     def step(self) -> None:
         """Step the optimiser with the current gradient, if there is one."""
@@ -111,13 +109,3 @@ class LocalReplica:
             # SGD's first update is then momentum x 0 + gradient, as without this buffer.
             buffer = layout.view(self.momentum, name)
             self._optimizer.state[parameter]["momentum_buffer"] = buffer
-
-
-def _times(loss_sum: float, forward_s: float, backward_s: float) -> GradientResult:
-    return GradientResult(
-        loss_sum=loss_sum,
-        forward_s=forward_s,
-        backward_s=backward_s,
-        comm_s=None,
-        comm_ready_unix_s=None,
-    )

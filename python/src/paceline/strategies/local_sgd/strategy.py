@@ -28,7 +28,7 @@ from paceline.strategies.local_sgd.steps import LocalReplica
 from paceline.strategies.processes.descriptor import AveragingSettings, ProcessesOptions
 from paceline.strategies.reduction.replicate_group import all_reduce_tensors
 from paceline.training.devices import device_of, synchronize
-from paceline.training.strategy import GradientResult, TrainBatch, WeightAveraging
+from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch, WeightAveraging
 from paceline.transports.compression.base import all_reduce_bytes, bytes_of
 
 if TYPE_CHECKING:
@@ -36,12 +36,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.plan.trial import Trial
-    from paceline.records.rows import WorkerEnvironment
     from paceline.training.context import RankContext
     from paceline.training.strategy import RankGroups
 
 
-class LocalSgdStrategy:
+class LocalSgdStrategy(LocalStrategy):
     """One replica per rank, synchronised with the others only every few steps."""
 
     def __init__(self) -> None:
@@ -113,9 +112,6 @@ class LocalSgdStrategy:
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights; they are equal on all ranks after an averaging."""
         return self._replica.state_dict()
-
-    def workers(self) -> list[WorkerEnvironment]:
-        return []
 
     def describe(self) -> dict[str, Any]:
         """Return settings and traffic. Bytes are means over all steps; uncompressed bytes are those

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from paceline.plan.sample_order import share_bounds
 from paceline.strategies.pipeline.deferred import DeferredLinear, deferred
 from paceline.strategies.pipeline.schedules import Action, Forward
 from paceline.training.devices import CPU, InputMover, synchronize
 from paceline.training.dropout import set_sample_keys
+from paceline.training.loss import summed_loss
 from paceline.training.precision import autocast
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Stage:
             output: Tensor = self._module(inputs)
             if self._after is None:
                 labels = self._mover.move(batch.labels[low:high])
-                loss = cross_entropy(output, labels, reduction="sum")
+                loss = summed_loss(output, labels)
                 self._loss_sum += float(loss.detach())
                 output = loss / batch.global_samples
         self._passes[index] = _Pass(received, output)

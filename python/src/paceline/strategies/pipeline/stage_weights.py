@@ -4,12 +4,13 @@ stage."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from paceline.strategies.reduction.optimizer_shard import OptimizerShard, shard_of
+from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,6 +41,8 @@ class StageWeights:
 
     On the CPU all replicas compute on shared memory. On a GPU a worker has a copy of its own: it
     copies stepped shards into the shared memory, and takes the shards of others from there.
+
+    shard: the parameter shards that this worker owns, their gradients and optimiser.
     """
 
     def __init__(
@@ -54,14 +57,14 @@ class StageWeights:
         """layout: layout of the stage alone. parameters: the stage's parameters, equal on all
         replicas; their memory moves. shared: the stage's part of the node's weights, shape
         (layout.elements,). device: device of a separate copy; None for no copy."""
-        self._layout = layout
         self._parameters = parameters
         self._shared = shared
         self._replicas = replicas
         self._has_copy = device is not None
         self._weights = torch.empty(layout.elements, device=device) if self._has_copy else shared
         layout.bind(parameters, self._weights, copy=self._has_copy or replicas.own == 0)
-        self._shard = OptimizerShard(replicas.shards[replicas.own], self._weights, training)
+        own_shards = replicas.shards[replicas.own]
+        self.shard = OptimizerShard(layout, own_shards, self._weights, training)
 
     def reduce(self) -> None:
         """Sum this worker's shards of the gradients over the replicas of the node."""
@@ -72,26 +75,11 @@ class StageWeights:
             for name, gradient in own.items():
                 mine.write(name, gradient)
         self._replicas.synchronise()
-        reduced = []
-        for shard in self._shard.parameter_shards:
-            total = shard_of(self._layout, own, shard)
-            for replica in others:
-                total.add_(replica.read(shard).to(self._weights.device))
-            reduced.append(total)
-        self._shard.set_gradients(reduced)
-
-    def reduced(self) -> list[Tensor]:
-        """Return the flat gradients of the shards between `reduce` and `step`, to be changed in
-        place."""
-        return self._shard.gradient_tensors()
-
-    def reduced_shapes(self) -> list[tuple[int, ...]]:
-        """Return their shapes as matrices where they have whole rows."""
-        return self._shard.shapes(self._layout)
+        self.shard.reduce(own, [partial(self._gradient_of, replica) for replica in others])
 
     def step(self) -> None:
         """Step the optimiser; afterwards all replicas have the new weights."""
-        self._shard.step()
+        self.shard.step()
         if len(self._replicas.shards) == 1:
             return
         self.publish()
@@ -104,11 +92,10 @@ class StageWeights:
         """Copy this worker's shards of the weights into the shared memory, if it has a copy of its
         own."""
         if self._has_copy:
-            _copy(self._shard.parameter_shards, self._weights, self._shared)
+            _copy(self.shard.parameter_shards, self._weights, self._shared)
 
-    def put_gradients(self, flat: Tensor) -> None:
-        """Copy the gradients of this worker's shards into an array of the stage's layout."""
-        self._shard.copy_gradients_to(flat)
+    def _gradient_of(self, replica: SharedGradients, shard: ParameterShard) -> Tensor:
+        return replica.read(shard).to(self._weights.device)
 
 
 def _copy(shards: Sequence[ParameterShard], source: Tensor, target: Tensor) -> None:

@@ -35,11 +35,11 @@ from paceline.strategies.pipeline.split_points import stage_bounds
 from paceline.strategies.pipeline.stage import Stage
 from paceline.strategies.pipeline.stage_weights import StageReplicas, StageWeights
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
-from paceline.strategies.reduction.replicate_group import ReplicateGroup, join_replicate_group
+from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.shared_gradients import SharedGradients
 from paceline.training.devices import CPU, device_of, use_device
 from paceline.training.model import Model
-from paceline.training.strategy import GradientResult, TrainBatch
+from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.training.transforms import to_input
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 from paceline.transports.shared.barrier import Barrier
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.plan.trial import Training, Trial
-    from paceline.records.rows import WorkerEnvironment
     from paceline.spec.values import MemoryFormat
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.training.context import RankContext
@@ -79,7 +78,7 @@ class _Place:
         return [self.local_rank(replica, stage) for replica in range(self.replicas)]
 
 
-class PipelineStrategy:
+class PipelineStrategy(LocalStrategy):
     """One stage of one replica."""
 
     def __init__(self) -> None:
@@ -94,7 +93,7 @@ class PipelineStrategy:
         self._siblings = ""  # name of the node's workers with this stage in the records
         self._replicas = 1  # on this node
         self._everyone: Barrier  # of all workers of the node
-        self._replicate_group: ReplicateGroup | None = None  # None on a single node
+        self._replicate_group = ReplicateGroup()
         self._alone = True  # whether there is only one replica on all nodes
 
     def prepare(
@@ -115,9 +114,7 @@ class PipelineStrategy:
         division = partition_model(layers, trial, peers.world("split_points"), device)
         self._description = {**division.describe(layers, trial), **chosen}
         self._alone = trial.placement.replicas == 1
-        if trial.placement.nodes > 1:
-            group = join_replicate_group(context, peers, trial.limits.collective_s)
-            self._replicate_group = ReplicateGroup(trial, group)
+        self._replicate_group = ReplicateGroup.join(trial, context, peers)
         node = peers.node("pipeline")
         assert node is not None, "stages are ranks, and there are at least two"
         shared = self._shared = SharedNode(node, trial.limits.collective_s)
@@ -186,10 +183,8 @@ class PipelineStrategy:
         self._weights.reduce()
         if self._replicas > 1:
             operation.end()
-        if self._replicate_group is not None:
-            self._replicate_group.all_reduce(
-                self._weights.reduced(), self._weights.reduced_shapes()
-            )
+        shard = self._weights.shard
+        self._replicate_group.all_reduce(shard.gradient_tensors(), shard.shapes())
         return GradientResult(
             loss_sum=passed.loss_sum,
             forward_s=passed.forward_s,
@@ -205,7 +200,7 @@ class PipelineStrategy:
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradients in shared memory, complete on all ranks of the node."""
         whole = shared_floats(self._running(), "the gradients", self._layout.elements)
-        self._weights.put_gradients(whole[slice(*self._bounds)])
+        self._weights.shard.copy_gradients_to(whole[slice(*self._bounds)])
         self._everyone.wait()
         return {name: self._layout.view(whole, name) for name in self._layout.names}
 
@@ -216,20 +211,13 @@ class PipelineStrategy:
         weights, layout = self._shared_weights, self._layout
         return {name: layout.view(weights, name) for name in layout.names}
 
-    def workers(self) -> list[WorkerEnvironment]:
-        return []
-
     def describe(self) -> dict[str, Any]:
-        nodes = {} if self._replicate_group is None else self._replicate_group.describe()
-        return {**self._description, **nodes}
+        return {**self._description, **self._replicate_group.describe()}
 
     def close(self, *, failed: bool) -> None:
-        if self._replicate_group is not None:
-            self._replicate_group.close(failed=failed)
+        self._replicate_group.close(failed=failed)
         if self._shared is not None:
-            if failed:
-                self._shared.fail()
-            self._shared.close()
+            self._shared.close(failed=failed)
 
     def _running(self) -> SharedNode:
         assert self._shared is not None, "prepare comes first"

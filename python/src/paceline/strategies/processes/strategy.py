@@ -15,7 +15,7 @@ The node has one copy of the weights; each process has its own gradients. A step
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from paceline.data.node import SoloNode
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
-from paceline.strategies.reduction.optimizer_shard import OptimizerShard, shard_of
-from paceline.strategies.reduction.replicate_group import ReplicateGroup, join_replicate_group
+from paceline.strategies.reduction.optimizer_shard import OptimizerShard
+from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.shared_gradients import SharedGradients
 from paceline.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,
@@ -34,8 +34,8 @@ from paceline.strategies.reduction.sufficient_factors import (
     capture_sufficient_factors,
     rows_of,
 )
-from paceline.training.loss import run_passes
-from paceline.training.strategy import GradientResult, TrainBatch
+from paceline.training.passes import run_passes
+from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.training.transforms import to_input
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 from paceline.transports.shared.barrier import Barrier
@@ -47,13 +47,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.plan.trial import Trial
-    from paceline.records.rows import WorkerEnvironment
     from paceline.strategies.reduction.flat_layout import ParameterShard
     from paceline.training.context import RankContext
     from paceline.training.strategy import RankGroups
 
 
-class ProcessesStrategy:
+class ProcessesStrategy(LocalStrategy):
     """One of the replicas of a node, each in its own process."""
 
     def __init__(self) -> None:
@@ -72,7 +71,7 @@ class ProcessesStrategy:
         self._low_precision: LowPrecisionWeights | None = None
         self._shard: OptimizerShard
         self._row_gradients: RowGradients
-        self._replicate_group: ReplicateGroup | None = None
+        self._replicate_group = ReplicateGroup()
 
     def prepare(
         self, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
@@ -95,13 +94,11 @@ class ProcessesStrategy:
         self._rows = rows_of(model)
         self._shards_by_rank = self._layout.shards(self._ranks, self._rows)
         own = self._shards_by_rank[self._rank]
-        self._shard = OptimizerShard(own, weights, trial.training)
+        self._shard = OptimizerShard(self._layout, own, weights, trial.training)
         self._row_gradients = RowGradients(self._layout, own, self._rows)
         self._open_shared_gradients(shared, parameters)
         self._open_shared_factors(shared, weights)
-        if trial.placement.nodes > 1:
-            group = join_replicate_group(context, peers, limit_s)
-            self._replicate_group = ReplicateGroup(trial, group)
+        self._replicate_group = ReplicateGroup.join(trial, context, peers)
         self._barrier.wait()  # rank 0 has copied the weights
         self._refresh()
         self._barrier.wait()
@@ -144,7 +141,6 @@ class ProcessesStrategy:
         return to_input(pixels, self._trial.training.memory_format)
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
-        started_s = time.perf_counter()
         passed = run_passes(self._model, batch, self._trial.training)
         operation = begin_operation(
             self._node, self._ranks, SHARED_REDUCE, 4 * self._layout.elements
@@ -153,18 +149,8 @@ class ProcessesStrategy:
         self._reduce()
         if self._ranks > 1:
             operation.end()
-        if self._replicate_group is not None:
-            shapes = self._shard.shapes(self._layout)
-            self._replicate_group.all_reduce(self._shard.gradient_tensors(), shapes)
-        alone = self._ranks == 1 and self._replicate_group is None
-        ended_s = time.perf_counter()
-        return GradientResult(
-            loss_sum=passed.loss_sum,
-            forward_s=passed.forwarded_s - started_s,
-            backward_s=(ended_s if alone else passed.ready_s) - passed.forwarded_s,
-            comm_s=None if alone else ended_s - passed.ready_s,
-            comm_ready_unix_s=None if alone else passed.ready_unix_s,
-        )
+        self._replicate_group.all_reduce(self._shard.gradient_tensors(), self._shard.shapes())
+        return passed.result(alone=self._trial.placement.replicas == 1)
 
     def step(self) -> None:
         """Step the optimiser; ends when the slowest rank of the node has stepped."""
@@ -185,23 +171,18 @@ class ProcessesStrategy:
         """Return the weights themselves, which change with the next step."""
         return dict(self._model.state_dict())
 
-    def workers(self) -> list[WorkerEnvironment]:
-        return []
-
     def describe(self) -> dict[str, Any]:
         sizes = [4 * sum(s.stop - s.start for s in shards) for shards in self._shards_by_rank]
-        nodes = {} if self._replicate_group is None else self._replicate_group.describe()
-        return {"shard_bytes": sizes, "by_sufficient_factors": sorted(self._rows), **nodes}
+        return {
+            "shard_bytes": sizes,
+            "by_sufficient_factors": sorted(self._rows),
+            **self._replicate_group.describe(),
+        }
 
     def close(self, *, failed: bool) -> None:
-        if self._replicate_group is not None:
-            self._replicate_group.close(failed=failed)
-        shared, self._shared = self._shared, None
-        if shared is None:
-            return
-        if failed:
-            shared.fail()
-        shared.close()
+        self._replicate_group.close(failed=failed)
+        if self._shared is not None:
+            self._shared.close(failed=failed)
 
     def _reduce(self) -> None:
         """Sum this rank's shards over the node's processes, or compute them from sufficient
@@ -210,18 +191,9 @@ class ProcessesStrategy:
         Call it after the barrier at which all processes have written their gradients and factors.
         """
         own = {n: p.grad for n, p in self._model.named_parameters() if p.grad is not None}
-        others = [g for rank, g in enumerate(self._shared_gradients) if rank != self._rank]
+        others = [g.read for rank, g in enumerate(self._shared_gradients) if rank != self._rank]
         factors = [replica.read() for replica in self._shared_factors]
-        reduced = []
-        for shard in self._shard.parameter_shards:
-            if shard.name in self._rows:
-                reduced.append(self._row_gradients.compute(shard, factors))
-                continue
-            total = shard_of(self._layout, own, shard)
-            for replica in others:
-                total.add_(replica.read(shard))
-            reduced.append(total)
-        self._shard.set_gradients(reduced)
+        self._shard.reduce(own, others, partial(self._row_gradients.compute, factors=factors))
 
     def _refresh(self) -> None:
         """Update this rank's part of the weights in lower precision."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from paceline.training.optimizers import make_optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from paceline.plan.trial import Training
     from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
@@ -22,14 +22,19 @@ if TYPE_CHECKING:
 class OptimizerShard:
     """The parameter shards that one worker owns, their gradients and their optimiser.
 
-    weights: flat float32 array that holds the shards. All workers share it, and each writes only
-    its own shards.
+    layout: of the parameters. weights: flat float32 array that holds the shards. All workers share
+    it, and each writes only its own shards.
     """
 
     def __init__(
-        self, parameter_shards: Sequence[ParameterShard], weights: Tensor, training: Training
+        self,
+        layout: FlatLayout,
+        parameter_shards: Sequence[ParameterShard],
+        weights: Tensor,
+        training: Training,
     ) -> None:
         self.parameter_shards = parameter_shards
+        self._layout = layout
         self._parameters = [
             nn.Parameter(weights[s.offset : s.offset + s.stop - s.start]) for s in parameter_shards
         ]
@@ -37,19 +42,34 @@ class OptimizerShard:
         owns = bool(parameter_shards)
         self._optimizer = make_optimizer(self._parameters, training) if owns else None
 
-    def set_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """Set the summed gradient of each shard, shape (stop - start,), until `step`."""
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            parameter.grad = gradient
+    def reduce(
+        self,
+        own: Mapping[str, Tensor],
+        others: Sequence[Callable[[ParameterShard], Tensor]],
+        computed: Callable[[ParameterShard], Tensor | None] = lambda _shard: None,
+    ) -> None:
+        """Sum the gradients of each shard over the replicas, in place in `own`.
+
+        own: gradients of this worker's replica by parameter. others: for each other replica, a
+        function that returns its gradient of a shard, shape (stop - start,). computed: returns the
+        summed gradient of a shard that is not summed here, None for the others.
+        """
+        for shard, parameter in zip(self.parameter_shards, self._parameters, strict=True):
+            total = computed(shard)
+            if total is None:
+                total = shard_of(self._layout, own, shard)
+                for gradient_of in others:
+                    total.add_(gradient_of(shard))
+            parameter.grad = total
 
     def gradient_tensors(self) -> list[Tensor]:
-        """Return the gradients that were set; change them in place to sum them over nodes."""
+        """Return the reduced gradients; change them in place to sum them over nodes."""
         found = [parameter.grad for parameter in self._parameters]
         return [gradient for gradient in found if gradient is not None]
 
-    def shapes(self, layout: FlatLayout) -> list[tuple[int, ...]]:
+    def shapes(self) -> list[tuple[int, ...]]:
         """Return the shape of each shard as a matrix where it has whole rows."""
-        return [layout.shape_of(shard) for shard in self.parameter_shards]
+        return [self._layout.shape_of(shard) for shard in self.parameter_shards]
 
     def step(self) -> None:
         """Take one optimiser step, and release the gradients."""

@@ -70,20 +70,30 @@ def group_by_local_rank(places: Mapping[int, tuple[int, int]]) -> list[list[int]
 class ReplicateGroup:
     """Sums this rank's gradient shards over its replicate group, with the compression of the trial.
 
-    Without compression each tensor is one all-reduce. With compression, tensors are copied into
-    buckets of at most `bucket_mb`, which are summed one after the other.
+    On a single node it does nothing. Without compression each tensor is one all-reduce. With
+    compression, tensors are copied into buckets of at most `bucket_mb`, which are summed one after
+    the other.
     """
 
-    def __init__(self, trial: Trial, group: dist.ProcessGroup | None = None) -> None:
-        """group: process group; None means all ranks."""
+    def __init__(self, trial: Trial | None = None, group: dist.ProcessGroup | None = None) -> None:
+        """trial: None means a single node. group: process group; None means all ranks."""
+        self._trial = None if trial is None or trial.placement.nodes == 1 else trial
         self._group = group
-        options = gradient_options_of(trial)
-        self._bucket_bytes = options.bucket_mb * 2**20
         self._gradient_sum: GradientSum | None = None
-        if options.compression is not None:
-            self._gradient_sum = create_sum(trial, group)
+        if self._trial is not None and gradient_options_of(self._trial).compression is not None:
+            self._gradient_sum = create_sum(self._trial, group)
         self._buckets: list[FlatBucket] | None = None
         self._sizes_bytes: list[int] = []
+
+    @classmethod
+    def join(cls, trial: Trial, context: RankContext, peers: RankGroups) -> ReplicateGroup:
+        """Return the replicate group of this rank; collective.
+
+        Raises EnvironmentLacks if nodes have different numbers of ranks.
+        """
+        if trial.placement.nodes == 1:
+            return cls(trial)
+        return cls(trial, join_replicate_group(context, peers, trial.limits.collective_s))
 
     def all_reduce(self, gradients: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
         """Sum each gradient in place; all ranks of the group pass the same ones in every step.
@@ -91,12 +101,15 @@ class ReplicateGroup:
         gradients: each of shape (elements,). shapes: their shapes as matrices where they have whole
         rows, for low-rank compression.
         """
+        if self._trial is None:
+            return
         self._sizes_bytes = [g.numel() * g.element_size() for g in gradients]
         if self._gradient_sum is None:
             all_reduce_tensors(gradients, self._group)
             return
         if self._buckets is None:
-            self._buckets = pack(shapes, self._bucket_bytes, gradients[0].device)
+            bucket_bytes = gradient_options_of(self._trial).bucket_mb * 2**20
+            self._buckets = pack(shapes, bucket_bytes, gradients[0].device)
         starts = itertools.accumulate((len(b.gradients()) for b in self._buckets), initial=0)
         parts = [gradients[low:high] for low, high in itertools.pairwise(starts)]
         sums = []
@@ -108,6 +121,9 @@ class ReplicateGroup:
             bucket.empty_into(part)
 
     def describe(self) -> dict[str, Any]:
+        """Return sizes and traffic; empty on a single node."""
+        if self._trial is None:
+            return {}
         if self._gradient_sum is not None:
             return {"bucket_bytes": self._sizes_bytes, **self._gradient_sum.describe()}
         sent = round(all_reduce_bytes(sum(self._sizes_bytes), dist.get_world_size(self._group)))

@@ -165,11 +165,14 @@ class RowGradients:
         self._memory = {s.name: torch.empty(s.stop - s.start) for s in shards if s.name in rows}
         self._rows = rows
 
-    def compute(self, shard: ParameterShard, factors: Sequence[SufficientFactors]) -> Tensor:
+    def compute(self, shard: ParameterShard, factors: Sequence[SufficientFactors]) -> Tensor | None:
         """Return a shard's gradient over all replicas' samples, shape (stop - start,), float32.
 
-        factors: those of every replica, in the same order on all workers.
+        None if the shard does not belong to a linear layer. factors: those of every replica, in the
+        same order on all workers.
         """
+        if shard.name not in self._rows:
+            return None
         layer, _, own = shard.name.rpartition(".")
         per_row = self._layout.size(shard.name) // self._rows[shard.name]
         rows = slice(shard.start // per_row, shard.stop // per_row)

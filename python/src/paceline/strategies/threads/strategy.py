@@ -21,6 +21,7 @@ from __future__ import annotations
 import copy
 import os
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +41,9 @@ from paceline.strategies.reduction.sufficient_factors import (
 )
 from paceline.strategies.threads.worker_pool import WorkerPool
 from paceline.training.cores import worker_cores
-from paceline.training.loss import PassTimes, run_passes, share_of
-from paceline.training.strategy import GradientResult, TrainBatch
+from paceline.training.devices import unix_s
+from paceline.training.passes import Passes, run_passes, share_of
+from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.training.transforms import empty_input, to_input
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
     from paceline.training.strategy import RankGroups
 
 
-class ThreadsStrategy:
+class ThreadsStrategy(LocalStrategy):
     """k replicas in k threads."""
 
     def __init__(self) -> None:
@@ -70,7 +72,7 @@ class ThreadsStrategy:
         self._row_gradients: list[RowGradients]  # by worker, as are the factors
         self._factors: list[SufficientFactors]
         self._low_precision: LowPrecisionWeights | None = None
-        self._replicate_group: ReplicateGroup | None = None  # None on a single node
+        self._replicate_group = ReplicateGroup()
 
     def prepare(
         self,
@@ -86,8 +88,7 @@ class ThreadsStrategy:
         replicas, threads = trial.placement.replicas_per_rank, trial.placement.threads_per_worker
         self._trial = trial
         self._group = f"threads of rank {context.rank}"
-        if context.world_size > 1:
-            self._replicate_group = ReplicateGroup(trial)
+        self._replicate_group = ReplicateGroup(trial)
         # The main thread runs few operations, and a larger thread pool would take cores.
         torch.set_num_threads(threads)
         affinity, oversubscribe = list(os.sched_getaffinity(0)), trial.placement.oversubscribe
@@ -101,7 +102,9 @@ class ThreadsStrategy:
         self._parameters = [dict(replica.named_parameters()) for replica in self._replicas]
         self._rows = rows_of(model)
         shares = self._layout.shards(replicas, self._rows)
-        self._shards = [OptimizerShard(owned, weights, trial.training) for owned in shares]
+        self._shards = [
+            OptimizerShard(self._layout, owned, weights, trial.training) for owned in shares
+        ]
         self._row_gradients = [RowGradients(self._layout, owned, self._rows) for owned in shares]
         if trial.training.precision == "bf16":
             copy_of_weights = weights.to(torch.bfloat16)
@@ -136,21 +139,14 @@ class ThreadsStrategy:
         passed = pool.run(lambda worker: self._pass_and_reduce(pool, worker, batch))
         slowest = max(passed, key=lambda p: p.ready_s)
         if len(passed) > 1:
-            size_bytes, ready_unix_s = 4 * self._layout.elements, slowest.ready_unix_s
+            size_bytes, ready_unix_s = 4 * self._layout.elements, unix_s(slowest.ready_s)
             begin_operation(self._group, 1, SHARED_REDUCE, size_bytes, ready_unix_s).end()
-        if self._replicate_group is not None:
-            # All nodes have the same shards, hence the same tensors in the same order.
-            shapes = [shape for shard in self._shards for shape in shard.shapes(self._layout)]
-            self._replicate_group.all_reduce(self._reduced(), shapes)
-        ended_s = time.perf_counter()
-        alone = len(passed) == 1 and self._replicate_group is None
-        return GradientResult(
-            loss_sum=sum(p.loss_sum for p in passed),
-            forward_s=slowest.forwarded_s - started_s,
-            backward_s=(ended_s if alone else slowest.ready_s) - slowest.forwarded_s,
-            comm_s=None if alone else ended_s - slowest.ready_s,
-            comm_ready_unix_s=None if alone else slowest.ready_unix_s,
-        )
+        # All nodes have the same shards, hence the same tensors in the same order.
+        shapes = [shape for shard in self._shards for shape in shard.shapes()]
+        self._replicate_group.all_reduce(self._reduced(), shapes)
+        loss_sum = sum(p.loss_sum for p in passed)
+        whole = replace(slowest, loss_sum=loss_sum, started_s=started_s)
+        return whole.result(alone=self._trial.placement.replicas == 1)
 
     def step(self) -> None:
         self._running().run(self._step_shard)
@@ -169,11 +165,10 @@ class ThreadsStrategy:
         return self._running().workers
 
     def describe(self) -> dict[str, Any]:
-        return {} if self._replicate_group is None else self._replicate_group.describe()
+        return self._replicate_group.describe()
 
     def close(self, *, failed: bool) -> None:
-        if self._replicate_group is not None:
-            self._replicate_group.close(failed=failed)
+        self._replicate_group.close(failed=failed)
         if self._pool is not None:
             self._pool.close()
 
@@ -181,7 +176,7 @@ class ThreadsStrategy:
         assert self._pool is not None, "prepare comes first"
         return self._pool
 
-    def _pass_and_reduce(self, pool: WorkerPool, worker: int, batch: TrainBatch) -> PassTimes:
+    def _pass_and_reduce(self, pool: WorkerPool, worker: int, batch: TrainBatch) -> Passes:
         """In a thread, compute its replica's gradient, then sum its shards over the replicas."""
         share = share_of(batch, worker, len(self._replicas))
         passed = run_passes(self._replicas[worker], share, self._trial.training)
@@ -193,16 +188,9 @@ class ThreadsStrategy:
         """Sum a worker's shards over the replicas, or compute them from sufficient factors."""
         gradients = [_gradients(parameters) for parameters in self._parameters]
         own = gradients.pop(worker)
-        reduced = []
-        for shard in self._shards[worker].parameter_shards:
-            if shard.name in self._rows:
-                reduced.append(self._row_gradients[worker].compute(shard, self._factors))
-                continue
-            total = shard_of(self._layout, own, shard)
-            for replica in gradients:
-                total.add_(shard_of(self._layout, replica, shard))
-            reduced.append(total)
-        self._shards[worker].set_gradients(reduced)
+        others = [partial(shard_of, self._layout, replica) for replica in gradients]
+        computed = partial(self._row_gradients[worker].compute, factors=self._factors)
+        self._shards[worker].reduce(own, others, computed)
 
     def _step_shard(self, worker: int) -> None:
         shard = self._shards[worker]
