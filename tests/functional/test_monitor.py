@@ -176,7 +176,7 @@ def test_second_monitor_of_a_run_is_told_of_the_first(run, tmp_path) -> None:
         monitor.api()
         with monitored(run.root, "--no-grafana", log=tmp_path / "second.log") as second:
             assert second.process.wait(timeout=60) == 2
-        assert "is being monitored already" in second.log
+        assert "another `paceline monitor` is running" in second.log
         assert monitor.process.poll() is None
 
 

@@ -196,7 +196,7 @@ def test_without_tensors_nothing_is_claimed(fabricate: ModuleType, tmp_path: Pat
     trial.weights.unlink()
     equivalence = check_equivalence(trial, baseline)
     assert equivalence.equivalent is None
-    assert "its own weights were not kept" in _check(equivalence, "final_weights").reason
+    assert "its own weights do not exist" in _check(equivalence, "final_weights").reason
 
 
 def test_what_was_found_holds_after_the_tensors_are_gone(
@@ -224,7 +224,7 @@ def test_a_damaged_tensor_file_is_bad_data_not_another_training(
 ) -> None:
     trial, baseline = _pair(fabricate, tmp_path, {"weights_error": 1e-4})
     trial.weights.write_bytes(b"not tensors")
-    with pytest.raises(DataError, match="not readable"):
+    with pytest.raises(DataError, match="expected readable safetensors"):
         check_equivalence(trial, baseline)
 
 
@@ -236,7 +236,7 @@ def test_tensors_are_compared_in_pieces_as_in_one(
     b = random.standard_normal((37, 5)).astype(np.float32)
     save_file({"x": a}, tmp_path / "a")
     save_file({"x": b}, tmp_path / "b")
-    monkeypatch.setattr("paceline.analysis.tensors._PIECE_ELEMENTS", 20)
+    monkeypatch.setattr("paceline.analysis.tensors._PART_ELEMENTS", 20)
     (found,) = tensor_differences(tmp_path / "a", tmp_path / "b")
     assert found.difference_l2 == pytest.approx(np.linalg.norm(a - b), rel=1e-6)
     assert found.baseline_l2 == pytest.approx(np.linalg.norm(b), rel=1e-6)

@@ -27,19 +27,19 @@ def test_other_threads_than_planned_are_flagged(fabricate: ModuleType, tmp_path:
     fabricate.edit_json(files.rank(1).environment, intraop_threads=2)
     sentences = trial_flags(load_run(run)[0])
     assert "its ranks have different intra-op threads (rank 0: 1; rank 1: 2)" in sentences
-    assert "planned 1 threads a rank, its ranks had 1, 2" in sentences
+    assert "planned 1 threads per rank, found 1, 2" in sentences
 
 
 def test_too_few_cores_are_flagged_unless_asked_for(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [dataclasses.replace(fabricate.MPI, affinity=(0,))])
     (sentence,) = trial_flags(load_run(run)[0])
-    assert "planned 2 cores on node0, its ranks could run on 1 only" in sentence
+    assert "planned 2 cores on node0, found 1" in sentence
 
 
 def test_more_cores_than_planned_are_flagged(fabricate: ModuleType, tmp_path: Path) -> None:
     way = dataclasses.replace(fabricate.SEQUENTIAL, affinity=(0, 1))
     (sentence,) = trial_flags(load_run(fabricate.make_run(tmp_path, [way]))[0])
-    assert "planned 1 cores on node0, its ranks could run on 2" in sentence
+    assert "planned 1 cores on node0, found 2" in sentence
 
 
 def test_trials_of_one_placement_with_other_settings_are_flagged_once(
@@ -68,7 +68,7 @@ def test_unequal_allocated_cores_are_flagged(fabricate: ModuleType, tmp_path: Pa
     (sentence,) = allocated_cores_flags(load_run(fabricate.make_run(tmp_path, ways, repeats=2)))
     assert sentence == (
         "workload tiny: local intraop and local threads had 2 cores, local hybrid had 4 cores: "
-        "not the same budget"
+        "allocated cores differ"
     )
 
 
@@ -93,13 +93,13 @@ def test_replica_threads_with_other_threads_or_cores_are_flagged(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
     assert _threads(fabricate, tmp_path / "a", intraop_threads=2) == [
-        "planned 1 threads a replica in rank 0, its replicas had 1, 2"
+        "planned 1 threads per replica in rank 0, found 1, 2"
     ]
     assert _threads(fabricate, tmp_path / "b", affinity=[0, 1]) == [
-        "planned 1 cores a replica in rank 0, its replicas could run on 1, 2"
+        "planned 1 cores per replica in rank 0, found 1, 2"
     ]
     assert _threads(fabricate, tmp_path / "c", affinity=[0]) == [
-        "the replicas of rank 0 share cores that were planned for one each"
+        "the replicas of rank 0 share cores, planned were cores of their own"
     ]
 
 
@@ -109,6 +109,6 @@ def test_a_replica_thread_that_said_nothing_is_flagged(
     run = fabricate.make_run(tmp_path, [fabricate.THREADS])
     (files,) = (f for _, f in run.trials())
     fabricate.edit_json(files.rank(0).environment, workers=[])
-    assert "planned 2 replica threads in rank 0, 0 reported what they had" in trial_flags(
+    assert "planned 2 replica threads in rank 0, 0 reported their resources" in trial_flags(
         load_run(run)[0]
     )

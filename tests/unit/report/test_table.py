@@ -94,7 +94,7 @@ def test_failed_trials_and_flags_are_shown(fabricate: ModuleType, tmp_path: Path
     fabricate.edit_json(failed.outcome, status="timed_out", exit_code=6, message="[bold]late[/]")
     text = " ".join(comparison_text(compare_run(run), 100).split())
     assert "timed_out: [bold]late[/]" in text
-    assert "its ranks could run on 1 only" in text
+    assert "planned 2 cores on node0, found 1" in text
 
 
 def test_failed_configuration_has_a_row(fabricate: ModuleType, tmp_path: Path) -> None:

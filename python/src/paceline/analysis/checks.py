@@ -1,4 +1,4 @@
-"""The single comparisons of a trial with its baseline; see `equivalence`."""
+"""Single checks of a trial against its baseline; `equivalence` combines them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,15 @@ if TYPE_CHECKING:
     from paceline.analysis.steps import GlobalSteps
     from paceline.plan.sample_order import SampleOrder
 
-# what may differ between compared trainings: the first two are compared on purpose, the third is
-# a permission and no part of the training
-_FREE_VALUES = {"precision", "memory_format"}
+_COMPARED_ON_PURPOSE = {"precision", "memory_format"}  # these may differ between trainings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One comparison. `passed` is None where nothing can be said; the reason says why.
+    """Result of one check. `passed` is None if it could not be made; the reason explains why.
 
-    value and tolerance: relative differences, where the check is of numbers.
-    decisive: False where the outcome does not count.
+    value and tolerance: relative differences, if the check compares numbers.
+    decisive: False if the result does not count.
     """
 
     name: str
@@ -42,7 +40,7 @@ class Check:
 
 
 def not_judged(check: Check, reason: str) -> Check:
-    """The same, for the record alone."""
+    """Return the check as one that does not count, for the record."""
     return dataclasses.replace(
         check,
         passed=None,
@@ -70,14 +68,14 @@ def sample_log_check(trial: TrialRecord, baseline: TrialRecord, order: SampleOrd
     return Check(
         name="sample_log",
         passed=True,
-        reason=f"{len(ours)} steps, {samples} samples: the same set in every step, none twice "
-        "in an epoch",
+        reason=f"{len(ours)} steps, {samples} samples: equal sets in every step, none twice in an "
+        "epoch",
     )
 
 
 def training_check(trial: TrialRecord, baseline: TrialRecord) -> Check:
-    ours = trial.trial.training.model_dump(exclude=_FREE_VALUES)
-    theirs = baseline.trial.training.model_dump(exclude=_FREE_VALUES)
+    ours = trial.trial.training.model_dump(exclude=_COMPARED_ON_PURPOSE)
+    theirs = baseline.trial.training.model_dump(exclude=_COMPARED_ON_PURPOSE)
     faults = [
         f"{name} is {value!r}, the baseline has {theirs[name]!r}"
         for name, value in ours.items()
@@ -94,12 +92,12 @@ def initial_weights_check(trial: TrialRecord, baseline: TrialRecord) -> Check:
     name = "initial_weights"
     ours, theirs = _initial_hashes(trial), _initial_hashes(baseline)
     if len(trial.ranks) > len(ours) or not ours or not theirs:
-        return Check(name=name, passed=None, reason="a rank did not say what it started from")
+        return Check(name=name, passed=None, reason="a rank did not record its initial weights")
     different = sorted(r for r, value in ours.items() if value not in theirs.values())
     if different:
         listed = ", ".join(map(str, different))
-        return Check(name=name, passed=False, reason=f"rank {listed} started from other weights")
-    return Check(name=name, passed=True, reason="the same SHA-256 on every rank")
+        return Check(name=name, passed=False, reason=f"rank {listed} has other initial weights")
+    return Check(name=name, passed=True, reason="equal SHA-256 on every rank")
 
 
 def _initial_hashes(record: TrialRecord) -> dict[int, str]:
@@ -141,7 +139,8 @@ def gradient_check(trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance
         differences = tensor_differences(ours, theirs)
     except NotComparable as error:
         return Check(name=name, passed=False, reason=str(error))
-    # a tensor whose gradient is all but zero is noise: judged against the whole gradient's rounding
+    # The gradient of a tensor may be nearly zero, that is, noise. Then it is compared with the
+    # rounding error of the whole gradient.
     floor = UNIT_ROUNDOFF_FP32 * math.hypot(*(d.baseline_l2 for d in differences))
     scales = {d.name: d.baseline_l2 + floor / allowed.gradient for d in differences}
     return _worst(name, differences, scales, allowed.gradient, "times its gradient's norm")
@@ -166,16 +165,18 @@ def weights_check(
     scales = _update_scales(differences, baseline.result.update_l2, allowed)
     unknown = sorted(d.name for d in differences if d.name not in scales)
     if unknown:
-        reason = f"the baseline does not say how far it moved {', '.join(unknown[:3])}"
+        reason = f"the baseline did not record its update of {', '.join(unknown[:3])}"
         return Check(name=name, passed=None, reason=reason), largest
-    check = _worst(name, differences, scales, allowed.weights, "times as far as training moved it")
+    check = _worst(
+        name, differences, scales, allowed.weights, "times the distance that training moved it"
+    )
     if not allowed.weights_judged and math.isfinite(largest):
         check = dataclasses.replace(
             check,
             passed=None,
             decisive=False,
-            reason=f"{check.reason}; not judged: over {allowed.steps} steps rounding alone may "
-            "grow this far",
+            reason=f"{check.reason}; not decisive: over {allowed.steps} steps, rounding alone may "
+            "cause this difference",
         )
     return check, largest
 
@@ -199,16 +200,16 @@ def _worst(
     allowed: float,
     unit: str,
 ) -> Check:
-    """Judge every tensor; the check reports the one that differs most."""
+    """Check every tensor; report the one with the largest relative difference."""
     relative = {d.name: _ratio(d.difference_l2, scales[d.name]) for d in differences}
     if not relative:
-        return Check(name=name, passed=None, reason="the files hold no tensors")
+        return Check(name=name, passed=None, reason="the files contain no tensors")
     worst = max(relative, key=lambda tensor: _nan_as_infinite(relative[tensor]))
     value = relative[worst]
     reason = (
         f"{worst} differs most, by {value:.2g} {unit}"
         if math.isfinite(value)
-        else f"{worst} holds a value that is not finite, or differs where the baseline is zero"
+        else f"{worst} contains a value that is not finite, or differs where the baseline is zero"
     )
     return Check(name=name, passed=value <= allowed, reason=reason, value=value, tolerance=allowed)
 
@@ -230,4 +231,4 @@ def _same_bits(trial: TrialRecord, baseline: TrialRecord) -> bool:
 
 def _no_tensors(what: str, ours: Path) -> str:
     side = "the baseline's" if ours.exists() else "its own"
-    return f"{side} {what} were not kept, so they cannot be compared"
+    return f"{side} {what} do not exist, so they cannot be compared"

@@ -246,7 +246,7 @@ def _reduce(record: TrialRecord, steps: GlobalSteps) -> tuple[Series | None, Ser
 def _equivalence_baseline(
     record: TrialRecord, baselines: Sequence[TrialRecord]
 ) -> TrialFiles | None:
-    """The baseline trial to check against: of the same precision, with its tensors, if any is."""
+    """Return the baseline trial to check against: of equal precision, with tensors, if possible."""
     wanted = record.trial.training.precision
     best = min(
         baselines,

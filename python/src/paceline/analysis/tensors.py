@@ -1,6 +1,6 @@
 """Differences between two safetensors files, tensor by tensor, in bounded memory.
 
-VGG16's largest tensor alone has 411 MB, so tensors are read from the memory map in pieces.
+The largest tensor of VGG16 has 411 MB, so tensors are read from the memory map in parts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_PIECE_ELEMENTS = 1 << 20
+_PART_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDifference:
-    """One tensor of ours against the baseline's; nan where a value is not finite."""
+    """Difference of one tensor from the baseline's; NaN where a value is not finite."""
 
     name: str
     difference_l2: float
@@ -36,8 +36,8 @@ class TensorDifference:
 def tensor_differences(ours: Path, baseline: Path) -> list[TensorDifference]:
     """Compare every tensor, in order of name.
 
-    Raises NotComparable if the files do not hold tensors of the same names and shapes in fp32,
-    DataError if one cannot be read.
+    Raises NotComparable if names or shapes differ or a tensor is not fp32, DataError if a file
+    cannot be read.
     """
     try:
         with (
@@ -48,11 +48,13 @@ def tensor_differences(ours: Path, baseline: Path) -> list[TensorDifference]:
             if sorted(a.keys()) != names:
                 odd = sorted(set(a.keys()) ^ set(names))
                 raise NotComparable(
-                    f"{ours}: expected the tensors of {baseline}; in one only: {odd}"
+                    f"{ours}: expected the tensors of {baseline}; only in one of them: {odd}"
                 )
             return [_difference(name, a, b, ours) for name in names]
     except (SafetensorError, OSError) as error:
-        raise DataError(f"{ours} or {baseline}: not readable as safetensors: {error}") from error
+        raise DataError(
+            f"{ours} or {baseline}: expected readable safetensors files: {error}"
+        ) from error
 
 
 def _difference(name: str, ours: Any, baseline: Any, path: Path) -> TensorDifference:
@@ -64,12 +66,12 @@ def _difference(name: str, ours: Any, baseline: Any, path: Path) -> TensorDiffer
         )
     squares = base = 0.0
     largest = 0.0
-    for x, y in _pieces(name, ours, baseline, a.get_shape()):
+    for x, y in _parts(name, ours, baseline, a.get_shape()):
         difference = x.astype(np.float64) - y
         squares += float(np.vdot(difference, difference))
         base += float(np.vdot(y, y.astype(np.float64)))
         if difference.size:
-            # np.maximum, unlike max, keeps a nan
+            # np.maximum keeps NaN, max does not
             largest = float(np.maximum(largest, np.abs(difference).max()))
     return TensorDifference(
         name=name,
@@ -79,14 +81,14 @@ def _difference(name: str, ours: Any, baseline: Any, path: Path) -> TensorDiffer
     )
 
 
-def _pieces(
+def _parts(
     name: str, ours: Any, baseline: Any, shape: list[int]
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     if not shape:
         yield ours.get_tensor(name), baseline.get_tensor(name)
         return
     a, b = ours.get_slice(name), baseline.get_slice(name)
-    rows = max(1, _PIECE_ELEMENTS // max(1, math.prod(shape[1:])))
+    rows = max(1, _PART_ELEMENTS // max(1, math.prod(shape[1:])))
     for start in range(0, shape[0], rows):
         end = min(start + rows, shape[0])
         yield a[start:end], b[start:end]

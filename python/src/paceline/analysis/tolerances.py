@@ -66,7 +66,7 @@ _WEIGHTS_LIMIT: dict[Arithmetic, float] = {"fp32": 0.25, "bf16": 0.5, "bf16 agai
 
 
 def tolerance(ours: Precision, baseline: Precision, steps: int) -> Tolerance:
-    """The tolerance for a trial in precision `ours` against a baseline, after `steps` steps."""
+    """Return the tolerance for a trial in precision `ours` after `steps` steps."""
     arithmetic: Arithmetic = "bf16 against fp32"
     if ours == baseline:
         arithmetic = ours

@@ -1,4 +1,4 @@
-"""Programs that end with us, whatever our end is."""
+"""Child programs that end with this process, however it ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOG_LINES = 5
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A program that was started, and where its output goes."""
+    """A running program and the file of its output."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -34,7 +34,7 @@ class Child:
             return
         lines = self.log.read_text("utf-8", errors="replace").splitlines()[-_LOG_LINES:]
         raise EnvironmentLacks(
-            f"{self.name} ended by itself with exit status {status}; all of it is in {self.log}:\n"
+            f"{self.name} ended by itself with exit status {status}; its output is in {self.log}:\n"
             + "\n".join(lines)
         )
 
@@ -43,7 +43,7 @@ class Child:
 def running(
     name: str, argv: list[str], folder: Path, environment: Mapping[str, str]
 ) -> Iterator[Child]:
-    """A program that ends with us: asked first, then by force; by the kernel if we are killed."""
+    """Run a program within the block, then end it; the kernel ends it if this process dies."""
     log_path = folder / f"{name.lower()}.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -52,7 +52,7 @@ def running(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for us
+            start_new_session=True,  # Ctrl-C must reach only this process
             env={**os.environ, **environment},
         )
     try:

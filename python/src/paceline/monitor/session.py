@@ -1,8 +1,7 @@
-"""`paceline monitor`: Prometheus, and Grafana where it is installed, on one run directory for as
-long as someone looks.
+"""`paceline monitor`: serve one run directory with Prometheus, and with Grafana if it is installed.
 
-What Prometheus stores is a view that is made anew each time: the run's files stay the record.
-Everything lies in the run directory's `monitor` folder.
+Prometheus's storage is only a view, built again each time; the files of the run are the record.
+All files of the session are in the run directory's folder `monitor`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _LOOK_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorSettings:
-    """grafana_listen None: Grafana is not started even where it is installed."""
+    """Settings of a session. grafana_listen None: do not start Grafana."""
 
     listen: Address = field(default_factory=lambda: Address("127.0.0.1", 9090))
     grafana_listen: Address | None = field(default_factory=lambda: Address("127.0.0.1", 3000))
@@ -43,7 +42,7 @@ class MonitorSettings:
 
 
 def monitor(run: RunFiles, settings: MonitorSettings, say: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM, which is the usual way to end; no process is left behind.
+    """Serve until SIGINT or SIGTERM, then end all child processes.
 
     Raises UsageError where the run directory is none or has its monitor already,
     EnvironmentLacks where Prometheus is missing, cannot listen or ends by itself, TimedOut.
@@ -86,7 +85,7 @@ def _check(run: RunFiles) -> None:
 
 @contextmanager
 def _signals_as_interrupts() -> Iterator[None]:
-    """SIGTERM interrupts as Ctrl-C does; while things are being ended, neither does any more."""
+    """Raise KeyboardInterrupt for SIGTERM too; ignore both signals during the clean-up."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -103,28 +102,28 @@ def _signals_as_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _alone(run: RunFiles) -> Iterator[None]:
-    """Hold the run directory's monitor folder; a second monitor would take the storage away."""
+    """Lock the monitor folder of the run directory: two monitors cannot share the storage."""
     run.monitor.mkdir(mode=0o700, exist_ok=True)
     with (run.monitor / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UsageError(
-                f"{run.root}: is being monitored already; end that `paceline monitor` first, or "
-                "look at the address that it printed"
+                f"{run.root}: another `paceline monitor` is running; end it first, or use the "
+                "address that it printed"
             ) from error
         yield
 
 
 def _prepare(run: RunFiles, access: Access) -> None:
-    """Clear what an earlier session left, and write the configuration."""
+    """Delete the files of an earlier session, and write the configuration."""
     for name in ("data", "rules", "grafana"):
         shutil.rmtree(run.monitor / name, ignore_errors=True)
     for name, text in prometheus.packaged("rules").items():
         write_text(run.monitor / "rules" / name, text)
     config = run.monitor / "prometheus.yml"
     write_text(config, prometheus.configuration(access))
-    config.chmod(0o600)  # it may hold a password
+    config.chmod(0o600)  # it may contain a password
     run.targets.mkdir(exist_ok=True)
     (run.monitor / "data").mkdir()
 

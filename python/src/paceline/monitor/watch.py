@@ -83,7 +83,7 @@ def _is_there(run: RunFiles) -> bool:
 
 
 def _await_beginning(run: RunFiles, console: Console) -> None:
-    """Wait for the run directory: a run synthesises its images before it writes anything."""
+    """Wait for the run directory: a run synthesises its images before it creates it."""
     give_up_s = time.monotonic() + _BEGIN_LIMIT_S
     if not _is_there(run):
         console.print(f"waiting up to {_BEGIN_LIMIT_S:.0f} s for a run in {run.root}")

@@ -25,7 +25,7 @@ def _checked(name: str, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RankFiles:
-    """Files that one rank writes, alone."""
+    """Files of one rank; no other process writes them."""
 
     root: Path
 
@@ -60,7 +60,7 @@ class RankFiles:
 
 @dataclass(frozen=True, slots=True)
 class HostFiles:
-    """Files that one host's sidecar writes, alone."""
+    """Files of the sidecar of one host; no other process writes them."""
 
     root: Path
 
@@ -70,17 +70,17 @@ class HostFiles:
 
     @property
     def ranks(self) -> Path:
-        """The same ticks, by rank."""
+        """Samples of the ranks on this host."""
         return self.root / "ranks.jsonl"
 
     @property
     def final_metrics(self) -> Path:
-        """The last values in Prometheus's text format, for runs shorter than a scrape."""
+        """Last values in Prometheus's text format, for runs shorter than a scrape interval."""
         return self.root / "final.prom"
 
     @property
     def sidecar(self) -> Path:
-        """{"pid": .., "port": .., "listen": ..} while and after the sidecar lives."""
+        """State of the sidecar: process id, address and port of its metrics, how it ended."""
         return self.root / "sidecar.json"
 
 
@@ -115,7 +115,7 @@ class TrialFiles:
 
     @property
     def gradient(self) -> Path:
-        """WeightAveraging gradient of step 0 (the first), safetensors."""
+        """Averaged gradient of the first step, safetensors."""
         return self.root / "tensors" / "gradient_step1.safetensors"
 
     @property
@@ -125,14 +125,14 @@ class TrialFiles:
 
     @property
     def claims(self) -> Path:
-        """Which task of Spark took which rank, while rounds of tasks train; gone afterwards."""
+        """Assignment of ranks to Spark tasks; exists only while rounds of tasks train."""
         return self.root / "claims"
 
     def rank(self, rank: int) -> RankFiles:
         return RankFiles(self.root / "ranks" / str(rank))
 
     def ranks(self) -> Iterator[tuple[int, RankFiles]]:
-        """Ranks that have left anything, in order."""
+        """Yield the ranks that have files, in order."""
         found = (int(p.name) for p in (self.root / "ranks").glob("*") if p.name.isdigit())
         for rank in sorted(found):
             yield rank, self.rank(rank)
@@ -163,12 +163,12 @@ class RunFiles:
 
     @property
     def tune(self) -> RunFiles:
-        """The search that came before this run's trials: a run directory of its own."""
+        """Run directory of the search before this run's trials."""
         return RunFiles(self.root / "tune")
 
     @property
     def tuned_spec(self) -> Path:
-        """The spec with a search's winners filled in."""
+        """The spec with the best settings of a search."""
         return self.root / "tuned.toml"
 
     @property
@@ -178,7 +178,7 @@ class RunFiles:
 
     @property
     def targets(self) -> Path:
-        """Prometheus's file-based service discovery: a file for each sidecar that lives."""
+        """File-based service discovery of Prometheus: a file for each running sidecar."""
         return self.root / "targets"
 
     @property
@@ -190,6 +190,6 @@ class RunFiles:
         return TrialFiles(self.root / "trials" / _checked(trial_id, "trial id"))
 
     def trials(self) -> Iterator[tuple[str, TrialFiles]]:
-        """Trials that have a `trial.json`, by name."""
+        """Yield the trials that have a `trial.json`, by name."""
         for path in sorted((self.root / "trials").glob("*/trial.json")):
             yield path.parent.name, TrialFiles(path.parent)

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def read_statuses(files: TrialFiles) -> list[RankStatus]:
-    """The status of every rank that has written one, by rank."""
+    """Return the status of every rank that has written one, by rank."""
     statuses = []
     for _, rank_files in files.ranks():
         try:
             statuses.append(RankStatus(**read_json(rank_files.status)))
         except (DataError, TypeError):
-            continue  # not there yet, or of another version
+            continue  # it does not exist yet, or is of another version
     return statuses
 
 
@@ -30,7 +30,7 @@ def error_text(error: BaseException) -> str:
 
 
 def exit_code_of(text: str | None) -> ExitCode:
-    """The exit code of the error that `error_text` wrote; RANK_FAILED if it is not one of ours."""
+    """Return the exit code of an `error_text`; RANK_FAILED if the error is not Paceline's."""
     kind = getattr(errors, (text or "").partition(":")[0], None)
     if isinstance(kind, type) and issubclass(kind, PacelineError):
         return kind.exit_code if kind.exit_code != ExitCode.INTERNAL else ExitCode.RANK_FAILED

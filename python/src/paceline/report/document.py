@@ -74,7 +74,7 @@ def write_report(run: RunFiles, out: Path, comparison: Comparison | None = None)
 
 
 def render(comparison: Comparison) -> str:
-    """The whole page as text."""
+    """Return the whole page as text."""
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -201,7 +201,7 @@ def _repeat(trial: TrialAnalysis, book: ChartBook) -> dict[str, Any]:
 
 
 def _in_sentence(title: str) -> str:
-    """A figure's title without its explanation, in small letters but for abbreviations."""
+    """Return the title of a figure for a sentence: without explanation, in lower case."""
     short = title.partition(":")[0].partition(" (")[0]
     return short if short[:2].isupper() else short[0].lower() + short[1:]
 
@@ -218,10 +218,10 @@ def _date(unix_s: float | None) -> str | None:
 
 
 def _script_json(text: str) -> Markup:
-    """JSON for a script element: no `<` can end the element, whatever a name or a log holds."""
+    """Return JSON for a script element. Without `<`, no text can end the element."""
     return Markup(text.replace("<", "\\u003c"))  # noqa: S704
 
 
 def _script(text: str) -> Markup:
-    """JavaScript of our own supply, without what would end its element."""
+    """Return trusted JavaScript without the text that would end its element."""
     return Markup(text.replace("</script", "<\\/script"))  # noqa: S704

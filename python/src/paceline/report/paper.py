@@ -1,4 +1,4 @@
-"""The speedups that the first paper measured, to print beside ours.
+"""The speedups that the first paper measured, for comparison with ours.
 
 Lerat, Mahmoudi, Mahmoudi: Distributed Deep Learning, From Single-Node to Multi-Node Architecture,
 preprint, January 2022, tables 1 to 3. Its machines and batch sizes are not ours, its model and
@@ -74,6 +74,6 @@ def paper_row(row: Row) -> PaperRow | None:
 
 
 def paper_speedup(row: Row) -> float | None:
-    """The paper's speedup for what a configuration of ours corresponds to."""
+    """Return the paper's speedup for the corresponding configuration."""
     found = paper_row(row)
     return None if found is None else found.speedups.get(row.workload)

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
     from paceline.analysis.communication import RankCommunication, TrialCommunication
 
-_NAMES = {"trial", "host", "operation"}  # columns of text, which give way to numbers
+_NAMES = {"trial", "host", "operation"}  # columns of text; numbers have priority
 _NOT_RECORDED = (
-    "No operation was recorded (ranks/*/communication.jsonl): the run is of an older version, or "
-    "the transport does not record. What follows is what the steps say."
+    "No operation was recorded (ranks/*/communication.jsonl): the transport does not record. "
+    "The following values come from the steps."
 )
 
 
 def profile_view(profile: TrialCommunication) -> RenderableType:
-    """One trial: its ranks, its operations, who was late, and whether the sums agree."""
+    """Show one trial: ranks, operations, the straggler, and whether the sums agree."""
     parts: list[RenderableType] = [Text(_title(profile), style="bold")]
     if not profile.operations_recorded:
         parts.append(Text(_NOT_RECORDED, style="yellow"))
@@ -54,7 +54,7 @@ def profile_view(profile: TrialCommunication) -> RenderableType:
 
 
 def overview(profiles: Sequence[TrialCommunication]) -> RenderableType:
-    """A line for each trial: the mean over its ranks, milliseconds a step."""
+    """Show one line for each trial: means over its ranks, in milliseconds per step."""
     table = _table("trial", "step\nms", "waiting\nms", "transfer\nms", "straggler\nms a step")
     for profile in profiles:
         count = len(profile.ranks)

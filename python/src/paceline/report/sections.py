@@ -242,7 +242,7 @@ def _limits(environment: RankEnvironment) -> str:
 
 
 def _affinity(environment: RankEnvironment) -> str:
-    """The rank's cores; of replica threads each one's own, which need not be its main thread's."""
+    """List the cores of a rank, those of each replica thread, and the NUMA nodes."""
     cores = _ranges(environment.affinity)
     if environment.workers:
         each = " | ".join(_ranges(w.affinity) for w in environment.workers)
@@ -253,7 +253,7 @@ def _affinity(environment: RankEnvironment) -> str:
 
 
 def _ranges(cores: list[int]) -> str:
-    """`0-3, 8`"""
+    """Return ranges, for example `0-3, 8`."""
     parts: list[list[int]] = []
     for core in sorted(cores):
         if parts and core == parts[-1][1] + 1:
