@@ -15,7 +15,6 @@ from monitoring.dashboards.panels import (
     ORANGE,
     RED,
     Column,
-    Look,
     Page,
     Query,
     Row,
@@ -45,64 +44,54 @@ _SUMMARY = Row(
     title="At a glance",
     panels=(
         figure(
-            Look(
-                title="Hosts",
-                description="Hosts whose sidecars are heard.",
-                unit="short",
-                width=6,
-                height=4,
-                decimals=0,
-            ),
+            "Hosts",
+            "Hosts whose sidecars are heard.",
             Query(f"count({gauge('sidecar_last_sample_timestamp_seconds')})", "hosts"),
+            unit="short",
+            width=6,
+            height=4,
+            decimals=0,
+            low=None,
         ),
         figure(
-            Look(
-                title="Runs",
-                description="Runs with live processes on any host.",
-                width=6,
-                height=4,
-                decimals=0,
-            ),
+            "Runs",
+            "Runs with live processes on any host.",
             Query(f"count({largest('paceline_run_processes', RUNS, ('run',))} > 0)", "runs"),
+            width=6,
+            height=4,
+            decimals=0,
+            low=None,
         ),
         figure(
-            Look(
-                title="Samples per second",
-                description="Trained a second, over all runs on all hosts.",
-                unit="suffix:samples/s",
-                width=6,
-                height=4,
-                decimals=1,
-            ),
+            "Samples per second",
+            "Trained a second, over all runs on all hosts.",
             Query(f"sum(rate(paceline_training_samples_total{{{RANK}}}[$__rate_interval]))", "all"),
+            unit="suffix:samples/s",
+            width=6,
+            height=4,
+            decimals=1,
+            low=None,
         ),
         figure(
-            Look(
-                title="Oldest sign of progress",
-                description="Time since the run that waits longest last ended a step on any "
-                "host. The alert PacelineRunStalled fires at ten of its steps, a minute at least.",
-                unit="s",
-                steps=((60, ORANGE), (300, RED)),
-                width=6,
-                height=4,
-                decimals=0,
-            ),
+            "Oldest sign of progress",
+            "Time since the run that waits longest last ended a step on any "
+            "host. The alert PacelineRunStalled fires at ten of its steps, a minute at least.",
             Query(
                 "max(time() - ("
                 f"{largest('paceline_training_last_step_timestamp_seconds', RANK, ('run',))} or "
                 f"{largest('paceline_run_start_timestamp_seconds', RUNS, ('run',))}))",
                 "seconds",
             ),
+            unit="s",
+            steps=((60, ORANGE), (300, RED)),
+            width=6,
+            height=4,
+            decimals=0,
+            low=None,
         ),
         facts_table(
-            Look(
-                title="Runs on hosts",
-                description="What ran where in the time shown, for how long it has been going, "
-                "and what it holds.",
-                unit="short",
-                width=24,
-                height=7,
-            ),
+            "Runs on hosts",
+            "What ran where in the time shown, for how long it has been going, and what it holds.",
             {"host": "Host", "run": "Run"},
             (
                 Column(
@@ -119,6 +108,9 @@ _SUMMARY = Row(
                     "Memory", total("paceline_run_resident_memory_bytes", RUNS, _HOST_RUN), "bytes"
                 ),
             ),
+            unit="short",
+            width=24,
+            height=7,
         ),
     ),
 )
@@ -127,53 +119,41 @@ _STRAGGLERS = Row(
     title="Which host is the straggler",
     panels=(
         lines(
-            Look(
-                title="Slowest rank of each host, against the others",
-                description="A rank's own part of a step over the mean of its run's other ranks; "
-                "of each host the highest. The host above the line is the straggler.",
-                unit="suffix:times",
-                steps=((1.25, RED),),
-                width=12,
-                decimals=2,
-            ),
+            "Slowest rank of each host, against the others",
+            "A rank's own part of a step over the mean of its run's other ranks; "
+            "of each host the highest. The host above the line is the straggler.",
             Query(f"max by (host, run) ({against_others()})", "{{host}}, {{run}}"),
+            unit="suffix:times",
+            steps=((1.25, RED),),
+            width=12,
+            decimals=2,
+            low=None,
         ),
         lines(
-            Look(
-                title="Own part of a step, by host",
-                description="The mean over the host's ranks of what they do themselves in a step.",
-                unit="s",
-                width=12,
-                low=0,
-            ),
+            "Own part of a step, by host",
+            "The mean over the host's ranks of what they do themselves in a step.",
             Query(f"avg by (host, run) ({own_step_seconds()})", "{{host}}, {{run}}"),
+            unit="s",
+            width=12,
         ),
         lines(
-            Look(
-                title="Waiting for gradients, by host",
-                description="Share of step time that is exposed communication. The straggler's "
-                "is the lowest.",
-                unit="percentunit",
-                width=12,
-                low=0,
-                high=1,
-            ),
+            "Waiting for gradients, by host",
+            "Share of step time that is exposed communication. The straggler's is the lowest.",
             Query(
                 share(
                     "paceline_training_phase_seconds_total", RANK, 'phase="comm"', ("host", "run")
                 ),
                 "{{host}}, {{run}}",
             ),
+            width=12,
+            share=True,
         ),
         lines(
-            Look(
-                title="Clock",
-                description="Mean frequency of the cores. A host that is throttled by heat or "
-                "power computes slower than its neighbours.",
-                width=12,
-                low=0,
-            ),
+            "Clock",
+            "Mean frequency of the cores. A host that is throttled by heat or "
+            "power computes slower than its neighbours.",
             Query(gauge("host_cpu_frequency_hertz"), "{{host}}"),
+            width=12,
         ),
     ),
 )
@@ -182,78 +162,53 @@ _CPUS = Row(
     title="CPU",
     panels=(
         lines(
-            Look(
-                title="Idle",
-                description="Share of each host's CPU time in which nothing ran, IOWait not "
-                "counted.",
-                unit="percentunit",
-                steps=((0.6, ORANGE),),
-                low=0,
-                high=1,
-            ),
+            "Idle",
+            "Share of each host's CPU time in which nothing ran, IOWait not counted.",
             Query(share(_CPU, HOST, 'mode="idle"', _BY_HOST), "{{host}}"),
+            steps=((0.6, ORANGE),),
+            share=True,
         ),
         lines(
-            Look(
-                title="IOWait",
-                description="Share of CPU time that idled while I/O was pending. Above the line "
-                "the alert PacelineIoWait fires.",
-                unit="percentunit",
-                steps=((0.2, RED),),
-                low=0,
-                high=1,
-            ),
+            "IOWait",
+            "Share of CPU time that idled while I/O was pending. Above the line "
+            "the alert PacelineIoWait fires.",
             Query(share(_CPU, HOST, 'mode="iowait"', _BY_HOST), "{{host}}"),
+            steps=((0.2, RED),),
+            share=True,
         ),
         lines(
-            Look(
-                title="Stolen",
-                description="Share of CPU time that the hypervisor gave to others.",
-                unit="percentunit",
-                steps=((0.1, RED),),
-                low=0,
-                high=1,
-            ),
+            "Stolen",
+            "Share of CPU time that the hypervisor gave to others.",
             Query(share(_CPU, HOST, 'mode="steal"', _BY_HOST), "{{host}}"),
+            steps=((0.1, RED),),
+            share=True,
         ),
         lines(
-            Look(
-                title="Load for each core",
-                description="Tasks that run or wait, averaged over a minute and over fifteen, by "
-                "the number of cores.",
-                unit="short",
-                steps=((2, ORANGE),),
-                low=0,
-                decimals=2,
-            ),
+            "Load for each core",
+            "Tasks that run or wait, averaged over a minute and over fifteen, by "
+            "the number of cores.",
             Query(
                 f"{gauge('host_load_average', _WINDOWS, ('host', 'window'))} "
                 f"/ on (host) group_left () {gauge('host_cpu_cores')}",
                 "{{window}}, {{host}}",
             ),
+            unit="short",
+            steps=((2, ORANGE),),
+            decimals=2,
         ),
         lines(
-            Look(
-                title="Cores allowed and used, control group",
-                description="The limit of the group that the runs are in, and what the group uses.",
-                missing=NO_GROUP,
-                unit="suffix:cores",
-                low=0,
-                decimals=2,
-            ),
+            "Cores allowed and used, control group",
+            "The limit of the group that the runs are in, and what the group uses.",
             Query(gauge("cgroup_cpu_limit_cores"), "limit, {{host}}"),
             Query(rate("paceline_cgroup_cpu_seconds_total", HOST, _BY_HOST), "used, {{host}}"),
+            missing=NO_GROUP,
+            unit="suffix:cores",
+            decimals=2,
         ),
         lines(
-            Look(
-                title="Held back by the limit",
-                description="CPU seconds a second for which the group was throttled, and how many "
-                "periods a second that happened in.",
-                missing=NO_GROUP,
-                unit="short",
-                steps=((0.1, ORANGE),),
-                low=0,
-            ),
+            "Held back by the limit",
+            "CPU seconds a second for which the group was throttled, and how many "
+            "periods a second that happened in.",
             Query(
                 rate("paceline_cgroup_cpu_throttled_seconds_total", HOST, _BY_HOST),
                 "seconds a second, {{host}}",
@@ -262,6 +217,9 @@ _CPUS = Row(
                 rate("paceline_cgroup_cpu_throttled_periods_total", HOST, _BY_HOST),
                 "periods a second, {{host}}",
             ),
+            missing=NO_GROUP,
+            unit="short",
+            steps=((0.1, ORANGE),),
         ),
     ),
 )
@@ -270,29 +228,20 @@ _SIDECARS = Row(
     title="What watching costs",
     panels=(
         lines(
-            Look(
-                title="CPU of the sidecars",
-                description="Of one core: 1% is a hundredth of it.",
-                steps=((0.02, ORANGE),),
-                low=0,
-            ),
+            "CPU of the sidecars",
+            "Of one core: 1% is a hundredth of it.",
             Query(rate("paceline_sidecar_cpu_seconds_total", HOST, _BY_HOST), "{{host}}"),
+            steps=((0.02, ORANGE),),
         ),
         lines(
-            Look(
-                title="Memory of the sidecars",
-                description="Resident.",
-                steps=((60e6, ORANGE),),
-                low=0,
-            ),
+            "Memory of the sidecars",
+            "Resident.",
             Query(gauge("sidecar_resident_memory_bytes"), "{{host}}"),
+            steps=((60e6, ORANGE),),
         ),
         lines(
-            Look(
-                title="Samples",
-                description="Taken and missed, a second; one in each interval is right.",
-                low=0,
-            ),
+            "Samples",
+            "Taken and missed, a second; one in each interval is right.",
             Query(rate("paceline_sidecar_samples_total", HOST, _BY_HOST), "taken, {{host}}"),
             Query(
                 rate("paceline_sidecar_missed_samples_total", HOST, _BY_HOST), "missed, {{host}}"
@@ -300,14 +249,8 @@ _SIDECARS = Row(
             Query(f"1 / {gauge('sidecar_interval_seconds')}", "asked for, {{host}}"),
         ),
         facts_table(
-            Look(
-                title="Sidecars",
-                description="Age of the last sample of each sidecar, and how often it died and was "
-                "started again.",
-                unit="short",
-                width=24,
-                height=6,
-            ),
+            "Sidecars",
+            "Age of the last sample of each sidecar, and how often it died and was started again.",
             {"host": "Host", "version": "Version"},
             (
                 Column(
@@ -322,6 +265,9 @@ _SIDECARS = Row(
                     "short",
                 ),
             ),
+            unit="short",
+            width=24,
+            height=6,
         ),
     ),
 )

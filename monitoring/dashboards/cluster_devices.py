@@ -5,7 +5,6 @@ from __future__ import annotations
 from monitoring.dashboards.panels import (
     ORANGE,
     RED,
-    Look,
     Query,
     Row,
     lines,
@@ -34,27 +33,21 @@ PRESSURE = Row(
     title="Pressure",
     panels=(
         lines(
-            Look(
-                title="Waiting for a CPU",
-                description="Share of time in which some task waited for a CPU. Pressure stall "
-                "information of the kernel.",
-                steps=((0.5, RED),),
-                low=0,
-            ),
+            "Waiting for a CPU",
+            "Share of time in which some task waited for a CPU. Pressure stall "
+            "information of the kernel.",
             Query(rate(_WAITING, f'{HOST},resource="cpu"', _BY_HOST), "some, {{host}}"),
+            steps=((0.5, RED),),
         ),
         *(
             lines(
-                Look(
-                    title=f"Waiting for {what}",
-                    description=f"Share of time in which some task waited for {what}, or all of "
-                    "them did. Pressure stall information of the kernel.",
-                    unit="percentunit",
-                    steps=((limit, RED),),
-                    low=0,
-                ),
+                f"Waiting for {what}",
+                f"Share of time in which some task waited for {what}, or all of "
+                "them did. Pressure stall information of the kernel.",
                 Query(rate(_WAITING, f'{HOST},resource="{resource}"', _BY_HOST), "some, {{host}}"),
                 Query(rate(_STALLED, f'{HOST},resource="{resource}"', _BY_HOST), "all, {{host}}"),
+                unit="percentunit",
+                steps=((limit, RED),),
             )
             for what, resource, limit in (("memory", "memory", 0.1), ("I/O", "io", 0.3))
         ),
@@ -65,63 +58,46 @@ MEMORY = Row(
     title="Memory",
     panels=(
         lines(
-            Look(
-                title="RAM",
-                description="Share of memory that cannot be had without swapping. The alert "
-                "PacelineMemoryNearLimit fires above the upper line.",
-                unit="percentunit",
-                steps=((0.8, ORANGE), (0.9, RED)),
-                low=0,
-                high=1,
-            ),
+            "RAM",
+            "Share of memory that cannot be had without swapping. The alert "
+            "PacelineMemoryNearLimit fires above the upper line.",
             Query(
                 f"{gauge('host_memory_used_bytes')} / {gauge('host_memory_size_bytes')}",
                 "{{host}}",
             ),
+            steps=((0.8, ORANGE), (0.9, RED)),
+            share=True,
         ),
         lines(
-            Look(
-                title="Control group",
-                description="What the group uses, page cache included, and may use.",
-                missing=NO_GROUP,
-                low=0,
-            ),
+            "Control group",
+            "What the group uses, page cache included, and may use.",
             Query(gauge("cgroup_memory_used_bytes"), "used, {{host}}"),
             Query(gauge("cgroup_memory_limit_bytes"), "limit, {{host}}"),
+            missing=NO_GROUP,
         ),
         lines(
-            Look(
-                title="Swap",
-                description="Swap space in use and there.",
-                low=0,
-            ),
+            "Swap",
+            "Swap space in use and there.",
             Query(gauge("host_swap_used_bytes"), "used, {{host}}"),
             Query(gauge("host_swap_size_bytes"), "there is, {{host}}"),
         ),
         lines(
-            Look(
-                title="Swapping",
-                description="Bytes a second from and to swap. Training that swaps is not worth "
-                "measuring.",
-                steps=((1e6, RED),),
-                width=12,
-                low=0,
-            ),
+            "Swapping",
+            "Bytes a second from and to swap. Training that swaps is not worth measuring.",
             Query(rate("paceline_host_swap_read_bytes_total", HOST, _BY_HOST), "in, {{host}}"),
             Query(rate("paceline_host_swap_written_bytes_total", HOST, _BY_HOST), "out, {{host}}"),
+            steps=((1e6, RED),),
+            width=12,
         ),
         lines(
-            Look(
-                title="Page faults",
-                description="A second, by kind; major ones wait for storage. Many minor ones in "
-                "training: memory that is freed and taken again in every step.",
-                width=12,
-                low=0,
-            ),
+            "Page faults",
+            "A second, by kind; major ones wait for storage. Many minor ones in "
+            "training: memory that is freed and taken again in every step.",
             Query(
                 rate("paceline_host_page_faults_total", HOST, ("host", "kind")),
                 "{{kind}}, {{host}}",
             ),
+            width=12,
         ),
     ),
 )
@@ -130,11 +106,8 @@ DEVICES = Row(
     title="Network, disks, heat",
     panels=(
         lines(
-            Look(
-                title="Network",
-                description="Bytes a second, by interface.",
-                low=0,
-            ),
+            "Network",
+            "Bytes a second, by interface.",
             Query(
                 rate("paceline_host_network_transmit_bytes_total", HOST, _DEVICE),
                 "sent, {{device}} of {{host}}",
@@ -145,24 +118,18 @@ DEVICES = Row(
             ),
         ),
         lines(
-            Look(
-                title="Dropped packets",
-                description="A second, both ways. Any at all slow gradients down.",
-                unit="pps",
-                steps=((1, ORANGE),),
-                low=0,
-            ),
+            "Dropped packets",
+            "A second, both ways. Any at all slow gradients down.",
             Query(
                 rate("paceline_host_network_dropped_packets_total", HOST, _DEVICE),
                 "{{device}} of {{host}}",
             ),
+            unit="pps",
+            steps=((1, ORANGE),),
         ),
         lines(
-            Look(
-                title="Disks",
-                description="Bytes a second, by whole disk.",
-                low=0,
-            ),
+            "Disks",
+            "Bytes a second, by whole disk.",
             Query(
                 rate("paceline_host_disk_read_bytes_total", HOST, _DEVICE),
                 "read, {{device}} of {{host}}",
@@ -173,32 +140,28 @@ DEVICES = Row(
             ),
         ),
         lines(
-            Look(
-                title="Disks at work",
-                description="Share of time in which a disk had something to do.",
-                steps=((0.9, RED),),
-                width=12,
-                low=0,
-                high=1,
-            ),
+            "Disks at work",
+            "Share of time in which a disk had something to do.",
             Query(
                 rate("paceline_host_disk_busy_seconds_total", HOST, _DEVICE),
                 "{{device}} of {{host}}",
             ),
+            steps=((0.9, RED),),
+            width=12,
+            high=1,
         ),
         lines(
-            Look(
-                title="Temperature",
-                description="What each sensor says.",
-                missing="no data: the hosts tell no temperatures",
-                unit="celsius",
-                steps=((85, ORANGE), (95, RED)),
-                width=12,
-            ),
+            "Temperature",
+            "What each sensor says.",
             Query(
                 gauge("host_temperature_celsius", HOST, ("host", "sensor")),
                 "{{sensor}} of {{host}}",
             ),
+            missing="no data: the hosts tell no temperatures",
+            unit="celsius",
+            steps=((85, ORANGE), (95, RED)),
+            width=12,
+            low=None,
         ),
     ),
 )
@@ -208,60 +171,46 @@ GPUS = Row(
     collapsed=True,
     panels=(
         lines(
-            Look(
-                title="Utilisation",
-                description="Share of time in which a kernel ran on the GPU (NVML).",
-                missing=_NO_GPU,
-                unit="percentunit",
-                low=0,
-                high=1,
-            ),
+            "Utilisation",
+            "Share of time in which a kernel ran on the GPU (NVML).",
             Query(
                 f"{gauge('gpu_utilization_ratio', HOST, _GPU)} * on (host, gpu) group_left (name) "
                 f"{gauge('gpu_info', HOST, (*_GPU, 'name'))}",
                 "{{gpu}} of {{host}}, {{name}}",
             ),
+            missing=_NO_GPU,
+            share=True,
         ),
         lines(
-            Look(
-                title="Memory",
-                description="In use, and there.",
-                missing=_NO_GPU,
-                low=0,
-            ),
+            "Memory",
+            "In use, and there.",
             Query(gauge("gpu_memory_used_bytes", HOST, _GPU), "used, {{gpu}} of {{host}}"),
             Query(gauge("gpu_memory_size_bytes", HOST, _GPU), "there is, {{gpu}} of {{host}}"),
+            missing=_NO_GPU,
         ),
         lines(
-            Look(
-                title="Power",
-                description="Power drawn.",
-                missing=_NO_GPU,
-                low=0,
-            ),
+            "Power",
+            "Power drawn.",
             Query(gauge("gpu_power_watts", HOST, _GPU), "{{gpu}} of {{host}}"),
+            missing=_NO_GPU,
         ),
         lines(
-            Look(
-                title="Clocks",
-                description="Of the multiprocessors and of the memory.",
-                missing=_NO_GPU,
-                width=12,
-                low=0,
-            ),
+            "Clocks",
+            "Of the multiprocessors and of the memory.",
             Query(gauge("gpu_sm_clock_hertz", HOST, _GPU), "sm, {{gpu}} of {{host}}"),
             Query(gauge("gpu_memory_clock_hertz", HOST, _GPU), "memory, {{gpu}} of {{host}}"),
+            missing=_NO_GPU,
+            width=12,
         ),
         lines(
-            Look(
-                title="Temperature",
-                description="Of each GPU.",
-                missing=_NO_GPU,
-                unit="celsius",
-                steps=((80, ORANGE), (90, RED)),
-                width=12,
-            ),
+            "Temperature",
+            "Of each GPU.",
             Query(gauge("gpu_temperature_celsius", HOST, _GPU), "{{gpu}} of {{host}}"),
+            missing=_NO_GPU,
+            unit="celsius",
+            steps=((80, ORANGE), (90, RED)),
+            width=12,
+            low=None,
         ),
     ),
 )

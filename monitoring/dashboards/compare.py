@@ -10,7 +10,6 @@ from monitoring.dashboards.panels import (
     ORANGE,
     RED,
     Column,
-    Look,
     Page,
     Query,
     Row,
@@ -81,15 +80,10 @@ _SIDE_BY_SIDE = Row(
     title="Trials side by side",
     panels=(
         facts_table(
-            Look(
-                title="Trials",
-                description="Means over the time shown in which each trial trained; memory is the "
-                "most that was seen. Waiting is for gradients, a share of step time. Sort by a "
-                "column's head.",
-                unit="short",
-                width=24,
-                height=9,
-            ),
+            "Trials",
+            "Means over the time shown in which each trial trained; memory is the "
+            "most that was seen. Waiting is for gradients, a share of step time. Sort by a "
+            "column's head.",
             {"run": "Run", "trial": "Trial"},
             (
                 Column("Samples/s", over_time("avg", _SAMPLES_PER_S), "none"),
@@ -102,33 +96,29 @@ _SIDE_BY_SIDE = Row(
                 Column("Peak RAM", over_time("max", _MEMORY), "bytes"),
                 Column("Payload", over_time("avg", _SENT), "Bps"),
             ),
-            # a trial's name has them, and the table would be wider than a screen
+            # the name of a trial contains them, and the table would be wider than a screen
             hidden=[fact for fact in FACTS if fact != "trial"],
+            unit="short",
+            width=24,
+            height=9,
         ),
         bars(
-            Look(
-                title="Throughput",
-                description="Samples trained per second, the mean while the trial trained.",
-                unit="suffix:samples/s",
-                width=12,
-                height=10,
-                low=0,
-                decimals=1,
-            ),
+            "Throughput",
+            "Samples trained per second, the mean while the trial trained.",
             Query(over_time("avg", _SAMPLES_PER_S), NAME),
+            unit="suffix:samples/s",
+            width=12,
+            height=10,
+            decimals=1,
         ),
         bars(
-            Look(
-                title="Waiting for gradients",
-                description="Exposed communication, the mean share of step time.",
-                unit="percentunit",
-                steps=((0.2, ORANGE), (0.5, RED)),
-                width=12,
-                height=10,
-                low=0,
-                high=1,
-            ),
+            "Waiting for gradients",
+            "Exposed communication, the mean share of step time.",
             Query(over_time("avg", _COMM), NAME),
+            steps=((0.2, ORANGE), (0.5, RED)),
+            width=12,
+            height=10,
+            share=True,
         ),
     ),
 )
@@ -137,50 +127,37 @@ _LAUNCHERS = Row(
     title="Spark against MPI",
     panels=(
         bars(
-            Look(
-                title="Throughput by launcher, transport, strategy and ranks",
-                description="The mean of the trials that differ only in the repeat. Trials with "
-                "another local strategy or number of ranks have a bar of their own, so that like "
-                "is compared with like.",
-                unit="suffix:samples/s",
-                width=8,
-                height=10,
-                low=0,
-                decimals=1,
-            ),
+            "Throughput by launcher, transport, strategy and ranks",
+            "The mean of the trials that differ only in the repeat. Trials with "
+            "another local strategy or number of ranks have a bar of their own, so that like "
+            "is compared with like.",
             Query(
                 _by("launcher, transport, local_strategy, ranks", _SAMPLES_PER_S),
                 "{{launcher}} · {{transport}} · {{local_strategy}} · ranks {{ranks}}",
             ),
+            unit="suffix:samples/s",
+            height=10,
+            decimals=1,
         ),
         bars(
-            Look(
-                title="Idle, IOWait and waiting for gradients by launcher",
-                description="Shares of CPU time (idle, IOWait) and of step time (waiting), the "
-                "means of the trials under each launcher.",
-                unit="percentunit",
-                steps=((0.5, ORANGE),),
-                width=8,
-                height=10,
-                low=0,
-                high=1,
-            ),
+            "Idle, IOWait and waiting for gradients by launcher",
+            "Shares of CPU time (idle, IOWait) and of step time (waiting), the "
+            "means of the trials under each launcher.",
             *(
                 Query(_by("launcher", per_trial), f"{name}, {{{{launcher}}}}")
                 for name, per_trial in _SHARES
             ),
+            steps=((0.5, ORANGE),),
+            height=10,
+            share=True,
         ),
         bars(
-            Look(
-                title="Memory by launcher",
-                description="Proportional memory of all the trial's processes on all hosts, the "
-                "mean of the trials.",
-                unit="bytes",
-                width=8,
-                height=10,
-                low=0,
-            ),
+            "Memory by launcher",
+            "Proportional memory of all the trial's processes on all hosts, the "
+            "mean of the trials.",
             Query(_by("launcher", _MEMORY), "{{launcher}}"),
+            unit="bytes",
+            height=10,
         ),
     ),
 )
@@ -189,45 +166,32 @@ _STRATEGIES = Row(
     title="By local strategy",
     panels=(
         bars(
-            Look(
-                title="Throughput by local strategy",
-                description="The mean of the trials that use a node's cores in that way, by "
-                "launcher and number of ranks.",
-                unit="suffix:samples/s",
-                width=8,
-                height=9,
-                low=0,
-                decimals=1,
-            ),
+            "Throughput by local strategy",
+            "The mean of the trials that use a node's cores in that way, by "
+            "launcher and number of ranks.",
             Query(
                 _by("local_strategy, launcher, ranks", _SAMPLES_PER_S),
                 "{{local_strategy}} · {{launcher}} · ranks {{ranks}}",
             ),
+            unit="suffix:samples/s",
+            height=9,
+            decimals=1,
         ),
         bars(
-            Look(
-                title="CPU idle by local strategy",
-                description="Share of the hosts' CPU time in which nothing ran.",
-                unit="percentunit",
-                steps=((0.3, ORANGE), (0.6, RED)),
-                width=8,
-                height=9,
-                low=0,
-                high=1,
-            ),
+            "CPU idle by local strategy",
+            "Share of the hosts' CPU time in which nothing ran.",
             Query(_by("local_strategy", _IDLE), "{{local_strategy}}"),
+            steps=((0.3, ORANGE), (0.6, RED)),
+            height=9,
+            share=True,
         ),
         bars(
-            Look(
-                title="Threads by local strategy",
-                description="Threads of all the trial's processes on all hosts.",
-                unit="short",
-                width=8,
-                height=9,
-                low=0,
-                decimals=0,
-            ),
+            "Threads by local strategy",
+            "Threads of all the trial's processes on all hosts.",
             Query(_by("local_strategy", _THREADS), "{{local_strategy}}"),
+            unit="short",
+            height=9,
+            decimals=0,
         ),
     ),
 )
@@ -244,9 +208,7 @@ _COURSES = (
 _OVER_TIME = Row(
     title="Over time",
     panels=tuple(
-        lines(
-            Look(title=title, description=text, unit=unit, width=12, low=0), Query(per_trial, NAME)
-        )
+        lines(title, text, Query(per_trial, NAME), unit=unit, width=12)
         for title, text, unit, per_trial in _COURSES
     ),
 )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="$datasource")
 UIDS = {"Run": "paceline-run", "Compare": "paceline-compare", "Cluster": "paceline-cluster"}
+_SHARE = "percentunit"  # Grafana's name
 _PERCENT_DECIMALS = 1  # of a figure; Grafana would give three digits to a hundredth of a percent
 _NUMBER_PX = 90  # a column of figures may be as narrow
 _WIDTHS_PX = {"trial": 360}  # of a column by its label: Grafana makes all the others equal
@@ -37,20 +38,25 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """Properties of all kinds of panels. `steps`: colours from a value on."""
+class _Look:
+    """Properties of all kinds of panels: the options of `lines`, `figure`, `bars` and tables.
+
+    unit: by default that of the metric in the first query. share: of something, from 0 to 1.
+    steps: colours from a value on.
+    """
 
     title: str
     description: str
-    unit: str = ""  # otherwise that of the metric that the first query names
+    unit: str
+    share: bool = False
     steps: tuple[tuple[float, str], ...] = ()
     first: str = GREEN  # below the first of `steps`
     width: int = 8
     height: int = 8
-    low: float | None = None
+    low: float | None = 0
     high: float | None = None
     decimals: int | None = None
-    missing: str = "no data"  # where hosts may lack what is asked for: what they lack
+    missing: str = "no data"  # text if no host has the values
 
 
 class _Panel(Protocol):
@@ -68,11 +74,16 @@ class _Panel(Protocol):
     def thresholds(self, thresholds: builders.ThresholdsConfig) -> Self: ...
 
 
-def _with_unit(look: Look, query: Query) -> Look:
-    return look if look.unit else replace(look, unit=queries.unit_of(query.expr))
+def _look(title: str, description: str, expr: str, **options: Any) -> _Look:
+    """Return the properties of a panel whose first query is `expr`."""
+    if options.get("share"):
+        options = {"unit": _SHARE, "high": 1, **options}
+    if "unit" not in options:
+        options["unit"] = queries.unit_of(expr)
+    return _Look(title=title, description=description, **options)
 
 
-def _dress(panel: _Panel, look: Look) -> None:
+def _dress(panel: _Panel, look: _Look) -> None:
     steps = [models.Threshold(value=None, color=look.first)]
     steps += [models.Threshold(value=value, color=color) for value, color in look.steps]
     absolute = builders.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE)
@@ -88,9 +99,9 @@ def _dress(panel: _Panel, look: Look) -> None:
         panel.decimals(look.decimals)
 
 
-def _rounded(look: Look) -> Look:
-    """Shares that are shown as figures, with one decimal where nothing else is said."""
-    plain = look.unit != "percentunit" or look.decimals is not None
+def _rounded(look: _Look) -> _Look:
+    """Show a share with one decimal unless another number of decimals is given."""
+    plain = look.unit != _SHARE or look.decimals is not None
     return look if plain else replace(look, decimals=_PERCENT_DECIMALS)
 
 
@@ -100,10 +111,13 @@ def _target(query: Query, number: int, *, instant: bool) -> Dataquery:
     return target.instant() if instant else target.range()
 
 
-def lines(look: Look, *asked: Query, stacked: bool = False) -> timeseries.Panel:
-    """Values over time; `stacked` where they make up a whole."""
+def lines(
+    title: str, description: str, *asked: Query, stacked: bool = False, **options: Any
+) -> timeseries.Panel:
+    """Draw values over time; `stacked` if they add up to a whole. options: of `_Look`."""
+    look = _look(title, description, asked[0].expr, **options)
     panel = timeseries.Panel()
-    _dress(panel, _with_unit(look, asked[0]))
+    _dress(panel, look)
     for number, query in enumerate(asked):
         panel.with_target(_target(query, number, instant=False))
     panel.line_width(1).fill_opacity(40 if stacked else 8).show_points(styles.VisibilityMode.NEVER)
@@ -119,10 +133,10 @@ def lines(look: Look, *asked: Query, stacked: bool = False) -> timeseries.Panel:
     return panel.legend(legend).tooltip(tooltip.sort(styles.SortOrder.DESCENDING))
 
 
-def figure(look: Look, query: Query) -> stat.Panel:
-    """Return a panel with the current value and its course."""
+def figure(title: str, description: str, query: Query, **options: Any) -> stat.Panel:
+    """Show the current value and its course. options: of `_Look`."""
     panel = stat.Panel()
-    _dress(panel, _rounded(_with_unit(look, query)))
+    _dress(panel, _rounded(_look(title, description, query.expr, **options)))
     panel.with_target(_target(query, 0, instant=False))
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
     return panel.color_mode(styles.BigValueColorMode.VALUE).graph_mode(
@@ -130,10 +144,10 @@ def figure(look: Look, query: Query) -> stat.Panel:
     )
 
 
-def bars(look: Look, *asked: Query) -> bargauge.Panel:
-    """A bar for each series, over all that the dashboard shows."""
+def bars(title: str, description: str, *asked: Query, **options: Any) -> bargauge.Panel:
+    """Draw a bar for each series, over the whole time range. options: of `_Look`."""
     panel = bargauge.Panel()
-    _dress(panel, _rounded(_with_unit(look, asked[0])))
+    _dress(panel, _rounded(_look(title, description, asked[0].expr, **options)))
     for number, query in enumerate(asked):
         panel.with_target(_target(query, number, instant=True))
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
@@ -151,12 +165,19 @@ class Column:
 
 
 def facts_table(
-    look: Look, keys: Mapping[str, str], columns: Sequence[Column], hidden: Sequence[str] = ()
+    title: str,
+    description: str,
+    keys: Mapping[str, str],
+    columns: Sequence[Column],
+    hidden: Sequence[str] = (),
+    **options: Any,
 ) -> table.Panel:
-    """A row for each set of labels that the columns' queries share. keys: label to heading;
-    hidden: labels that have no column."""
+    """Show a row for each set of labels that the columns' queries share.
+
+    keys: label to heading. hidden: labels that have no column. options: of `_Look`.
+    """
     panel = table.Panel()
-    _dress(panel, look)
+    _dress(panel, _look(title, description, columns[0].expr, low=None, **options))
     for number, column in enumerate(columns):
         target = _target(Query(column.expr, column.name), number, instant=True)
         panel.with_target(target.format(PromQueryFormat.TABLE))
@@ -175,7 +196,7 @@ def facts_table(
     )
     for column in columns:
         settings: dict[str, object] = {"unit": column.unit, "custom.minWidth": _NUMBER_PX}
-        if column.unit == "percentunit":
+        if column.unit == _SHARE:
             settings["decimals"] = _PERCENT_DECIMALS
         panel.override_by_name(
             column.name,

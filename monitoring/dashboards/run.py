@@ -7,7 +7,6 @@ from monitoring.dashboards.panels import (
     ORANGE,
     RED,
     Column,
-    Look,
     Page,
     Query,
     Row,
@@ -50,14 +49,8 @@ _GLANCE = Row(
     title="At a glance",
     panels=(
         facts_table(
-            Look(
-                title="What is being run",
-                description="The facts of the trial that is running, or that ran last in the time "
-                "shown.",
-                unit="short",
-                width=24,
-                height=4,
-            ),
+            "What is being run",
+            "The facts of the trial that is running, or that ran last in the time shown.",
             {"run": "Run", **{fact: fact.replace("_", " ").capitalize() for fact in FACTS}},
             (
                 Column(
@@ -67,80 +60,68 @@ _GLANCE = Row(
                     "short",
                 ),
             ),
+            unit="short",
+            width=24,
+            height=4,
         ),
         figure(
-            Look(
-                title="Throughput",
-                description="Samples trained per second, summed over all ranks.",
-                unit="suffix:samples/s",
-                width=4,
-                height=5,
-                decimals=1,
-            ),
+            "Throughput",
+            "Samples trained per second, summed over all ranks.",
             Query(rate("paceline_training_samples_total", RANK, ("run",)), "{{run}}"),
+            unit="suffix:samples/s",
+            width=4,
+            height=5,
+            decimals=1,
+            low=None,
         ),
         figure(
-            Look(
-                title="CPU idle",
-                description="Share of the hosts' CPU time in which nothing ran, IOWait not "
-                "counted. Much of it: cores that the training does not use.",
-                unit="percentunit",
-                steps=((0.3, ORANGE), (0.6, RED)),
-                width=4,
-                height=5,
-                low=0,
-                high=1,
-            ),
+            "CPU idle",
+            "Share of the hosts' CPU time in which nothing ran, IOWait not "
+            "counted. Much of it: cores that the training does not use.",
             Query(_mean_share("idle"), "idle"),
+            steps=((0.3, ORANGE), (0.6, RED)),
+            width=4,
+            height=5,
+            share=True,
         ),
         figure(
-            Look(
-                title="IOWait",
-                description="Share of CPU time in which a CPU idled while I/O was pending.",
-                unit="percentunit",
-                steps=((0.05, ORANGE), (0.2, RED)),
-                width=4,
-                height=5,
-                low=0,
-                high=1,
-            ),
+            "IOWait",
+            "Share of CPU time in which a CPU idled while I/O was pending.",
             Query(_mean_share("iowait"), "IOWait"),
+            steps=((0.05, ORANGE), (0.2, RED)),
+            width=4,
+            height=5,
+            share=True,
         ),
         figure(
-            Look(
-                title="Waiting for gradients",
-                description="Share of the ranks' step time that is communication they could do "
-                "nothing beside: waiting for the slowest rank, and transfer.",
-                unit="percentunit",
-                steps=((0.2, ORANGE), (0.5, RED)),
-                width=4,
-                height=5,
-                low=0,
-                high=1,
-            ),
+            "Waiting for gradients",
+            "Share of the ranks' step time that is communication they could do "
+            "nothing beside: waiting for the slowest rank, and transfer.",
             Query(share(_PHASES, RANK, 'phase="comm"', ("run",)), "{{run}}"),
+            steps=((0.2, ORANGE), (0.5, RED)),
+            width=4,
+            height=5,
+            share=True,
         ),
         figure(
-            Look(
-                title="Loss",
-                description="Mean loss of the last step, averaged over the ranks that have one.",
-                unit="none",
-                width=4,
-                height=5,
-                decimals=3,
-            ),
+            "Loss",
+            "Mean loss of the last step, averaged over the ranks that have one.",
             Query(f"avg by (run) (paceline_training_loss{{{RANK}}})", "{{run}}"),
+            unit="none",
+            width=4,
+            height=5,
+            decimals=3,
+            low=None,
         ),
         figure(
-            Look(
-                title="Epoch",
-                description="Epoch of the last step, from 0.",
-                unit="none",
-                width=4,
-                height=5,
-                decimals=0,
-            ),
+            "Epoch",
+            "Epoch of the last step, from 0.",
             Query(largest("paceline_training_epoch", RANK, ("run",)), "{{run}}"),
+            unit="none",
+            width=4,
+            height=5,
+            decimals=0,
+            low=None,
         ),
     ),
 )
@@ -149,75 +130,55 @@ _CPU_ROW = Row(
     title="Is the CPU idle, and why",
     panels=(
         lines(
-            Look(
-                title="CPU idle and IOWait",
-                description="The paper's figure: idle and IOWait by host. Idle without IOWait and "
-                "with much communication means waiting for gradients; IOWait means reading.",
-                unit="percentunit",
-                steps=((0.6, RED),),
-                width=12,
-                low=0,
-                high=1,
-            ),
+            "CPU idle and IOWait",
+            "The paper's figure: idle and IOWait by host. Idle without IOWait and "
+            "with much communication means waiting for gradients; IOWait means reading.",
             Query(share(_CPU, HOST, 'mode="idle"', ("host",)), "idle, {{host}}"),
             Query(share(_CPU, HOST, 'mode="iowait"', ("host",)), "IOWait, {{host}}"),
+            steps=((0.6, RED),),
+            width=12,
+            share=True,
         ),
         lines(
-            Look(
-                title="CPU time by state",
-                description="All CPU time of the chosen hosts, by what it went to.",
-                unit="percentunit",
-                width=12,
-                low=0,
-                high=1,
-            ),
+            "CPU time by state",
+            "All CPU time of the chosen hosts, by what it went to.",
             Query(
                 f"sum by (mode) (rate({_CPU}{{{HOST}}}[$__rate_interval])) / scalar(sum(rate("
                 f"{_CPU}{{{HOST}}}[$__rate_interval])))",
                 "{{mode}}",
             ),
             stacked=True,
+            width=12,
+            share=True,
         ),
         lines(
-            Look(
-                title="Cores that the run uses",
-                description="CPU time a second of the run's processes, beside the host's cores.",
-                unit="suffix:cores",
-                width=8,
-                low=0,
-                decimals=2,
-            ),
+            "Cores that the run uses",
+            "CPU time a second of the run's processes, beside the host's cores.",
             Query(rate("paceline_run_cpu_seconds_total", ONE, ("host", "run")), "used, {{host}}"),
             Query(largest("paceline_host_cpu_cores", HOST, ("host",)), "there are, {{host}}"),
+            unit="suffix:cores",
+            decimals=2,
         ),
         lines(
-            Look(
-                title="Cores that each rank uses",
-                description="CPU time a second of each rank's processes. They add up to the run's, "
-                "but for its launcher.",
-                unit="suffix:cores",
-                width=8,
-                low=0,
-                decimals=2,
-            ),
+            "Cores that each rank uses",
+            "CPU time a second of each rank's processes. They add up to the run's, "
+            "but for its launcher.",
             Query(
                 rate("paceline_rank_cpu_seconds_total", RANK, ("host", "run", "rank")),
                 _RANK_LEGEND,
             ),
+            unit="suffix:cores",
+            decimals=2,
         ),
         lines(
-            Look(
-                title="Cores, one by one",
-                description="How busy each core was. A single busy one: work that is not shared "
-                "out; or ranks bound to the same core.",
-                width=8,
-                low=0,
-                high=1,
-            ),
+            "Cores, one by one",
+            "How busy each core was. A single busy one: work that is not shared "
+            "out; or ranks bound to the same core.",
             Query(
                 rate("paceline_host_core_busy_seconds_total", HOST, ("host", "core")),
                 "core {{core}} of {{host}}",
             ),
+            high=1,
         ),
     ),
 )
@@ -226,66 +187,48 @@ _STEPS = Row(
     title="Where a step's time goes",
     panels=(
         lines(
-            Look(
-                title="Phases",
-                description="Share of the ranks' step time by phase. comm is communication that "
-                "the step waits for, bubble a pipeline's waiting for its neighbours, data_wait "
-                "waiting for samples.",
-                unit="percentunit",
-                width=12,
-                low=0,
-                high=1,
-            ),
+            "Phases",
+            "Share of the ranks' step time by phase. comm is communication that "
+            "the step waits for, bubble a pipeline's waiting for its neighbours, data_wait "
+            "waiting for samples.",
             Query(split(_PHASES, RANK, "phase", ("run",)), "{{phase}}"),
             stacked=True,
+            width=12,
+            share=True,
         ),
         lines(
-            Look(
-                title="Waiting for gradients, by rank",
-                description="Share of each rank's step time that is exposed communication. The "
-                "rank that waits least is the one that the others wait for.",
-                unit="percentunit",
-                steps=((0.5, RED),),
-                width=12,
-                low=0,
-                high=1,
-            ),
+            "Waiting for gradients, by rank",
+            "Share of each rank's step time that is exposed communication. The "
+            "rank that waits least is the one that the others wait for.",
             Query(share(_PHASES, RANK, 'phase="comm"', ("host", "run", "rank")), _RANK_LEGEND),
+            steps=((0.5, RED),),
+            width=12,
+            share=True,
         ),
         lines(
-            Look(
-                title="A rank's own part of a step",
-                description="Step time without communication and bubble: what the rank itself "
-                "needs. The highest is the straggler.",
-                unit="s",
-                width=8,
-                low=0,
-            ),
+            "A rank's own part of a step",
+            "Step time without communication and bubble: what the rank itself "
+            "needs. The highest is the straggler.",
             Query(own_step_seconds(), _RANK_LEGEND),
+            unit="s",
         ),
         lines(
-            Look(
-                title="Straggler",
-                description="A rank's own part of a step over the mean of the other ranks. Above "
-                "the line the alert PacelineStraggler fires.",
-                unit="suffix:times",
-                steps=((1.25, RED),),
-                width=8,
-                decimals=2,
-            ),
+            "Straggler",
+            "A rank's own part of a step over the mean of the other ranks. Above "
+            "the line the alert PacelineStraggler fires.",
             Query(against_others(), _RANK_LEGEND),
+            unit="suffix:times",
+            steps=((1.25, RED),),
+            decimals=2,
+            low=None,
         ),
         lines(
-            Look(
-                title="Step time",
-                description="Half and 95 % of the ranks' steps took at most as long, estimated "
-                "within the buckets of a histogram.",
-                unit="s",
-                width=8,
-                low=0,
-            ),
+            "Step time",
+            "Half and 95 % of the ranks' steps took at most as long, estimated "
+            "within the buckets of a histogram.",
             Query(quantile(0.5, ("run",)), "median"),
             Query(quantile(0.95, ("run",)), "95 %"),
+            unit="s",
         ),
     ),
 )
@@ -294,39 +237,29 @@ _TRAINING = Row(
     title="Training",
     panels=(
         lines(
-            Look(
-                title="Throughput",
-                description="Samples trained per second, by rank; padding is not counted.",
-                unit="suffix:samples/s",
-                width=8,
-                low=0,
-            ),
+            "Throughput",
+            "Samples trained per second, by rank; padding is not counted.",
             Query(
                 rate("paceline_training_samples_total", RANK, ("host", "run", "rank")), _RANK_LEGEND
             ),
             Query(rate("paceline_training_samples_total", RANK, ("run",)), "all"),
+            unit="suffix:samples/s",
         ),
         lines(
-            Look(
-                title="Loss",
-                description="Mean loss of each rank's share in its last step.",
-                unit="none",
-                width=8,
-            ),
+            "Loss",
+            "Mean loss of each rank's share in its last step.",
             Query(largest("paceline_training_loss", RANK, ("host", "run", "rank")), _RANK_LEGEND),
+            unit="none",
+            low=None,
         ),
         lines(
-            Look(
-                title="Steps",
-                description="Steps a second, by rank. All ranks of a training step together: one "
-                "that lags shows as a gap, not as a lower line.",
-                unit="suffix:steps/s",
-                width=8,
-                low=0,
-            ),
+            "Steps",
+            "Steps a second, by rank. All ranks of a training step together: one "
+            "that lags shows as a gap, not as a lower line.",
             Query(
                 rate("paceline_training_steps_total", RANK, ("host", "run", "rank")), _RANK_LEGEND
             ),
+            unit="suffix:steps/s",
         ),
     ),
 )

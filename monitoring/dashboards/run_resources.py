@@ -5,7 +5,6 @@ from __future__ import annotations
 from monitoring.dashboards.panels import (
     ORANGE,
     RED,
-    Look,
     Query,
     Row,
     lines,
@@ -27,29 +26,20 @@ MEMORY = Row(
     title="Memory",
     panels=(
         lines(
-            Look(
-                title="RAM",
-                description="Share of each host's memory that cannot be had without swapping.",
-                unit="percentunit",
-                steps=((0.8, ORANGE), (0.9, RED)),
-                width=8,
-                low=0,
-                high=1,
-            ),
+            "RAM",
+            "Share of each host's memory that cannot be had without swapping.",
             Query(
                 f"{largest('paceline_host_memory_used_bytes', HOST, ('host',))} / "
                 f"{largest('paceline_host_memory_size_bytes', HOST, ('host',))}",
                 "{{host}}",
             ),
+            steps=((0.8, ORANGE), (0.9, RED)),
+            share=True,
         ),
         lines(
-            Look(
-                title="Memory of the run",
-                description="Proportional: what processes share counts once. Resident: it counts "
-                "once for each of them.",
-                width=8,
-                low=0,
-            ),
+            "Memory of the run",
+            "Proportional: what processes share counts once. Resident: it counts "
+            "once for each of them.",
             Query(
                 largest("paceline_run_proportional_memory_bytes", ONE, ("host", "run")),
                 "proportional, {{host}}",
@@ -60,12 +50,8 @@ MEMORY = Row(
             ),
         ),
         lines(
-            Look(
-                title="Memory by rank",
-                description="Proportional set size where it is known, and resident set size.",
-                width=8,
-                low=0,
-            ),
+            "Memory by rank",
+            "Proportional set size where it is known, and resident set size.",
             Query(
                 largest("paceline_rank_proportional_memory_bytes", RANK, ("host", "run", "rank")),
                 f"proportional, {_RANK_LEGEND}",
@@ -82,25 +68,16 @@ THREADS = Row(
     title="Did thread counts thrash",
     panels=(
         lines(
-            Look(
-                title="Threads and processes",
-                description="Of the run, by host. Threads that come and go in every step cost "
-                "time; many more than cores cost more.",
-                width=8,
-                low=0,
-                decimals=0,
-            ),
+            "Threads and processes",
+            "Of the run, by host. Threads that come and go in every step cost "
+            "time; many more than cores cost more.",
             Query(largest("paceline_run_threads", ONE, ("host", "run")), "threads, {{host}}"),
             Query(largest("paceline_run_processes", ONE, ("host", "run")), "processes, {{host}}"),
+            decimals=0,
         ),
         lines(
-            Look(
-                title="Threads and processes by rank",
-                description="Threads of each rank's processes, and how many processes it has.",
-                width=8,
-                low=0,
-                decimals=0,
-            ),
+            "Threads and processes by rank",
+            "Threads of each rank's processes, and how many processes it has.",
             Query(
                 largest("paceline_rank_threads", RANK, ("host", "run", "rank")),
                 f"threads, {_RANK_LEGEND}",
@@ -109,29 +86,22 @@ THREADS = Row(
                 largest("paceline_rank_processes", RANK, ("host", "run", "rank")),
                 f"processes, {_RANK_LEGEND}",
             ),
+            decimals=0,
         ),
         lines(
-            Look(
-                title="Context switches",
-                description="Of the run's threads, the mean of the last two minutes: they are "
-                "counted now and then. Involuntary ones mean that threads take the cores from one "
-                "another: there are more than cores.",
-                width=8,
-                low=0,
-            ),
+            "Context switches",
+            "Of the run's threads, the mean of the last two minutes: they are "
+            "counted now and then. Involuntary ones mean that threads take the cores from one "
+            "another: there are more than cores.",
             Query(
                 rate("paceline_run_context_switches_total", ONE, ("host", "run", "kind"), SELDOM),
                 "{{kind}}, {{host}}",
             ),
         ),
         lines(
-            Look(
-                title="Involuntary context switches by rank",
-                description="How often a rank's threads lost their core against their will, the "
-                "mean of the last two minutes.",
-                width=12,
-                low=0,
-            ),
+            "Involuntary context switches by rank",
+            "How often a rank's threads lost their core against their will, the "
+            "mean of the last two minutes.",
             Query(
                 rate(
                     "paceline_rank_context_switches_total",
@@ -141,16 +111,12 @@ THREADS = Row(
                 ),
                 _RANK_LEGEND,
             ),
+            width=12,
         ),
         lines(
-            Look(
-                title="Waiting for a CPU",
-                description="Share of time in which some task of the host was ready and had no "
-                "CPU (pressure stall information).",
-                steps=((0.5, RED),),
-                width=12,
-                low=0,
-            ),
+            "Waiting for a CPU",
+            "Share of time in which some task of the host was ready and had no "
+            "CPU (pressure stall information).",
             Query(
                 rate(
                     "paceline_host_pressure_waiting_seconds_total",
@@ -159,6 +125,8 @@ THREADS = Row(
                 ),
                 "{{host}}",
             ),
+            steps=((0.5, RED),),
+            width=12,
         ),
     ),
 )
@@ -167,26 +135,18 @@ COMMUNICATION = Row(
     title="Communication",
     panels=(
         lines(
-            Look(
-                title="Payload",
-                description="Bytes a second of the tensors handed to each operation, over all "
-                "ranks.",
-                width=12,
-                low=0,
-            ),
+            "Payload",
+            "Bytes a second of the tensors handed to each operation, over all ranks.",
             Query(
                 rate("paceline_communication_payload_bytes_total", RANK, ("run", "operation")),
                 "{{operation}}",
             ),
+            width=12,
         ),
         lines(
-            Look(
-                title="Sent",
-                description="Bytes a second that the ranks sent, where the transport counts them; "
-                "and what the hosts' interfaces sent, loopback included.",
-                width=12,
-                low=0,
-            ),
+            "Sent",
+            "Bytes a second that the ranks sent, where the transport counts them; "
+            "and what the hosts' interfaces sent, loopback included.",
             Query(
                 rate("paceline_communication_sent_bytes_total", RANK, ("run", "operation")),
                 "{{operation}}, by the ranks",
@@ -195,35 +155,29 @@ COMMUNICATION = Row(
                 rate("paceline_host_network_transmit_bytes_total", HOST, ("host", "device")),
                 "{{device}} of {{host}}",
             ),
+            width=12,
         ),
         lines(
-            Look(
-                title="Operations",
-                description="Operations of process groups that ended, a second, over all ranks.",
-                unit="ops",
-                width=12,
-                low=0,
-            ),
+            "Operations",
+            "Operations of process groups that ended, a second, over all ranks.",
             Query(
                 rate("paceline_communication_operations_total", RANK, ("run", "operation")),
                 "{{operation}}",
             ),
+            unit="ops",
+            width=12,
         ),
         lines(
-            Look(
-                title="Time of an operation",
-                description="From asking for it to its end, overlapped with computing or not; the "
-                "mean over ranks.",
-                unit="s",
-                width=12,
-                low=0,
-            ),
+            "Time of an operation",
+            "From asking for it to its end, overlapped with computing or not; the mean over ranks.",
             Query(
                 f"{rate('paceline_communication_seconds_total', RANK, ('run', 'operation'))} / ("
                 f"{rate('paceline_communication_operations_total', RANK, ('run', 'operation'))}"
                 " > 0)",
                 "{{operation}}",
             ),
+            unit="s",
+            width=12,
         ),
     ),
 )
@@ -232,13 +186,8 @@ FILES = Row(
     title="Files",
     panels=(
         lines(
-            Look(
-                title="Storage, by rank",
-                description="Bytes a second from and to storage; what the page cache serves is "
-                "not counted.",
-                width=8,
-                low=0,
-            ),
+            "Storage, by rank",
+            "Bytes a second from and to storage; what the page cache serves is not counted.",
             Query(
                 rate("paceline_rank_read_bytes_total", RANK, ("host", "run", "rank")),
                 f"read, {_RANK_LEGEND}",
@@ -249,12 +198,8 @@ FILES = Row(
             ),
         ),
         lines(
-            Look(
-                title="Storage, the whole run",
-                description="Of all its processes, the launcher's included.",
-                width=8,
-                low=0,
-            ),
+            "Storage, the whole run",
+            "Of all its processes, the launcher's included.",
             Query(rate("paceline_run_read_bytes_total", ONE, ("host", "run")), "read, {{host}}"),
             Query(
                 rate("paceline_run_written_bytes_total", ONE, ("host", "run")),
@@ -262,16 +207,12 @@ FILES = Row(
             ),
         ),
         lines(
-            Look(
-                title="Open files",
-                description="File descriptors, sockets included, when last counted. A number that "
-                "only grows is a leak.",
-                width=8,
-                low=0,
-                decimals=0,
-            ),
+            "Open files",
+            "File descriptors, sockets included, when last counted. A number that "
+            "only grows is a leak.",
             Query(total("paceline_run_open_files", ONE, ("host", "run")), "all, {{host}}"),
             Query(largest("paceline_rank_open_files", RANK, ("host", "run", "rank")), _RANK_LEGEND),
+            decimals=0,
         ),
     ),
 )
