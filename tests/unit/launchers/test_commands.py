@@ -8,9 +8,11 @@ from paceline.errors import EnvironmentLacks
 from paceline.host.tools import Tool
 from paceline.job import checks
 from paceline.launchers.base import Command, launcher_for
+from paceline.launchers.mpi import implementations, parameters
 from paceline.launchers.mpi import launcher as mpi
-from paceline.launchers.mpi import parameters
+from paceline.launchers.mpi.implementations import Implementation, Mpich, OpenMpi4, OpenMpi5
 from paceline.launchers.mpi.launcher import hostfile_slots
+from paceline.launchers.mpi.tools import Mpirun
 from paceline.launchers.spark import launcher as spark
 from paceline.launchers.torchrun import launcher as torchrun
 
@@ -28,11 +30,11 @@ THREADS = {
 def _machine(monkeypatch):
     """Tools in known places, eight cores, not root."""
     monkeypatch.setattr("sys.executable", "/venv/bin/python")
-    monkeypatch.setattr(mpi, "find_mpirun", lambda asked: tool(asked or "/opt/bin/mpirun"))
+    monkeypatch.setattr(mpi, "find_mpirun", lambda asked: mpirun(asked or "/opt/bin/mpirun"))
     monkeypatch.setattr(mpi, "mpi_mismatch", lambda _tool: None)
     monkeypatch.setattr(mpi, "job_script", lambda folder, name: Path("/jobs", folder, name))
-    monkeypatch.setattr(mpi.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(mpi, "usable_cores", lambda: 8)
+    monkeypatch.setattr(implementations.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(implementations, "usable_cores", lambda: 8)
     monkeypatch.setattr(checks, "usable_cores", lambda: 8)
     monkeypatch.setattr(spark, "find_java", lambda: tool("/jdk/bin/java"))
     monkeypatch.setattr(spark, "find_spark", lambda: tool("/opt/spark"))
@@ -42,6 +44,11 @@ def _machine(monkeypatch):
 
 def tool(path: str) -> Tool:
     return Tool(path=Path(path), version="1", why="test")
+
+
+def mpirun(path: str, implementation: Implementation | None = None) -> Mpirun:
+    found = implementation or OpenMpi5()
+    return Mpirun(path=Path(path), version="1", why="test", implementation=found)
 
 
 def command(trial, files) -> Command:
@@ -107,6 +114,50 @@ def test_mpirun_on_several_nodes_uses_hostfile_interface_and_arguments(make_laun
     assert "-x PACELINE_SIDECAR_HOST --mca pml ob1 /venv/bin/python" in text
 
 
+@pytest.fixture
+def with_mpi(monkeypatch):
+    """Choose the implementation that mpirun belongs to."""
+
+    def choose(implementation: Implementation) -> None:
+        monkeypatch.setattr(
+            mpi, "find_mpirun", lambda _asked: mpirun("/mpi/mpirun", implementation)
+        )
+
+    return choose
+
+
+def test_open_mpi_4_has_other_names_for_the_same(make_launch_trial, files, with_mpi):
+    with_mpi(OpenMpi4())
+    made = command(make_launch_trial("mpi", ranks=2), files)
+    assert made.argv[:12] == (
+        "/mpi/mpirun", "-n", "2", "--bind-to", "none", "--host", "localhost:2",
+        "--mca", "btl", "self,vader", "--mca", "oob_tcp_if_include",
+    )  # fmt: skip
+    text = " ".join(command(make_launch_trial("mpi", nodes=2, interface="eth7"), files).argv)
+    assert "--map-by ppr:2:node --mca btl self,vader,tcp --mca btl_tcp_if_include eth7" in text
+    assert "--mca oob_tcp_if_include eth7 -x OMP_NUM_THREADS" in text
+
+
+def test_mpich_is_started_by_hydra(make_launch_trial, files, with_mpi):
+    with_mpi(Mpich())
+    made = command(make_launch_trial("mpi", ranks=2), files)
+    assert made.argv[:-4] == (
+        "/mpi/mpirun", "-n", "2", "-bind-to", "none", "-ppn", "2", "-launcher", "fork",
+        "-iface", "lo",
+    )  # fmt: skip
+    settings = {"hostfile": "/etc/hosts.mpi"}
+    trial = make_launch_trial("mpi", nodes=2, interface="eth7", launcher_options=settings)
+    argv = command(trial, files).argv
+    assert argv[5:11] == ("-ppn", "2", "-f", "/etc/hosts.mpi", "-iface", "eth7")
+
+
+def test_mca_parameters_are_refused_where_there_are_none(make_launch_trial, with_mpi):
+    with_mpi(Mpich())
+    trial = make_launch_trial("mpi", launcher_options={"parameters": {"btl_tcp_links": "2"}})
+    with pytest.raises(EnvironmentLacks, match="belongs to MPICH, which has no MCA parameters"):
+        launcher_for("mpi").preflight(trial)
+
+
 def test_mpi_parameters_become_mca_arguments_before_those_of_the_spec(make_launch_trial, files):
     trial = make_launch_trial(
         "mpi",
@@ -139,7 +190,7 @@ def test_parameter_that_mpirun_would_pass_over_in_silence_is_refused(
 
 
 def test_mpirun_is_told_twice_that_root_is_meant(make_launch_trial, files, monkeypatch):
-    monkeypatch.setattr(mpi.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(implementations.os, "geteuid", lambda: 0)
     environment = command(make_launch_trial("mpi"), files).environment
     assert environment["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
     assert environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
@@ -276,9 +327,10 @@ def test_local_master_must_have_the_slots(master, fits, make_launch_trial, tmp_p
             launcher_for("spark").preflight(trial)
 
 
-def test_hostfile_slots_are_read_as_open_mpi_reads_them():
+def test_hostfile_slots_are_read_as_open_mpi_and_mpich_read_them():
     text = "# comment\nnode1 slots=4\nnode2 max_slots=3  # more\n\nnode3\nnode1 slots=2\n"
     assert hostfile_slots(text) == {"node1": 6, "node2": 3, "node3": 1}
+    assert hostfile_slots("node1:4\nnode2\n") == {"node1": 4, "node2": 1}
 
 
 @pytest.mark.parametrize(

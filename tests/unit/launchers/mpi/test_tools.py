@@ -9,6 +9,7 @@ from tests.unit.host.test_tools import program
 
 from paceline.errors import EnvironmentLacks
 from paceline.launchers.mpi import tools
+from paceline.launchers.mpi.implementations import Mpich, OpenMpi4, OpenMpi5
 
 
 @pytest.fixture
@@ -54,6 +55,58 @@ def test_program_that_is_no_mpirun_is_refused(tmp_path, no_wheels):
         tools.find_mpirun(str(strange), {})
 
 
+def of_open_mpi_5(path: Path) -> tools.Mpirun:
+    return tools.Mpirun(path=path, version="5.0.11", why="test", implementation=OpenMpi5())
+
+
+@pytest.mark.parametrize(
+    ("printed", "version", "implementation"),
+    [
+        ("mpirun (Open MPI) 5.0.11", "5.0.11", OpenMpi5),
+        ("mpirun.openmpi (OpenRTE) 4.1.4", "4.1.4", OpenMpi4),
+        ("HYDRA build details:\n    Version:    4.0.2\n    Release Date: x", "4.0.2", Mpich),
+    ],
+)
+def test_implementation_is_what_mpirun_says(tmp_path, printed, version, implementation):
+    found = tools.find_mpirun(str(program(tmp_path / "mpirun", printed)), {})
+    assert found.version == version
+    assert type(found.implementation) is implementation
+
+
+def test_mpirun_of_an_unknown_mpi_is_refused(tmp_path):
+    strange = program(tmp_path / "mpirun", "mpirun (Other MPI) 1.2")
+    with pytest.raises(EnvironmentLacks, match=r"Open MPI 4 or 5 or MPICH, .*Other MPI"):
+        tools.find_mpirun(str(strange), {})
+
+
+def test_mpi4py_loads_the_library_beside_mpirun(tmp_path):
+    library = tmp_path / "lib64" / "libmpi.so.40"
+    library.parent.mkdir()
+    library.touch()
+    mpirun = of_open_mpi_5(tmp_path / "bin" / "mpirun")
+    expected = {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": str(library)}
+    assert tools.library_environment(mpirun, {}) == expected
+    assert tools.library_environment(mpirun, {"MPI4PY_LIBMPI": "/own"}) == {}
+    assert tools.library_environment(of_open_mpi_5(Path("/none/bin/mpirun")), {}) == {}
+
+
+def test_mpich_of_debian_gets_the_usual_name(tmp_path, monkeypatch):
+    library = tmp_path / "lib" / "libmpich.so.12"
+    library.parent.mkdir()
+    library.touch()
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    mpirun = tools.Mpirun(
+        path=tmp_path / "bin" / "mpirun", version="4.0.2", why="test", implementation=Mpich()
+    )
+    for _ in range(2):  # the second call finds the link
+        found = tools.library_environment(mpirun, {"LD_LIBRARY_PATH": "/other"})
+    link = Path(found["MPI4PY_LIBMPI"])
+    assert link.name == "libmpi.so.12"
+    assert link.resolve() == library
+    assert found["MPI4PY_MPIABI"] == "mpich"
+    assert found["LD_LIBRARY_PATH"] == f"{link.parent}:/other"
+
+
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [
@@ -64,6 +117,5 @@ def test_program_that_is_no_mpirun_is_refused(tmp_path, no_wheels):
 )
 def test_mpi_that_mpi4py_loads_must_be_mpiruns(answer, complaint, monkeypatch):
     monkeypatch.setattr(tools.subprocess, "run", lambda *_a, **_k: answer)
-    mpirun = tools.Tool(path=Path("/bin/mpirun"), version="5.0.11", why="test")
-    told = tools.mpi_mismatch(mpirun)
+    told = tools.mpi_mismatch(of_open_mpi_5(Path("/none/bin/mpirun")))
     assert (told is None) if complaint is None else (complaint in told)

@@ -11,6 +11,8 @@ from paceline.errors import EnvironmentLacks
 from paceline.host.tools import Tool
 from paceline.job import checks
 from paceline.launchers.mpi import launcher as mpi
+from paceline.launchers.mpi.implementations import Mpich
+from paceline.launchers.mpi.tools import Mpirun
 from paceline.launchers.spark import launcher as spark
 from paceline.launchers.spark.launcher import SparkLauncher
 
@@ -37,6 +39,14 @@ def test_wrong_mpi_is_refused_before_spark_starts(make_launch_trial):
     cluster = {"master": "spark://there:7077"}
     with pytest.raises(EnvironmentLacks, match="mpi4py loads MPICH"):
         SparkLauncher().preflight(over_mpi(make_launch_trial, launcher_options=cluster))
+
+
+def test_implementation_without_daemons_for_tasks_is_refused(make_launch_trial, monkeypatch):
+    mpich = Mpirun(path=Path("/usr/bin/mpirun"), version="4.0", why="x", implementation=Mpich())
+    monkeypatch.setattr(mpi, "find_mpirun", lambda _asked: mpich)
+    monkeypatch.setattr(mpi, "mpi_mismatch", lambda _tool: None)
+    with pytest.raises(EnvironmentLacks, match=r"Open MPI 5, /usr/bin/mpirun belongs to MPICH"):
+        SparkLauncher().preflight(over_mpi(make_launch_trial))
 
 
 def test_other_transports_and_other_pythons_are_not_asked_for_mpi(make_launch_trial):

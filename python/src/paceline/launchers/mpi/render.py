@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.host.tools import job_script
 from paceline.job.environment import rank_environment
 from paceline.launchers.mpi.descriptor import MpiLaunchOptions
-from paceline.launchers.mpi.launcher import interface_parameters, mapping, parameter_arguments
+from paceline.launchers.mpi.implementations import OpenMpi5, mapping
+from paceline.launchers.mpi.launcher import parameter_arguments
 from paceline.render.files import limit_s
 from paceline.render.kubernetes import JOBS, PYTHON, job_arguments, metadata, pod
 from paceline.render.slurm import SlurmStep
@@ -82,7 +83,9 @@ def _mpirun(trial: Trial, settings: KubernetesSettings) -> list[str]:
     command = ["mpirun", "-n", str(place.ranks), "--hostfile", _HOSTFILE]
     command += ["--map-by", mapping(place)]
     command += ["--bind-to", "none", "--prtemca", "plm_ssh_args", ssh]
-    command += interface_parameters(trial) if place.nodes > 1 else ["--mca", "btl", "self,sm"]
+    command += (
+        OpenMpi5().interface_parameters(trial) if place.nodes > 1 else ["--mca", "btl", "self,sm"]
+    )
     for name in rank_environment(trial):
         command += ["-x", name]
     command += [*parameter_arguments(trial), PYTHON, f"{JOBS}/mpi-jobs/train.py"]

