@@ -14,6 +14,7 @@ from paceline.analysis.compare import compare_run
 from paceline.errors import DataError, NotComparable, UsageError
 from paceline.records.layout import RunFiles
 from paceline.records.phases import PHASES
+from paceline.records.stopping import LookRecord, Stopping, write_stopping
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -238,6 +239,22 @@ def test_baseline_of_the_spec_is_used_and_one_that_failed_is_replaced(
     assert "speedups are over the sequential baseline" in comparison.flags[0]
     with pytest.raises(UsageError, match=r"baseline: no configuration matches 'x'[^-]*\n  - tiny"):
         compare_run(run, baseline="x")
+
+
+def test_ranking_after_repeated_looks_is_tested_at_the_level_of_the_last_look(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = fabricate.make_run(
+        tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.MPI_GLOO], repeats=3, jitter=0.01
+    )
+    assert compare_run(run).ties == ()
+    looks = (LookRecord(repeats=3, level=1e-9, undecided={"tiny": ()}),)
+    stopping = Stopping(max_repeats=8, tie_margin=0.05, looks=looks, stopped="decided")
+    write_stopping(run, stopping)
+    comparison = compare_run(run)
+    assert comparison.stopping == stopping
+    assert len(comparison.ties) == 3
+    assert comparison.to_json()["automatic_repeats"]["looks"][0]["level"] == 1e-9
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 from rich.console import Console
 
 from paceline.analysis.compare import compare_run
+from paceline.records.stopping import LookRecord, Stopping, write_stopping
 from paceline.report.table import comparison_text, comparison_view
 from paceline.report.wording import number
 
@@ -126,3 +127,22 @@ def test_chosen_baseline_is_named(fabricate: ModuleType, tmp_path: Path) -> None
     assert "tiny: speedups are over mpi" in text
     assert "equivalence is relative to the sequential baseline." in text
     assert "speedups are over" not in comparison_text(compare_run(run), 120)
+
+
+@pytest.mark.parametrize(
+    ("stopped", "words"),
+    [
+        ("decided", "slower than the fastest or within 5 % of it."),
+        ("max_repeats", "the ranking is not decided, but max_repeats is reached."),
+        ("time", "the ranking is not decided, but limits.run_s is reached."),
+    ],
+)
+def test_end_of_automatic_repeats_is_explained(
+    fabricate: ModuleType, tmp_path: Path, stopped: Literal["decided"], words: str
+) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
+    looks = (LookRecord(repeats=2, level=0.003, undecided={}),)
+    write_stopping(run, Stopping(max_repeats=8, tie_margin=0.05, looks=looks, stopped=stopped))
+    text = " ".join(comparison_text(compare_run(run), 120).split())
+    assert "repeats = auto, 2 of at most 8: " in text
+    assert words in text

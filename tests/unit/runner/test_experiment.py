@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from paceline import runner
+from paceline.analysis.repeats import levels
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA, Outcome
+from paceline.records.stopping import read_stopping
 from paceline.runner import equivalence, experiment
 from paceline.spec import load_spec
 
@@ -79,6 +81,8 @@ class MadeUp:
         self.faults: dict[str, ExitCode] = {}
         self.status = "failed"
         self.ran: list[str] = []
+        self.speeds: dict[str, float] = {}
+        self.noise = 0.0
 
     def run_trial(self, trial: Trial, files: TrialFiles) -> Outcome:
         self.ran.append(trial.id)
@@ -197,7 +201,7 @@ def test_second_repeat_of_the_baseline_serves_if_the_first_failed(
     ]
     baselines = [run.trial(trial.id) for trial in trials if trial.is_baseline]
     other = next(run.trial(trial.id) for trial in trials if not trial.is_baseline)
-    monkeypatch.setattr(equivalence, "_schedule", lambda _: None)
+    monkeypatch.setattr(equivalence, "_order", lambda _: None)
 
     fabricate.edit_json(baselines[0].outcome, status="failed")
     second = baselines[1].outcome.read_text()
@@ -211,3 +215,59 @@ def test_second_repeat_of_the_baseline_serves_if_the_first_failed(
     assert baselines[1].root.name in other.equivalence.read_text()
     assert baselines[1].weights.exists()
     assert not other.weights.exists()
+
+
+@pytest.fixture
+def measured(made_up: MadeUp, fabricate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
+    """A run with `repeats = "auto"` whose trials leave records; `speeds` are seconds per step."""
+
+    def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
+        made_up.ran.append(trial.id)
+        seconds = made_up.speeds[trial.local_strategy]
+        noise = (
+            made_up.noise * (-1) ** trial.repeat * (1 if trial.local_strategy == "threads" else -1)
+        )
+        way = dataclasses.replace(fabricate.SEQUENTIAL, forward_s=seconds * (1 + noise))
+        fabricate.make_trial(files, trial, way, fabricate.Case(), launched=1e9)
+        return outcome(trial.id, ExitCode.OK)
+
+    made_up.speeds = {"sequential": 4.0, "threads": 2.0, "processes": 1.0}
+    made_up.noise = 0.0001
+    text = made_up.spec.read_text().replace("repeats = 2", 'repeats = "auto"\nmax_repeats = 4')
+    made_up.spec.write_text(text)
+    monkeypatch.setattr(experiment, "run_trial", run_trial)
+    return made_up
+
+
+def test_automatic_repeats_end_when_the_ranking_is_decided(measured: MadeUp) -> None:
+    assert measured.run() == []
+    assert len(measured.ran) == 2 * 3
+    record = read_stopping(RunFiles(measured.out))
+    assert record is not None
+    assert record.stopped == "decided"
+    assert [each.repeats for each in record.looks] == [2]
+    assert record.level == pytest.approx(levels(4)[2])
+    measured.run(resume=True)
+    assert measured.ran == []
+    assert read_stopping(RunFiles(measured.out)) == record
+
+
+def test_automatic_repeats_end_at_their_maximum(measured: MadeUp) -> None:
+    measured.speeds["threads"] = 1.01
+    measured.noise = 0.1
+    measured.run()
+    assert len(measured.ran) == 4 * 3
+    record = read_stopping(RunFiles(measured.out))
+    assert record is not None
+    assert record.stopped == "max_repeats"
+    assert [each.repeats for each in record.looks] == [2, 3, 4]
+    assert all(each.undecided["tiny"] for each in record.looks)
+
+
+def test_automatic_repeats_end_after_their_time(measured: MadeUp) -> None:
+    measured.spec.write_text(measured.spec.read_text() + "[limits]\nrun_s = 1e-9\n")
+    measured.run()
+    assert len(measured.ran) == 3
+    record = read_stopping(RunFiles(measured.out))
+    assert record is not None
+    assert (record.stopped, record.looks, record.level) == ("time", (), None)

@@ -26,13 +26,21 @@ from paceline.analysis.phases import trial_phases
 from paceline.analysis.pipeline import trial_pipeline
 from paceline.analysis.reading import TrialRecord, load_manifest, load_run, read_hosts
 from paceline.analysis.rows import Measured, configuration_row, is_equivalent, planned_row
-from paceline.analysis.statistics import Interval, Series, ratio_interval, run_noise, series
+from paceline.analysis.statistics import (
+    CONFIDENCE,
+    Interval,
+    Series,
+    ratio_interval,
+    run_noise,
+    series,
+)
 from paceline.analysis.steps import global_steps, read_steps
 from paceline.analysis.trial_analysis import TrialAnalysis
 from paceline.analysis.usage import trial_usage
 from paceline.analysis.verdict import make_verdict
 from paceline.errors import NotComparable
 from paceline.plan.selection import matching, no_match
+from paceline.records.stopping import read_stopping
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -72,7 +80,9 @@ def compare_run(
         names = [record.trial.configuration for record in records]
         if not matching(names, pattern):
             raise no_match("baseline", [pattern], names)
-    parts = [_Workload(name, found, pattern) for name, found in by_workload.items()]
+    stopping = read_stopping(run)
+    level = None if stopping is None else stopping.level
+    parts = [_Workload(name, found, pattern, level) for name, found in by_workload.items()]
     trials = {name: found for part in parts for name, found in part.trials.items()}
     return Comparison(
         experiment=finished[0].trial.experiment,
@@ -82,6 +92,7 @@ def compare_run(
         verdicts={p.name: p.verdict for p in parts},
         ties=tuple(tie for part in parts for tie in part.ties),
         unfinished=tuple(unfinished),
+        stopping=stopping,
         flags=(*(f for part in parts for f in part.flags), *_flags(finished, trials)),
         local_global=tuple(found for part in parts for found in part.local_global),
         compression=tuple(found for part in parts for found in part.compression),
@@ -103,9 +114,16 @@ class _Workload:
     """The comparison of one workload's trials."""
 
     def __init__(
-        self, name: str, records: Sequence[TrialRecord], chosen_baseline: str | None
+        self,
+        name: str,
+        records: Sequence[TrialRecord],
+        chosen_baseline: str | None,
+        level: float | None,
     ) -> None:
-        """chosen_baseline: shell pattern of configurations, or None for the sequential one."""
+        """chosen_baseline: shell pattern of configurations, or None for the sequential one.
+
+        level: of the tests after repeated looks, or None for the usual one.
+        """
         self.name = name
         self.flags: list[str] = []
         self.trials = _analyse_all([r for r in records if r.finished])
@@ -128,7 +146,8 @@ class _Workload:
         rows = [configuration_row(name, found, measured) for name, found in self.trials.items()]
         self.rows = [*sorted(rows, key=_rank), *_failed_rows(records, self.trials)]
         ranked = [row for row in self.rows if row.ranked]
-        pairs = Pairwise([row.configuration for row in ranked], self._rates, self._noise)
+        names = [row.configuration for row in ranked]
+        pairs = Pairwise(names, self._rates, self._noise, level or 1 - CONFIDENCE)
         self.ties = [
             Tie(workload=name, faster=faster, slower=slower, ratio=ratio)
             for faster, slower, ratio in pairs.ties()

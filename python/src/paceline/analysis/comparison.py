@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.analysis.statistics import Interval
     from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.analysis.verdict import Verdict
+    from paceline.records.stopping import Stopping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,7 @@ class Comparison:
     compression: tuple[CompressionEffect, ...]
     trials: Mapping[str, tuple[TrialAnalysis, ...]]  # by configuration, in order of repeat
     manifest: Mapping[str, Any]
+    stopping: Stopping | None = None  # of `repeats = "auto"`
 
     @property
     def workloads(self) -> list[str]:
@@ -96,6 +98,7 @@ class Comparison:
                 "flags": self.flags,
                 "local_global": self.local_global,
                 "gradient_compression": self.compression,
+                "automatic_repeats": self.stopping,
             }
         )
         return document

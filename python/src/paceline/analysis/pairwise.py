@@ -32,8 +32,13 @@ class Pairwise:
         names: Sequence[str],
         rates: Mapping[str, Mapping[int, Series]],
         noise: RunNoise | None,
+        level: float = 1 - CONFIDENCE,
     ) -> None:
-        """rates: reduced samples per second by configuration and repeat."""
+        """rates: reduced samples per second by configuration and repeat.
+
+        level: of the whole family of tests.
+        """
+        self._level = level
         self._names = list(names)
         self._index = {name: number for number, name in enumerate(self._names)}
         repeats = sorted({repeat for name in self._names for repeat in rates[name]})
@@ -60,9 +65,19 @@ class Pairwise:
         """
         return bool(self._tied[self._index[first], self._index[second]])
 
-    def _ratio(self, first: int, second: int) -> Interval:
+    def is_within(self, first: str, second: str, margin: float) -> bool:
+        """Tell whether two configurations are shown to differ by less than the margin.
+
+        margin: of their ratio, 0.05 for 5 %. The whole interval of the ratio lies within it
+        (confidence 1 - level).
+        """
+        ratio = self._ratio(self._index[first], self._index[second], 1 - self._level)
+        return ratio.high < 1 + margin and ratio.low > 1 / (1 + margin)
+
+    def _ratio(self, first: int, second: int, confidence: float = CONFIDENCE) -> Interval:
         centre = float(self._centre[first, second])
-        half = float(self._error[first, second]) * t_quantile(float(self._degrees[first, second]))
+        degrees = float(self._degrees[first, second])
+        half = float(self._error[first, second]) * t_quantile(degrees, confidence)
         return Interval(
             median=math.exp(centre), low=math.exp(centre - half), high=math.exp(centre + half)
         )
@@ -75,7 +90,7 @@ class Pairwise:
         p_values = _p_values(
             self._centre[rows, columns], self._error[rows, columns], self._degrees[rows, columns]
         )
-        rejected = holm(p_values, 1 - CONFIDENCE)
+        rejected = holm(p_values, self._level)
         tied[rows[rejected], columns[rejected]] = False
         tied[columns[rejected], rows[rejected]] = False
         return tied

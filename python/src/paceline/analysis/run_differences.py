@@ -49,7 +49,10 @@ def machine_identity(manifest: Mapping[str, Any]) -> tuple[str, ...]:
 
 _KINDS = ("machine", "package", "git", "spec")
 _IDENTITY = ("host", "cpu_model", "usable_cores")
-_NO_INFLUENCE = ("name", "description", "repeats", "baseline")
+_NO_INFLUENCE = (
+    "name", "description", "baseline", "only",
+    "repeats", "max_repeats", "tie_margin", "limits.run_s",
+)  # fmt: skip
 
 
 def _facts(manifest: Mapping[str, Any]) -> tuple[dict[str, str], ...]:

@@ -150,7 +150,12 @@ def _add_spec(parser: argparse.ArgumentParser) -> None:
         help="run only the configurations whose name matches this shell pattern, and the baseline; "
         "may be repeated (`paceline plan SPEC` shows the names)",
     )
-    parser.add_argument("--repeats", metavar="N", help="run each configuration N times")
+    parser.add_argument(
+        "--repeats",
+        metavar="N",
+        help='run each configuration N times; "auto": until the ranking is decided, at most '
+        "max_repeats times",
+    )
     parser.add_argument(
         "--set",
         action="append",

@@ -134,6 +134,11 @@ def _planned(arguments: argparse.Namespace) -> tuple[Experiment, list[Trial]]:
             f'{arguments.spec}: local_strategy "best" needs a search; run `paceline tune local '
             "SPEC` on a node first, and render the tuned.toml that it writes"
         )
+    if experiment.repeats == "auto":
+        raise UsageError(
+            f'{arguments.spec}: repeats = "auto" needs `paceline run`, which looks at the ranking '
+            "after each repeat; write a number to render jobs"
+        )
     datasets = {str(w.name): str(expected_dataset(experiment, w)) for w in experiment.workloads}
     trials = plan_trials(experiment, datasets, arguments.cores or usable_cores())
     return experiment, selected_trials(trials, experiment.only, experiment.baseline)

@@ -150,7 +150,7 @@ def _check_new(trial: Trial, earlier: list[Trial]) -> None:
 def _interleaved(experiment: Experiment, block: list[Trial]) -> list[Trial]:
     order = random.Random(experiment.seed)  # noqa: S311  (an order, not a secret)
     trials: list[Trial] = []
-    for repeat in range(experiment.repeats):
+    for repeat in range(experiment.planned_repeats):
         shuffled = list(block)
         order.shuffle(shuffled)
         trials += [

@@ -158,6 +158,11 @@ class RunFiles:
         return self.root / "comparison.json"
 
     @property
+    def repeats(self) -> Path:
+        """The looks of `repeats = "auto"`, and why no further repeat ran."""
+        return self.root / "repeats.json"
+
+    @property
     def report(self) -> Path:
         return self.root / "report.html"
 

@@ -125,7 +125,7 @@ def _context(comparison: Comparison, book: ChartBook) -> dict[str, Any]:
         "versions": sections.versions(comparison),
         "data": sections.data_rows(manifest),
         "sidecar": sidecar.sidecar_cost(comparison),
-        "baseline_sentences": wording.baseline_sentences(comparison),
+        "table_sentences": wording.table_sentences(comparison),
         "unfinished": comparison.unfinished,
         "flags": comparison.flags,
         "short_name": partial(short_name, among=comparison.rows),

@@ -16,12 +16,12 @@ from paceline.report.compression import compression_table
 from paceline.report.wording import (
     DASH,
     NOT_MEASURED,
-    baseline_sentences,
     bounds,
     mark_of,
     mebibytes,
     number,
     percent,
+    table_sentences,
 )
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _main_cost(row: Row) -> str:
 
 
 def _footnotes(comparison: Comparison) -> list[RenderableType]:
-    lines = [Text(_LEGEND, style="dim"), *map(Text, baseline_sentences(comparison))]
+    lines = [Text(_LEGEND, style="dim"), *map(Text, table_sentences(comparison))]
     if any(verdict.tied for verdict in comparison.verdicts.values()):
         lines.append(Text("= tied with the fastest: no significant difference (5 %, Holm)"))
     for row in comparison.rows:

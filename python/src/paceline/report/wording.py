@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.row import Row
     from paceline.analysis.statistics import Interval
+    from paceline.records.stopping import Stopping
 
 __all__ = [
     "DASH",
     "NOT_MEASURED",
-    "baseline_sentences",
     "bounds",
     "listed",
     "mark_of",
@@ -24,6 +24,7 @@ __all__ = [
     "number",
     "percent",
     "place_name",
+    "table_sentences",
     "with_bounds",
 ]
 NOT_MEASURED = DASH
@@ -75,7 +76,13 @@ def mark_of(row: Row) -> str:
     return {True: "✓", False: "✗", None: "?"}[row.equivalent]
 
 
-def baseline_sentences(comparison: Comparison) -> list[str]:
+def table_sentences(comparison: Comparison) -> list[str]:
+    """Return what a reader of the table must know: another baseline, and the end of the repeats."""
+    found = _baseline_sentences(comparison)
+    return found if comparison.stopping is None else [*found, _repeats(comparison.stopping)]
+
+
+def _baseline_sentences(comparison: Comparison) -> list[str]:
     """Name each baseline that the user has chosen in place of the sequential one."""
     return [
         f"{workload}: speedups are over {short_name(comparison.row(baseline), comparison.rows)}; "
@@ -83,3 +90,16 @@ def baseline_sentences(comparison: Comparison) -> list[str]:
         for workload, baseline in comparison.baselines.items()
         if baseline != comparison.sequential.get(workload)
     ]
+
+
+def _repeats(stopping: Stopping) -> str:
+    """Say after how many repeats a run with `repeats = "auto"` ended, and why."""
+    repeats = stopping.looks[-1].repeats if stopping.looks else 1
+    margin = f"{100 * stopping.tie_margin:g} %"
+    why = {
+        "decided": f"every configuration is slower than the fastest or within {margin} of it",
+        "max_repeats": "the ranking is not decided, but max_repeats is reached",
+        "time": "the ranking is not decided, but limits.run_s is reached",
+        None: "the run has not ended",
+    }[stopping.stopped]
+    return f"repeats = auto, {repeats} of at most {stopping.max_repeats}: {why}."

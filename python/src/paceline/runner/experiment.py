@@ -11,6 +11,7 @@ from paceline.records.layout import RunFiles
 from paceline.runner.directory import check_run_dir, made_run_dir, only_runner
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.planning import make_datasets, manifest_of, planned_trials
+from paceline.runner.repeats import repeats_of
 from paceline.runner.trial import failure_of, is_finished, run_trial
 
 if TYPE_CHECKING:
@@ -73,7 +74,13 @@ def _run_trials(
     total = len(planned.trials)
     failed: list[Outcome] = []
     hopeless: set[str] = set()
+    rule = repeats_of(planned.experiment, planned.trials, files)
+    repeat = 0
     for number, trial in enumerate(planned.trials, start=1):
+        if trial.repeat > repeat:  # all trials of the repeats before have ended
+            repeat = trial.repeat
+            if not rule.another(repeat):
+                return failed
         trial_files = files.trial(trial.id)
         if trial.configuration in hopeless or is_finished(trial_files):
             continue
@@ -89,6 +96,7 @@ def _run_trials(
         failed.append(outcome)
         if _is_hopeless(trial, planned.trials, files):
             hopeless.add(trial.configuration)
+    rule.ended(repeat + 1)
     return failed
 
 

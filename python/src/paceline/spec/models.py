@@ -152,6 +152,7 @@ class TelemetrySettings(_Model):
 class Limits(_Model):
     """[limits]: how long anything may take, in seconds."""
 
+    run_s: PositiveFloat | None = None  # with repeats = "auto", no repeat starts later
     trial_s: PositiveFloat = 1800.0
     rendezvous_s: PositiveFloat = 60.0
     collective_s: PositiveFloat = 120.0
@@ -172,7 +173,10 @@ class Experiment(_Model):
     name: Name
     description: str = ""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
-    repeats: Annotated[int, Field(ge=1, le=100)] = 3
+    # "auto": until the ranking is decided, at most max_repeats
+    repeats: Annotated[int, Field(ge=1, le=100)] | Literal["auto"] = 3
+    max_repeats: Annotated[int, Field(ge=2, le=100)] = 8
+    tie_margin: Annotated[float, Field(gt=0, lt=1, strict=False)] = 0.05  # of a ratio of speeds
     baseline: str | None = None  # shell pattern: speedups are over the fastest that matches
     only: Annotated[tuple[str, ...], FROM_LIST] = ()  # shell patterns of configurations to run
     keep_tensors: bool = False
@@ -183,6 +187,11 @@ class Experiment(_Model):
     telemetry: TelemetrySettings = TelemetrySettings()
     limits: Limits = Limits()
     network: NetworkSettings = NetworkSettings()
+
+    @property
+    def planned_repeats(self) -> int:
+        """The largest number of repeats that may run."""
+        return self.max_repeats if self.repeats == "auto" else self.repeats
 
     def settings(self, name: str, model: type[K]) -> K:
         """Return the table of a launcher, such as [mpi]; its defaults where there is none.

@@ -43,6 +43,7 @@ def faults_of(experiment: Experiment, skip: Collection[int] = ()) -> list[str]:
             "only: the names of the configurations are known after the search of [tune] only; run "
             "`paceline tune local SPEC`, then `paceline run DIR/tuned.toml --only …`"
         )
+    faults += _repeat_faults(experiment)
     faults += _duplicate_faults(trials)
     for place, workload in enumerate(experiment.workloads, start=1):
         if workload.name in WORKLOADS:
@@ -99,6 +100,19 @@ def _baseline_faults(experiment: Experiment) -> Iterator[str]:
             f"trials: expected the baseline{of} ({wanted}), found none; "
             "every speedup is relative to it"
         )
+
+
+def _repeat_faults(experiment: Experiment) -> Iterator[str]:
+    """Yield keys that apply to `repeats = "auto"` only."""
+    if experiment.repeats == "auto":
+        return
+    given = {
+        "max_repeats": "max_repeats" in experiment.model_fields_set,
+        "tie_margin": "tie_margin" in experiment.model_fields_set,
+        "limits.run_s": experiment.limits.run_s is not None,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        yield f'{name}: applies to repeats = "auto" only, got repeats = {experiment.repeats}'
 
 
 def _duplicate_faults(trials: list[tuple[int, TrialRequest]]) -> Iterator[str]:

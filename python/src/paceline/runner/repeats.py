@@ -1,0 +1,127 @@
+"""Decide before each repeat whether it is needed: by looks at the ranking for "auto"."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from paceline.analysis.equivalence import read_equivalence
+from paceline.analysis.reading import load_trial
+from paceline.analysis.repeats import FIRST_LOOK, levels, look
+from paceline.analysis.speeds import trial_speed
+from paceline.records.stopping import LookRecord, Stopping, write_stopping
+from paceline.runner.trial import is_finished
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.analysis.statistics import Series
+    from paceline.plan.trial import Trial
+    from paceline.records.layout import RunFiles
+    from paceline.spec import Experiment
+
+
+class FixedRepeats:
+    """Every planned repeat runs."""
+
+    def another(self, repeats: int) -> bool:
+        """Return whether a repeat is needed after this number of complete ones."""
+        del repeats
+        return True
+
+    def ended(self, repeats: int) -> None:
+        """Record that all planned repeats have run."""
+
+
+class AutomaticRepeats:
+    """Repeats run until the ranking of every workload is decided or the budget is used up.
+
+    The looks of an earlier run of the same directory are made again from its files, with the same
+    results, so a resumed run decides the same.
+    """
+
+    def __init__(self, experiment: Experiment, trials: Sequence[Trial], files: RunFiles) -> None:
+        self._trials = trials
+        self._files = files
+        self._levels = levels(experiment.max_repeats)
+        self._deadline_s = None
+        if experiment.limits.run_s is not None:
+            self._deadline_s = time.monotonic() + experiment.limits.run_s
+        self._speeds: dict[str, Series | None] = {}
+        self._record = Stopping(
+            max_repeats=experiment.max_repeats, tie_margin=experiment.tie_margin
+        )
+
+    def another(self, repeats: int) -> bool:
+        """Look at the ranking; return whether a repeat is needed after this number of them."""
+        decided = self._look(repeats) if repeats >= FIRST_LOOK else False
+        if decided:
+            self._write("decided")
+        elif self._deadline_s is not None and repeats and time.monotonic() > self._deadline_s:
+            self._write("time")
+        else:
+            return True
+        return False
+
+    def ended(self, repeats: int) -> None:
+        """Record the last look, after all planned repeats."""
+        self._write("decided" if self._look(repeats) else "max_repeats")
+
+    def _look(self, repeats: int) -> bool:
+        ranking = self._ranking(repeats)
+        looks = {
+            workload: look(
+                rates,
+                repeats=repeats,
+                level=self._levels[repeats],
+                tie_margin=self._record.tie_margin,
+            )
+            for workload, rates in ranking.items()
+        }
+        undecided = {workload: found.undecided for workload, found in looks.items()}
+        made = LookRecord(repeats=repeats, level=self._levels[repeats], undecided=undecided)
+        self._record = replace(self._record, looks=(*self._record.looks, made))
+        self._write(None)
+        return not any(undecided.values())
+
+    def _ranking(self, repeats: int) -> dict[str, dict[str, dict[int, Series]]]:
+        """Return the speeds that may be ranked, by workload, configuration and repeat."""
+        found: dict[str, dict[str, dict[int, Series]]] = {}
+        excluded: set[str] = set()
+        for trial in self._trials:
+            if trial.repeat >= repeats or not is_finished(self._files.trial(trial.id)):
+                continue
+            if not trial.is_exact or self._is_different(trial):
+                excluded.add(trial.configuration)
+            speed = self._speed(trial)
+            if speed is not None:
+                rates = found.setdefault(trial.training.workload, {})
+                rates.setdefault(trial.configuration, {})[trial.repeat] = speed
+        return {
+            workload: {name: each for name, each in rates.items() if name not in excluded}
+            for workload, rates in found.items()
+        }
+
+    def _is_different(self, trial: Trial) -> bool:
+        """Return whether the trial was shown not to be equivalent to the baseline."""
+        path = self._files.trial(trial.id).equivalence
+        return path.exists() and read_equivalence(path).equivalent is False
+
+    def _speed(self, trial: Trial) -> Series | None:
+        if trial.id not in self._speeds:
+            self._speeds[trial.id] = trial_speed(load_trial(self._files.trial(trial.id)))
+        return self._speeds[trial.id]
+
+    def _write(self, stopped: Literal["decided", "max_repeats", "time"] | None) -> None:
+        self._record = replace(self._record, stopped=stopped)
+        write_stopping(self._files, self._record)
+
+
+def repeats_of(
+    experiment: Experiment, trials: Sequence[Trial], files: RunFiles
+) -> FixedRepeats | AutomaticRepeats:
+    """Return the rule of the spec."""
+    if experiment.repeats == "auto":
+        return AutomaticRepeats(experiment, trials, files)
+    return FixedRepeats()
