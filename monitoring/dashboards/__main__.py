@@ -1,7 +1,6 @@
-"""`python -m monitoring.dashboards`: write the dashboards' JSON, for Grafana and for the
-package.
+"""`python -m monitoring.dashboards`: write the JSON of the dashboards.
 
-With --check, only say whether what lies there is what would be written (exit status 1: no).
+With --check, only report whether the files are up to date (exit status 1: no).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "grafana" / "dashboards"
 
 
 def documents() -> dict[str, str]:
-    """The text of every dashboard, by file name."""
+    """Return the text of every dashboard, by file name."""
     return {f"{page.title.lower()}.json": page.to_json() for page in (RUN, COMPARE, CLUSTER)}
 
 
@@ -33,7 +32,7 @@ def main() -> int:
     ]
     if check:
         for name in stale:
-            print(f"{FOLDER / name}: not as generated: python -m monitoring.dashboards")
+            print(f"{FOLDER / name}: not up to date: run python -m monitoring.dashboards")
         return 1 if stale else 0
     for name, text in documents().items():
         (FOLDER / name).write_text(text, "utf-8")

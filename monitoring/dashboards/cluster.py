@@ -1,5 +1,5 @@
-"""*Cluster*: all hosts at once. Which one is the straggler, which is short of CPU, memory or I/O,
-and what does the watching itself cost?"""
+"""Dashboard *Cluster*: all hosts. It shows the straggler, hosts that lack CPU, memory or I/O, and
+the cost of the sidecars."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SUMMARY = Row(
     panels=(
         figure(
             "Hosts",
-            "Hosts whose sidecars are heard.",
+            "Number of hosts with a running sidecar.",
             Query(f"count({gauge('sidecar_last_sample_timestamp_seconds')})", "hosts"),
             unit="short",
             width=6,
@@ -55,7 +55,7 @@ _SUMMARY = Row(
         ),
         figure(
             "Runs",
-            "Runs with live processes on any host.",
+            "Number of runs with live processes on any host.",
             Query(f"count({largest('paceline_run_processes', RUNS, ('run',))} > 0)", "runs"),
             width=6,
             height=4,
@@ -64,7 +64,7 @@ _SUMMARY = Row(
         ),
         figure(
             "Samples per second",
-            "Trained a second, over all runs on all hosts.",
+            "Samples trained per second, summed over all runs and hosts.",
             Query(f"sum(rate(paceline_training_samples_total{{{RANK}}}[$__rate_interval]))", "all"),
             unit="suffix:samples/s",
             width=6,
@@ -74,8 +74,8 @@ _SUMMARY = Row(
         ),
         figure(
             "Oldest sign of progress",
-            "Time since the run that waits longest last ended a step on any "
-            "host. The alert PacelineRunStalled fires at ten of its steps, a minute at least.",
+            "Longest time since a run last finished a step on any host. The alert "
+            "PacelineRunStalled fires after ten steps of the run, at least one minute.",
             Query(
                 "max(time() - ("
                 f"{largest('paceline_training_last_step_timestamp_seconds', RANK, ('run',))} or "
@@ -91,7 +91,7 @@ _SUMMARY = Row(
         ),
         facts_table(
             "Runs on hosts",
-            "What ran where in the time shown, for how long it has been going, and what it holds.",
+            "Runs on each host in the selected time, their duration and their resources.",
             {"host": "Host", "run": "Run"},
             (
                 Column(
@@ -120,8 +120,8 @@ _STRAGGLERS = Row(
     panels=(
         lines(
             "Slowest rank of each host, against the others",
-            "A rank's own part of a step over the mean of its run's other ranks; "
-            "of each host the highest. The host above the line is the straggler.",
+            "A rank's own part of a step over the mean of the other ranks of its run; the "
+            "highest value of each host. A host above the line has the straggler.",
             Query(f"max by (host, run) ({against_others()})", "{{host}}, {{run}}"),
             unit="suffix:times",
             steps=((1.25, RED),),
@@ -131,14 +131,14 @@ _STRAGGLERS = Row(
         ),
         lines(
             "Own part of a step, by host",
-            "The mean over the host's ranks of what they do themselves in a step.",
+            "Step time without communication and bubble, mean over the ranks of the host.",
             Query(f"avg by (host, run) ({own_step_seconds()})", "{{host}}, {{run}}"),
             unit="s",
             width=12,
         ),
         lines(
             "Waiting for gradients, by host",
-            "Share of step time that is exposed communication. The straggler's is the lowest.",
+            "Share of step time that is exposed communication. The straggler has the lowest share.",
             Query(
                 share(
                     "paceline_training_phase_seconds_total", RANK, 'phase="comm"', ("host", "run")
@@ -150,8 +150,7 @@ _STRAGGLERS = Row(
         ),
         lines(
             "Clock",
-            "Mean frequency of the cores. A host that is throttled by heat or "
-            "power computes slower than its neighbours.",
+            "Mean clock frequency of the cores. Heat or power limits can reduce it.",
             Query(gauge("host_cpu_frequency_hertz"), "{{host}}"),
             width=12,
         ),
@@ -163,30 +162,30 @@ _CPUS = Row(
     panels=(
         lines(
             "Idle",
-            "Share of each host's CPU time in which nothing ran, IOWait not counted.",
+            "Share of each host's CPU time in which nothing ran, without IOWait.",
             Query(share(_CPU, HOST, 'mode="idle"', _BY_HOST), "{{host}}"),
             steps=((0.6, ORANGE),),
             share=True,
         ),
         lines(
             "IOWait",
-            "Share of CPU time that idled while I/O was pending. Above the line "
-            "the alert PacelineIoWait fires.",
+            "Share of CPU time that was idle while I/O was pending. The alert PacelineIoWait "
+            "fires above the line.",
             Query(share(_CPU, HOST, 'mode="iowait"', _BY_HOST), "{{host}}"),
             steps=((0.2, RED),),
             share=True,
         ),
         lines(
             "Stolen",
-            "Share of CPU time that the hypervisor gave to others.",
+            "Share of CPU time that the hypervisor gave to other machines.",
             Query(share(_CPU, HOST, 'mode="steal"', _BY_HOST), "{{host}}"),
             steps=((0.1, RED),),
             share=True,
         ),
         lines(
             "Load for each core",
-            "Tasks that run or wait, averaged over a minute and over fifteen, by "
-            "the number of cores.",
+            "Number of tasks that run or wait, mean over 1 and 15 minutes, divided by the "
+            "number of cores.",
             Query(
                 f"{gauge('host_load_average', _WINDOWS, ('host', 'window'))} "
                 f"/ on (host) group_left () {gauge('host_cpu_cores')}",
@@ -198,7 +197,7 @@ _CPUS = Row(
         ),
         lines(
             "Cores allowed and used, control group",
-            "The limit of the group that the runs are in, and what the group uses.",
+            "CPU limit of the control group of the runs, and the cores that it uses.",
             Query(gauge("cgroup_cpu_limit_cores"), "limit, {{host}}"),
             Query(rate("paceline_cgroup_cpu_seconds_total", HOST, _BY_HOST), "used, {{host}}"),
             missing=NO_GROUP,
@@ -207,8 +206,8 @@ _CPUS = Row(
         ),
         lines(
             "Held back by the limit",
-            "CPU seconds a second for which the group was throttled, and how many "
-            "periods a second that happened in.",
+            "Throttled CPU seconds per second of the control group, and throttled periods per "
+            "second.",
             Query(
                 rate("paceline_cgroup_cpu_throttled_seconds_total", HOST, _BY_HOST),
                 "seconds a second, {{host}}",
@@ -229,19 +228,19 @@ _SIDECARS = Row(
     panels=(
         lines(
             "CPU of the sidecars",
-            "Of one core: 1% is a hundredth of it.",
+            "CPU time of each sidecar, as a share of one core.",
             Query(rate("paceline_sidecar_cpu_seconds_total", HOST, _BY_HOST), "{{host}}"),
             steps=((0.02, ORANGE),),
         ),
         lines(
             "Memory of the sidecars",
-            "Resident.",
+            "Resident memory of each sidecar.",
             Query(gauge("sidecar_resident_memory_bytes"), "{{host}}"),
             steps=((60e6, ORANGE),),
         ),
         lines(
             "Samples",
-            "Taken and missed, a second; one in each interval is right.",
+            "Samples taken and missed per second. One sample per interval is expected.",
             Query(rate("paceline_sidecar_samples_total", HOST, _BY_HOST), "taken, {{host}}"),
             Query(
                 rate("paceline_sidecar_missed_samples_total", HOST, _BY_HOST), "missed, {{host}}"
@@ -250,7 +249,7 @@ _SIDECARS = Row(
         ),
         facts_table(
             "Sidecars",
-            "Age of the last sample of each sidecar, and how often it died and was started again.",
+            "Age of the last sample of each sidecar, and its number of restarts.",
             {"host": "Host", "version": "Version"},
             (
                 Column(

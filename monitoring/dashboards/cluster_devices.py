@@ -34,16 +34,16 @@ PRESSURE = Row(
     panels=(
         lines(
             "Waiting for a CPU",
-            "Share of time in which some task waited for a CPU. Pressure stall "
-            "information of the kernel.",
+            "Share of time in which at least one task waited for a CPU (pressure stall "
+            "information of the kernel).",
             Query(rate(_WAITING, f'{HOST},resource="cpu"', _BY_HOST), "some, {{host}}"),
             steps=((0.5, RED),),
         ),
         *(
             lines(
                 f"Waiting for {what}",
-                f"Share of time in which some task waited for {what}, or all of "
-                "them did. Pressure stall information of the kernel.",
+                f"Share of time in which at least one task, or all tasks, waited for {what} "
+                "(pressure stall information of the kernel).",
                 Query(rate(_WAITING, f'{HOST},resource="{resource}"', _BY_HOST), "some, {{host}}"),
                 Query(rate(_STALLED, f'{HOST},resource="{resource}"', _BY_HOST), "all, {{host}}"),
                 unit="percentunit",
@@ -59,7 +59,7 @@ MEMORY = Row(
     panels=(
         lines(
             "RAM",
-            "Share of memory that cannot be had without swapping. The alert "
+            "Share of memory that is not available without swapping. The alert "
             "PacelineMemoryNearLimit fires above the upper line.",
             Query(
                 f"{gauge('host_memory_used_bytes')} / {gauge('host_memory_size_bytes')}",
@@ -70,20 +70,21 @@ MEMORY = Row(
         ),
         lines(
             "Control group",
-            "What the group uses, page cache included, and may use.",
+            "Memory that the control group uses, including the page cache, and its limit.",
             Query(gauge("cgroup_memory_used_bytes"), "used, {{host}}"),
             Query(gauge("cgroup_memory_limit_bytes"), "limit, {{host}}"),
             missing=NO_GROUP,
         ),
         lines(
             "Swap",
-            "Swap space in use and there.",
+            "Swap space in use, and its size.",
             Query(gauge("host_swap_used_bytes"), "used, {{host}}"),
             Query(gauge("host_swap_size_bytes"), "there is, {{host}}"),
         ),
         lines(
             "Swapping",
-            "Bytes a second from and to swap. Training that swaps is not worth measuring.",
+            "Bytes per second read from and written to swap. Measurements of a training that "
+            "swaps are not meaningful.",
             Query(rate("paceline_host_swap_read_bytes_total", HOST, _BY_HOST), "in, {{host}}"),
             Query(rate("paceline_host_swap_written_bytes_total", HOST, _BY_HOST), "out, {{host}}"),
             steps=((1e6, RED),),
@@ -91,8 +92,9 @@ MEMORY = Row(
         ),
         lines(
             "Page faults",
-            "A second, by kind; major ones wait for storage. Many minor ones in "
-            "training: memory that is freed and taken again in every step.",
+            "Page faults per second, by kind. Major faults wait for storage. Many minor "
+            "faults during training show that memory is freed and allocated again in every "
+            "step.",
             Query(
                 rate("paceline_host_page_faults_total", HOST, ("host", "kind")),
                 "{{kind}}, {{host}}",
@@ -107,7 +109,7 @@ DEVICES = Row(
     panels=(
         lines(
             "Network",
-            "Bytes a second, by interface.",
+            "Bytes per second, by interface.",
             Query(
                 rate("paceline_host_network_transmit_bytes_total", HOST, _DEVICE),
                 "sent, {{device}} of {{host}}",
@@ -119,7 +121,7 @@ DEVICES = Row(
         ),
         lines(
             "Dropped packets",
-            "A second, both ways. Any at all slow gradients down.",
+            "Dropped packets per second, in both directions. Dropped packets slow gradients down.",
             Query(
                 rate("paceline_host_network_dropped_packets_total", HOST, _DEVICE),
                 "{{device}} of {{host}}",
@@ -129,7 +131,7 @@ DEVICES = Row(
         ),
         lines(
             "Disks",
-            "Bytes a second, by whole disk.",
+            "Bytes per second, by whole disk.",
             Query(
                 rate("paceline_host_disk_read_bytes_total", HOST, _DEVICE),
                 "read, {{device}} of {{host}}",
@@ -141,7 +143,7 @@ DEVICES = Row(
         ),
         lines(
             "Disks at work",
-            "Share of time in which a disk had something to do.",
+            "Share of time in which the disk had requests to serve.",
             Query(
                 rate("paceline_host_disk_busy_seconds_total", HOST, _DEVICE),
                 "{{device}} of {{host}}",
@@ -152,12 +154,12 @@ DEVICES = Row(
         ),
         lines(
             "Temperature",
-            "What each sensor says.",
+            "Temperature of each sensor.",
             Query(
                 gauge("host_temperature_celsius", HOST, ("host", "sensor")),
                 "{{sensor}} of {{host}}",
             ),
-            missing="no data: the hosts tell no temperatures",
+            missing="no data: the hosts report no temperatures",
             unit="celsius",
             steps=((85, ORANGE), (95, RED)),
             width=12,
@@ -183,20 +185,20 @@ GPUS = Row(
         ),
         lines(
             "Memory",
-            "In use, and there.",
+            "GPU memory in use, and its size.",
             Query(gauge("gpu_memory_used_bytes", HOST, _GPU), "used, {{gpu}} of {{host}}"),
             Query(gauge("gpu_memory_size_bytes", HOST, _GPU), "there is, {{gpu}} of {{host}}"),
             missing=_NO_GPU,
         ),
         lines(
             "Power",
-            "Power drawn.",
+            "Power draw of each GPU.",
             Query(gauge("gpu_power_watts", HOST, _GPU), "{{gpu}} of {{host}}"),
             missing=_NO_GPU,
         ),
         lines(
             "Clocks",
-            "Of the multiprocessors and of the memory.",
+            "Clock frequencies of the multiprocessors and of the memory.",
             Query(gauge("gpu_sm_clock_hertz", HOST, _GPU), "sm, {{gpu}} of {{host}}"),
             Query(gauge("gpu_memory_clock_hertz", HOST, _GPU), "memory, {{gpu}} of {{host}}"),
             missing=_NO_GPU,
@@ -204,7 +206,7 @@ GPUS = Row(
         ),
         lines(
             "Temperature",
-            "Of each GPU.",
+            "Temperature of each GPU.",
             Query(gauge("gpu_temperature_celsius", HOST, _GPU), "{{gpu}} of {{host}}"),
             missing=_NO_GPU,
             unit="celsius",

@@ -32,8 +32,8 @@ from monitoring.dashboards.queries import RUN as RUNS
 
 _KEYS = ("host", "run")
 _PHASES = "paceline_training_phase_seconds_total"
-# Samples over the time that the ranks spent in steps: right at a trial's beginning and end, too,
-# where a rate reaches over the edge.
+# Samples over the time of the ranks' steps. It is also correct at the start and end of a trial,
+# where the window of a rate contains time outside of the trial.
 _IN_STEPS = f"avg by (host, run) (rate(paceline_training_step_seconds_sum{{{RANK}}}[{WINDOW}]))"
 _SAMPLES_PER_S = by_trial(
     "sum", f"{rate('paceline_training_samples_total', RANK, _KEYS)} / ({_IN_STEPS} > 0)"
@@ -42,7 +42,7 @@ _IN_TRAINING = by_trial("sum", f"{_IN_STEPS} > 0")
 
 
 def _host_share(mode: str) -> str:
-    """A mode's share of CPU time of the hosts, for each run on them."""
+    """Return the share of a mode in the CPU time of the hosts of each run."""
     of_host = share("paceline_host_cpu_seconds_total", 'host=~"$host"', f'mode="{mode}"', ("host",))
     return (
         f"(max by (host, run) (paceline_run_processes{{{RUNS}}}) * 0 + 1) "
@@ -51,7 +51,7 @@ def _host_share(mode: str) -> str:
 
 
 def _while_training(per_trial: str) -> str:
-    """Without launch, imports and data loading, of which there is more under some launchers."""
+    """Leave out launch, imports and data loading, which take longer under some launchers."""
     return f"({per_trial}) and on (run, trial) ({_IN_TRAINING})"
 
 
@@ -60,7 +60,7 @@ _IOWAIT = _while_training(by_trial("avg", _host_share("iowait")))
 _COMM = by_trial("avg", share(_PHASES, RANK, 'phase="comm"', _KEYS))
 _CORES = _while_training(by_trial("sum", rate("paceline_run_cpu_seconds_total", RUNS, _KEYS)))
 _THREADS = _while_training(by_trial("sum", total("paceline_run_threads", RUNS, _KEYS)))
-# no number until it is first read, which is some time after a trial's start
+# it has no value until its first reading, some time after the start of a trial
 _MEMORY = by_trial("sum", f"{total('paceline_run_proportional_memory_bytes', RUNS, _KEYS)} >= 0")
 _SENT = by_trial("sum", rate("paceline_communication_payload_bytes_total", RANK, _KEYS))
 _STEP = by_trial(
@@ -72,7 +72,7 @@ _SHARES = (("CPU idle", _IDLE), ("IOWait", _IOWAIT), ("Waiting for gradients", _
 
 
 def _by(facts: str, per_trial: str) -> str:
-    """The mean of the trials' means, by some of their facts."""
+    """Return the mean of the trials' means, by some of their facts."""
     return f"avg by ({facts}) ({over_time('avg', per_trial)})"
 
 
@@ -81,9 +81,9 @@ _SIDE_BY_SIDE = Row(
     panels=(
         facts_table(
             "Trials",
-            "Means over the time shown in which each trial trained; memory is the "
-            "most that was seen. Waiting is for gradients, a share of step time. Sort by a "
-            "column's head.",
+            "Means over the selected time in which each trial trained; memory is the maximum. "
+            "Waiting is the share of step time spent on gradients. Click a column heading to "
+            "sort.",
             {"run": "Run", "trial": "Trial"},
             (
                 Column("Samples/s", over_time("avg", _SAMPLES_PER_S), "none"),
@@ -104,7 +104,7 @@ _SIDE_BY_SIDE = Row(
         ),
         bars(
             "Throughput",
-            "Samples trained per second, the mean while the trial trained.",
+            "Samples trained per second, mean over the training of the trial.",
             Query(over_time("avg", _SAMPLES_PER_S), NAME),
             unit="suffix:samples/s",
             width=12,
@@ -113,7 +113,7 @@ _SIDE_BY_SIDE = Row(
         ),
         bars(
             "Waiting for gradients",
-            "Exposed communication, the mean share of step time.",
+            "Exposed communication as a share of step time, mean.",
             Query(over_time("avg", _COMM), NAME),
             steps=((0.2, ORANGE), (0.5, RED)),
             width=12,
@@ -141,8 +141,8 @@ _LAUNCHERS = Row(
         ),
         bars(
             "Idle, IOWait and waiting for gradients by launcher",
-            "Shares of CPU time (idle, IOWait) and of step time (waiting), the "
-            "means of the trials under each launcher.",
+            "Shares of CPU time (idle, IOWait) and of step time (waiting), means of the "
+            "trials under each launcher.",
             *(
                 Query(_by("launcher", per_trial), f"{name}, {{{{launcher}}}}")
                 for name, per_trial in _SHARES
@@ -153,8 +153,7 @@ _LAUNCHERS = Row(
         ),
         bars(
             "Memory by launcher",
-            "Proportional memory of all the trial's processes on all hosts, the "
-            "mean of the trials.",
+            "Proportional memory of all processes of the trial on all hosts, mean of the trials.",
             Query(_by("launcher", _MEMORY), "{{launcher}}"),
             unit="bytes",
             height=10,
@@ -167,8 +166,7 @@ _STRATEGIES = Row(
     panels=(
         bars(
             "Throughput by local strategy",
-            "The mean of the trials that use a node's cores in that way, by "
-            "launcher and number of ranks.",
+            "Mean of the trials with this local strategy, by launcher and number of ranks.",
             Query(
                 _by("local_strategy, launcher, ranks", _SAMPLES_PER_S),
                 "{{local_strategy}} · {{launcher}} · ranks {{ranks}}",
@@ -187,7 +185,7 @@ _STRATEGIES = Row(
         ),
         bars(
             "Threads by local strategy",
-            "Threads of all the trial's processes on all hosts.",
+            "Threads of all processes of the trial on all hosts.",
             Query(_by("local_strategy", _THREADS), "{{local_strategy}}"),
             unit="short",
             height=9,

@@ -1,7 +1,6 @@
 """Builders of panels, variables, links and annotations, the same on all dashboards.
 
-Every panel has a unit, a description, a legend where there is more than one series, and thresholds:
-those that say when to look closer, or a single neutral one.
+Every panel has a unit, a description, thresholds, and a legend if it has several series.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="$datasource")
 UIDS = {"Run": "paceline-run", "Compare": "paceline-compare", "Cluster": "paceline-cluster"}
 _SHARE = "percentunit"  # Grafana's name
-_PERCENT_DECIMALS = 1  # of a figure; Grafana would give three digits to a hundredth of a percent
-_NUMBER_PX = 90  # a column of figures may be as narrow
-_WIDTHS_PX = {"trial": 360}  # of a column by its label: Grafana makes all the others equal
+_PERCENT_DECIMALS = 1  # of a single value; Grafana would show thousandths of a percent
+_NUMBER_PX = 90  # smallest width of a column of numbers
+_WIDTHS_PX = {"trial": 360}  # of columns by label; Grafana makes the others equal
 GREEN, ORANGE, RED, BLUE, PURPLE = "green", "orange", "red", "blue", "purple"
 
 
@@ -89,7 +88,7 @@ def _dress(panel: _Panel, look: _Look) -> None:
     absolute = builders.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE)
     panel.title(look.title).description(look.description).datasource(SOURCE).unit(look.unit)
     panel.span(look.width).height(look.height).thresholds(absolute.steps(steps))
-    # the step of the fastest scrape that is set up by us
+    # the shortest scrape interval that Paceline configures
     panel.interval("1s").no_value(look.missing)
     if look.low is not None:
         panel.min(look.low)
@@ -157,7 +156,7 @@ def bars(title: str, description: str, *asked: Query, **options: Any) -> bargaug
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: the value of a query, under a name and with a unit of its own."""
+    """Column of a table: the value of a query, with name and unit."""
 
     name: str
     expr: str
@@ -221,8 +220,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """One dashboard; `one_run` where it shows a single run at a time. `epochs`: marked unless
-    switched off; of many trials they would hide the curves."""
+    """One dashboard.
+
+    one_run: it shows a single run at a time. epochs: mark them; with many trials, the marks would
+    hide the curves.
+    """
 
     title: str
     description: str
@@ -234,7 +236,7 @@ class Page:
     tags: tuple[str, ...] = field(default=("paceline",))
 
     def to_json(self) -> str:
-        """The dashboard in Grafana's classic schema, as text that is the same every time."""
+        """Return the dashboard in Grafana's classic schema; equal dashboards give equal text."""
         built = builders.Dashboard(f"Paceline · {self.title}").uid(UIDS[self.title])
         built.description(self.description).tags(list(self.tags)).readonly()
         built.refresh(self.refresh).time(self.since, "now").timezone("browser")
@@ -258,7 +260,7 @@ class Page:
 
 def _add_row(built: builders.Dashboard, row: Row) -> None:
     head = builders.Row(row.title).collapsed(row.collapsed)
-    if row.collapsed:  # Grafana keeps the panels of a closed row within it
+    if row.collapsed:  # Grafana stores the panels of a collapsed row in the row
         for panel in row.panels:
             head.with_panel(panel)
         built.with_row(head)
@@ -332,7 +334,7 @@ _ANNOTATIONS = (
         f"max by (run, host, rank) (paceline_rank_failed{{{queries.RUN}}}) == 1",
         RED,
         "rank {{rank}} failed",
-        "{{run}} on {{host}}: its log.txt says why",
+        "{{run}} on {{host}}: see its log.txt",
     ),
 )
 

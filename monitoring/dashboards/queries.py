@@ -1,9 +1,9 @@
 """Parts of PromQL that several dashboards share.
 
-Facts of a run (launcher, strategy, ...) stand in `paceline_run_info` alone and come by a join on
-(host, run). Where a trial has just followed another, both may be known for a moment: `topk` keeps
-one, for a join with two would be an error. And for one window of a rate the counters still tell of
-the trial before: a trial's facts count when they are as old as that.
+Only `paceline_run_info` has the facts of a run (launcher, strategy, ...), so queries join it on
+(host, run). After a trial, the facts of both trials may exist for a moment. `topk` keeps one,
+because a join with two is an error. For one window of a rate, counters still contain the previous
+trial; so facts count only after this time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def share(counter: str, labels: str, of: str, by: Sequence[str]) -> str:
 
 
 def split(counter: str, labels: str, part: str, by: Sequence[str]) -> str:
-    """The share of each value of the label `part` in the counter's increase, 0 to 1."""
+    """Return the share of each value of the label `part` in the counter's increase, 0 to 1."""
     keys = ", ".join(by)
     whole = rate(counter, labels, by)
     return f"{rate(counter, labels, (*by, part))} / on ({keys}) group_left () ({whole} > 0)"
@@ -63,7 +63,7 @@ def total(gauge: str, labels: str, by: Sequence[str]) -> str:
 
 
 def with_facts(by_host_and_run: str, facts: Sequence[str] = FACTS) -> str:
-    """Values by (host, run), with the facts of what is run added to their labels."""
+    """Return values by (host, run), with the facts of the run as labels."""
     info = f"paceline_run_info{{{RUN}}}"
     return (
         f"({by_host_and_run}) * on (host, run) group_left ({', '.join(facts)}) "
@@ -72,12 +72,12 @@ def with_facts(by_host_and_run: str, facts: Sequence[str] = FACTS) -> str:
 
 
 def by_trial(how: str, by_host_and_run: str, facts: Sequence[str] = FACTS) -> str:
-    """Values by (host, run), put together over a trial's hosts by `how` (sum, avg, max)."""
+    """Aggregate values by (host, run) over the hosts of a trial with `how` (sum, avg, max)."""
     return f"{how} by (run, {', '.join(facts)}) ({with_facts(by_host_and_run, facts)})"
 
 
 def over_time(how: str, query: str) -> str:
-    """`query` over what the dashboard shows, put together by `how` (avg, max)."""
+    """Aggregate `query` over the selected time with `how` (avg, max)."""
     return f"{how}_over_time(({query})[$__range:$__interval])"
 
 
@@ -88,8 +88,10 @@ def own_step_seconds(by: Sequence[str] = ("host", "run", "rank")) -> str:
 
 
 def against_others() -> str:
-    """A rank's own part of a step over the mean of the run's other ranks: the straggler's is
-    above 1."""
+    """Return a rank's own part of a step over the mean of the run's other ranks.
+
+    It is above 1 for the straggler.
+    """
     own = own_step_seconds()
     return (
         f"({own}) * on (run) group_left () (count by (run) ({own}) - 1 > 0) "

@@ -1,5 +1,5 @@
-"""*Run*: one run, live. Is the CPU idle, and is it IOWait or waiting for gradients that idles it?
-Did the number of threads thrash? Which rank do the others wait for?"""
+"""Dashboard *Run*: one running run. It shows idle CPUs and their cause (IOWait or waiting for
+gradients), too many threads, and the straggler."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _RANK_LEGEND = "rank {{rank}} on {{host}}"
 
 
 def _mean_share(mode: str) -> str:
-    """Of the chosen hosts' CPU time, each host counting the same."""
+    """Return the mean share of the selected hosts' CPU time."""
     of_host = share(_CPU, HOST, f'mode="{mode}"', ("host",))
     return f"avg({of_host})"
 
@@ -50,7 +50,7 @@ _GLANCE = Row(
     panels=(
         facts_table(
             "What is being run",
-            "The facts of the trial that is running, or that ran last in the time shown.",
+            "Facts of the running trial, or of the last trial in the selected time.",
             {"run": "Run", **{fact: fact.replace("_", " ").capitalize() for fact in FACTS}},
             (
                 Column(
@@ -76,8 +76,8 @@ _GLANCE = Row(
         ),
         figure(
             "CPU idle",
-            "Share of the hosts' CPU time in which nothing ran, IOWait not "
-            "counted. Much of it: cores that the training does not use.",
+            "Share of the hosts' CPU time in which nothing ran, without IOWait. A high share "
+            "means that the training does not use its cores.",
             Query(_mean_share("idle"), "idle"),
             steps=((0.3, ORANGE), (0.6, RED)),
             width=4,
@@ -86,7 +86,7 @@ _GLANCE = Row(
         ),
         figure(
             "IOWait",
-            "Share of CPU time in which a CPU idled while I/O was pending.",
+            "Share of CPU time that was idle while I/O was pending.",
             Query(_mean_share("iowait"), "IOWait"),
             steps=((0.05, ORANGE), (0.2, RED)),
             width=4,
@@ -95,8 +95,8 @@ _GLANCE = Row(
         ),
         figure(
             "Waiting for gradients",
-            "Share of the ranks' step time that is communication they could do "
-            "nothing beside: waiting for the slowest rank, and transfer.",
+            "Share of the ranks' step time that is exposed communication: waiting for the "
+            "slowest rank, and transfer.",
             Query(share(_PHASES, RANK, 'phase="comm"', ("run",)), "{{run}}"),
             steps=((0.2, ORANGE), (0.5, RED)),
             width=4,
@@ -131,8 +131,8 @@ _CPU_ROW = Row(
     panels=(
         lines(
             "CPU idle and IOWait",
-            "The paper's figure: idle and IOWait by host. Idle without IOWait and "
-            "with much communication means waiting for gradients; IOWait means reading.",
+            "Idle and IOWait by host, as in the paper's figure. Idle cores with much "
+            "communication wait for gradients; IOWait means reading of data.",
             Query(share(_CPU, HOST, 'mode="idle"', ("host",)), "idle, {{host}}"),
             Query(share(_CPU, HOST, 'mode="iowait"', ("host",)), "IOWait, {{host}}"),
             steps=((0.6, RED),),
@@ -141,7 +141,7 @@ _CPU_ROW = Row(
         ),
         lines(
             "CPU time by state",
-            "All CPU time of the chosen hosts, by what it went to.",
+            "CPU time of the selected hosts, by state.",
             Query(
                 f"sum by (mode) (rate({_CPU}{{{HOST}}}[$__rate_interval])) / scalar(sum(rate("
                 f"{_CPU}{{{HOST}}}[$__rate_interval])))",
@@ -153,7 +153,7 @@ _CPU_ROW = Row(
         ),
         lines(
             "Cores that the run uses",
-            "CPU time a second of the run's processes, beside the host's cores.",
+            "CPU seconds per second of the run's processes, and the number of cores of the host.",
             Query(rate("paceline_run_cpu_seconds_total", ONE, ("host", "run")), "used, {{host}}"),
             Query(largest("paceline_host_cpu_cores", HOST, ("host",)), "there are, {{host}}"),
             unit="suffix:cores",
@@ -161,8 +161,8 @@ _CPU_ROW = Row(
         ),
         lines(
             "Cores that each rank uses",
-            "CPU time a second of each rank's processes. They add up to the run's, "
-            "but for its launcher.",
+            "CPU seconds per second of each rank's processes. Their sum is that of the run "
+            "without its launcher.",
             Query(
                 rate("paceline_rank_cpu_seconds_total", RANK, ("host", "run", "rank")),
                 _RANK_LEGEND,
@@ -172,8 +172,8 @@ _CPU_ROW = Row(
         ),
         lines(
             "Cores, one by one",
-            "How busy each core was. A single busy one: work that is not shared "
-            "out; or ranks bound to the same core.",
+            "Busy share of each core. If only one core is busy, the work is not distributed, "
+            "or ranks are bound to the same core.",
             Query(
                 rate("paceline_host_core_busy_seconds_total", HOST, ("host", "core")),
                 "core {{core}} of {{host}}",
@@ -188,9 +188,8 @@ _STEPS = Row(
     panels=(
         lines(
             "Phases",
-            "Share of the ranks' step time by phase. comm is communication that "
-            "the step waits for, bubble a pipeline's waiting for its neighbours, data_wait "
-            "waiting for samples.",
+            "Share of the ranks' step time by phase: comm is exposed communication, bubble is "
+            "a pipeline stage waiting for its neighbours, data_wait is waiting for samples.",
             Query(split(_PHASES, RANK, "phase", ("run",)), "{{phase}}"),
             stacked=True,
             width=12,
@@ -198,8 +197,8 @@ _STEPS = Row(
         ),
         lines(
             "Waiting for gradients, by rank",
-            "Share of each rank's step time that is exposed communication. The "
-            "rank that waits least is the one that the others wait for.",
+            "Share of each rank's step time that is exposed communication. The straggler has "
+            "the lowest share.",
             Query(share(_PHASES, RANK, 'phase="comm"', ("host", "run", "rank")), _RANK_LEGEND),
             steps=((0.5, RED),),
             width=12,
@@ -207,15 +206,14 @@ _STEPS = Row(
         ),
         lines(
             "A rank's own part of a step",
-            "Step time without communication and bubble: what the rank itself "
-            "needs. The highest is the straggler.",
+            "Step time without communication and bubble. The straggler has the highest value.",
             Query(own_step_seconds(), _RANK_LEGEND),
             unit="s",
         ),
         lines(
             "Straggler",
-            "A rank's own part of a step over the mean of the other ranks. Above "
-            "the line the alert PacelineStraggler fires.",
+            "A rank's own part of a step over the mean of the other ranks. The alert "
+            "PacelineStraggler fires above the line.",
             Query(against_others(), _RANK_LEGEND),
             unit="suffix:times",
             steps=((1.25, RED),),
@@ -224,8 +222,8 @@ _STEPS = Row(
         ),
         lines(
             "Step time",
-            "Half and 95 % of the ranks' steps took at most as long, estimated "
-            "within the buckets of a histogram.",
+            "Median and 95 % quantile of the ranks' step times, estimated from the buckets of "
+            "a histogram.",
             Query(quantile(0.5, ("run",)), "median"),
             Query(quantile(0.95, ("run",)), "95 %"),
             unit="s",
@@ -254,8 +252,7 @@ _TRAINING = Row(
         ),
         lines(
             "Steps",
-            "Steps a second, by rank. All ranks of a training step together: one "
-            "that lags shows as a gap, not as a lower line.",
+            "Steps per second, by rank.",
             Query(
                 rate("paceline_training_steps_total", RANK, ("host", "run", "rank")), _RANK_LEGEND
             ),
@@ -266,7 +263,7 @@ _TRAINING = Row(
 
 RUN = Page(
     title="Run",
-    description="One run of Paceline, live: where its time goes, and what its hosts do meanwhile.",
+    description="One running run: where its time goes, and the load of its hosts.",
     rows=(_GLANCE, _CPU_ROW, _STEPS, _TRAINING, MEMORY, THREADS, COMMUNICATION, FILES),
     one_run=True,
 )

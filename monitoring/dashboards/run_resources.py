@@ -27,7 +27,7 @@ MEMORY = Row(
     panels=(
         lines(
             "RAM",
-            "Share of each host's memory that cannot be had without swapping.",
+            "Share of each host's memory that is not available without swapping.",
             Query(
                 f"{largest('paceline_host_memory_used_bytes', HOST, ('host',))} / "
                 f"{largest('paceline_host_memory_size_bytes', HOST, ('host',))}",
@@ -38,8 +38,8 @@ MEMORY = Row(
         ),
         lines(
             "Memory of the run",
-            "Proportional: what processes share counts once. Resident: it counts "
-            "once for each of them.",
+            "Proportional memory counts shared pages once; resident memory counts them once "
+            "for each process.",
             Query(
                 largest("paceline_run_proportional_memory_bytes", ONE, ("host", "run")),
                 "proportional, {{host}}",
@@ -69,15 +69,15 @@ THREADS = Row(
     panels=(
         lines(
             "Threads and processes",
-            "Of the run, by host. Threads that come and go in every step cost "
-            "time; many more than cores cost more.",
+            "Threads and processes of the run, by host. Starting and ending threads in every "
+            "step costs time; so do many more threads than cores.",
             Query(largest("paceline_run_threads", ONE, ("host", "run")), "threads, {{host}}"),
             Query(largest("paceline_run_processes", ONE, ("host", "run")), "processes, {{host}}"),
             decimals=0,
         ),
         lines(
             "Threads and processes by rank",
-            "Threads of each rank's processes, and how many processes it has.",
+            "Threads of each rank's processes, and number of its processes.",
             Query(
                 largest("paceline_rank_threads", RANK, ("host", "run", "rank")),
                 f"threads, {_RANK_LEGEND}",
@@ -90,9 +90,9 @@ THREADS = Row(
         ),
         lines(
             "Context switches",
-            "Of the run's threads, the mean of the last two minutes: they are "
-            "counted now and then. Involuntary ones mean that threads take the cores from one "
-            "another: there are more than cores.",
+            "Context switches of the run's threads per second, mean over two minutes because "
+            "they are read at the expensive interval. Involuntary switches show that more "
+            "threads are ready than there are cores.",
             Query(
                 rate("paceline_run_context_switches_total", ONE, ("host", "run", "kind"), SELDOM),
                 "{{kind}}, {{host}}",
@@ -100,8 +100,8 @@ THREADS = Row(
         ),
         lines(
             "Involuntary context switches by rank",
-            "How often a rank's threads lost their core against their will, the "
-            "mean of the last two minutes.",
+            "Involuntary context switches of each rank's threads per second, mean over two "
+            "minutes.",
             Query(
                 rate(
                     "paceline_rank_context_switches_total",
@@ -115,8 +115,8 @@ THREADS = Row(
         ),
         lines(
             "Waiting for a CPU",
-            "Share of time in which some task of the host was ready and had no "
-            "CPU (pressure stall information).",
+            "Share of time in which at least one task of the host was ready and had no CPU "
+            "(pressure stall information).",
             Query(
                 rate(
                     "paceline_host_pressure_waiting_seconds_total",
@@ -136,7 +136,7 @@ COMMUNICATION = Row(
     panels=(
         lines(
             "Payload",
-            "Bytes a second of the tensors handed to each operation, over all ranks.",
+            "Bytes per second of the tensors in each operation, summed over all ranks.",
             Query(
                 rate("paceline_communication_payload_bytes_total", RANK, ("run", "operation")),
                 "{{operation}}",
@@ -145,8 +145,8 @@ COMMUNICATION = Row(
         ),
         lines(
             "Sent",
-            "Bytes a second that the ranks sent, where the transport counts them; "
-            "and what the hosts' interfaces sent, loopback included.",
+            "Bytes per second that the ranks sent, where the transport counts them, and that "
+            "the hosts' interfaces sent, including loopback.",
             Query(
                 rate("paceline_communication_sent_bytes_total", RANK, ("run", "operation")),
                 "{{operation}}, by the ranks",
@@ -159,7 +159,7 @@ COMMUNICATION = Row(
         ),
         lines(
             "Operations",
-            "Operations of process groups that ended, a second, over all ranks.",
+            "Finished operations of process groups per second, summed over all ranks.",
             Query(
                 rate("paceline_communication_operations_total", RANK, ("run", "operation")),
                 "{{operation}}",
@@ -169,7 +169,8 @@ COMMUNICATION = Row(
         ),
         lines(
             "Time of an operation",
-            "From asking for it to its end, overlapped with computing or not; the mean over ranks.",
+            "Time from the request to the end of an operation, including time that overlaps "
+            "with computation; mean over ranks.",
             Query(
                 f"{rate('paceline_communication_seconds_total', RANK, ('run', 'operation'))} / ("
                 f"{rate('paceline_communication_operations_total', RANK, ('run', 'operation'))}"
@@ -187,7 +188,7 @@ FILES = Row(
     panels=(
         lines(
             "Storage, by rank",
-            "Bytes a second from and to storage; what the page cache serves is not counted.",
+            "Bytes per second read from and written to storage, without the page cache.",
             Query(
                 rate("paceline_rank_read_bytes_total", RANK, ("host", "run", "rank")),
                 f"read, {_RANK_LEGEND}",
@@ -199,7 +200,7 @@ FILES = Row(
         ),
         lines(
             "Storage, the whole run",
-            "Of all its processes, the launcher's included.",
+            "Bytes per second of all processes of the run, including the launcher.",
             Query(rate("paceline_run_read_bytes_total", ONE, ("host", "run")), "read, {{host}}"),
             Query(
                 rate("paceline_run_written_bytes_total", ONE, ("host", "run")),
@@ -208,8 +209,7 @@ FILES = Row(
         ),
         lines(
             "Open files",
-            "File descriptors, sockets included, when last counted. A number that "
-            "only grows is a leak.",
+            "Open file descriptors, including sockets. A number that only grows shows a leak.",
             Query(total("paceline_run_open_files", ONE, ("host", "run")), "all, {{host}}"),
             Query(largest("paceline_rank_open_files", RANK, ("host", "run", "rank")), _RANK_LEGEND),
             decimals=0,
