@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from paceline.errors import TimedOut
-from paceline.transports.group_store import GroupStore
+from paceline.transports.group_store import GroupStore, gather
 
 
 def test_value_published_by_one_rank_is_seen_by_another():
@@ -32,3 +32,11 @@ def test_barriers_can_be_used_again_and_name_who_is_absent():
             list(pool.map(lambda rank: rank.barrier(10.0), ranks))
     with pytest.raises(TimedOut, match=r"ranks \[1\]"):
         ranks[0].barrier(0.1)
+
+
+def test_values_of_all_ranks_are_gathered_in_their_order():
+    store = dist.HashStore()
+    ranks = [GroupStore(store, r, 3, "hosts") for r in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda rank: gather(rank, f"host{rank.local_rank}", 10.0), ranks))
+    assert found == [["host0", "host1", "host2"]] * 3

@@ -24,7 +24,7 @@ def test_ranks_on_another_host_learn_how_far_their_clock_is_off(context_of):
     def run(rank):
         ahead_s = 100.0 if hosts[rank] == "beta" else 0.0
         context = context_of(rank=rank, world_size=4, host=hosts[rank])
-        return measure_offset(store, context, 10.0, lambda: time.time() + ahead_s)
+        return measure_offset(store, context, hosts, 10.0, lambda: time.time() + ahead_s)
 
     with ThreadPoolExecutor(4) as pool:
         offsets = list(pool.map(run, range(4)))
@@ -35,5 +35,6 @@ def test_ranks_on_another_host_learn_how_far_their_clock_is_off(context_of):
 
 
 def test_missing_rank_is_a_time_out(context_of):
+    context = context_of(rank=1, world_size=2)
     with pytest.raises(TimedOut, match=r"0\.2 s"):
-        measure_offset(dist.HashStore(), context_of(rank=1, world_size=2), 0.2)
+        measure_offset(dist.HashStore(), context, ["beta", context.host], 0.2)

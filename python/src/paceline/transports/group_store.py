@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
+    from paceline.data.node import NodeShare
+
 
 @dataclass(slots=True)
 class GroupStore:
@@ -42,3 +44,12 @@ class GroupStore:
         """Wait for all ranks of the node. Raises TimedOut naming the absent ranks."""
         name = f"{self.prefix}/barrier/{next(self._barriers)}"
         store_barrier(self.store, name, self.local_rank, range(self.ranks_on_node), timeout_s)
+
+
+def gather(share: NodeShare, value: str, timeout_s: float) -> list[str]:
+    """Return the values of all ranks of `share`, which is used for nothing else; collective.
+
+    Raises TimedOut if a rank publishes none within `timeout_s`.
+    """
+    share.publish(str(share.local_rank), value)
+    return [share.lookup(str(rank), timeout_s) for rank in range(share.ranks_on_node)]

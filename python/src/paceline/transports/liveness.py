@@ -25,7 +25,7 @@ from paceline.transports.store_sockets import cut, limit_answers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch._C._distributed_c10d import Store, TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
 # Share of the limit for each of three waits: the store's answer, the ranks' answers, and rank 0
 # waiting for other probes. All of it ends within twice the limit.
@@ -219,18 +219,6 @@ class LivenessProbe:
 
 def _key(name: str) -> str:
     return f"liveness/{name}"
-
-
-def publish_hosts(store: Store, rank: int, host: str) -> None:
-    """Publish this rank's host, before the barrier of all ranks; `read_hosts` reads it
-    afterwards."""
-    store.set(_key(f"host/{rank}"), host)
-
-
-def read_hosts(store: Store, world_size: int) -> list[str]:
-    """Return the hosts of all ranks, by rank."""
-    keys = [_key(f"host/{rank}") for rank in range(world_size)]
-    return [bytes(host).decode() for host in store.multi_get(keys)]
 
 
 def with_probe_result(error: TimedOut | RankFailed, found: ProbeResult) -> TimedOut | RankFailed:

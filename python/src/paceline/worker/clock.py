@@ -38,14 +38,14 @@ def best_offset(rounds: Sequence[tuple[float, float, float]]) -> ClockOffset:
 
 
 def measure_offset(
-    store: Store, context: RankContext, limit_s: float, now: Callable[[], float] = time.time
+    store: Store,
+    context: RankContext,
+    hosts: Sequence[str],
+    limit_s: float,
+    now: Callable[[], float] = time.time,
 ) -> ClockOffset:
     """Measure the offset; collective over all ranks. It is exactly 0 on rank 0's host, which has
-    the same clock."""
-    store.set(f"clock/host/{context.rank}", context.host)
-    hosts_keys = [f"clock/host/{rank}" for rank in range(context.world_size)]
-    wait_for(store, hosts_keys, limit_s, f"rank {context.rank}: the other ranks' host names")
-    hosts = [bytes(store.get(key)).decode() for key in hosts_keys]
+    the same clock. hosts: by rank."""
     if context.is_first:
         for rank, host in enumerate(hosts):
             if host != context.host:

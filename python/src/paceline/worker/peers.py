@@ -7,13 +7,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import PacelineError, RankFailed, TimedOut
 from paceline.training.resources import RankCores, check_node
 from paceline.transports import PeerLost, Transport, create_transport
-from paceline.transports.group_store import GroupStore
-from paceline.transports.liveness import (
-    LivenessProbe,
-    publish_hosts,
-    read_hosts,
-    with_probe_result,
-)
+from paceline.transports.group_store import GroupStore, gather
+from paceline.transports.liveness import LivenessProbe, with_probe_result
 from paceline.transports.store import (
     ANSWER_SHARE,
     limited,
@@ -59,22 +54,18 @@ class Peers:
 
     def world(self, purpose: str) -> GroupStore | None:
         """Return all ranks for one purpose, as if on one node; None for a single rank."""
-        if self._store is None:
-            return None
-        context = self._context
-        return GroupStore(self._store, context.rank, context.world_size, f"world/{purpose}")
+        return None if self._store is None else _world(self._store, self._context, purpose)
 
     def all_equal(self, name: str, value: str) -> list[int]:
         """Return the ranks whose `value` differs from rank 0's; collective, [] on the other
         ranks."""
-        if self._store is None:
+        world = self.world(f"equal/{name}")
+        if world is None:
             return []
-        self._store.set(f"equal/{name}/{self._context.rank}", value)
         if not self._context.is_first:
+            world.publish(str(world.local_rank), value)
             return []
-        keys = [f"equal/{name}/{rank}" for rank in range(self._context.world_size)]
-        wait_for(self._store, keys, self._limits.collective_s, f"rank 0: {name} of all ranks")
-        values = [bytes(self._store.get(key)).decode() for key in keys]
+        values = gather(world, value, self._limits.collective_s)
         return [rank for rank, other in enumerate(values) if other != value]
 
     def describe(self) -> dict[str, Any]:
@@ -149,18 +140,18 @@ def join_peers(context: RankContext, trial: Trial) -> Peers:
 
 
 def _join(context: RankContext, trial: Trial, store: TCPStore, limit_s: float) -> Peers:
-    publish_hosts(store, context.rank, context.host)
     store_barrier(store, "joined", context.rank, range(context.world_size), limit_s)
-    node = _node(store, context, "cores")
-    check_node(context, trial.placement, _cores(node, limit_s))
-    clock = measure_offset(store, context, limit_s)
+    hosts = gather(_world(store, context, "hosts"), context.host, limit_s)
+    cores = gather(_node(store, context, "cores"), RankCores.own().to_json(), limit_s)
+    check_node(context, trial.placement, [RankCores.from_json(text) for text in cores])
+    clock = measure_offset(store, context, hosts, limit_s)
     transport = create_transport(trial)
     limit_answers(store, trial.limits.collective_s * ANSWER_SHARE)
     liveness = LivenessProbe(
         store,
         open_again(context, limit_s),
         rank=context.rank,
-        hosts=read_hosts(store, context.world_size),
+        hosts=hosts,
         limit_s=trial.limits.collective_s,
         interface=trial.interface,
     )
@@ -179,9 +170,5 @@ def _node(store: TCPStore, context: RankContext, purpose: str) -> GroupStore:
     return GroupStore(store, context.local_rank, context.ranks_on_node, prefix)
 
 
-def _cores(node: GroupStore, limit_s: float) -> list[RankCores]:
-    """Return the cores of each of the node's ranks, by local rank; collective."""
-    node.publish(str(node.local_rank), RankCores.own().to_json())
-    return [
-        RankCores.from_json(node.lookup(str(rank), limit_s)) for rank in range(node.ranks_on_node)
-    ]
+def _world(store: TCPStore, context: RankContext, purpose: str) -> GroupStore:
+    return GroupStore(store, context.rank, context.world_size, f"world/{purpose}")

@@ -18,6 +18,7 @@ from paceline.transports.compression.base import all_reduce_bytes
 from paceline.transports.compression.create import create_sum
 from paceline.transports.compression.flat_bucket import FlatBucket, pack
 from paceline.transports.gradients import gradient_options_of
+from paceline.transports.group_store import gather
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -153,6 +154,6 @@ def _places(context: RankContext, peers: RankGroups, limit_s: float) -> dict[int
     world = peers.world("replicate groups")
     if world is None:
         return {context.rank: (context.node_index, context.local_rank)}
-    world.publish(str(context.rank), f"{context.node_index} {context.local_rank}")
-    published = [world.lookup(str(r), limit_s).split() for r in range(context.world_size)]
+    own = f"{context.node_index} {context.local_rank}"
+    published = [place.split() for place in gather(world, own, limit_s)]
     return {rank: (int(node), int(local)) for rank, (node, local) in enumerate(published)}

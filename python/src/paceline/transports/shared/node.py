@@ -10,6 +10,7 @@ import numpy as np
 from paceline.data.node import MemoryUse, node_memory
 from paceline.errors import EnvironmentLacks
 from paceline.host.processes import Process
+from paceline.transports.group_store import gather
 from paceline.transports.shared.barrier import Barrier
 from paceline.transports.shared.channel import Channel
 from paceline.transports.shared.peer_monitor import PeerMonitor
@@ -137,13 +138,9 @@ class SharedNode:
         """Return the processes of all ranks of the node by local rank; collective."""
         if self.ranks_on_node == 1:
             return {}
-        share = self._next("processes")
         own = Process.current()
-        share.publish(str(self.local_rank), f"{own.pid} {own.start_ticks}")
-        published = [
-            share.lookup(str(rank), self._limit_s).split() for rank in range(self.ranks_on_node)
-        ]
-        return {rank: Process(int(pid), int(start)) for rank, (pid, start) in enumerate(published)}
+        processes = gather(self._next("processes"), f"{own.pid} {own.start_ticks}", self._limit_s)
+        return {rank: Process(*map(int, process.split())) for rank, process in enumerate(processes)}
 
     def _semaphores(self, name: str, count: int) -> Semaphores:
         """Create semaphores; collective. They are ready on all ranks when this returns."""
