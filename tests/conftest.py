@@ -10,10 +10,12 @@ import hypothesis
 import pytest
 from tests import capabilities
 from tests.environment import QUICK_JVM, class_archive_options, make_class_archives
+from tests.forking import fork_server
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
+    from tests.forking import ForkServer
     from xdist.remote import Producer
     from xdist.scheduler import Scheduling
 
@@ -112,3 +114,10 @@ def tiny_dataset(shared_cache: Path) -> Path:
     from paceline.data.catalogue import ensure_dataset
 
     return ensure_dataset("tiny", images=48, seed=3, cache_dir=shared_cache)
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[ForkServer]:
+    """Start ranks quickly: see tests/forking.py."""
+    with fork_server() as server:
+        yield server

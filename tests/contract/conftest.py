@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+import torch
+from tests.forking import LOADED_WITH
+
+if TYPE_CHECKING:
+    from tests.forking import ForkServer
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 90
@@ -22,6 +29,7 @@ def mpirun() -> Path:
 
 
 def _run_ranks(
+    forks: ForkServer,
     ranks: int,
     transport: str,
     program: str,
@@ -35,14 +43,14 @@ def _run_ranks(
     than cores. The test fails if the program does not end in time, or, if `orderly`, with another
     status than 0. All processes are ended in any case.
     """
-    python = [sys.executable, "-m", "mpi4py"] if transport == "mpi" else [sys.executable]
+    python = forks.python_m_mpi4py if transport == "mpi" else forks.python
     command = [
         mpirun(), "-n", ranks, "--oversubscribe", "--bind-to", "none", "--mca", "btl", "self,sm",
         *python, PROGRAMS / f"{program}.py", transport, folder, *arguments,
     ]  # fmt: skip
     environment = {
         **os.environ,
-        "OMP_NUM_THREADS": "1",
+        **LOADED_WITH,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
@@ -64,6 +72,12 @@ def _run_ranks(
     return subprocess.CompletedProcess(process.args, process.returncode, said)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    """Compute here on one thread: tests of another worker use the other cores."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
-def run_ranks():
-    return _run_ranks
+def run_ranks(forks):
+    return functools.partial(_run_ranks, forks)

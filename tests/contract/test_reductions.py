@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.contract
 
 FLOATS_PER_MESSAGE = 64  # as in programs/reductions.py
-LATE_LIMIT_S = 3.0
+LATE_LIMIT_S = 2.0
 LENGTHS = (0, 1, 2, 3, 7, 1000, 4099)
 # How many ranks are taken to be on each host; those of as many ranks share processes.
 LAYOUTS = [(2,), (1, 1), (3,), (2, 1), (1, 1, 1, 1), (2, 2), (5,), (2, 1, 2)]

@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.forking import LOADED_WITH
 
 TOLERANCE = 1e-4  # as in tests/contract/test_strategies.py
 SIZES = [12, 7, 1, 5] * 5  # even, uneven, and some ranks with nothing
-ROOT = Path(__file__).parents[4]
-PROGRAM = "tests.unit.strategies.processes.processes_program"
+PROGRAM = Path(__file__).with_name("processes_program.py")
 END_S = 60
 
 
 @pytest.fixture
-def run_ranks(tmp_path, make_batch):
+def run_ranks(forks, tmp_path, make_batch):
     """Trains on several processes of one node; the printed JSON of each, and when each ended."""
     started = []
 
@@ -33,12 +32,10 @@ def run_ranks(tmp_path, make_batch):
             "fail_at": fail_at,
         }  # fmt: skip
         (tmp_path / "job.json").write_text(json.dumps(job))
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **LOADED_WITH}
         for rank in range(ranks):
-            command = [sys.executable, "-m", PROGRAM, str(rank), str(ranks), str(tmp_path)]
-            started.append(
-                subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE)
-            )
+            command = [*forks.python, PROGRAM, str(rank), str(ranks), tmp_path]
+            started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE))
         return [json.loads(process.communicate(timeout=END_S)[0]) for process in started]
 
     yield run

@@ -1,0 +1,70 @@
+"""Start ranks by forking a Python that has imported torch, which takes them seconds to import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[1]
+PROGRAMS = ROOT / "tests" / "programs"
+# What libraries read while they are loaded, so that it cannot change after a fork. Ranks of the
+# tests get the same values.
+LOADED_WITH = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_END_S = 20.0
+
+
+class ForkServer:
+    """Gives commands that replace `python` and `python -m mpi4py`."""
+
+    def __init__(self, socket: Path) -> None:
+        self._stub = [sys.executable, "-I", "-S", str(PROGRAMS / "forked.py"), str(socket)]
+
+    @property
+    def python(self) -> list[str]:
+        """Return the words in front of a program's path and its arguments."""
+        return [*self._stub, "python"]
+
+    @property
+    def python_m_mpi4py(self) -> list[str]:
+        return [*self._stub, "mpi4py"]
+
+
+@contextmanager
+def fork_server() -> Iterator[ForkServer]:
+    """Run a fork server; the end of the block ends it and all ranks."""
+    # mpi4py finds its MPI library by this variable, as mpirun sets it
+    libraries = Path(sys.executable).parents[1] / "lib"
+    environment = {
+        **os.environ,
+        **LOADED_WITH,
+        "LD_LIBRARY_PATH": str(libraries),
+        "PYTHONPATH": str(ROOT),  # programs import tests.…
+    }
+    with tempfile.TemporaryDirectory(prefix="forks-") as folder:  # a socket's path must be short
+        socket = Path(folder, "socket")
+        with subprocess.Popen(
+            [sys.executable, PROGRAMS / "fork_server.py", socket],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "ready\n"
+                yield ForkServer(socket)
+            finally:
+                assert process.stdin is not None
+                process.stdin.close()
+                try:
+                    process.wait(_END_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
