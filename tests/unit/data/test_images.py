@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paceline.data.images import BadImage, decode, inspect, jpeg_shorter_side, normalise
+from paceline.data.images import BadImage, decode, inspect, normalise
 
 
 def encoded(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
@@ -166,16 +166,6 @@ def test_reduced_decoding_differs_little_from_full_decoding(side: int) -> None:
     ours = decode(encoded(whole, quality=95, subsampling=0), 64).astype(int)
     theirs = np.asarray(whole.resize((64, 64), Image.Resampling.BOX)).astype(int)
     assert np.abs(ours - theirs).mean() < 2.0
-
-
-def test_jpeg_header_gives_the_shorter_side() -> None:
-    assert jpeg_shorter_side(encoded(picture(60, 40))) == 40
-    assert jpeg_shorter_side(encoded(picture(44, 61), progressive=True)) == 44
-    exif = Image.Exif()
-    exif[0x010E] = "a description " * 500
-    assert jpeg_shorter_side(encoded(picture(60, 40), exif=exif)) == 40
-    assert jpeg_shorter_side(b"\xff\xd8 nothing more") == 0
-    assert jpeg_shorter_side(b"\xff\xd8") == 0
 
 
 def test_decode_of_garbage_is_a_bad_image() -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
 
 from paceline.errors import DataError, PacelineError
 
@@ -97,37 +98,15 @@ def decode(data: bytes, image_size: int) -> NDArray[np.uint8]:
 
 
 def _reduction(data: bytes, image_size: int) -> int:
-    """Return OpenCV's flag for the strongest reduction that still covers `image_size`."""
-    shorter = jpeg_shorter_side(data)
+    """Return OpenCV's flag for the strongest reduction of a JPEG that still covers `image_size`."""
+    try:
+        shorter = min(JpegImageFile(io.BytesIO(data)).size)  # reads the header only
+    except (SyntaxError, OSError):
+        shorter = 0  # not a JPEG
     for divisor in (8, 4, 2):
         if shorter // divisor >= image_size:
             return _REDUCED[divisor]
     return cv2.IMREAD_COLOR
-
-
-def jpeg_shorter_side(data: bytes) -> int:
-    """Return the shorter side in pixels from a JPEG's frame header, 0 for other data.
-
-    Source: ITU-T T.81, B.2.2.
-    """
-    if not data.startswith(b"\xff\xd8"):
-        return 0
-    position, end = 2, len(data) - 9
-    while position < end:
-        if data[position] != 0xFF:
-            return 0
-        marker = data[position + 1]
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # SOF0..15
-            height = int.from_bytes(data[position + 5 : position + 7], "big")
-            width = int.from_bytes(data[position + 7 : position + 9], "big")
-            return min(height, width)
-        if marker == 0xFF:  # a fill byte
-            position += 1
-        elif marker == 0x01 or 0xD0 <= marker <= 0xD8:  # markers without a length
-            position += 2
-        else:
-            position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
-    return 0
 
 
 @contextmanager

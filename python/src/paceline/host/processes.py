@@ -116,7 +116,12 @@ def is_alive(pid: int, started_unix_s: float | None = None) -> bool:
 
 def pids_with_token(token: str) -> set[int]:
     """Return the running processes of this user that carry `token`."""
-    wanted = f"{TOKEN_VARIABLE}={token}".encode()
+    return pids_with_variable(TOKEN_VARIABLE, token)
+
+
+def pids_with_variable(name: str, value: str) -> set[int]:
+    """Return the other running processes that were started with this environment variable."""
+    wanted = f"{name}={value}".encode()
     found = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

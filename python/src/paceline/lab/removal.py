@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import TimedOut
-from paceline.host.processes import command_line_of, send, wait_until
+from paceline.host.processes import command_line_of, pids_with_variable, send, wait_until
 from paceline.lab import network
 from paceline.lab.record import hub_of, namespaces_among
 from paceline.lab.registry import is_owned
@@ -121,13 +120,4 @@ def _segments(record: LabRecord) -> list[Path]:
 
 def _marked(name: str) -> set[int]:
     """Find processes that were started on a host of the lab, and all their descendants."""
-    variable = f"{NAME_VARIABLE}={name}".encode()
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (entry / "environ").read_bytes()
-        except OSError:
-            continue  # the process has ended
-        if variable in environment.split(b"\0"):
-            found.add(int(entry.name))
-    return found - {os.getpid()}
+    return pids_with_variable(NAME_VARIABLE, name)
