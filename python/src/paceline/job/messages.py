@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 import warnings
@@ -12,6 +13,9 @@ from paceline.errors import ExitCode, PacelineError, PacelineWarning
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# The line by which a job script names the rank that failed first.
+RANK_FAILED_LINE = re.compile(r"^paceline: rank (\d+) of \d+ (?:failed: )?(.*)$", re.MULTILINE)
+
 
 def say(text: str) -> None:
     """Print one message on standard error and flush it."""
@@ -19,7 +23,7 @@ def say(text: str) -> None:
 
 
 def rank_failed_line(rank: int, ranks: int, error: str) -> str:
-    """Return the line from which the launcher's log shows the failed rank (OWN_FAILURE)."""
+    """Return the message that `say` prints as RANK_FAILED_LINE."""
     return f"rank {rank} of {ranks} failed: {error}"
 
 

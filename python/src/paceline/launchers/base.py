@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from paceline.job.messages import RANK_FAILED_LINE
 from paceline.spec.extensions import LAUNCHERS, load_object
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Iterable, Mapping
 
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
-
-
-# The line by which our own job scripts name the rank that failed first, see paceline.job.messages.
-OWN_FAILURE = re.compile(r"^paceline: rank (\d+) of \d+ (?:failed: )?(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,5 +58,5 @@ def launcher_for(name: str) -> Launcher:
 
 def first_named(patterns: Iterable[re.Pattern[str]], log_text: str) -> int | None:
     """Return the rank in the first group of the first pattern that the log contains."""
-    found = (pattern.search(log_text) for pattern in (OWN_FAILURE, *patterns))
+    found = (pattern.search(log_text) for pattern in (RANK_FAILED_LINE, *patterns))
     return next((int(match.group(1)) for match in found if match), None)

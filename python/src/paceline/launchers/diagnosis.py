@@ -15,7 +15,7 @@ from paceline.errors import (
     UsageError,
 )
 from paceline.job.failure import FirstFailure, first_failure, outcome_status
-from paceline.launchers.base import OWN_FAILURE
+from paceline.job.messages import RANK_FAILED_LINE
 from paceline.records.rows import SCHEMA, Outcome
 from paceline.records.statuses import exit_code_of, read_statuses
 
@@ -132,8 +132,8 @@ def _what_happened(
 
 
 def _reported_by_launcher(files: TrialFiles, rank: int | None) -> str | None:
-    """Return the reason that our own job script printed for a rank."""
-    for found in OWN_FAILURE.finditer(_log_text(files.launcher_log)):
+    """Return the reason that the job script printed for a rank."""
+    for found in RANK_FAILED_LINE.finditer(_log_text(files.launcher_log)):
         if rank == int(found.group(1)):
             return found.group(2)
     return None

@@ -20,6 +20,7 @@ from paceline.render.files import (
     CannotRender,
     Places,
     Rendered,
+    limit_s,
     render,
     shipped_trial,
     telemetry_paths,
@@ -192,10 +193,14 @@ def pod(
 
 
 def single_pod_job(
-    command: list[str], trial: Trial, settings: KubernetesSettings, limit_s: int
+    arguments: list[str], trial: Trial, settings: KubernetesSettings
 ) -> dict[str, Any]:
-    """Return a Job of one pod, for launchers that start ranks on one node only."""
+    """Return a Job of one pod, for launchers that start ranks on one node only.
+
+    arguments: of Python, before those of the job side.
+    """
     place = trial.placement
+    command = [PYTHON, *arguments, *job_arguments(trial, settings)]
     template = pod(
         "trial", "paceline", command, trial, settings,
         ranks=place.ranks_per_node, cores=place.cores_per_node,
@@ -205,5 +210,5 @@ def single_pod_job(
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": metadata(trial, settings),
-        "spec": {"backoffLimit": 0, "activeDeadlineSeconds": limit_s, "template": template},
+        "spec": {"backoffLimit": 0, "activeDeadlineSeconds": limit_s(trial), "template": template},
     }

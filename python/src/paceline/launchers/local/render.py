@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from paceline.render.files import limit_s
-from paceline.render.kubernetes import PYTHON, job_arguments, single_pod_job
+from paceline.render.kubernetes import single_pod_job
 from paceline.render.slurm import SlurmStep
 
 if TYPE_CHECKING:
@@ -24,5 +23,4 @@ def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
 
 
 def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
-    command = [PYTHON, *_MODULE, *job_arguments(trial, settings)]
-    return single_pod_job(command, trial, settings, limit_s(trial))
+    return single_pod_job(_MODULE, trial, settings)

@@ -22,6 +22,7 @@ from paceline.job.failure import FirstFailure, first_failure
 from paceline.job.rank import run_rank
 from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import check_reachable, close_listener, listen_on
+from paceline.launchers.spark.configuration import EXECUTORS_ADVICE
 from paceline.launchers.spark.launcher import LOST_TASK
 from paceline.launchers.spark.mpi.task import TaskPlace, run_mpi_task
 from paceline.launchers.spark.mpi.wire import new_token
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
 
 # The driver finds a rank's error by this line in the stack traces that Spark wraps around it.
 _RANK_ERROR = re.compile(r"paceline rank (\d+) ended (\{.*?\})$", re.MULTILINE)
-_PLACEMENT = (
-    "give executors spark.executor.cores = ranks per node x spark.task.cpus, one executor a node"
-)
 
 
 class BarrierTaskFailed(Exception):  # noqa: N818  (it appears only inside Spark's own messages)
@@ -97,7 +95,7 @@ def _context(
 
 def check_placement(job: Job, hosts: Sequence[str]) -> None:
     """Raise EnvironmentLacks if the ranks are on other numbers of nodes than planned."""
-    nodes, expected = nodes_of(hosts, _PLACEMENT), job.trial.placement.nodes
+    nodes, expected = nodes_of(hosts, EXECUTORS_ADVICE), job.trial.placement.nodes
     if len(nodes) != expected:
         raise EnvironmentLacks(
             f"expected the ranks on {expected} node(s), Spark placed them on {len(nodes)} "

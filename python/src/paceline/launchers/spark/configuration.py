@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Trial
 
+# For messages about executors that do not fit the ranks.
+EXECUTORS_ADVICE = (
+    "give executors spark.executor.cores = ranks per node x spark.task.cpus, one executor a node"
+)
 _LOCAL = re.compile(r"local(\[[^\]]*\])?")
 # The JVM only distributes tasks. Spark's start-up is mostly class loading and compiling; the first
 # compiler alone needs half the CPU time for it (measured: 4.7 s -> 2.6 s of CPU).

@@ -6,8 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from paceline.launchers.torchrun.launcher import ENVIRONMENT, agent_arguments
-from paceline.render.files import limit_s
-from paceline.render.kubernetes import PYTHON, job_arguments, single_pod_job
+from paceline.render.kubernetes import single_pod_job
 from paceline.render.slurm import SlurmStep
 
 if TYPE_CHECKING:
@@ -31,5 +30,4 @@ def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
 
 def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
     agent = agent_arguments(trial, "paceline", "/tmp/paceline.rendezvous")  # noqa: S108
-    command = [PYTHON, *agent, *_MODULE, *job_arguments(trial, settings)]
-    return single_pod_job(command, trial, settings, limit_s(trial))
+    return single_pod_job([*agent, *_MODULE], trial, settings)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, RankFailed
+from paceline.launchers.spark.configuration import EXECUTORS_ADVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,8 +69,7 @@ class Claims:
                 return rank
         raise EnvironmentLacks(
             f"expected at most {self._placement.ranks_per_node} rank(s) on a node, Spark placed "
-            f"more on one; give executors spark.executor.cores = ranks per node x spark.task.cpus, "
-            "one executor a node"
+            f"more on one; {EXECUTORS_ADVICE}"
         )
 
     def rank_of(self, number: int, partition: int) -> int | None:
