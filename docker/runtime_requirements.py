@@ -1,4 +1,4 @@
-"""Prints what pyproject.toml asks for to run, one requirement a line: for `pip install -r`."""
+"""Print the runtime requirements of pyproject.toml for `pip install -r`, one per line."""
 
 import sys
 import tomllib
