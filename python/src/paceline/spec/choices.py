@@ -24,19 +24,6 @@ if TYPE_CHECKING:
 
     from paceline.spec.descriptors import Descriptor, KeyModel
 
-# Names that keys had in schema 1.
-RENAMED = {
-    "cuts": "split_points",
-    "images": "samples",
-    "keep": "reduction_factor",
-    "averaging_period": "averaging_period_steps",
-    "averaging_start": "averaging_start_step",
-    "core_budget": "allocated_cores",
-}
-# Keys of schema 1 without a successor.
-REMOVED = {
-    "trust_data": "was removed, because the pickled schema of a data set is never opened; delete it"
-}
 _GROUPS: dict[str, ExtensionGroup[Any]] = {
     "local_strategy": STRATEGIES,
     "transport": TRANSPORTS,
@@ -106,6 +93,4 @@ def _misplaced(key: str, request: TrialRequest, used: dict[str, Descriptor]) -> 
             return f'{key}: the search finds it for "best"; remove it, or name the strategy'
         name = f'{kind} "{used[kind].name}"' if kind in used else f"a trial without {kind}"
         return f"{key}: has no meaning for {name}; remove it, or use {kind} = {quoted(owners)}"
-    if key in RENAMED:
-        return f'{key}: was renamed; use "{RENAMED[key]}"'
     return f"{key}: {no_such_key(key, [*TrialRequest.model_fields, *declared_keys()])}"

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import ValidationError
 
 from paceline.errors import UsageError
-from paceline.spec.choices import REMOVED, RENAMED
 from paceline.spec.models import SCHEMA, Experiment
 from paceline.spec.overrides import apply_settings, changed_text
 from paceline.spec.rules import faults_of
-from paceline.spec.sentences import did_you_mean, no_such_key, sentences
+from paceline.spec.sentences import RENAMED, did_you_mean, no_such_key, sentences
 from paceline.spec.values import BASELINE
 
 if TYPE_CHECKING:
@@ -159,10 +158,6 @@ def _usage_error(origin: str, faults: list[str]) -> UsageError:
 def _unknown_key(location: tuple[int | str, ...]) -> str:
     """Return what to do about an unknown key of a table."""
     key = str(location[-1])
-    if key in RENAMED:
-        return f'was renamed; use "{RENAMED[key]}"'
-    if key in REMOVED:
-        return REMOVED[key]
     model: Any = Experiment
     for part in location[:-1]:
         if isinstance(part, str) and part in model.model_fields:
