@@ -36,9 +36,7 @@ from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import (
     SCHEMA,
-    DiskCounters,
     HostSample,
-    NetworkCounters,
     Outcome,
     RankEnvironment,
     RankStatus,
@@ -405,8 +403,8 @@ def _make_trace(
                     sidecar_cpu_seconds=0.5 + 0.002 * number,
                     sidecar_rss_bytes=30_000_000,
                     cpu_seconds=dict(cpu_seconds),
-                    disks={"sda": DiskCounters(read_bytes=0, written_bytes=0)},
-                    networks={"eth0": NetworkCounters(sent_bytes=0, received_bytes=0)},
+                    disks={"sda": {"read_bytes": 0, "written_bytes": 0}},
+                    networks={"eth0": {"sent_bytes": 0, "received_bytes": 0}},
                 )
             )
 

@@ -15,12 +15,7 @@ from tests.unit.analysis.ways import MPI, SEQUENTIAL, SPARK
 
 from paceline.records.files import JsonlWriter, read_json, read_jsonl
 from paceline.records.rows import (
-    CgroupSample,
     CommunicationRow,
-    DiskCounters,
-    GpuSample,
-    NetworkCounters,
-    Pressure,
     RankSample,
 )
 
@@ -86,51 +81,52 @@ def _enrich(files: TrialFiles, host: str) -> None:
 
 def _more(passed_s: float, number: int, ranks: int) -> dict[str, object]:
     pressure = {
-        "cpu": Pressure(some_s=0.3 * passed_s, full_s=0.0),
-        "memory": Pressure(some_s=0.0, full_s=0.0),
-        "io": Pressure(some_s=0.1 * passed_s, full_s=0.05 * passed_s),
+        "cpu": {"some_s": 0.3 * passed_s, "full_s": 0.0},
+        "memory": {"some_s": 0.0, "full_s": 0.0},
+        "io": {"some_s": 0.1 * passed_s, "full_s": 0.05 * passed_s},
     }
-    disk = DiskCounters(
-        read_bytes=round(DISK_READ * passed_s), written_bytes=10**9, busy_s=0.25 * passed_s
-    )
-    network = NetworkCounters(
-        sent_bytes=round(SENT * passed_s), received_bytes=round(SENT * passed_s)
-    )
-    cgroup = CgroupSample(
-        cpu_limit_cores=2.0,
-        cpu_s=1.2 * passed_s,
-        throttled_s=0.02 * passed_s,
-        throttled_periods=number,
-        memory_limit_bytes=8 * 10**9,
-        memory_used_bytes=3 * 10**9,
-    )
-    gpu = GpuSample(
-        name="Fabricated GPU",
-        utilization_ratio=0.75,
-        memory_used_bytes=10**10,
-        memory_total_bytes=8 * 10**10,
-        power_watts=350.0,
-        sm_clock_hertz=1.8e9,
-        memory_clock_hertz=2.6e9,
-        temperature_celsius=61.0,
-    )
+    disk = {
+        "read_bytes": round(DISK_READ * passed_s),
+        "written_bytes": 10**9,
+        "busy_s": 0.25 * passed_s,
+    }
+    moved_bytes = round(SENT * passed_s)
+    network = {"sent_bytes": moved_bytes, "received_bytes": moved_bytes, "dropped_packets": 0}
+    cgroup = {
+        "cpu_limit_cores": 2.0,
+        "cpu_s": 1.2 * passed_s,
+        "throttled_s": 0.02 * passed_s,
+        "throttled_periods": number,
+        "memory_limit_bytes": 8 * 10**9,
+        "memory_used_bytes": 3 * 10**9,
+    }
+    gpu = {
+        "name": "Fabricated GPU",
+        "utilization_ratio": 0.75,
+        "memory_used_bytes": 10**10,
+        "memory_total_bytes": 8 * 10**10,
+        "power_watts": 350.0,
+        "sm_clock_hertz": 1.8e9,
+        "memory_clock_hertz": 2.6e9,
+        "temperature_celsius": 61.0,
+    }
     return {
         "cpu_seconds": {mode: 100.0 + rate * passed_s for mode, rate in CPU.items()},
         "core_busy_s": [50.0 + 0.8 * passed_s, 40.0 + 0.5 * passed_s],
         "cpu_cores": 2,
         "cpu_frequency_hertz": 2.4e9,
         "load": {"1m": 1.5, "5m": 1.25, "15m": 1.0},
-        "pressure": {name: dataclasses.asdict(value) for name, value in pressure.items()},
+        "pressure": pressure,
         "swap_total_bytes": 10**9,
         "swapped_in_bytes": 0,
         "swapped_out_bytes": 0,
         "minor_page_faults": round(1000 * passed_s),
         "major_page_faults": 3,
-        "disks": {"sda": dataclasses.asdict(disk)},
-        "networks": {"eth0": dataclasses.asdict(network)},
-        "cgroup": dataclasses.asdict(cgroup),
+        "disks": {"sda": disk},
+        "networks": {"eth0": network},
+        "cgroup": cgroup,
         "temperatures_celsius": {"package0": 55.0},
-        "gpus": [dataclasses.asdict(gpu)],
+        "gpus": [gpu],
         "run_cpu_seconds": (ranks * RANK_CORES + 0.01) * passed_s,
         "run_pss_bytes": 9 * 10**8,
         "run_voluntary_context_switches": round(100 * passed_s),

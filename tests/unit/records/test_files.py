@@ -9,7 +9,7 @@ import pytest
 from paceline.errors import DataError, UsageError
 from paceline.records.files import JsonlWriter, read_json, read_jsonl, write_json
 from paceline.records.layout import RunFiles
-from paceline.records.rows import CgroupSample, GpuSample, Pressure, SampleLogRow
+from paceline.records.rows import Outcome, SampleLogRow, SpanRow
 
 
 def test_rows_come_back_in_order(tmp_path):
@@ -21,23 +21,17 @@ def test_rows_come_back_in_order(tmp_path):
 
 
 def test_row_keeps_the_rows_within_it(tmp_path):
+    span = SpanRow(name="train", started_unix_s=1.0, ended_unix_s=2.5)
+    fields = {"name": "train", "started_unix_s": 1.0, "ended_unix_s": 2.5}
     with JsonlWriter(tmp_path / "rows.jsonl") as writer:
-        writer.write(CgroupSample(cpu_s=1.5))
-        writer.write({"pressure": {"io": Pressure(some_s=2.0)}, "gpus": [GpuSample(name="A")]})
+        writer.write(span)
+        writer.write({"first": {"io": span}, "others": [span]})
     plain, nested = read_jsonl(tmp_path / "rows.jsonl")
-    assert plain == {
-        "cpu_limit_cores": None,
-        "cpu_s": 1.5,
-        "throttled_s": None,
-        "throttled_periods": None,
-        "memory_limit_bytes": None,
-        "memory_used_bytes": None,
-    }
-    assert nested["pressure"] == {"io": {"some_s": 2.0, "full_s": None}}
-    assert nested["gpus"][0]["name"] == "A"
+    assert plain == fields
+    assert nested == {"first": {"io": fields}, "others": [fields]}
 
 
-@pytest.mark.parametrize("row", [{"path": Path("/")}, {"kind": Pressure}])
+@pytest.mark.parametrize("row", [{"path": Path("/")}, {"kind": Outcome}])
 def test_row_that_json_cannot_say_is_refused_and_leaves_nothing(tmp_path, row):
     with (
         JsonlWriter(tmp_path / "rows.jsonl") as writer,

@@ -6,35 +6,37 @@ import json
 import pytest
 
 from paceline.errors import DataError
-from paceline.records.rows import (
-    CgroupSample,
-    DiskCounters,
-    GpuSample,
-    Outcome,
-    Pressure,
-    RankEnvironment,
-    WorkerEnvironment,
-)
+from paceline.records.rows import Outcome, RankEnvironment, WorkerEnvironment
 from paceline.records.tables import rows
 from paceline.records.typed import document, typed
+
+
+@dataclasses.dataclass(frozen=True)
+class Pressure:
+    some_s: float
+    full_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    name: str
+    power_watts: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
     unix_s: float
     pressure: dict[str, Pressure] = dataclasses.field(default_factory=dict)
-    disks: dict[str, DiskCounters] = dataclasses.field(default_factory=dict)
-    gpus: list[GpuSample] = dataclasses.field(default_factory=list)
-    cgroup: CgroupSample | None = None
+    gpus: list[Gpu] = dataclasses.field(default_factory=list)
+    first: Gpu | None = None
     load: list[float] = dataclasses.field(default_factory=list)
 
 
 FULL = Tick(
     unix_s=1.5,
     pressure={"cpu": Pressure(some_s=3.0), "io": Pressure(some_s=1.0, full_s=0.5)},
-    disks={"sda": DiskCounters(read_bytes=1, written_bytes=2)},
-    gpus=[GpuSample(name="one"), GpuSample(name="two", power_watts=7.5)],
-    cgroup=CgroupSample(cpu_limit_cores=1.5),
+    gpus=[Gpu(name="one"), Gpu(name="two", power_watts=7.5)],
+    first=Gpu(name="one"),
     load=[1.0, 2.0, 3.0],
 )
 

@@ -1,8 +1,8 @@
-"""The rows that runs leave behind. Field names carry units; times named `_unix_s` are seconds since
-the epoch on the clock of the host that wrote them, other `_s` fields are durations.
+"""Rows and documents in a run directory.
 
-A missing measurement is None, never 0. Fields are only ever added; SCHEMA rises when one changes
-its meaning.
+Field names contain units. Fields named `_unix_s` are seconds since the epoch on the clock of the
+host that wrote them; other `_s` fields are durations. A missing measurement is None, never 0.
+Fields are only added. SCHEMA increases when the meaning of a field changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SpanName = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanRow:
-    """One stretch of a rank's life (`ranks/<rank>/spans.jsonl`)."""
+    """One part of a rank's lifetime (`ranks/<rank>/spans.jsonl`)."""
 
     name: SpanName
     started_unix_s: float
@@ -71,10 +71,10 @@ class CommunicationRow:
     ranks: int  # of the group
     sequence: int  # within the group, from 0
     operation: str  # as torch names it: "allreduce"
-    algorithm: str | None  # how it was carried out, where the transport has a choice
+    algorithm: str | None  # chosen algorithm; None where there is no choice
     payload_bytes: int  # of this rank's tensors
-    arrived_unix_s: float  # when this rank asked for it
-    started_unix_s: float | None  # when its turn came, where a group's operations queue
+    arrived_unix_s: float  # when this rank requested it
+    started_unix_s: float | None  # start, where operations of a group queue
     ended_unix_s: float
     sent_bytes: int | None  # by this rank to others; None where the transport does not count
     sent_messages: int | None
@@ -82,7 +82,7 @@ class CommunicationRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleLogRow:
-    """Which samples a rank saw in a step (`ranks/<rank>/samples.jsonl`)."""
+    """Samples of a rank in a step (`ranks/<rank>/sample_log.jsonl`)."""
 
     step: int
     epoch: int
@@ -125,9 +125,11 @@ class RankEnvironment:
     versions: dict[str, str]
     initial_weights_sha256: str
     device: str = "cpu"  # as torch names it, with its model: "cuda:0 (NVIDIA H200)"
-    numa_nodes: list[int] = field(default_factory=list)  # that `affinity` lies on; [] if unknown
+    numa_nodes: list[int] = field(default_factory=list)  # of the cores in `affinity`; [] if unknown
     workers: list[WorkerEnvironment] = field(default_factory=list)  # threads with replicas
-    keeps_freed_memory: bool | None = None  # whether malloc agreed to; None if not asked
+    keeps_freed_memory: bool | None = (
+        None  # whether malloc accepted the setting; None if not requested
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +142,7 @@ class RankStatus:
     process_started_unix_s: float
     state: Literal["running", "done", "failed"]
     error: str | None = None
-    # True where the error only reports that a peer went away: another rank is the cause
+    # True if the error only reports that a peer left: another rank is the cause
     secondary: bool = False
 
 
@@ -179,66 +181,12 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pressure:
-    """Seconds since boot in which tasks waited for a resource (Linux PSI: Documentation/accounting/
-    psi.rst): at least one task, and all tasks. None where the kernel has no value."""
-
-    some_s: float
-    full_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskCounters:
-    """Counters of one whole disk since boot."""
-
-    read_bytes: int
-    written_bytes: int
-    busy_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkCounters:
-    """Counters of one network interface since boot."""
-
-    sent_bytes: int
-    received_bytes: int
-    dropped_packets: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CgroupSample:
-    """Usage and limits of the control group of the watched processes, v1 or v2; None where the
-    kernel has no value."""
-
-    cpu_limit_cores: float | None = None
-    cpu_s: float | None = None
-    throttled_s: float | None = None  # summed over its CPUs
-    throttled_periods: int | None = None
-    memory_limit_bytes: int | None = None
-    memory_used_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSample:
-    """Values of one GPU from NVML; None where it has no value."""
-
-    name: str
-    utilization_ratio: float | None = None
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    power_watts: float | None = None
-    sm_clock_hertz: float | None = None
-    memory_clock_hertz: float | None = None
-    temperature_celsius: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
     """One sample of a host's sidecar (`hosts/<host>/trace.jsonl`): counters and gauges only.
 
-    The columns are declared in `telemetry.metrics`; these are the ones that the analysis uses. The
-    `run_*` fields are sums over the watched processes. A field is None where nothing was measured
-    or where it is not read at every tick. Shares, rates and peaks are computed in the analysis.
+    `telemetry.metrics` declares the columns; these are the ones that the analysis uses. The `run_*`
+    fields are sums over the watched processes. A field is None where nothing was measured or where
+    it is not read at every tick. Shares, rates and peaks are computed in the analysis.
     """
 
     unix_s: float
@@ -261,17 +209,17 @@ class HostSample:
     core_busy_s: list[float] = field(default_factory=list)  # since boot, by core
     cpu_frequency_hertz: float | None = None  # mean over the cores
     load: dict[str, float] = field(default_factory=dict)  # load averages over 1m, 5m, 15m
-    pressure: dict[str, Pressure] = field(default_factory=dict)  # by resource: cpu, memory, io
+    pressure: dict[str, dict[str, Any]] = field(default_factory=dict)  # by resource
     swap_total_bytes: int | None = None
     swapped_in_bytes: int | None = None  # since boot
     swapped_out_bytes: int | None = None
     minor_page_faults: int | None = None  # since boot
     major_page_faults: int | None = None
-    disks: dict[str, DiskCounters] = field(default_factory=dict)
-    networks: dict[str, NetworkCounters] = field(default_factory=dict)
-    cgroup: CgroupSample | None = None
+    disks: dict[str, dict[str, Any]] = field(default_factory=dict)  # by device
+    networks: dict[str, dict[str, Any]] = field(default_factory=dict)  # by interface
+    cgroup: dict[str, Any] | None = None
     temperatures_celsius: dict[str, float] = field(default_factory=dict)  # by sensor
-    gpus: list[GpuSample] = field(default_factory=list)
+    gpus: list[dict[str, Any]] = field(default_factory=list)
     sidecar_missed_ticks: int = 0  # ticks that could not be taken in time, since it started
 
 
