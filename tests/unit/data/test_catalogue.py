@@ -70,21 +70,3 @@ def test_waiting_for_another_maker_has_an_end(
 def test_an_unknown_preset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="tiny"):
         catalogue.ensure_dataset("huge", cache_dir=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({"PACELINE_CACHE": "/own", "XDG_CACHE_HOME": "/xdg"}, "/own"),
-        ({"XDG_CACHE_HOME": "/xdg"}, "/xdg/paceline"),
-        ({"HOME": "/home/me"}, "/home/me/.cache/paceline"),
-    ],
-)
-def test_the_cache_lies_where_the_environment_says(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
-) -> None:
-    for name in ("PACELINE_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert catalogue.default_cache_dir() == Path(expected)

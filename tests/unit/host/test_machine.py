@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import pytest
 import torch
 from tests.unit.fabricated_system import two_sockets
 
 from paceline.host.machine import (
     all_packages,
     cpu_governor,
+    default_cache_dir,
     gpu_models,
     machine_facts,
     torch_cuda,
@@ -62,3 +65,21 @@ def test_list_of_packages_has_every_distribution():
     assert packages["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert {"numpy", "pytest", "pydantic"} <= set(packages)
     assert list(packages) == sorted(packages, key=str.lower)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"PACELINE_CACHE": "/own", "XDG_CACHE_HOME": "/xdg"}, "/own"),
+        ({"XDG_CACHE_HOME": "/xdg"}, "/xdg/paceline"),
+        ({"HOME": "/home/me"}, "/home/me/.cache/paceline"),
+    ],
+)
+def test_the_cache_lies_where_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
+) -> None:
+    for name in ("PACELINE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert default_cache_dir() == Path(expected)

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.data.catalogue import default_cache_dir
 from paceline.host.cgroups import read_limits
-from paceline.host.machine import machine_facts, package_versions, torch_cuda
+from paceline.host.machine import default_cache_dir, machine_facts, package_versions, torch_cuda
 from paceline.host.tools import Finding
 from paceline.spec.extensions import LAUNCHERS, load_object
 

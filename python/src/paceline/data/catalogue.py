@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.data.dataset import open_dataset
 from paceline.data.synth import GENERATOR_VERSION, synthesise
 from paceline.errors import EnvironmentLacks
 from paceline.host.locks import exclusive_lock
+from paceline.host.machine import default_cache_dir
 from paceline.spec.extensions import WORKLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 _LOCK_S = 1800.0  # enough for the biggest preset on a slow machine
-
-
-def default_cache_dir() -> Path:
-    """Return $PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline."""
-    if own := os.environ.get("PACELINE_CACHE"):
-        return Path(own)
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base, "paceline")
-    return Path.home() / ".cache" / "paceline"
 
 
 def dataset_path(preset: str, *, images: int, seed: int, cache_dir: Path | None = None) -> Path:

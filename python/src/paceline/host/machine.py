@@ -29,6 +29,15 @@ def host_name() -> str:
     return socket.gethostname()
 
 
+def default_cache_dir() -> Path:
+    """Return $PACELINE_CACHE, else $XDG_CACHE_HOME/paceline, else ~/.cache/paceline."""
+    if own := os.environ.get("PACELINE_CACHE"):
+        return Path(own)
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base, "paceline")
+    return Path.home() / ".cache" / "paceline"
+
+
 def cpu_model() -> str:
     """Return the name of the CPU; "unknown" if the kernel does not report it."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():

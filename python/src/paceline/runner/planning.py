@@ -7,9 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.data.catalogue import dataset_path, default_cache_dir, ensure_dataset
+from paceline.data.catalogue import dataset_path, ensure_dataset
 from paceline.data.dataset import open_dataset
-from paceline.host.machine import all_packages, machine_facts, package_versions, usable_cores
+from paceline.host.machine import (
+    all_packages,
+    default_cache_dir,
+    machine_facts,
+    package_versions,
+    usable_cores,
+)
 from paceline.host.repository import repository_state
 from paceline.plan.planning import plan_trials
 from paceline.plan.selection import selected_trials

@@ -9,9 +9,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.data.catalogue import default_cache_dir
 from paceline.errors import EnvironmentLacks
-from paceline.host.machine import package_versions
+from paceline.host.machine import default_cache_dir, package_versions
 from paceline.host.tools import (
     VERSION_LIMIT_S,
     Finding,
