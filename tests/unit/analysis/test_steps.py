@@ -49,7 +49,7 @@ def test_without_steady_steps_there_is_no_rate():
 
 def rows_of(steps: list[int], **columns: list[float | None]) -> pl.DataFrame:
     frame = pl.DataFrame({"step": steps, "samples": [4] * len(steps), **columns})
-    missing = {name: None for name in schema_of(StepRow) or {} if name not in frame.columns}
+    missing = {name: None for name in schema_of(StepRow) if name not in frame.columns}
     return frame.with_columns(**missing)
 
 

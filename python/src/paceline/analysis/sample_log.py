@@ -9,7 +9,7 @@ import polars as pl
 
 from paceline.errors import DataError
 from paceline.records.rows import SampleLogRow
-from paceline.records.tables import has_rows, read_table
+from paceline.records.tables import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,9 +28,8 @@ def read_sample_log(files: TrialFiles) -> dict[int, StepSamples]:
 
     Raises DataError if a row is damaged, or if ranks disagree on the epoch of a step.
     """
-    paths = [rank_files.sample_log for _, rank_files in files.ranks()]
-    parts = [read_table(path, SampleLogRow) for path in paths if has_rows(path)]
-    if not parts:
+    parts = [read_table(rank_files.sample_log, SampleLogRow) for _, rank_files in files.ranks()]
+    if not any(len(part) for part in parts):
         return {}
     steps = (
         pl.concat(parts)

@@ -26,8 +26,8 @@ from paceline.errors import DataError
 from paceline.monitor.tail import RowTail
 from paceline.monitor.views import HostView, RankView, RunView, TrialView
 from paceline.records.rows import HostSample, Outcome, RankSample, RankStatus, StepRow
-from paceline.records.tables import frame_of, trace_frame
-from paceline.records.typed import document, typed
+from paceline.records.tables import frame_of
+from paceline.records.typed import document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,23 +53,23 @@ class _Rank:
     def __init__(self, rank: int, files: RankFiles) -> None:
         self._rank, self._files = rank, files
         self._tail = RowTail(files.steps, newest=_STEPS)
-        self._steps: deque[StepRow] = deque(maxlen=_STEPS)
+        self._steps: deque[dict[str, Any]] = deque(maxlen=_STEPS)
         self._environment = read_environment(files)
 
     def read(self) -> bool:
         rows = self._tail.new_rows()
-        self._steps.extend(typed(row, StepRow, self._files.steps) for row in rows)
+        self._steps.extend(rows)
         if self._environment is None:
             self._environment = read_environment(self._files)
         return bool(rows)
 
     @property
-    def last_step(self) -> StepRow | None:
+    def last_step(self) -> Mapping[str, Any] | None:
         return self._steps[-1] if self._steps else None
 
     def frame(self) -> pl.DataFrame:
         """Return its last steps."""
-        return frame_of(list(self._steps), StepRow)
+        return frame_of(list(self._steps), StepRow, self._files.steps)
 
     def record(self) -> RankRecord:
         return RankRecord(
@@ -108,9 +108,9 @@ class _Host:
     def view(self) -> tuple[HostView | None, dict[int, dict[str, Any]]]:
         """Return the newest sample of the host, and of each rank. Raises DataError if damaged."""
         rows = [row for rows in self._ranks.values() for row in rows]
-        ranks = rank_frame(trace_frame(rows, RankSample, self._files.ranks))
+        ranks = rank_frame(frame_of(rows, RankSample, self._files.ranks))
         by_rank = {row["rank"]: row for row in ranks.iter_rows(named=True)}
-        samples = trace_frame(list(self._samples), HostSample, self._files.trace)
+        samples = frame_of(list(self._samples), HostSample, self._files.trace)
         if samples.is_empty():
             return None, by_rank
         derived = host_frame(HostTrace(host=self._host, header={}, samples=samples))
@@ -153,7 +153,7 @@ class TrialFollower:
             number=number,
             steps=0 if steps is None or not len(steps.step) else int(steps.step[-1]) + 1,
             steps_planned=self.trial.training.max_steps,
-            epoch=max((step.epoch for step in last_steps), default=None),
+            epoch=max((step["epoch"] for step in last_steps), default=None),
             samples_per_s=None
             if steps is None or not len(steps.step)
             else float(steps.samples[recent].sum() / max(1e-9, steps.time_s[recent].sum())),
@@ -193,7 +193,7 @@ class TrialFollower:
             rank=rank.rank,
             host=rank.host,
             state="starting" if rank.status is None else rank.status.state,
-            steps=0 if last is None else last.step + 1,
+            steps=0 if last is None else last["step"] + 1,
             step_s=step_s,
             waiting_share=waited / step_s if step_s and self.trial.placement.ranks > 1 else None,
             sample=sample,

@@ -41,11 +41,6 @@ def parquet_path(path: Path) -> Path:
     return path.with_suffix(".parquet")
 
 
-def has_rows(path: Path) -> bool:
-    """Tell whether the rows of `path` exist in either form."""
-    return path.exists() or parquet_path(path).exists()
-
-
 def read_table(path: Path, kind: type, columns: Sequence[str] | None = None) -> pl.DataFrame:
     """Read the rows of `path` in either form; no rows where there is no file.
 
@@ -56,9 +51,9 @@ def read_table(path: Path, kind: type, columns: Sequence[str] | None = None) -> 
     if frame is not None:
         return frame
     if not path.exists():
-        frame = pl.DataFrame(schema=_known_schema(kind))
-    elif schema_of(kind) is None or _is_trace(kind):
-        frame = trace_frame(read_samples(path), kind, path)
+        frame = pl.DataFrame(schema=schema_of(kind))
+    elif _is_trace(kind):
+        frame = frame_of([row for row in read_jsonl(path) if "unix_s" in row], kind, path)
     else:
         frame = _read_lines(path, kind)
     return frame if columns is None else frame.select(columns)
@@ -98,11 +93,6 @@ def read_header(path: Path) -> dict[str, Any]:
     return first if first is not None and "unix_s" not in first else {}
 
 
-def read_samples(path: Path) -> list[dict[str, Any]]:
-    """Read the samples of an uncompacted trace; its header and other rows are left out."""
-    return [row for row in read_jsonl(path) if "unix_s" in row]
-
-
 def write_parquet(frame: pl.DataFrame, path: Path, header: dict[str, Any]) -> None:
     """Write `frame` with its header to `path`.
 
@@ -114,20 +104,13 @@ def write_parquet(frame: pl.DataFrame, path: Path, header: dict[str, Any]) -> No
     )
 
 
-def frame_of(found: Sequence[object], kind: type) -> pl.DataFrame:
-    """Turn dataclasses of `kind` into a frame."""
-    schema = _known_schema(kind)
-    fields = [f.name for f in dataclasses.fields(kind)]
-    return pl.DataFrame([[getattr(row, f) for f in fields] for row in found], schema, orient="row")
-
-
-def trace_frame(found: list[dict[str, Any]], kind: type, path: Path) -> pl.DataFrame:
-    """Turn rows of a trace into a frame; a dictionary becomes a struct of all its keys.
+def frame_of(found: list[dict[str, Any]], kind: type, path: Path) -> pl.DataFrame:
+    """Turn rows into a frame; a dictionary becomes a struct of all its keys.
 
     Columns that `kind` does not contain are kept, so new metrics need no change here.
-    path: of the trace, for messages. Raises DataError if a row is damaged.
+    path: of the rows, for messages. Raises DataError if a row is damaged.
     """
-    schema = _known_schema(kind)
+    schema = schema_of(kind)
     kept = [{k: v for k, v in row.items() if v not in ({}, [])} for row in found]
     try:
         frame = pl.DataFrame(kept, schema_overrides=schema, infer_schema_length=None, strict=False)
@@ -138,16 +121,8 @@ def trace_frame(found: list[dict[str, Any]], kind: type, path: Path) -> pl.DataF
 
 
 @cache
-def schema_of(kind: Any) -> dict[str, PolarsDataType] | None:
-    """Return the column types of a dataclass; None where rows differ in nested fields."""
-    types_found = {name: _data_type(hint) for name, hint in typing.get_type_hints(kind).items()}
-    if None in types_found.values():
-        return None
-    return {name: found for name, found in types_found.items() if found is not None}
-
-
-@cache
-def _known_schema(kind: Any) -> dict[str, PolarsDataType]:
+def schema_of(kind: Any) -> dict[str, PolarsDataType]:
+    """Return the column types of a dataclass, without nested fields: they differ between rows."""
     found = {name: _data_type(hint) for name, hint in typing.get_type_hints(kind).items()}
     return {name: each for name, each in found.items() if each is not None}
 
@@ -200,7 +175,7 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> pl.DataFrame | N
 
 
 def _read_lines(path: Path, kind: type) -> pl.DataFrame:
-    schema = _known_schema(kind)
+    schema = schema_of(kind)
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]  # the writer may have been killed within the last row
     try:
@@ -216,7 +191,7 @@ def _read_slowly(path: Path, kind: type) -> pl.DataFrame:
     """Read line by line: accepts NaN, and names the damaged line."""
     found = list(read_jsonl(path))
     try:
-        return pl.DataFrame(found, schema=_known_schema(kind))
+        return pl.DataFrame(found, schema=schema_of(kind))
     except (pl.exceptions.PolarsError, TypeError) as error:
         raise DataError(f"{path}: expected the fields of {kind.__name__}: {error}") from error
 
