@@ -8,23 +8,19 @@ against the sequential baseline, of its own precision if there is one.
 
 from __future__ import annotations
 
-import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paceline.analysis import resources
-from paceline.analysis.background_load import disturbance, disturbance_flags
+from paceline.analysis.background_load import disturbance_flags
 from paceline.analysis.comparison import Comparison, Tie, UnfinishedTrial
 from paceline.analysis.compression import compression_effects
 from paceline.analysis.configuration import node_setup
-from paceline.analysis.equivalence import equivalence_of
 from paceline.analysis.local_global import relate
 from paceline.analysis.pairwise import Pairwise
-from paceline.analysis.phases import trial_phases
-from paceline.analysis.pipeline import trial_pipeline
-from paceline.analysis.reading import TrialRecord, load_manifest, load_run, read_hosts
+from paceline.analysis.reading import TrialRecord, load_manifest, load_run
 from paceline.analysis.rows import Measured, configuration_row, is_equivalent, planned_row
 from paceline.analysis.statistics import (
     CONFIDENCE,
@@ -32,11 +28,8 @@ from paceline.analysis.statistics import (
     Series,
     ratio_interval,
     run_noise,
-    series,
 )
-from paceline.analysis.steps import global_steps, read_steps
-from paceline.analysis.trial_analysis import TrialAnalysis
-from paceline.analysis.usage import trial_usage
+from paceline.analysis.trial_analysis import TrialAnalysis, analyse_trial
 from paceline.analysis.verdict import make_verdict
 from paceline.errors import NotComparable
 from paceline.plan.selection import matching, no_match
@@ -46,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from paceline.analysis.row import Row
-    from paceline.analysis.steps import GlobalSteps
     from paceline.records.layout import RunFiles, TrialFiles
 
 
@@ -186,7 +178,7 @@ def _analyse_all(records: Sequence[TrialRecord]) -> dict[str, tuple[TrialAnalysi
     found: dict[str, list[TrialAnalysis]] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
         analyses = pool.map(
-            lambda record: _analyse(record, _equivalence_baseline(record, baselines)), records
+            lambda record: analyse_trial(record, _equivalence_baseline(record, baselines)), records
         )
         for record, analysis in zip(records, analyses, strict=True):
             found.setdefault(record.trial.configuration, []).append(analysis)
@@ -217,49 +209,6 @@ def _no_baseline(records: Sequence[TrialRecord]) -> str:
     failures = (_failure(record) for record in records if record.trial.is_baseline)
     failure = next((reason for reason in failures if reason is not None), None)
     return "no baseline finished" if failure is None else f"the baseline failed ({failure})"
-
-
-def _analyse(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnalysis:
-    table = read_steps(record)
-    steps = global_steps(record, table)
-    hosts = read_hosts(record.files)
-    first = None
-    if record.outcome is not None and len(steps.step) and steps.step[0] == 0:
-        first = float(steps.ended_unix_s[0]) - record.outcome.launched_unix_s
-    samples_per_s, step_s = _reduce(record, steps)
-    return TrialAnalysis(
-        record=record,
-        steps=steps,
-        phases=trial_phases(record, table),
-        usage=trial_usage(record, hosts),
-        disturbance=disturbance(record, hosts),
-        pipeline=trial_pipeline(record, table),
-        equivalence=None if baseline is None else equivalence_of(record.files, baseline),
-        samples_per_s=samples_per_s,
-        step_s=step_s,
-        time_to_first_step_s=first,
-    )
-
-
-def _reduce(record: TrialRecord, steps: GlobalSteps) -> tuple[Series | None, Series | None]:
-    """Reduce the rates and the times of the steady steps.
-
-    Where every step has the same number of samples, the rate is that number over the time, and the
-    bootstrap is needed only once.
-    """
-    warmup, period = record.trial.training.warmup_steps, record.trial.round_steps
-    rates, times = steps.samples_per_s(warmup, period), steps.step_s(warmup, period)
-    found = series(rates, record.trial.id)
-    if found is None:
-        return None, None
-    samples = rates * times
-    if not np.allclose(samples, samples[0], rtol=1e-9, atol=0):
-        return found, series(times, record.trial.id)
-    log_samples = math.log(samples[0])
-    mirrored = Series(
-        log_median=float(np.log(np.median(times))), log_draws=log_samples - found.log_draws
-    )
-    return found, mirrored
 
 
 def _equivalence_baseline(

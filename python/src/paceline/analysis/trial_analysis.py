@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline.analysis.background_load import disturbance
+from paceline.analysis.equivalence import equivalence_of
+from paceline.analysis.phases import trial_phases
+from paceline.analysis.pipeline import trial_pipeline
+from paceline.analysis.reading import read_hosts
+from paceline.analysis.statistics import Series, series
+from paceline.analysis.steps import global_steps, read_steps
+from paceline.analysis.usage import trial_usage
 
 if TYPE_CHECKING:
     from paceline.analysis.background_load import Disturbance
@@ -11,9 +23,9 @@ if TYPE_CHECKING:
     from paceline.analysis.phases import RankPhases
     from paceline.analysis.pipeline import Pipeline
     from paceline.analysis.reading import TrialRecord
-    from paceline.analysis.statistics import Series
     from paceline.analysis.steps import GlobalSteps
     from paceline.analysis.usage import Usage
+    from paceline.records.layout import TrialFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +46,47 @@ class TrialAnalysis:
     @property
     def repeat(self) -> int:
         return self.record.trial.repeat
+
+
+def analyse_trial(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnalysis:
+    """Analyse one finished trial; check it against `baseline` if that was not done yet."""
+    table = read_steps(record)
+    steps = global_steps(record, table)
+    hosts = read_hosts(record.files)
+    first = None
+    if record.outcome is not None and len(steps.step) and steps.step[0] == 0:
+        first = float(steps.ended_unix_s[0]) - record.outcome.launched_unix_s
+    samples_per_s, step_s = _reduce(record, steps)
+    return TrialAnalysis(
+        record=record,
+        steps=steps,
+        phases=trial_phases(record, table),
+        usage=trial_usage(record, hosts),
+        disturbance=disturbance(record, hosts),
+        pipeline=trial_pipeline(record, table),
+        equivalence=None if baseline is None else equivalence_of(record.files, baseline),
+        samples_per_s=samples_per_s,
+        step_s=step_s,
+        time_to_first_step_s=first,
+    )
+
+
+def _reduce(record: TrialRecord, steps: GlobalSteps) -> tuple[Series | None, Series | None]:
+    """Reduce the rates and the times of the steady steps.
+
+    Where every step has the same number of samples, the rate is that number over the time, and the
+    bootstrap is needed only once.
+    """
+    warmup, period = record.trial.training.warmup_steps, record.trial.round_steps
+    rates, times = steps.samples_per_s(warmup, period), steps.step_s(warmup, period)
+    found = series(rates, record.trial.id)
+    if found is None:
+        return None, None
+    samples = rates * times
+    if not np.allclose(samples, samples[0], rtol=1e-9, atol=0):
+        return found, series(times, record.trial.id)
+    log_samples = math.log(samples[0])
+    mirrored = Series(
+        log_median=float(np.log(np.median(times))), log_draws=log_samples - found.log_draws
+    )
+    return found, mirrored
