@@ -47,13 +47,27 @@ class _Mount(NamedTuple):
     root: PurePosixPath  # the part of the hierarchy that is mounted
     point: Path
 
+    def has(self, controller: str, controllers: frozenset[str]) -> bool:
+        """Return whether it limits `controller` for a group with these controllers (v2: none)."""
+        if self.version == 2:
+            return not controllers
+        return controller in controllers & self.controllers
+
+    def folders(self, group: PurePosixPath) -> Iterator[Path]:
+        """Yield the folder of a group, then those of its ancestors.
+
+        In a container the group may name the host's hierarchy, of which only our own part is
+        mounted: then the mount's root is our group.
+        """
+        inside = group.relative_to(self.root) if group.is_relative_to(self.root) else None
+        own = self.point / inside if inside and (self.point / inside).is_dir() else self.point
+        yield own
+        yield from (folder for folder in own.parents if folder.is_relative_to(self.point))
+
 
 def read_limits(pid: int | str = "self", proc: Path = Path("/proc")) -> CgroupLimits:
     """Return the limits of `pid`; all None without control groups or limits."""
-    hierarchy = _Hierarchy(pid, proc)
-    cpus = [limit for folder in hierarchy.folders("cpu") for limit in _cpu_limit(folder)]
-    memory = [limit for folder in hierarchy.folders("memory") for limit in _memory_limit(folder)]
-    return CgroupLimits(min(cpus, default=None), min(memory, default=None))
+    return find_places(pid, proc).limits
 
 
 def find_places(pid: int | str = "self", proc: Path = Path("/proc")) -> CgroupPlaces:
@@ -115,7 +129,13 @@ class _Hierarchy:
 
     def folders(self, controller: str) -> list[Path]:
         """Return the groups whose limits for `controller` apply, from the process's own upwards."""
-        return list(_folders(self._mounts, self._groups, controller))
+        return [
+            folder
+            for controllers, path in self._groups
+            for mount in self._mounts
+            if mount.has(controller, controllers)
+            for folder in mount.folders(path)
+        ]
 
 
 def _tightest(
@@ -153,30 +173,6 @@ def _groups(cgroup: Path) -> Iterator[tuple[frozenset[str], PurePosixPath]]:
     for line in _text(cgroup).splitlines():
         _, controllers, path = line.split(":", 2)
         yield frozenset(filter(None, controllers.split(","))), PurePosixPath(path)
-
-
-def _folders(
-    mounts: list[_Mount],
-    groups: list[tuple[frozenset[str], PurePosixPath]],
-    controller: str,
-) -> Iterator[Path]:
-    for controllers, path in groups:
-        for mount in mounts:
-            is_v1_match = mount.version == 1 and controller in controllers & mount.controllers
-            is_v2_match = mount.version == 2 and not controllers
-            if not (is_v1_match or is_v2_match):
-                continue
-            # In a container the path may name the host's hierarchy, of which only our own part is
-            # mounted: then the mount's root is our group.
-            inside = path.relative_to(mount.root) if path.is_relative_to(mount.root) else None
-            own = (
-                mount.point / inside if inside and (mount.point / inside).is_dir() else mount.point
-            )
-            yield own
-            for folder in own.parents:
-                if not folder.is_relative_to(mount.point):
-                    break
-                yield folder
 
 
 def _cpu_limit(folder: Path) -> Iterator[float]:

@@ -27,7 +27,7 @@ def start_killer(parent: int, grace_s: float) -> None:
         os.close(own_handle)
         os.wait()
         return
-    if os.fork() > 0:  # a second fork, so that COMMAND has no child that it does not know
+    if os.fork() > 0:  # a second fork, so that COMMAND has no unexpected child
         os._exit(0)
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)

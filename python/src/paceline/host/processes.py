@@ -49,7 +49,10 @@ class Stat:
 
     @property
     def started_unix_s(self) -> float:
-        """Return the start time, to about 10 ms."""
+        """Return the start time, to about 10 ms.
+
+        psutil's is up to a second off, because it adds the ticks to a boot time in whole seconds.
+        """
         since_boot_s = self.start_ticks / _TICKS_PER_S
         return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s)
 
@@ -67,7 +70,7 @@ def read_stat(pid: int) -> Stat | None:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The identity of a process: its start time tells it from a later process with its pid."""
+    """The identity of a process: the start time distinguishes it from a later one with its pid."""
 
     pid: int
     start_ticks: int

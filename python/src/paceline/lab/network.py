@@ -82,7 +82,7 @@ def namespaces() -> list[str]:
 
 
 def processes_in(namespace: str) -> set[int]:
-    """Return the process ids in a namespace, as this machine numbers them; none if it is gone."""
+    """Return the process ids in a namespace, as this machine numbers them; none without it."""
     try:
         return {int(pid) for pid in _run("ip", "netns", "pids", namespace).split()}
     except EnvironmentLacks:

@@ -152,7 +152,7 @@ class Trial(_Value):
 
     @property
     def details(self) -> list[str]:
-        """Words that tell apart configurations of the same layout and labels."""
+        """Words that distinguish configurations of the same layout and labels."""
         return [detail for each in self.options for detail in each.details()]
 
 

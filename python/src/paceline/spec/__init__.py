@@ -1,4 +1,4 @@
-"""The spec: what the user asked for, frozen and validated, with all faults reported at once."""
+"""The spec: the user's request, frozen and validated, with all faults reported at once."""
 
 from paceline.spec.loading import Spec, load_spec, shipped_experiments
 from paceline.spec.models import (

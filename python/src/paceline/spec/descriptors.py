@@ -1,4 +1,4 @@
-"""Base classes of the descriptors: everything that others need to know about an extension.
+"""Base classes of the descriptors: the facts about an extension that others need.
 
 A descriptor is a plain class in the extension's own folder. It imports nothing heavy; the
 implementation that it names ("module:attribute") is imported only in the process that needs it.
@@ -48,7 +48,7 @@ class OptionModel(BaseModel):
         return 1
 
     def name_parts(self, placement: Placement) -> Iterator[str]:
-        """Yield suffixes of the configuration's name that tell these options from the defaults."""
+        """Yield suffixes of the configuration's name for options that are not the defaults."""
         yield from ()
 
     def labels(self) -> Iterator[str]:
@@ -149,9 +149,9 @@ class StrategyDescriptor(Descriptor):
 
 
 class TransportDescriptor(Descriptor):
-    """A transport: what carries gradients between ranks."""
+    """A transport: the communication backend between ranks."""
 
-    devices: ClassVar[tuple[str, ...]] = ("cpu",)  # whose memory it carries
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)  # whose memory it can send
     needs: ClassVar[str | None] = None  # a capability that the launcher must provide
     spans_nodes: ClassVar[bool] = True
     joins_ranks: ClassVar[bool] = True  # False: for a single rank

@@ -60,7 +60,7 @@ def first_given(name: str, workload: WorkloadRequest, experiment: Experiment) ->
 
 
 def known_steps(workload: WorkloadRequest, experiment: Experiment) -> int | None:
-    """Return the steps of the training; None if only the data set would tell."""
+    """Return the steps of the training; None if it depends on the data set."""
     limit = first_given("max_steps", workload, experiment)
     if workload.data is not None:
         return cast("int | None", limit)

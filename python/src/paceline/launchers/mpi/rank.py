@@ -131,7 +131,7 @@ def _train(
 
 
 def _store_address(world: World, job: Job) -> StoreAddress:
-    """Listen on rank 0 and tell the other ranks the address; collective."""
+    """Listen on rank 0 and send the address to the other ranks; collective."""
     address = listen_on(job.trial.interface) if world.rank == 0 else None
     found = world.of_rank_0(None if address is None else (address.host, address.port))
     assert found is not None

@@ -50,7 +50,7 @@ def run_barrier_rank(job: Job, rank: int, all_gather: Callable[[str], list[str]]
     all_gather: of the barrier task. It is called once, because a call takes Spark about a second.
     Raises BarrierTaskFailed for the driver, after the rank's status has been written.
     """
-    address = listen_on(job.trial.interface)  # in every task: nobody knows yet where rank 0 is
+    address = listen_on(job.trial.interface)  # in every task: the host of rank 0 is not known yet
     own = TaskPlace(
         host=host_name(),
         address=address.host,

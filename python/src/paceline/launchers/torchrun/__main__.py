@@ -71,7 +71,7 @@ def torchrun_place(environment: Mapping[str, str] = os.environ) -> tuple[int, in
 def exchange_address(job: Job, rank: int) -> StoreAddress:
     """Return rank 0's address. Raises TimedOut after `limits.rendezvous_s`."""
     path = job.files.root / "rendezvous.json"
-    agent = os.getppid()  # tells this start from any earlier one
+    agent = os.getppid()  # distinguishes this start from earlier ones
     if rank == 0:
         address = listen_on(job.trial.interface)
         write_json(path, {"agent": agent, "host": address.host, "port": address.port})
