@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.records.rows import CommunicationRow, StepRow
-from paceline.records.tables import rows
-from paceline.telemetry.training import TrainingProgress, advance, advance_operation
+from paceline.records.tables import read_table
+from paceline.telemetry.training import TrainingProgress
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from paceline.records.layout import RankFiles
 
 
@@ -21,33 +23,28 @@ class RankHistory:
 
     def __init__(self, rank: int, files: RankFiles, replicas: int, *, failed: bool) -> None:
         self._replicas, self._failed = replicas, failed
-        self._steps = sorted(rows(files.steps, StepRow), key=_step_ended)
-        self._operations = sorted(
-            rows(files.communication, CommunicationRow), key=lambda row: row.ended_unix_s
-        )
-        # A rank that failed is shown as failed from its last row on.
-        ended = [*map(_step_ended, self._steps), *(row.ended_unix_s for row in self._operations)]
-        self._last_row_unix_s = max(ended, default=0.0)
-        self._steps_done = self._operations_done = 0
+        steps = read_table(files.steps, StepRow)
+        operations = read_table(files.communication, CommunicationRow)
+        rows = [*steps.iter_rows(named=True), *operations.iter_rows(named=True)]
+        self._rows = sorted(rows, key=_ended_unix_s)
+        self._done = 0
         self._progress = TrainingProgress(rank=rank)
 
     def until(self, unix_s: float) -> TrainingProgress:
         """Return the progress at `unix_s`, on the rank's own clock; times must not decrease."""
-        while self._steps_done < len(self._steps):
-            step = self._steps[self._steps_done]
-            if _step_ended(step) > unix_s:
-                break
-            self._progress = advance(self._progress, step, self._replicas)
-            self._steps_done += 1
-        while self._operations_done < len(self._operations):
-            operation = self._operations[self._operations_done]
-            if operation.ended_unix_s > unix_s:
-                break
-            self._progress = advance_operation(self._progress, operation)
-            self._operations_done += 1
-        failed = self._failed and unix_s >= self._last_row_unix_s
-        return dataclasses.replace(self._progress, failed=failed)
+        while self._done < len(self._rows) and _ended_unix_s(self._rows[self._done]) <= unix_s:
+            row = self._rows[self._done]
+            if "step_s" in row:
+                self._progress.add_step(row, self._replicas)
+            else:
+                self._progress.add_operation(row)
+            self._done += 1
+        # A rank that failed is shown as failed from its last row on.
+        failed = self._failed and self._done == len(self._rows)
+        return dataclasses.replace(self._progress.copy(), failed=failed)
 
 
-def _step_ended(row: StepRow) -> float:
-    return row.started_unix_s + row.step_s
+def _ended_unix_s(row: Mapping[str, Any]) -> float:
+    """Return when a step or an operation ended."""
+    ended: float = row["started_unix_s"] + row["step_s"] if "step_s" in row else row["ended_unix_s"]
+    return ended

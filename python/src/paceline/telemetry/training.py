@@ -12,14 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from paceline.records.files import fields_of
 from paceline.records.phases import RANK_STEP_PHASES
 from paceline.telemetry.metrics.training import STEP_SECONDS_BUCKETS
 from paceline.telemetry.tail import LineTail
 
 if TYPE_CHECKING:
     from paceline.records.layout import RankFiles
-    from paceline.records.rows import CommunicationRow, StepRow
     from paceline.telemetry.rank_finder import RankFinder
 
 _PHASE_KEYS = tuple((phase, f"{phase}_s") for phase in RANK_STEP_PHASES)
@@ -61,56 +59,40 @@ class TrainingProgress:
             operations=dict(self.operations),
         )
 
+    def add_step(self, row: Mapping[str, Any], replicas: int = 1) -> None:
+        """Add the fields of a StepRow. Raises before any change if a field is missing or wrong.
 
-def advance(progress: TrainingProgress, row: StepRow, replicas: int = 1) -> TrainingProgress:
-    """Return a copy of `progress` with one more step.
+        replicas: model replicas of the whole trial. In a pipeline, the stage that has the loss has
+            no samples of its own: an equal share of the global batch is assumed.
+        """
+        loss, epoch = _mean_loss(row, replicas), row["epoch"]
+        step_s: float = row["step_s"]
+        samples, step_s_sum = self.samples + row["samples"], self.step_s_sum + step_s
+        # A counter must not decrease; rounding can make other_s negative.
+        phase_s = {
+            name: self.phase_s[name] + max(0.0, row.get(key) or 0.0) for name, key in _PHASE_KEYS
+        }
+        ended_unix_s = row["started_unix_s"] + step_s
+        last_unix_s = self.last_step_ended_unix_s
+        self.last_step_ended_unix_s = max(ended_unix_s, last_unix_s or ended_unix_s)
+        self.steps += 1
+        self.samples, self.step_s_sum, self.phase_s = samples, step_s_sum, phase_s
+        self.epoch = epoch
+        self.loss = self.loss if loss is None else loss
+        self.step_counts[bisect_left(STEP_SECONDS_BUCKETS, step_s)] += 1
 
-    replicas: model replicas of the whole trial. In a pipeline, the stage that has the loss has no
-        samples of its own: an equal share of the global batch is assumed.
-    """
-    further = progress.copy()
-    _add_step(further, fields_of(row), replicas)
-    return further
-
-
-def advance_operation(progress: TrainingProgress, row: CommunicationRow) -> TrainingProgress:
-    """Return a copy of `progress` with one more operation."""
-    further = progress.copy()
-    _add_operation(further, fields_of(row))
-    return further
-
-
-def _add_step(progress: TrainingProgress, row: Mapping[str, Any], replicas: int) -> None:
-    """Add the fields of a StepRow. Raises before any change if a field is missing or wrong."""
-    loss, epoch = _mean_loss(row, replicas), row["epoch"]
-    step_s: float = row["step_s"]
-    samples, step_s_sum = progress.samples + row["samples"], progress.step_s_sum + step_s
-    # A counter must not decrease; rounding can make other_s negative.
-    phase_s = {
-        name: progress.phase_s[name] + max(0.0, row.get(key) or 0.0) for name, key in _PHASE_KEYS
-    }
-    ended_unix_s = row["started_unix_s"] + step_s
-    last_unix_s = progress.last_step_ended_unix_s
-    progress.last_step_ended_unix_s = max(ended_unix_s, last_unix_s or ended_unix_s)
-    progress.steps += 1
-    progress.samples, progress.step_s_sum, progress.phase_s = samples, step_s_sum, phase_s
-    progress.epoch = epoch
-    progress.loss = progress.loss if loss is None else loss
-    progress.step_counts[bisect_left(STEP_SECONDS_BUCKETS, step_s)] += 1
-
-
-def _add_operation(progress: TrainingProgress, row: Mapping[str, Any]) -> None:
-    """Add the fields of a CommunicationRow."""
-    totals = progress.operations.get(row["operation"], OperationTotals())
-    sent_bytes = totals.sent_bytes
-    if row["sent_bytes"] is not None:
-        sent_bytes = (sent_bytes or 0) + row["sent_bytes"]
-    progress.operations[row["operation"]] = OperationTotals(
-        operations=totals.operations + 1,
-        payload_bytes=totals.payload_bytes + row["payload_bytes"],
-        sent_bytes=sent_bytes,
-        seconds=totals.seconds + max(0.0, row["ended_unix_s"] - row["arrived_unix_s"]),
-    )
+    def add_operation(self, row: Mapping[str, Any]) -> None:
+        """Add the fields of a CommunicationRow. Raises like `add_step`."""
+        totals = self.operations.get(row["operation"], OperationTotals())
+        sent_bytes = totals.sent_bytes
+        if row["sent_bytes"] is not None:
+            sent_bytes = (sent_bytes or 0) + row["sent_bytes"]
+        self.operations[row["operation"]] = OperationTotals(
+            operations=totals.operations + 1,
+            payload_bytes=totals.payload_bytes + row["payload_bytes"],
+            sent_bytes=sent_bytes,
+            seconds=totals.seconds + max(0.0, row["ended_unix_s"] - row["arrived_unix_s"]),
+        )
 
 
 def _mean_loss(row: Mapping[str, Any], replicas: int) -> float | None:
@@ -176,8 +158,8 @@ class _RankTail:
             self._progress = TrainingProgress(rank=self._rank)
         further = self._progress.copy()
         further.failed = failed
-        self._take(self._steps, lambda row: _add_step(further, row, self._replicas), to_the_end)
-        self._take(self._operations, lambda row: _add_operation(further, row), to_the_end)
+        self._take(self._steps, lambda row: further.add_step(row, self._replicas), to_the_end)
+        self._take(self._operations, further.add_operation, to_the_end)
         self._progress = further
         return further
 
