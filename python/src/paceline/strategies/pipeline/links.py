@@ -6,32 +6,17 @@ The sender writes into memory on which the receiver computes directly.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.training.devices import CPU
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from paceline.strategies.pipeline.shapes import Activation
-
-
-class Slots(Protocol):
-    """One direction between two ranks (paceline.transports.shared.channel.Channel)."""
-
-    def slot(self, index: int) -> NDArray[np.uint8]: ...
-
-    def begin(self) -> None: ...
-
-    def post(self, index: int) -> None: ...
-
-    def wait(self, index: int) -> None: ...
-
-    def release(self) -> None: ...
+    from paceline.transports.shared.channel import Channel
 
 
 class Link:
@@ -42,7 +27,7 @@ class Link:
     also made for a micro-batch without samples.
     """
 
-    def __init__(self, slots: Slots, activation: Activation, device: torch.device = CPU) -> None:
+    def __init__(self, slots: Channel, activation: Activation, device: torch.device = CPU) -> None:
         self._slots = slots
         self._activation = activation
         self._device = device
@@ -92,7 +77,7 @@ class SplitPoint:
     gradients: Link
 
 
-def pin(slots: Slots, count: int, device: torch.device) -> None:
+def pin(slots: Channel, count: int, device: torch.device) -> None:
     """Pin the slots so that a GPU can read and write them directly; does nothing on the CPU."""
     if device.type == "cuda":
         start, last = slots.slot(0).ctypes.data, slots.slot(count - 1)

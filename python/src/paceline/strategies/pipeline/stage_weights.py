@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from paceline.strategies.reduction.flat_layout import copy_shards
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 
 if TYPE_CHECKING:
@@ -86,20 +87,13 @@ class StageWeights:
         self._replicas.synchronise()
         for replica, shards in enumerate(self._replicas.shards):
             if self._has_copy and replica != self._replicas.own:
-                _copy(shards, self._shared, self._weights)
+                copy_shards(shards, self._shared, self._weights)
 
     def publish(self) -> None:
         """Copy this worker's shards of the weights into the shared memory, if it has a copy of its
         own."""
         if self._has_copy:
-            _copy(self.shard.parameter_shards, self._weights, self._shared)
+            copy_shards(self.shard.parameter_shards, self._weights, self._shared)
 
     def _gradient_of(self, replica: SharedGradients, shard: ParameterShard) -> Tensor:
         return replica.read(shard).to(self._weights.device)
-
-
-def _copy(shards: Sequence[ParameterShard], source: Tensor, target: Tensor) -> None:
-    """Copy shards from one flat array to another."""
-    for shard in shards:
-        place = slice(shard.offset, shard.offset + shard.stop - shard.start)
-        target[place].copy_(source[place])

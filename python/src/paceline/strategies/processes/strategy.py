@@ -172,7 +172,7 @@ class ProcessesStrategy(LocalStrategy):
         return dict(self._model.state_dict())
 
     def describe(self) -> dict[str, Any]:
-        sizes = [4 * sum(s.stop - s.start for s in shards) for shards in self._shards_by_rank]
+        sizes = [4 * sum(s.elements for s in shards) for shards in self._shards_by_rank]
         return {
             "shard_bytes": sizes,
             "by_sufficient_factors": sorted(self._rows),

@@ -33,6 +33,15 @@ class ParameterShard:
     stop: int
     offset: int  # index of element `start` in the flat array
 
+    @property
+    def elements(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def place(self) -> slice:
+        """Return the elements of the flat array that hold the shard."""
+        return slice(self.offset, self.offset + self.elements)
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -106,7 +115,7 @@ class FlatLayout:
     def shape_of(self, shard: ParameterShard) -> tuple[int, ...]:
         """Return (rows, elements per row) of a shard that consists of whole rows of a matrix (or of
         a tensor that can be viewed as one), else (elements,)."""
-        place, elements = self._places[shard.name], shard.stop - shard.start
+        place, elements = self._places[shard.name], shard.elements
         row = place.elements // place.shape[0] if place.shape else 1
         if row == 1 or place.strides[0] != row or shard.start % row or elements % row:
             return (elements,)
@@ -178,6 +187,12 @@ def _same_order(place: _Place, strides: tuple[int, ...]) -> bool:
         size == 1 or ours == theirs
         for size, ours, theirs in zip(place.shape, place.strides, strides, strict=True)
     )
+
+
+def copy_shards(shards: Iterable[ParameterShard], source: Tensor, target: Tensor) -> None:
+    """Copy shards from one flat array to another."""
+    for shard in shards:
+        target[shard.place].copy_(source[shard.place])
 
 
 def shared_floats(shared: SharedNode, name: str, elements: int) -> Tensor:

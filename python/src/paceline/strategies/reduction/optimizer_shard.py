@@ -35,9 +35,7 @@ class OptimizerShard:
     ) -> None:
         self.parameter_shards = parameter_shards
         self._layout = layout
-        self._parameters = [
-            nn.Parameter(weights[s.offset : s.offset + s.stop - s.start]) for s in parameter_shards
-        ]
+        self._parameters = [nn.Parameter(weights[s.place]) for s in parameter_shards]
         # A worker owns nothing if there are more workers than cache lines of parameters.
         owns = bool(parameter_shards)
         self._optimizer = make_optimizer(self._parameters, training) if owns else None
@@ -82,7 +80,7 @@ class OptimizerShard:
     def copy_gradients_to(self, flat: Tensor) -> None:
         """Copy the gradients to their places in a flat array of the layout."""
         for shard, gradient in zip(self.parameter_shards, self.gradient_tensors(), strict=True):
-            flat[shard.offset : shard.offset + gradient.numel()] = gradient
+            flat[shard.place] = gradient
 
 
 def shard_of(layout: FlatLayout, gradients: Mapping[str, Tensor], shard: ParameterShard) -> Tensor:

@@ -32,15 +32,14 @@ class SharedGradients:
         self._places: dict[ParameterShard, Tensor] = {}
         position = 0
         for shard in _shards_of_others(shards_by_worker, worker):
-            elements = shard.stop - shard.start
-            self._places[shard] = memory[position : position + elements]
-            position += elements
+            self._places[shard] = memory[position : position + shard.elements]
+            position += shard.elements
         self._owned = {shard.name for shard in shards_by_worker[worker]}
 
     @staticmethod
     def elements_needed(shards_by_worker: Sequence[Sequence[ParameterShard]], worker: int) -> int:
         """Return the number of float32 elements of the memory: all elements that others own."""
-        return sum(s.stop - s.start for s in _shards_of_others(shards_by_worker, worker))
+        return sum(s.elements for s in _shards_of_others(shards_by_worker, worker))
 
     def write_in_backward(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Write each gradient as soon as a backward pass has computed it.

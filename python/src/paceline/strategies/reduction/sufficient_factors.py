@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from paceline.strategies.reduction.flat_layout import copy_shards
 from paceline.training.linear import bias_gradient, joined, linear_that_keeps, weight_gradient
 
 if TYPE_CHECKING:
@@ -68,9 +69,7 @@ class LowPrecisionWeights:
     def refresh(self, shards: Sequence[ParameterShard]) -> None:
         """Copy the stepped shards, as far as they are in `names`. Call it before the barrier of the
         workers."""
-        for shard in (p for p in shards if p.name in self._names):
-            place = slice(shard.offset, shard.offset + shard.stop - shard.start)
-            self._copy[place].copy_(self._weights[place])
+        copy_shards((s for s in shards if s.name in self._names), self._weights, self._copy)
 
 
 class SharedFactors:
@@ -162,7 +161,7 @@ class RowGradients:
     ) -> None:
         """shards: the shards that the worker owns; those of parameters in `rows` are whole rows."""
         self._layout = layout
-        self._memory = {s.name: torch.empty(s.stop - s.start) for s in shards if s.name in rows}
+        self._memory = {s.name: torch.empty(s.elements) for s in shards if s.name in rows}
         self._rows = rows
 
     def compute(self, shard: ParameterShard, factors: Sequence[SufficientFactors]) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Buckets of gradients, and the interface of sums over ranks.
+"""Buckets of gradients, the interface of sums over ranks, and collectives of bytes.
 
 Gradients are summed, never averaged: each rank's gradients are already its part of the global mean.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+import torch.distributed as dist
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
     from torch import Tensor
 
 
@@ -117,3 +119,17 @@ def bytes_of(tensor: Tensor) -> int:
 def only_tensor(future: torch.futures.Future[Sequence[Tensor]]) -> Tensor:
     """Return the result of a work on one tensor."""
     return future.value()[0]
+
+
+def all_to_all(parts: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Send row k of `parts`, shape (ranks, n), to rank k. Return the received rows by sender."""
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=group)
+    return received
+
+
+def all_gather(own: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Gather `own`, shape (n,), with the same n on all ranks. Return shape (ranks, n)."""
+    gathered = own.new_empty((dist.get_world_size(group), own.numel()))
+    dist.all_gather(list(gathered.unbind()), own, group=group)
+    return gathered

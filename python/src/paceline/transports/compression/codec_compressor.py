@@ -24,8 +24,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from paceline.transports.compression.base import all_gather_bytes, bytes_of, exchange_bytes
-from paceline.transports.compression.collectives import all_gather, all_to_all
+from paceline.transports.compression.base import (
+    all_gather,
+    all_gather_bytes,
+    all_to_all,
+    bytes_of,
+    exchange_bytes,
+)
 from paceline.transports.compression.residuals import Residuals
 
 if TYPE_CHECKING:

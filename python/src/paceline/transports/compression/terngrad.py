@@ -19,8 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from paceline.transports.compression.base import all_gather_bytes, bytes_of
-from paceline.transports.compression.collectives import all_gather
+from paceline.transports.compression.base import all_gather, all_gather_bytes, bytes_of
 
 if TYPE_CHECKING:
     from paceline.transports.compression.base import Bucket

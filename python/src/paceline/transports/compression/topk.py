@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.transports.compression.base import all_gather_bytes, bytes_of
-from paceline.transports.compression.collectives import all_gather
+from paceline.transports.compression.base import all_gather, all_gather_bytes, bytes_of
 from paceline.transports.compression.residuals import Residuals
 
 if TYPE_CHECKING:
