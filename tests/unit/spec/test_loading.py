@@ -1,4 +1,5 @@
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,23 @@ def test_shipped_experiment_is_valid(name):
     experiment, text = load_spec(name)
     assert experiment.name == name
     assert text == shipped_experiments()[name]
+
+
+def test_python_values_give_the_spec_that_their_toml_gives():
+    document = tomllib.loads(GOOD)
+    experiment, text = load_spec(document)
+    assert experiment == parse_spec(GOOD, "mine.toml")
+    assert tomllib.loads(text) == document
+    assert load_spec(experiment) == (experiment, text)
+    assert load_spec(load_spec(document)) == (experiment, text)
+
+
+def test_faults_of_python_values_are_reported():
+    document = tomllib.loads(GOOD)
+    with pytest.raises(UsageError, match=r"the spec: 1 fault:\n  - sede: no such key\. Did you"):
+        load_spec({**document, "sede": 1})
+    with pytest.raises(UsageError, match="leave out a key instead of None"):
+        load_spec({**document, "tune": None})
 
 
 def test_shipped_experiments_are_those_documented():

@@ -1,6 +1,6 @@
 """The spec: the user's request, frozen and validated, with all faults reported at once."""
 
-from paceline.spec.loading import Spec, load_spec, shipped_experiments
+from paceline.spec.loading import Spec, SpecSource, load_spec, shipped_experiments
 from paceline.spec.models import (
     Experiment,
     Limits,
@@ -19,6 +19,7 @@ __all__ = [
     "Precision",
     "ReadingMode",
     "Spec",
+    "SpecSource",
     "TelemetrySettings",
     "TrialRequest",
     "TuneSettings",

@@ -1,12 +1,15 @@
-"""Load a spec from a TOML file or by the name of a shipped experiment."""
+"""Load a spec: from a TOML file, by the name of a shipped experiment, or from Python values."""
 
 from __future__ import annotations
 
+import os
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import tomli_w
 from pydantic import ValidationError
 
 from paceline.errors import UsageError
@@ -41,18 +44,46 @@ class Spec(NamedTuple):
     text: str  # TOML; with the changes from the command line
 
 
-def load_spec(name_or_path: str, settings: Sequence[str] = ()) -> Spec:
+# A TOML file, the name of a shipped experiment, the content of such a file, or a checked spec.
+SpecSource = str | os.PathLike[str] | Mapping[str, Any] | Experiment | Spec
+# Only the keys that were set, by their names in the spec.
+AS_WRITTEN: dict[str, Any] = {
+    "mode": "json",
+    "by_alias": True,
+    "exclude_unset": True,
+    "exclude_none": True,
+}
+
+
+def load_spec(source: SpecSource, settings: Sequence[str] = ()) -> Spec:
     """Return the spec with changes as in `paceline.spec.overrides`.
 
     Raises UsageError that lists every fault of the spec and of the changes.
     """
-    text, origin = _read(name_or_path)
+    text, origin = _text_and_origin(source)
     if not settings:
         return Spec(parse_spec(text, origin), text)
     document = _document(text, origin)
     faults = apply_settings(document, settings)
     text = changed_text(document, origin, settings)
     return Spec(check_spec(document, origin, faults), text)
+
+
+def _text_and_origin(source: SpecSource) -> tuple[str, str]:
+    """Return the TOML text and its name in messages."""
+    if isinstance(source, Spec):
+        return source.text, "the spec"
+    if isinstance(source, Experiment):
+        source = source.model_dump(**AS_WRITTEN)
+    if not isinstance(source, Mapping):
+        return _read(os.fspath(source))
+    try:
+        return tomli_w.dumps(source), "the spec"
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"the spec: expected values that TOML has (texts, numbers, true, false, lists, tables; "
+            f"leave out a key instead of None): {error}"
+        ) from error
 
 
 def parse_spec(text: str, origin: str) -> Experiment:

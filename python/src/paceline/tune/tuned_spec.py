@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tomli_w
 
 from paceline.errors import UsageError
 from paceline.host.machine import host_name
 from paceline.plan.planning import plan_trials
-from paceline.spec.loading import parse_spec
+from paceline.spec.loading import AS_WRITTEN, parse_spec
 from paceline.spec.trial_rules import applies
 from paceline.tune.spaces import changed
 
@@ -25,13 +25,6 @@ _HEADER = """\
 # A trial that is for some workloads only says so: their winners differ.
 
 """
-# only the keys that the spec sets, by their names in the spec
-_AS_WRITTEN: dict[str, Any] = {
-    "mode": "json",
-    "by_alias": True,
-    "exclude_unset": True,
-    "exclude_none": True,
-}
 
 
 def tuned_text(method: SearchMethod, experiment: Experiment, findings: Findings, cores: int) -> str:
@@ -39,7 +32,7 @@ def tuned_text(method: SearchMethod, experiment: Experiment, findings: Findings,
 
     cores: number of cores of this node.
     """
-    plain = experiment.model_dump(**_AS_WRITTEN, exclude={"tune", "trials", "workloads"})
+    plain = experiment.model_dump(**AS_WRITTEN, exclude={"tune", "trials", "workloads"})
     text = _HEADER.format(
         name=experiment.name, command=method.command, host=host_name(), cores=cores
     )
@@ -81,7 +74,7 @@ def tuned_requests(
 
 def _entry(name: str, table: BaseModel) -> str:
     """Return an entry of an array of tables; nested tables follow its plain values."""
-    said = table.model_dump(**_AS_WRITTEN)
+    said = table.model_dump(**AS_WRITTEN)
     inner = {key: value for key, value in said.items() if isinstance(value, dict)}
     text = f"\n[[{name}]]\n" + tomli_w.dumps({k: v for k, v in said.items() if k not in inner})
     for key, value in inner.items():
