@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from paceline.cli.console import plain_console
-from paceline.errors import DataError, ExitCode, NotComparable, UsageError
+from paceline.errors import ExitCode, NotComparable, UsageError
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA
@@ -20,34 +20,34 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paceline.analysis.comparison import Comparison
-    from paceline.records.rows import Outcome
+    from paceline.api import Run
+    from paceline.export.run_data import RunData
     from paceline.spec import Spec
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from paceline import runner
+    from paceline import api
+    from paceline.cli.findings import print_findings
     from paceline.cli.progress import ConsoleProgress
+    from paceline.runner import failure_of_all
 
     spec = _changed_spec(arguments)
-    run_dir = arguments.out or runner.default_run_dir(spec.experiment.name)
-    if spec.experiment.tune is not None:
-        failed = _run_staged(arguments, spec, run_dir)
-    else:
-        with ConsoleProgress() as progress:
-            failed = runner.run(
-                spec,
-                run_dir,
-                resume=arguments.resume,
-                progress=progress,
-                keep_going=arguments.keep_going,
-            )
-    files = RunFiles(run_dir)
-    if not failed:
-        _show_comparison(files)
+    with ConsoleProgress() as progress:
+        finished = api.run(
+            spec,
+            arguments.out,
+            resume=arguments.resume,
+            keep_going=arguments.keep_going,
+            progress=progress,
+        )
+    if finished.search is not None:
+        print_findings(finished.search)
+    if not finished.failed:
+        _show_comparison(finished)
         return ExitCode.OK
     with suppress(NotComparable):  # no trial has finished
-        _show_comparison(files)
-    raise runner.failure_of_all(failed, files)
+        _show_comparison(finished)
+    raise failure_of_all(finished.failed, finished.files)
 
 
 def _changed_spec(arguments: argparse.Namespace) -> Spec:
@@ -61,24 +61,6 @@ def _changed_spec(arguments: argparse.Namespace) -> Spec:
     if arguments.only:
         settings.append(f"only={json.dumps(arguments.only, ensure_ascii=False)}")
     return load_spec(arguments.spec, settings)
-
-
-def _run_staged(arguments: argparse.Namespace, spec: Spec, run_dir: Path) -> list[Outcome]:
-    from paceline.cli.findings import print_findings
-    from paceline.cli.progress import ConsoleProgress
-    from paceline.tune.tune_then_run import tune_and_run
-
-    with ConsoleProgress() as progress:
-        findings, failed = tune_and_run(
-            spec,
-            run_dir,
-            resume=arguments.resume,
-            progress=progress,
-            keep_going=arguments.keep_going,
-        )
-    if findings is not None:
-        print_findings(findings)
-    return failed
 
 
 def tune_local(arguments: argparse.Namespace) -> int:
@@ -126,30 +108,27 @@ def tune_comm(arguments: argparse.Namespace) -> int:
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    from paceline import runner
-    from paceline.launchers.base import launcher_for
+    from paceline.api import Plan
 
     spec = _changed_spec(arguments)
     if spec.experiment.tune is not None:
         return _plan_search(arguments, spec)
-    planned = runner.plan(spec)
-    run = RunFiles(runner.default_run_dir(planned.experiment.name))  # once: its name holds the time
-    rows = []
-    for trial in planned.trials:
-        command = launcher_for(trial.launcher).command(trial, run.trial(trial.id))
-        rows.append((trial, command.shell_line()))
+    planned = Plan(spec)
     if arguments.json:
         _print_json(
             {
                 "schema": SCHEMA,
                 "experiment": planned.experiment.name,
                 "data": {name: str(path) for name, path in planned.datasets.items()},
-                "trials": [{**t.model_dump(mode="json"), "command": line} for t, line in rows],
+                "trials": [
+                    {**trial.model_dump(mode="json"), "command": planned.commands[trial.id]}
+                    for trial in planned.trials
+                ],
             }
         )
         return ExitCode.OK
-    for number, (trial, line) in enumerate(rows, start=1):
-        print(f"# {number}/{len(rows)} {trial.id}\n{line}")
+    for number, (trial_id, line) in enumerate(planned.commands.items(), start=1):
+        print(f"# {number}/{len(planned.commands)} {trial_id}\n{line}")
     return ExitCode.OK
 
 
@@ -166,20 +145,20 @@ def _plan_search(arguments: argparse.Namespace, spec: Spec) -> int:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    from paceline.analysis.compare import compare_run, no_finished_baseline
+    from paceline.analysis.compare import no_finished_baseline
 
-    files = _existing_run(arguments.run_dir)
+    run = _existing_run(arguments.run_dir, arguments.baseline)
     if arguments.second is not None:
-        return _compare_two(files, _existing_run(arguments.second), arguments)
-    comparison = compare_run(files, require_baseline=False, baseline=arguments.baseline)
+        return _compare_two(run.files, _existing_run(arguments.second).files, arguments)
+    comparison = run.comparison
     if arguments.json:
         _print_json(comparison.to_json())
     else:
         _print_table(comparison)
         if arguments.baseline is None:
-            write_json(files.comparison, comparison.to_json())
+            write_json(run.files.comparison, comparison.to_json())
     if not comparison.baselines:
-        raise no_finished_baseline(files)
+        raise no_finished_baseline(run.files)
     return ExitCode.OK
 
 
@@ -212,14 +191,9 @@ def profile(arguments: argparse.Namespace) -> int:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    from paceline.analysis.compare import compare_run
-    from paceline.report.document import write_report
+    from paceline.api import load
 
-    files = _existing_run(arguments.run_dir)
-    output = arguments.output or files.report
-    comparison = compare_run(files, require_baseline=False, baseline=arguments.baseline)
-    write_report(files, output, comparison)
-    print(output)
+    print(load(arguments.run_dir, baseline=arguments.baseline).to_html(arguments.output))
     return ExitCode.OK
 
 
@@ -286,25 +260,16 @@ def run_sidecar(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _existing_run(run_dir: Path) -> RunFiles:
-    files = RunFiles(run_dir)
-    if not any(files.trials()):
-        raise DataError(
-            f"{run_dir}: expected a run directory (with trials/*/trial.json), found none; "
-            "`paceline run` makes one and prints its name"
-        )
-    return files
+def _existing_run(run_dir: Path, baseline: str | None = None) -> RunData:
+    from paceline.export.run_data import RunData
+
+    return RunData(RunFiles(run_dir), baseline)
 
 
-def _show_comparison(files: RunFiles) -> None:
-    from paceline.analysis.compare import compare_run
-    from paceline.report.document import write_report
-
-    comparison = compare_run(files, require_baseline=False)
-    write_json(files.comparison, comparison.to_json())
-    _print_table(comparison)
-    write_report(files, files.report, comparison)
-    print(f"\nreport: {files.report}", flush=True)
+def _show_comparison(run: Run) -> None:
+    write_json(run.files.comparison, run.comparison.to_json())
+    _print_table(run.comparison)
+    print(f"\nreport: {run.to_html()}", flush=True)
 
 
 def _print_table(comparison: Comparison) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from paceline import __version__
-from paceline.cli import commands, lab, monitor, render, watch
+from paceline.cli import commands, export, lab, monitor, render, watch
 from paceline.cli.signals import EndedBySignal, signals_raise
 from paceline.errors import ExitCode, PacelineError, PacelineWarning
 from paceline.spec.extensions import WORKLOADS
@@ -104,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_history(verbs)
     _add_profile(verbs)
     _add_report(verbs)
+    export.add(verbs)
     _add_data(verbs)
     _add_doctor(verbs)
     _add_sidecar(verbs)

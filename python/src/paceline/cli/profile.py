@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from paceline.analysis.communication import SCHEMA, trial_communication
-from paceline.analysis.reading import load_run, load_trial
 from paceline.cli.console import plain_console
 from paceline.errors import DataError, UsageError
 from paceline.records.files import jsonable
@@ -15,25 +14,27 @@ from paceline.report.profile import overview, profile_view
 from paceline.report.trace import write_trace
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from paceline.analysis.communication import TrialCommunication
     from paceline.analysis.reading import TrialRecord
-    from paceline.records.layout import RunFiles
+    from paceline.export.run_data import RunData
 
 
-def show_profile(run: RunFiles, *, trial_id: str | None, as_json: bool, trace: Path | None) -> None:
+def show_profile(run: RunData, *, trial_id: str | None, as_json: bool, trace: Path | None) -> None:
     """Print the profile of one trial, or a line for each of several; write the trace if asked for.
 
     Raises UsageError if there is no such trial, or a trace is asked for of several; DataError if no
     trial communicated.
     """
-    records = _chosen(run, trial_id)
+    records = run.chosen(trial_id)
     found = [(r, p) for r in records if (p := trial_communication(r)) is not None]
     if not found:
         raise DataError(
-            f"{run.root}: expected a trial with steps after the warm-up in which ranks communicate,"
-            f" found none among {_names(records)}; a single rank has nobody to communicate with"
+            f"{run.files.root}: expected a trial with steps after the warm-up in which ranks "
+            f"communicate, found none among {_names(records)}; a single rank has nobody to "
+            "communicate with"
         )
     if trace is not None:
         _write_trace([record for record, _ in found], trace)
@@ -64,14 +65,5 @@ def _write_trace(records: list[TrialRecord], out: Path) -> None:
     print(f"paceline: wrote {out}; open it at https://ui.perfetto.dev", file=sys.stderr)
 
 
-def _chosen(run: RunFiles, trial_id: str | None) -> list[TrialRecord]:
-    if trial_id is None:
-        return load_run(run)
-    names = [name for name, _ in run.trials()]
-    if trial_id not in names:
-        raise UsageError(f"{run.root}: no trial {trial_id!r}; there are {', '.join(names)}")
-    return [load_trial(run.trial(trial_id))]
-
-
-def _names(records: list[TrialRecord]) -> str:
+def _names(records: Sequence[TrialRecord]) -> str:
     return ", ".join(record.trial.id for record in records)

@@ -167,6 +167,11 @@ class RunFiles:
         return self.root / "report.html"
 
     @property
+    def export(self) -> Path:
+        """Files of `paceline export`, unless it gets another folder."""
+        return self.root / "export"
+
+    @property
     def tune(self) -> RunFiles:
         """Run directory of the search before this run's trials."""
         return RunFiles(self.root / "tune")

@@ -47,11 +47,13 @@ class ChartBook:
     """The figures of the page by name."""
 
     charts: dict[str, Chart] = field(default_factory=dict)
+    titles: dict[str, Chart] = field(default_factory=dict)  # the same charts
 
-    def add(self, chart: Chart) -> str:
-        """Keep `chart` and return its name."""
+    def add(self, chart: Chart, trial: str | None = None) -> str:
+        """Keep `chart` and return its name. trial: the only one that it shows."""
         name = f"chart{len(self.charts)}"
         self.charts[name] = chart
+        self.titles[chart.title if trial is None else f"{trial}: {chart.title}"] = chart
         return name
 
     def __getitem__(self, name: str) -> Chart:
@@ -93,6 +95,13 @@ def render(comparison: Comparison) -> str:
     return environment.get_template(_TEMPLATE).render(
         **context, book=book, plotly=_script(figures.plotly_js())
     )
+
+
+def charts(comparison: Comparison) -> dict[str, Chart]:
+    """Return all figures of the page by title; those of one trial begin with its id."""
+    book = ChartBook()
+    _context(comparison, book)
+    return book.titles
 
 
 def _template(name: str) -> str:
@@ -190,12 +199,13 @@ def _shown_trials(comparison: Comparison) -> set[str]:
 
 def _repeat(trial: TrialAnalysis, book: ChartBook) -> dict[str, Any]:
     hosts = read_series(trial.record.files)
-    charts = figures.resource_charts(trial.record, hosts)
+    main = figures.resource_charts(trial.record, hosts)
     more = figures.telemetry_charts(trial, hosts)
+    add = partial(book.add, trial=trial.record.trial.id)
     return {
         "repeat": trial.repeat,
-        "hosts": [(book.add(use), book.add(idle)) for use, idle in charts],
-        "more": [book.add(chart) for chart in more],
+        "hosts": [(add(use), add(idle)) for use, idle in main],
+        "more": [add(chart) for chart in more],
         "more_words": wording.listed([_in_sentence(chart.title) for chart in more]) if more else "",
     }
 

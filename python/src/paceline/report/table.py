@@ -35,6 +35,7 @@ _WIDE = 120  # columns from which more figures are shown
 _LAYOUT_WIDTH = 9
 _MARK_STYLES = {"✓": "green", "✗": "bold red", "?": "yellow", "~": "cyan"}
 _LEGEND = "eq.: equivalent to the baseline. Main cost: largest part beside computation."
+_HTML = '<pre style="line-height: normal; overflow-x: auto">{code}</pre>'
 _SHORT_COSTS = {
     "data_wait": "data wait",
     "bubble": "bubble",
@@ -67,6 +68,15 @@ def comparison_text(comparison: Comparison, width: int = 80) -> str:
     with console.capture() as captured:
         console.print(comparison_view(comparison, width))
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+def comparison_html(comparison: Comparison, width: int = _WIDE) -> str:
+    """Return the same as an HTML element with inline styles, for notebooks."""
+    console = Console(
+        file=io.StringIO(), width=width, record=True, highlight=False, force_jupyter=False
+    )
+    console.print(comparison_view(comparison, width))
+    return console.export_html(inline_styles=True, code_format=_HTML)
 
 
 def workload_table(comparison: Comparison, workload: str, width: int) -> Table:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
+from plotly.io import from_json
 from plotly.offline import get_plotlyjs
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from paceline.analysis.trial_analysis import TrialAnalysis
 
 _POINTS = 400  # of a curve: more are not visible, and would make the page large
+_TITLE_PX = 60  # with the legend below it
 MOST_SHOWN = 24  # configurations in a figure; tables have all
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B8A900", "#999999")
 BLUE, GREEN, ORANGE, RED = PALETTE[0], PALETTE[2], PALETTE[1], PALETTE[4]
@@ -54,6 +56,13 @@ class Chart:
     height_px: int
     title: str
     caption: str
+
+    def figure(self) -> go.Figure:
+        """Return the figure with title and height, which otherwise the page adds."""
+        found = from_json(self.json)
+        height_px = self.height_px + _TITLE_PX
+        found.update_layout(title=self.title, height=height_px, margin={"t": 12 + _TITLE_PX})
+        return found
 
 
 def plotly_js() -> str:

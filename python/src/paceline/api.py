@@ -1,0 +1,200 @@
+"""Paceline from Python: plan and run an experiment, and read a run directory.
+
+`import paceline` provides `Plan`, `run`, `load` and `Run`. The command line uses them, too.
+All errors are those of `paceline.errors`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline import runner
+from paceline.errors import UsageError
+from paceline.export.formats import export
+from paceline.export.run_data import RunData
+from paceline.launchers.base import launcher_for
+from paceline.records.layout import RunFiles
+from paceline.report.document import charts, write_report
+from paceline.report.table import comparison_html, comparison_text
+from paceline.spec import load_spec
+from paceline.tune.tune_then_run import tune_and_run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pandas as pd
+    import plotly.graph_objects as go
+
+    from paceline.analysis.verdict import Verdict
+    from paceline.plan.trial import Trial
+    from paceline.records.layout import TrialFiles
+    from paceline.records.rows import Outcome
+    from paceline.runner import Progress
+    from paceline.spec import Experiment, SpecSource
+    from paceline.tune.findings import Findings
+
+__all__ = ["LineProgress", "Plan", "Run", "load", "run"]
+
+StrPath = str | os.PathLike[str]
+
+
+class Plan:
+    """Every trial of a spec with its exact command. Runs nothing and writes nothing.
+
+    spec: a TOML file, the name of a shipped experiment, a mapping with the content of such a file,
+    or a `paceline.spec.Experiment`.
+    Raises UsageError with every fault of the spec, also for a spec with [tune] and
+    local_strategy = "best": its trials are known after the search.
+    """
+
+    def __init__(self, spec: SpecSource) -> None:
+        planned = runner.plan(load_spec(spec))
+        # the name of a default run directory contains the time: all commands use one
+        files = RunFiles(runner.default_run_dir(planned.experiment.name))
+        self.experiment: Experiment = planned.experiment
+        self.datasets: Mapping[str, Path] = planned.datasets  # by workload; made by `run`
+        self.trials: Sequence[Trial] = planned.trials
+        self.commands: Mapping[str, str] = {  # by trial id, as shell lines
+            trial.id: launcher_for(trial.launcher)
+            .command(trial, files.trial(trial.id))
+            .shell_line()
+            for trial in planned.trials
+        }
+
+    def __repr__(self) -> str:
+        return f"<paceline.Plan of {self.experiment.name}: {len(self.trials)} trials>"
+
+
+class Run(RunData):
+    """A run directory: results as values, data frames, figures and files.
+
+    Files are read when a result is first asked for, and kept; `load` the directory again while it
+    grows.
+    """
+
+    def __init__(self, run_dir: StrPath, baseline: str | None = None) -> None:
+        super().__init__(RunFiles(Path(run_dir)), baseline)
+        self.search: Findings | None = None  # of the [tune] search that `run` did before the trials
+        self.failed: Sequence[Outcome] = ()  # of the trials that failed in `run`
+
+    @property
+    def path(self) -> Path:
+        return self.files.root
+
+    @property
+    def verdicts(self) -> Mapping[str, Verdict]:
+        """The fastest configuration of each workload, by how much, and why."""
+        return self.comparison.verdicts
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the only workload. Raises UsageError if the run has several."""
+        if len(self.verdicts) > 1:
+            raise UsageError(
+                f"{self.path}: expected one workload, the run has {', '.join(self.verdicts)}; use "
+                "`verdicts`, which has a verdict for each"
+            )
+        return next(iter(self.verdicts.values()))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the rows as a pandas frame."""
+        return self.to_polars().to_pandas()
+
+    def figures(self) -> dict[str, go.Figure]:
+        """Return the figures of the report as Plotly figures, by their titles.
+
+        The titles of figures of one trial begin with its id.
+        """
+        return {name: chart.figure() for name, chart in charts(self.comparison).items()}
+
+    def to_html(self, path: StrPath | None = None) -> Path:
+        """Write the report, one HTML file, and return its path. Default: RUN_DIR/report.html."""
+        out = self.files.report if path is None else Path(path)
+        write_report(self.files, out, self.comparison)
+        return out
+
+    def export(self, to: str, out: StrPath | None = None, trial: str | None = None) -> list[Path]:
+        """Write the run in a format of `paceline export`; return the files or folders.
+
+        out: a folder; default RUN_DIR/export/FORMAT. trial: only the trial with this id.
+        """
+        return list(export(self, to, None if out is None else Path(out), trial))
+
+    def __repr__(self) -> str:
+        return f"<paceline.Run {self.path}: {len(self.trials)} trials>"
+
+    def __str__(self) -> str:
+        return comparison_text(self.comparison)
+
+    def _repr_html_(self) -> str:
+        """Return the table, for Jupyter."""
+        return comparison_html(self.comparison)
+
+
+class LineProgress:
+    """Write a line to standard error for each stage, and for each trial that has ended."""
+
+    def __init__(self) -> None:
+        self._label = ""
+
+    def stage(self, text: str) -> None:
+        print(text, file=sys.stderr)
+
+    def data(self, done: int, total: int) -> None:
+        """Show nothing: the stage has a line, and data sets are made once."""
+
+    def trial_started(self, trial: Trial, files: TrialFiles, number: int, of: int) -> None:
+        del files
+        self._label = f"[{number}/{of}] {trial.id}"
+
+    def trial_ended(self, trial: Trial, outcome: Outcome) -> None:
+        del trial
+        seconds = outcome.ended_unix_s - outcome.launched_unix_s
+        print(f"{self._label}  {outcome.status}  {seconds:.1f} s", file=sys.stderr)
+
+
+def run(
+    spec: SpecSource,
+    out: StrPath | None = None,
+    *,
+    resume: bool = False,
+    keep_going: bool | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Run every trial of a spec, after the search that [tune] asks for, and return the run.
+
+    spec: as for `Plan`. out: the run directory; default runs/NAME-DATE-TIME. resume: run the failed
+    and missing trials of a run. keep_going: run the other trials after one has failed; `failed` of
+    the result lists them. None: go on if there are several configurations.
+    progress: receives stages and trials; None is a `LineProgress`.
+    Raises UsageError, EnvironmentLacks or DataError before anything runs; RankFailed or TimedOut
+    when a trial fails and the others are not run. Finished trials stay.
+    """
+    checked = load_spec(spec)
+    run_dir = runner.default_run_dir(checked.experiment.name) if out is None else Path(out)
+    shown = LineProgress() if progress is None else progress
+    if checked.experiment.tune is None:
+        search = None
+        failed = runner.run(
+            checked, run_dir, resume=resume, progress=shown, keep_going=keep_going
+        )
+    else:
+        search, failed = tune_and_run(
+            checked, run_dir, resume=resume, progress=shown, keep_going=keep_going
+        )
+    finished = Run(run_dir)
+    finished.search, finished.failed = search, failed
+    return finished
+
+
+def load(run_dir: StrPath, *, baseline: str | None = None) -> Run:
+    """Return a run directory.
+
+    baseline: shell pattern of configurations; speedups are over the fastest equivalent one that
+    matches. Default: that of the spec, else the sequential baseline.
+    Raises DataError if the directory contains no trial.
+    """
+    return Run(run_dir, baseline)

@@ -1,0 +1,100 @@
+"""The contents of a run directory. Each part is read and computed once, when it is first used."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from paceline.analysis.compare import compare_run
+from paceline.analysis.reading import load_run, load_trial
+from paceline.errors import DataError, UsageError
+from paceline.export.frames import (
+    communication_frame,
+    host_frame,
+    joined,
+    rank_frame,
+    row_frame,
+    step_frame,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import polars as pl
+
+    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.reading import TrialRecord
+    from paceline.records.layout import RunFiles
+
+
+class RunData:
+    """A run directory as values and data frames.
+
+    baseline: shell pattern of the configurations that speedups are relative to; see `compare_run`.
+    Raises DataError if the directory contains no trial.
+    """
+
+    def __init__(self, files: RunFiles, baseline: str | None = None) -> None:
+        if not any(files.trials()):
+            raise DataError(
+                f"{files.root}: expected a run directory (with trials/*/trial.json), found none; "
+                "`paceline run` makes one and prints its name"
+            )
+        self.files = files
+        self._baseline = baseline
+
+    @cached_property
+    def trials(self) -> tuple[TrialRecord, ...]:
+        """All trials in the order of the plan, also failed and unfinished ones.
+
+        Raises DataError if a file is damaged.
+        """
+        return tuple(load_run(self.files))
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """All results of the analysis. Without a finished baseline, there is no speedup.
+
+        Raises NotComparable if no trial has finished, UsageError if no configuration matches the
+        baseline, DataError if a file is damaged.
+        """
+        return compare_run(self.files, require_baseline=False, baseline=self._baseline)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of `paceline compare --json`, one for each configuration."""
+        found: list[dict[str, Any]] = self.comparison.to_json()["rows"]
+        return found
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return the same rows as a frame; nested values have columns such as `speedup.median`."""
+        return row_frame(self.rows())
+
+    def steps(self, trial: str | None = None) -> pl.DataFrame:
+        """Return every step of every rank. trial: only the trial with this id."""
+        return self._joined(step_frame, trial)
+
+    def communication(self, trial: str | None = None) -> pl.DataFrame:
+        """Return every communication operation of every rank, with its waiting and transfer."""
+        return self._joined(communication_frame, trial)
+
+    def trace(self, trial: str | None = None) -> pl.DataFrame:
+        """Return the sidecars' samples of every host, with shares and rates."""
+        return self._joined(host_frame, trial)
+
+    def rank_trace(self, trial: str | None = None) -> pl.DataFrame:
+        """Return the sidecars' samples of every rank's processes."""
+        return self._joined(rank_frame, trial)
+
+    def chosen(self, trial: str | None) -> tuple[TrialRecord, ...]:
+        """Return the trial with this id; None returns all. Raises UsageError if there is none."""
+        if trial is None:
+            return self.trials
+        names = [name for name, _ in self.files.trials()]
+        if trial not in names:
+            raise UsageError(f"{self.files.root}: no trial {trial!r}; there are {', '.join(names)}")
+        return (load_trial(self.files.trial(trial)),)
+
+    def _joined(
+        self, frame_of: Callable[[TrialRecord], pl.DataFrame], trial: str | None
+    ) -> pl.DataFrame:
+        return joined(frame_of(record) for record in self.chosen(trial))
