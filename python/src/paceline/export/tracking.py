@@ -1,0 +1,137 @@
+"""Trials as experiment trackers (MLflow, TensorBoard) want them: parameters, tags, curves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from paceline.analysis.steps import global_steps, read_steps
+from paceline.export.frames import flat, host_frame
+from paceline.records.phases import STEP_PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from paceline.analysis.reading import TrialRecord
+    from paceline.export.run_data import RunData
+
+_NO_PARAMETERS = {"id", "experiment", "schema_version", "telemetry", "limits"}
+_NO_TAGS = {"spec_toml", "trials"}
+_OF_A_HOST = (
+    "cpu_busy_percent",
+    "cpu_idle_percent",
+    "cpu_iowait_percent",
+    "ram_percent",
+    "run_cpu_percent",
+    "run_threads",
+    "run_rss_bytes",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A value of a curve; step is the global step, or the number of the sidecar's sample."""
+
+    name: str
+    step: int
+    unix_s: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedTrial:
+    """One trial.
+
+    parameters: the planned trial, flat. metrics: the numbers of its configuration's row, empty if
+    it has not finished. points: curves over the global steps and over the sidecar's samples.
+    """
+
+    record: TrialRecord
+    parameters: dict[str, Any]
+    metrics: dict[str, float]
+    points: list[Point]
+
+    @property
+    def id(self) -> str:
+        return self.record.trial.id
+
+
+def tracked_trials(run: RunData, trial: str | None) -> Iterator[TrackedTrial]:
+    """Yield the trials of a run, one at a time. trial: only the one with this id."""
+    rows = {row["configuration"]: row for row in run.rows()}
+    for record in run.chosen(trial):
+        values = record.trial.model_dump(mode="json", exclude=_NO_PARAMETERS)
+        row = rows.get(record.trial.configuration, {}) if record.finished else {}
+        yield TrackedTrial(
+            record=record,
+            parameters={name: value for name, value in flat(values).items() if value is not None},
+            metrics=_numbers(row, record),
+            points=[*_step_points(record), *_host_points(record)],
+        )
+
+
+def run_tags(run: RunData) -> dict[str, str]:
+    """Return the manifest as texts: when and where it ran, versions, commit."""
+    known = {k: v for k, v in flat(run.comparison.manifest).items() if not _is_left_out(k, v)}
+    return {name: str(value) for name, value in known.items()}
+
+
+def _is_left_out(name: str, value: object) -> bool:
+    return value is None or isinstance(value, list) or name in _NO_TAGS
+
+
+def _numbers(row: Mapping[str, Any], record: TrialRecord) -> dict[str, float]:
+    """Return what was measured; counts that are parameters of the trial are left out."""
+    planned = set(flat(record.trial.placement.model_dump()))
+    return {
+        name: float(value)
+        for name, value in flat(row).items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name not in planned
+    }
+
+
+def _step_points(record: TrialRecord) -> Iterator[Point]:
+    """Yield loss and speed of each global step, and its phases as the mean over the ranks."""
+    ranks = read_steps(record)
+    steps = global_steps(record, ranks)
+    common = np.isin(ranks.step, steps.step)
+    # NaN where no rank has the phase
+    phases = {f"phase_s/{name}": _mean(ranks[f"{name}_s"][:, common]) for name in STEP_PHASES}
+    frame = pl.DataFrame(
+        {
+            "step": steps.step,
+            "unix_s": steps.ended_unix_s,
+            "loss": steps.loss,
+            "step_time_s": steps.time_s,
+            "samples_per_s": steps.samples / steps.time_s,
+            **phases,
+        },
+        nan_to_null=True,
+    )
+    for name in frame.columns[2:]:
+        for step, unix_s, value in frame.select("step", "unix_s", name).iter_rows():
+            if value is not None:
+                yield Point(name=name, step=step, unix_s=unix_s, value=value)
+
+
+def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean over the ranks that have a value, shape (steps,); NaN where none has."""
+    known = np.count_nonzero(~np.isnan(values), axis=0)
+    return np.where(known > 0, np.nansum(values, axis=0) / np.maximum(known, 1), np.nan)
+
+
+def _host_points(record: TrialRecord) -> Iterator[Point]:
+    trace = host_frame(record)
+    if trace.is_empty():
+        return
+    for (host,), samples in trace.group_by("host", maintain_order=True):
+        for name in _OF_A_HOST:
+            curve = samples.select("unix_s", value=pl.col(name).cast(pl.Float64))
+            for number, (unix_s, value) in enumerate(curve.iter_rows()):
+                if value is not None:
+                    yield Point(name=f"{host}/{name}", step=number, unix_s=unix_s, value=value)

@@ -1,0 +1,30 @@
+"""A format whose library is missing says what to install."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from paceline.errors import EnvironmentLacks
+from paceline.export.formats import export
+from paceline.export.libraries import require
+
+
+def test_missing_modules_are_named_with_the_command():
+    with pytest.raises(EnvironmentLacks) as raised:
+        require("onnx", "json", "no_such_module")
+    assert str(raised.value) == (
+        "export to onnx: expected the packages json, no_such_module, not installed: "
+        "no_such_module; install them with `pip install 'paceline[onnx]'`"
+    )
+    assert raised.value.exit_code == 3
+    require("onnx", "json")
+
+
+@pytest.mark.parametrize("extra", ["mlflow", "tensorboard", "onnx"])
+def test_each_extra_is_asked_for(extra, run):
+    if find_spec(extra) is not None:
+        pytest.skip(f"{extra} is installed")
+    with pytest.raises(EnvironmentLacks, match=rf"pip install 'paceline\[{extra}\]'"):
+        export(run, extra)
