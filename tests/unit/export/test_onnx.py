@@ -1,0 +1,69 @@
+"""ONNX models compute what torch computes. Needs the extra `onnx`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from paceline.errors import DataError
+from paceline.export import onnx as exporter
+from paceline.export.formats import export
+from paceline.training.tensors import save_tensors
+from paceline.workloads.build import build_model
+
+if not all(find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime")):
+    pytest.skip("onnx is not installed", allow_module_level=True)
+
+CLASSES = 3
+
+
+@pytest.fixture
+def trained(run, pair):
+    """Return a trial with weights of its model, and the model."""
+    model = build_model("tiny-alexnet", CLASSES, dropout=False, seed=4).eval()
+    save_tensors(run.files.trial(pair).weights, model.state_dict())
+    return pair, model
+
+
+def test_model_gives_the_logits_of_torch(run, trained, tmp_path):
+    import onnxruntime
+
+    trial, model = trained
+    (path,) = export(run, "onnx", tmp_path / "out", trial)
+    assert path == tmp_path / f"out/{trial}.onnx"
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    images = torch.randn(5, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    (logits,) = session.run(None, {"images": images.numpy()})
+    assert logits.shape == (5, CLASSES)
+    torch.testing.assert_close(
+        torch.from_numpy(logits), model(images).detach(), rtol=1e-3, atol=1e-5
+    )
+
+
+def test_a_model_that_computes_something_else_is_not_written(run, trained, tmp_path, monkeypatch):
+    trial, model = trained
+    other = build_model("tiny-alexnet", CLASSES, dropout=False, seed=5).eval()
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(
+        other, (torch.zeros(2, 3, 64, 64),), path, input_names=["images"],
+        output_names=["logits"], dynamic_shapes=({0: torch.export.Dim("batch")},), verbose=False,
+    )  # fmt: skip
+    with pytest.raises(DataError, match="outputs differ by up to"):
+        exporter._check(trial, path, model, torch.ones(1, 3, 64, 64))
+
+
+def test_weights_that_were_not_kept_are_asked_for(run, alone, pair, tmp_path):
+    run.files.trial(pair).weights.unlink()
+    with pytest.raises(DataError) as raised:
+        export(run, "onnx", tmp_path / "out", pair)
+    assert "set `keep_tensors = true`" in str(raised.value)
+    assert str(raised.value).endswith(f"Weights were kept of: {alone}.")
+
+
+def test_weights_of_another_model_are_refused(run, alone, tmp_path):
+    # the fabricated weights belong to no model
+    with pytest.raises(DataError, match="expected the weights of tiny-alexnet"):
+        export(run, "onnx", tmp_path / "out", alone)
