@@ -13,7 +13,7 @@ import pytest
 import paceline
 from paceline.analysis.compare import compare_run
 from paceline.api import LineProgress
-from paceline.errors import DataError, UsageError
+from paceline.errors import DataError, NotComparable, UsageError
 from paceline.plan.trial import Trial
 from paceline.records.rows import Outcome
 from paceline.report.document import render
@@ -147,6 +147,18 @@ def test_texts_of_a_run_cannot_add_html(fabricate, tmp_path):
     html = paceline.load(made.root)._repr_html_()
     assert "&lt;script&gt;alert(1)" in html
     assert "<script" not in html
+
+
+def test_a_run_without_a_finished_trial_shows_the_reasons(fabricate, tmp_path):
+    made = fabricate.make_run(tmp_path / "run", [fabricate.SEQUENTIAL])
+    (files,) = (files for _, files in made.trials())
+    fabricate.edit_json(files.outcome, status="failed", exit_code=5, message="rank 0 <died>")
+    run = paceline.load(made.root)
+    with pytest.raises(NotComparable):
+        run.rows()
+    assert "failed: rank 0 <died>" in str(run)
+    assert "rank 0 &lt;died&gt;" in run._repr_html_()
+    assert len(run.steps()) == fabricate.Case().steps
 
 
 def test_a_folder_without_trials_is_refused(tmp_path):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline import runner
-from paceline.errors import UsageError
+from paceline.errors import NotComparable, UsageError
 from paceline.export.formats import export
 from paceline.export.run_data import RunData
 from paceline.launchers.base import launcher_for
@@ -127,11 +128,18 @@ class Run(RunData):
         return f"<paceline.Run {self.path}: {len(self.trials)} trials>"
 
     def __str__(self) -> str:
-        return comparison_text(self.comparison)
+        """Return the table, or why there is none."""
+        try:
+            return comparison_text(self.comparison)
+        except NotComparable as error:
+            return str(error)
 
     def _repr_html_(self) -> str:
-        """Return the table, for Jupyter."""
-        return comparison_html(self.comparison)
+        """Return the same for Jupyter."""
+        try:
+            return comparison_html(self.comparison)
+        except NotComparable as error:
+            return f"<pre>{escape(str(error))}</pre>"
 
 
 class LineProgress:
@@ -178,9 +186,7 @@ def run(
     shown = LineProgress() if progress is None else progress
     if checked.experiment.tune is None:
         search = None
-        failed = runner.run(
-            checked, run_dir, resume=resume, progress=shown, keep_going=keep_going
-        )
+        failed = runner.run(checked, run_dir, resume=resume, progress=shown, keep_going=keep_going)
     else:
         search, failed = tune_and_run(
             checked, run_dir, resume=resume, progress=shown, keep_going=keep_going

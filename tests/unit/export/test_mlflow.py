@@ -43,7 +43,7 @@ def test_parameters_metrics_and_tags_are_those_of_the_trials(run, client, pair, 
 def test_report_and_comparison_are_artefacts(run, client, tmp_path):
     parent = _runs(client)["fabricated"]
     names = {each.path for each in client.list_artifacts(parent.info.run_id)}
-    assert names == {"report.html", "comparison.json", "spec.toml"}
+    assert names == {"report.html", "comparison.json", "manifest.json"}
     path = client.download_artifacts(parent.info.run_id, "comparison.json", str(tmp_path))
     assert json.loads(Path(path).read_text("utf-8"))["rows"] == run.rows()
     assert "is fastest" in parent.data.tags["verdict.tiny"]

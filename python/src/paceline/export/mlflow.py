@@ -46,7 +46,7 @@ def write_mlflow(run: RunData, out: Path, trial: str | None) -> list[Path]:
     parent = store.start(key, comparison.experiment, began_s, tags)
     store.log_text(parent, render(comparison), "report.html")
     store.log_text(parent, json.dumps(comparison.to_json(), indent=1), "comparison.json")
-    store.log_text(parent, str(comparison.manifest.get("spec_toml", "")), "spec.toml")
+    store.log_text(parent, json.dumps(dict(comparison.manifest), indent=1), "manifest.json")
     for tracked in tracked_trials(run, trial):
         store.log_trial(f"{key}/{tracked.id}", tracked, {**tags, "mlflow.parentRunId": parent})
     ended_s = max((outcome.ended_unix_s for outcome in outcomes), default=began_s)

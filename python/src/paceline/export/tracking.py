@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.export.run_data import RunData
 
 _NO_PARAMETERS = {"id", "experiment", "schema_version", "telemetry", "limits"}
-_NO_TAGS = {"spec_toml", "trials"}
+_NO_TAGS = {"spec_toml", "trials", "packages"}  # too long for a tag; a tracker gets the manifest
 _OF_A_HOST = (
     "cpu_busy_percent",
     "cpu_idle_percent",
@@ -77,12 +77,9 @@ def tracked_trials(run: RunData, trial: str | None) -> Iterator[TrackedTrial]:
 
 def run_tags(run: RunData) -> dict[str, str]:
     """Return the manifest as texts: when and where it ran, versions, commit."""
-    known = {k: v for k, v in flat(run.comparison.manifest).items() if not _is_left_out(k, v)}
+    facts = {k: v for k, v in run.comparison.manifest.items() if k not in _NO_TAGS}
+    known = {k: v for k, v in flat(facts).items() if v is not None and not isinstance(v, list)}
     return {name: str(value) for name, value in known.items()}
-
-
-def _is_left_out(name: str, value: object) -> bool:
-    return value is None or isinstance(value, list) or name in _NO_TAGS
 
 
 def _numbers(row: Mapping[str, Any], record: TrialRecord) -> dict[str, float]:
