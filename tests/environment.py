@@ -40,7 +40,7 @@ def make_class_archives(folder: Path) -> None:
     wait for the lock, and a JVM that starts meanwhile does without the archives.
     """
     from paceline.host.java import find_java
-    from paceline.launchers.spark.tools import find_spark
+    from paceline.host.spark import find_spark
 
     base, spark = folder / "base.jsa", folder / "spark.jsa"
     with (folder / "class-archives.lock").open("w") as lock:

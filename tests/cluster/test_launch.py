@@ -26,12 +26,12 @@ from paceline.host.processes import (
     send,
     wait_until,
 )
+from paceline.host.spark import find_spark
 from paceline.job.options import parse_options
 from paceline.job.trial import job_of
 from paceline.launchers import supervise as supervise_module
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
-from paceline.launchers.spark.tools import find_spark
 from paceline.launchers.supervise import supervise
 from paceline.records.layout import RunFiles
 from paceline.records.tables import row_dicts

@@ -37,6 +37,7 @@ def _machine(monkeypatch):
     monkeypatch.setattr(implementations, "usable_cores", lambda: 8)
     monkeypatch.setattr(checks, "usable_cores", lambda: 8)
     monkeypatch.setattr(spark, "find_java", lambda: tool("/jdk/bin/java"))
+    monkeypatch.setattr(spark, "find_java_for_spark", lambda: tool("/jdk/bin/java"))
     monkeypatch.setattr(spark, "find_spark", lambda: tool("/opt/spark"))
     monkeypatch.setattr(spark, "job_script", lambda folder, name: Path("/jobs", folder, name))
     monkeypatch.setattr(torchrun, "find_torchrun", lambda: tool("/venv/bin/python"))

@@ -38,7 +38,7 @@ TARGET_BYTES = 16 * 2**20
 _BAD_SHOWN = 20
 _EXAMINED_PER_TASK = 32
 _BLOCK_MB = 1024  # Parquet's row-group limit, far above TARGET_BYTES: one group per file
-_PACKAGES = ("pyspark", "petastorm", "pyarrow", "pillow")  # whose versions the manifest states
+_PACKAGES = ("petastorm", "pyarrow", "pillow")  # whose versions the manifest states
 
 
 def ingest(
@@ -275,6 +275,8 @@ def _manifest(
             reencoded=sum(not info.verbatim for info in infos),
         ),
         skipped=tuple(skipped),
-        versions={"paceline": __version__} | {name: version(name) for name in _PACKAGES},
+        # $SPARK_HOME may be another Spark than the pyspark package.
+        versions={"paceline": __version__, "spark": spark.version}
+        | {name: version(name) for name in _PACKAGES},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from paceline.errors import DataError, EnvironmentLacks, UsageError
-from paceline.host.java import find_java
+from paceline.host.spark import find_java_for_spark, use_python_of_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +41,7 @@ def local_session(cores: int, driver_memory: str = "1g") -> Iterator[SparkSessio
     It listens on 127.0.0.1 only, with authentication and without the web page, and prints neither
     warnings nor progress. Raises EnvironmentLacks if Java is missing or Spark does not start.
     """
+    use_python_of_spark()
     from pyspark import SparkContext  # noqa: PLC0415  (a second to import; ingest only)
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -118,7 +119,7 @@ def _end_jvm(gateway: object) -> None:
 def _environment(scratch: str) -> Iterator[None]:
     """Set variables for the JVM and the Python workers, and restore them afterwards."""
     wanted = {
-        "JAVA_HOME": str(find_java().path.resolve().parent.parent),
+        "JAVA_HOME": str(find_java_for_spark().path.resolve().parent.parent),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",

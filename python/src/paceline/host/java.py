@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.host.tools import Tool, first_program, package_folder, version_of
+from paceline.host.tools import VERSION_LIMIT_S, Tool, first_program, package_folder, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,3 +32,15 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Tool:
     )
     version = version_of([str(path), "-version"], r'"([^"]+)"', "Java")
     return Tool(path=path, version=version, why=why)
+
+
+def module_names(java: Path) -> set[str]:
+    """Return the names of the modules in a Java runtime; empty before Java 9."""
+    answer = subprocess.run(
+        [str(java), "--list-modules"],
+        capture_output=True,
+        text=True,
+        timeout=VERSION_LIMIT_S,
+        check=False,
+    )
+    return {line.partition("@")[0] for line in answer.stdout.splitlines()}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from paceline.errors import EnvironmentLacks, TimedOut
 from paceline.host.java import find_java
 from paceline.host.processes import wait_until
+from paceline.host.spark import find_spark
 from paceline.lab.record import SPARK_PORT
-from paceline.launchers.spark.tools import find_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

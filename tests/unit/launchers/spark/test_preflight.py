@@ -24,6 +24,7 @@ def _machine(monkeypatch):
     monkeypatch.setattr(mpi, "find_mpirun", lambda _asked: tool)
     monkeypatch.setattr(mpi, "mpi_mismatch", lambda _tool: "mpi4py loads MPICH")
     monkeypatch.setattr(spark, "find_java", lambda: tool)
+    monkeypatch.setattr(spark, "find_java_for_spark", lambda: tool)
     monkeypatch.setattr(spark, "find_spark", lambda: tool)
     monkeypatch.setattr(spark, "check_dataset", lambda _dataset: None)
     monkeypatch.setattr(checks, "usable_cores", lambda: 8)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.java import find_java
+from paceline.host.spark import find_java_for_spark, find_spark
 from paceline.host.tools import job_script
 from paceline.job.checks import check_cores, check_dataset
 from paceline.job.environment import rank_environment
@@ -23,7 +24,6 @@ from paceline.launchers.spark.configuration import (
     slots_per_node,
 )
 from paceline.launchers.spark.descriptor import SparkOptions
-from paceline.launchers.spark.tools import find_spark
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
@@ -40,8 +40,7 @@ class SparkLauncher:
     name = "spark"
 
     def preflight(self, trial: Trial) -> None:
-        find_java()
-        find_spark()
+        find_java_for_spark()
         job_script("spark-jobs", "train.py")
         check_conf(trial.options_as(SparkOptions).conf)
         if trial.transport == "mpi" and _runs_on_this_python(trial):

@@ -1,0 +1,74 @@
+"""The Spark in use: $SPARK_HOME or the pyspark wheel, the Java that it needs, its Python part."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import EnvironmentLacks
+from paceline.host.java import find_java, module_names
+from paceline.host.tools import Tool, package_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_VECTOR_MODULE = "jdk.incubator.vector"
+
+
+def find_spark(environment: Mapping[str, str] = os.environ) -> Tool:
+    """Return $SPARK_HOME, else the pyspark wheel; `path` is Spark's home directory.
+
+    Raises EnvironmentLacks if there is none.
+    """
+    home = environment.get("SPARK_HOME")
+    if home:
+        path, why = Path(home), "$SPARK_HOME"
+    else:
+        wheel = package_folder("pyspark")
+        if wheel is None:
+            raise EnvironmentLacks(
+                "Spark: expected $SPARK_HOME or the pyspark wheel, found neither; "
+                "`pip install pyspark==3.5.9` brings it"
+            )
+        path, why = wheel, "pyspark wheel"
+    if not (path / "bin" / "spark-submit").is_file():
+        raise EnvironmentLacks(
+            f"Spark: expected {path}/bin/spark-submit ({why}), found none; "
+            "correct SPARK_HOME or unset it to use the pyspark wheel"
+        )
+    return Tool(path=path, version=_version(path), why=why)
+
+
+def _version(home: Path) -> str:
+    # `spark-submit --version` would start a JVM.
+    for jar in (home / "jars").glob("spark-core_*.jar"):
+        return jar.stem.rpartition("-")[2]
+    raise EnvironmentLacks(f"Spark: expected {home}/jars/spark-core_*.jar, found none")
+
+
+def find_java_for_spark(environment: Mapping[str, str] = os.environ) -> Tool:
+    """Return the Java in use.
+
+    Raises EnvironmentLacks if there is none, if there is no Spark, or if this Java lacks a module
+    that this Spark loads: since version 4 `spark-submit` starts Java with jdk.incubator.vector.
+    """
+    java, spark = find_java(environment), find_spark(environment)
+    if int(spark.version.partition(".")[0]) >= 4 and _VECTOR_MODULE not in module_names(java.path):
+        raise EnvironmentLacks(
+            f"Java: Spark {spark.version} ({spark.path}) needs the module {_VECTOR_MODULE}, "
+            f"{java.path} ({java.why}) lacks it; set JAVA_HOME to a full JDK of version 17 or later"
+        )
+    return java
+
+
+def use_python_of_spark(environment: Mapping[str, str] = os.environ) -> None:
+    """Let this process import the pyspark that belongs to $SPARK_HOME, if that is set.
+
+    The Python part of another version cannot drive the JVM. `spark-submit` does the same for its
+    programs. Call it before pyspark is imported.
+    """
+    if environment.get("SPARK_HOME"):
+        archives = sorted(map(str, (find_spark(environment).path / "python" / "lib").glob("*.zip")))
+        sys.path[:0] = [archive for archive in archives if archive not in sys.path]

@@ -1,0 +1,60 @@
+"""The Spark, Java and Python part that are chosen when several exist."""
+
+import sys
+
+import pytest
+from tests.unit.host.test_tools import program
+
+from paceline.errors import EnvironmentLacks
+from paceline.host import spark
+
+
+def test_spark_home_is_used_and_its_version_read_from_its_jars(tmp_path):
+    program(tmp_path / "bin" / "spark-submit", "")
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark-core_2.12-3.4.1.jar").touch()
+    found = spark.find_spark({"SPARK_HOME": str(tmp_path)})
+    assert (found.path, found.version, found.why) == (tmp_path, "3.4.1", "$SPARK_HOME")
+
+
+def test_spark_home_without_spark_is_refused(tmp_path):
+    with pytest.raises(EnvironmentLacks, match="spark-submit"):
+        spark.find_spark({"SPARK_HOME": str(tmp_path)})
+
+
+@pytest.fixture
+def spark_4(tmp_path):
+    """A Spark 4, and a Java that lists what the file `modules` contains."""
+    program(tmp_path / "bin" / "spark-submit", "")
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark-core_2.13-4.1.4.jar").touch()
+    program(tmp_path / "bin" / "java", 'openjdk version "21.0.8"\njava.base@21.0.8')
+    return {"SPARK_HOME": str(tmp_path), "JAVA_HOME": str(tmp_path), "PATH": ""}
+
+
+def test_java_without_a_module_that_spark_needs_is_refused(spark_4, tmp_path):
+    with pytest.raises(EnvironmentLacks, match=r"needs the module jdk.incubator.vector, .*JAVA"):
+        spark.find_java_for_spark(spark_4)
+    text = 'openjdk version "21.0.8"\njdk.incubator.vector@21.0.8'
+    whole = program(tmp_path / "bin" / "java", text)
+    assert spark.find_java_for_spark(spark_4).path == whole
+
+
+def test_older_spark_needs_no_such_module(spark_4, tmp_path):
+    (tmp_path / "jars" / "spark-core_2.13-4.1.4.jar").rename(
+        tmp_path / "jars" / "spark-core_2.12-3.5.9.jar"
+    )
+    assert spark.find_java_for_spark(spark_4).version == "21.0.8"
+
+
+def test_python_part_of_spark_home_comes_first(spark_4, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", ["/own"])
+    spark.use_python_of_spark({})
+    assert sys.path == ["/own"]
+    archives = [tmp_path / "python" / "lib" / name for name in ("py4j-1-src.zip", "pyspark.zip")]
+    archives[0].parent.mkdir(parents=True)
+    for archive in archives:
+        archive.touch()
+    for _ in range(2):
+        spark.use_python_of_spark(spark_4)
+    assert sys.path == [*map(str, archives), "/own"]
