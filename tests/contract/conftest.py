@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from tests.forking import LOADED_WITH
 
 if TYPE_CHECKING:
@@ -70,12 +69,6 @@ def _run_ranks(
             pytest.fail(f"{program} under {transport} did not end within {LIMIT_S} s")
     assert process.returncode == 0 or not orderly, said
     return subprocess.CompletedProcess(process.args, process.returncode, said)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    """Compute here on one thread: tests of another worker use the other cores."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
