@@ -7,7 +7,6 @@ no rates. A counter that fell was restarted; its rate is null for that interval.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -148,17 +147,14 @@ def gaps(trace: HostTrace) -> list[tuple[float, float]]:
     interval_s = trace.header.get("interval_s")
     if not isinstance(interval_s, int | float) or trace.samples.is_empty():
         return []
-    times = trace.samples["unix_s"].sort().to_list()
-    return [
-        (before, after)
-        for before, after in pairwise(times)
-        if after - before > GAP_INTERVALS * interval_s
-    ]
+    times = np.sort(trace.samples["unix_s"].to_numpy())
+    before = np.flatnonzero(np.diff(times) > GAP_INTERVALS * interval_s)
+    return list(zip(times[before].tolist(), times[before + 1].tolist(), strict=True))
 
 
 def struct_fields(frame: pl.DataFrame, column: str) -> list[str]:
     """List the keys of a dictionary column; empty if the trace does not have it."""
-    kind = frame.schema.get(column)
+    kind = frame[column].dtype if column in frame.columns else None
     return [f.name for f in kind.fields] if isinstance(kind, pl.Struct) else []
 
 

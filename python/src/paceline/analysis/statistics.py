@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -223,9 +224,7 @@ def bootstrap_medians(draws: NDArray[np.float64]) -> NDArray[np.float64]:
     draws: of the median of each repeat, shape (repeats, DRAWS).
     """
     repeats = len(draws)
-    generator = np.random.default_rng([_SEED, repeats])
-    which = generator.integers(0, repeats, (DRAWS, repeats))
-    column = generator.integers(0, DRAWS, (DRAWS, repeats))
+    which, column = _chosen_draws(repeats)
     medians: NDArray[np.float64] = np.median(draws[which, column], axis=1)
     return medians
 
@@ -325,6 +324,14 @@ def _interval(
         low=math.exp(centre + min(float(low), -least)),
         high=math.exp(centre + max(float(high), least)),
     )
+
+
+@cache
+def _chosen_draws(repeats: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Choose repeats and their draws for each resample of repeats, shapes (DRAWS, repeats)."""
+    generator = np.random.default_rng([_SEED, repeats])
+    which = generator.integers(0, repeats, (DRAWS, repeats))
+    return which, generator.integers(0, DRAWS, (DRAWS, repeats))
 
 
 def _least_half_width(medians: NDArray[np.float64], noise: RunNoise | None) -> float:
