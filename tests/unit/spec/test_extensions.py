@@ -202,7 +202,6 @@ def run_python(code, **environment):
 # Names may stand in the extension's own folder and in these files.
 ALLOWED = {
     "job/trial.py",  # what a command line without --local-strategy means
-    "job/launched_by.py",  # program names of launchers, to find the process that started a rank
 }
 LISTS = SimpleNamespace(
     strategies=("threads", "processes", "pipeline", "hybrid", "intraop"),

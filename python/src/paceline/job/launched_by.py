@@ -8,21 +8,21 @@ import sys
 import time
 
 from paceline.host.processes import command_line_of, parent_of, process_started_unix_s
-
-# Programs that start ranks as their children. If the parent is another program, such as a shell,
-# this process itself is the one that the user started.
-_STARTERS = {"mpirun", "mpiexec", "prterun", "java", "torchrun", "torch.distributed.run"}
-_SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
+from paceline.spec.extensions import LAUNCHERS
 
 
 def launching_pid() -> int:
-    """Return the process that the user started: the parent if it starts ranks, else this one."""
+    """Return the process that the user started: the parent if it is a launcher's program.
+
+    If the parent is another program, such as a shell, the user started this process itself.
+    """
     parent = parent_of(os.getpid())
     if parent is None:
         return os.getpid()
     words = command_line_of(parent)
     names = {word.rpartition("/")[2] for word in words[:3]}  # `python -m torch.distributed.run`
-    return parent if names & _STARTERS else os.getpid()
+    is_launcher = any(names & launcher.programs for launcher in LAUNCHERS.all())
+    return parent if is_launcher else os.getpid()
 
 
 def launched_unix_s() -> float:
@@ -34,6 +34,6 @@ def launched_unix_s() -> float:
 def launching_command() -> str:
     """Return its command as a line for a shell."""
     words = command_line_of(launching_pid()) or [sys.executable, *sys.argv]
-    if _SPARK_SUBMIT in words:  # spark-submit becomes `java … SparkSubmit` with the same options
-        words = ["spark-submit", *words[words.index(_SPARK_SUBMIT) + 1 :]]
+    for launcher in LAUNCHERS.all():
+        words = launcher.typed_command(words)
     return shlex.join(words)

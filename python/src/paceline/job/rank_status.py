@@ -48,7 +48,8 @@ class RankEnd:
     @classmethod
     def of(cls, error: Exception, rank: int = 0) -> RankEnd:
         """Return the end of `rank`, or of the rank that the error names."""
-        rank = getattr(error, "rank", None) or rank
+        named = getattr(error, "rank", None)
+        rank = rank if named is None else named
         return cls(rank=rank, error=error_text(error), secondary=is_secondary(error))
 
 

@@ -205,6 +205,7 @@ class LauncherDescriptor(Descriptor):
     spans_nodes: ClassVar[bool] = False
     default_transport: ClassVar[str | None] = None  # between nodes, on the CPU
     paper_rows: ClassVar[Mapping[str, str]] = {}  # device -> row of the first paper
+    programs: ClassVar[frozenset[str]] = frozenset()  # their children are ranks
     Settings: ClassVar[type[KeyModel]] = KeyModel
     checks: ClassVar[str | None] = None  # "module:function", what `paceline doctor` shows
     render_slurm: ClassVar[str | None] = None  # "module:function", None: cannot be rendered
@@ -213,6 +214,10 @@ class LauncherDescriptor(Descriptor):
     def faults(self, request: TrialRequest, experiment: Experiment) -> Iterator[str]:
         """Yield combinations that cannot work, beyond `spans_nodes`."""
         yield from ()
+
+    def typed_command(self, words: list[str]) -> list[str]:
+        """Return the command as a user types it, from the arguments of the running program."""
+        return words
 
     def options(self, request: TrialRequest, experiment: Experiment) -> OptionModel:
         """Return the planned options."""

@@ -63,6 +63,7 @@ class Mpi(LauncherDescriptor):
     provides = frozenset({"mpi job"})
     spans_nodes = True
     default_transport = "mpi"
+    programs = frozenset({"mpirun", "mpiexec", "prterun"})
     checks = "paceline.launchers.mpi.tools:checks"
     render_slurm = "paceline.launchers.mpi.render:slurm_step"
     render_kubernetes = "paceline.launchers.mpi.render:kubernetes_object"

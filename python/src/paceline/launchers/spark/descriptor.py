@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from paceline.spec.models import Experiment, TrialRequest
 
 DEFAULT_DRIVER_MEMORY = "1g"
+_SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 
 
 class SparkSettings(KeyModel):
@@ -48,6 +49,12 @@ class Spark(LauncherDescriptor):
     checks = "paceline.launchers.spark.tools:checks"
     render_kubernetes = "paceline.launchers.spark.render:kubernetes_object"
     paper_rows = {"cpu": "Spark, CPU"}
+    programs = frozenset({"java"})
+
+    def typed_command(self, words: list[str]) -> list[str]:
+        if _SPARK_SUBMIT not in words:  # it becomes `java … SparkSubmit` with the same options
+            return words
+        return ["spark-submit", *words[words.index(_SPARK_SUBMIT) + 1 :]]
 
     def options(self, request: TrialRequest, experiment: Experiment) -> SparkOptions:
         mpi = experiment.settings("mpi", MpiSettings)

@@ -11,6 +11,7 @@ class Torchrun(LauncherDescriptor):
     name = "torchrun"
     summary = "PyTorch's own launcher, on this node"
     position = 20
+    programs = frozenset({"torchrun", "torch.distributed.run"})
     implementation = "paceline.launchers.torchrun.launcher:TorchrunLauncher"
     checks = "paceline.launchers.torchrun.launcher:checks"
     render_slurm = "paceline.launchers.torchrun.render:slurm_step"
