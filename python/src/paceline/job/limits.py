@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def trial_timed_out(trial: Trial) -> TimedOut:
     """Return the error of a trial that took longer than `limits.trial_s`."""
     return TimedOut(
-        f"not done within its limit of {trial.limits.trial_s:g} s; raise it with --trial-timeout"
+        f"not done within its limit of {trial.limits.trial_s:g} s; raise it with --trial-timeout "
+        "(in a spec: limits.trial_s)"
     )
 
 
