@@ -5,11 +5,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from paceline.script_report import step
+
 if TYPE_CHECKING:
     from paceline.api import Plan, Run, load, run
 
 __version__ = "0.2.0"
-__all__ = ["Plan", "Run", "__version__", "load", "run"]
+__all__ = ["Plan", "Run", "__version__", "load", "run", "step"]
 
 
 def __getattr__(name: str) -> Any:

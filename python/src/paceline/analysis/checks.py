@@ -112,6 +112,9 @@ def loss_check(ours: GlobalSteps, theirs: GlobalSteps, allowed: Tolerance) -> Ch
     if not len(ours.loss) or not len(theirs.loss):
         return Check(name="first_loss", passed=None, reason="there is no step to compare")
     a, b = float(ours.loss[0]), float(theirs.loss[0])
+    if math.isnan(a) or math.isnan(b):
+        reason = "the script does not report its loss"
+        return Check(name="first_loss", passed=None, reason=reason, decisive=False)
     value = abs(a - b) / abs(b) if b else (0.0 if a == b else math.inf)
     return Check(
         name="first_loss",

@@ -134,6 +134,7 @@ class _Workload:
             baseline=None if self.baseline is None else self.trials[self.baseline][0].record.trial,
             rates=self._rates,
             no_baseline=no_baseline,
+            baseline_repeats_itself=_repeats_itself(self.trials.get(self.sequential or "", ())),
         )
         rows = [configuration_row(name, found, measured) for name, found in self.trials.items()]
         self.rows = [*sorted(rows, key=_rank), *_failed_rows(records, self.trials)]
@@ -183,6 +184,12 @@ def _analyse_all(records: Sequence[TrialRecord]) -> dict[str, tuple[TrialAnalysi
         for record, analysis in zip(records, analyses, strict=True):
             found.setdefault(record.trial.configuration, []).append(analysis)
     return {name: tuple(sorted(trials, key=lambda t: t.repeat)) for name, trials in found.items()}
+
+
+def _repeats_itself(trials: Sequence[TrialAnalysis]) -> bool:
+    """Tell whether the repeats of a baseline end with the same weights; only scripts do not."""
+    records = [t.record for t in trials if t.record.trial.training.script is not None]
+    return len({r.result.weights_sha256 for r in records if r.result is not None}) <= 1
 
 
 def _failed_rows(records: Sequence[TrialRecord], finished: Mapping[str, object]) -> list[Row]:

@@ -25,6 +25,7 @@ from paceline.analysis.checks import (
 )
 from paceline.analysis.configuration import why_not_equivalent
 from paceline.analysis.reading import load_trial
+from paceline.analysis.script_checks import script_checks
 from paceline.analysis.steps import global_steps
 from paceline.analysis.tolerances import tolerance
 from paceline.errors import DataError
@@ -86,18 +87,27 @@ def check_equivalence(
     reason = why_not_equivalent(trial.trial)
     if reason is not None:
         weights, gradient = not_judged(weights, reason), not_judged(gradient, reason)
+    their_steps = global_steps(baseline)
+    loss = loss_check(steps, their_steps, allowed)
+    checks: tuple[Check, ...]
+    if trial.trial.training.script is None:
+        checks = (
+            sample_log_check(trial, baseline, order),
+            training_check(trial, baseline),
+            initial_weights_check(trial, baseline),
+            *(loss, gradient, weights),
+        )
+    else:
+        both = (steps, their_steps)
+        checks = (
+            training_check(trial, baseline),
+            *script_checks(trial, baseline, both, (loss, gradient, weights)),
+        )
     equivalence = Equivalence(
         trial_id=trial.trial.id,
         baseline_id=baseline.trial.id,
         arithmetic=allowed.arithmetic,
-        checks=(
-            sample_log_check(trial, baseline, order),
-            training_check(trial, baseline),
-            initial_weights_check(trial, baseline),
-            loss_check(steps, global_steps(baseline), allowed),
-            gradient,
-            weights,
-        ),
+        checks=checks,
         max_abs_weight_diff=largest,
         lossy=reason,
     )

@@ -43,7 +43,7 @@ class Row:
     cores: int  # allocated, on all nodes
     precision: str
     memory_format: str
-    global_batch: int
+    global_batch: int | None  # None for a script that does not state its samples
     repeats: int  # that finished
     is_baseline: bool
     failed: str | None = None  # why no repeat finished
@@ -74,14 +74,23 @@ class Row:
     equivalent: bool | None = None  # to the baseline
     equivalence_reason: str | None = None  # why it is not, or why it was not decided
     is_lossy: bool = False  # on purpose: it may end differently from the baseline
+    is_script: bool = False  # of the user; compared by its speed where it could not be checked
     max_abs_weight_diff: float | None = None
     weights_sha256: str | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def ranked(self) -> bool:
-        """Tell whether its speed may be compared: only equivalent trainings are."""
-        return self.equivalent is True and self.samples_per_s is not None
+        """Tell whether its speed may be compared.
+
+        Only equivalent trainings are, and scripts that could not be checked; their row says so.
+        """
+        return (self.equivalent is True or self.is_unchecked_script) and self.step_s is not None
+
+    @property
+    def is_unchecked_script(self) -> bool:
+        """Tell whether it is a script of which nobody knows if it trained the same."""
+        return self.is_script and self.equivalent is None and self.failed is None
 
 
 def main_cost(step_phases_s: Phases) -> tuple[str, float] | None:

@@ -43,6 +43,8 @@ class Measured:
     baseline: Trial | None  # a trial of the configuration that speedups are relative to
     rates: Mapping[str, Mapping[int, Series]]  # samples per second by configuration and repeat
     no_baseline: str | None = None  # why no baseline has finished
+    # False for a script whose baseline ends with different weights each time
+    baseline_repeats_itself: bool = True
 
 
 def configuration_row(
@@ -59,6 +61,8 @@ def configuration_row(
     hashes = [t.record.result.weights_sha256 for t in trials if t.record.result is not None]
     memory, memory_kind = _memory_peak(trials)
     steps = {t.repeat: t.step_s for t in trials if t.step_s is not None}
+    samples_known = all(t.steps.samples_known for t in trials)
+    rates = measured.rates[configuration] if samples_known else {}
     step_phases = _over_trials(trials, STEP_PHASES, lambda rank: rank.step)
     cost = main_cost(step_phases)
     weight_diffs = [e.max_abs_weight_diff for e in _equivalences(trials)]
@@ -66,7 +70,8 @@ def configuration_row(
         planned_row(trial),
         repeats=len(trials),
         is_baseline=base is not None and configuration == base.configuration,
-        samples_per_s=median_interval(measured.rates[configuration], measured.noise),
+        global_batch=_global_batch(trials),
+        samples_per_s=median_interval(rates, measured.noise),
         step_s=median_interval(steps, measured.noise),
         speedup=speedup,
         efficiency=efficiency,
@@ -90,7 +95,7 @@ def configuration_row(
         bytes_sent_per_step=reported_median(trials, "sent_bytes_per_step"),
         pipeline=median_pipeline([t.pipeline for t in trials if t.pipeline is not None]),
         final_loss=_median(t.steps.final_loss for t in trials),
-        equivalent=is_equivalent(trials),
+        equivalent=is_equivalent(trials, measured.baseline_repeats_itself),
         equivalence_reason=_equivalence_reason(trials, measured),
         is_lossy=why_not_equivalent(trial) is not None,
         max_abs_weight_diff=max((d for d in weight_diffs if d is not None), default=None),
@@ -127,10 +132,11 @@ def planned_row(trial: Trial, failed: str | None = None) -> Row:
         cores=place.cores,
         precision=trial.training.precision,
         memory_format=trial.training.memory_format,
-        global_batch=trial.training.global_batch,
+        global_batch=trial.training.global_batch or None,
         repeats=0,
         is_baseline=False,
         failed=failed,
+        is_script=trial.training.script is not None,
         phases_s=dict.fromkeys(PHASES),
         step_phases_s=dict.fromkeys(STEP_PHASES),
         other_parts_s=dict.fromkeys(OTHER_SPANS),
@@ -165,9 +171,20 @@ def _same_precision(trial: Trial, other: Trial) -> bool:
     return trial.training.precision == other.training.precision
 
 
+def _global_batch(trials: Sequence[TrialAnalysis]) -> int | None:
+    """Return the samples of a step: as planned, or those of a script's first step."""
+    planned = trials[0].record.trial.training.global_batch
+    steps = trials[0].steps
+    if planned or not steps.samples_known or not len(steps.samples):
+        return planned or None
+    return int(steps.samples[0])
+
+
 def _overall(trials: Sequence[TrialAnalysis]) -> tuple[int | None, float | None]:
     """Return the samples trained on after the warm-up, and their rate."""
     samples, seconds = 0, 0.0
+    if not all(t.steps.samples_known for t in trials):
+        return None, None
     for t in trials:
         steady = t.steps.steady(t.record.trial.training.warmup_steps)
         samples += int(t.steps.samples[steady].sum())
@@ -191,17 +208,24 @@ def _equivalences(trials: Sequence[TrialAnalysis]) -> list[Equivalence]:
     return [t.equivalence for t in trials if t.equivalence is not None]
 
 
-def is_equivalent(trials: Sequence[TrialAnalysis]) -> bool | None:
+def is_equivalent(
+    trials: Sequence[TrialAnalysis], baseline_repeats_itself: bool = True
+) -> bool | None:
     """Combine all repeats: one that is not equivalent decides."""
     found = [None if t.equivalence is None else t.equivalence.equivalent for t in trials]
     if False in found:
-        return False
+        return False if baseline_repeats_itself else None
     return None if None in found else True
 
 
 def _equivalence_reason(trials: Sequence[TrialAnalysis], measured: Measured) -> str | None:
     """Explain why the row is not equivalent, or why this was not decided; None if it is."""
     failed = list(_failed_checks(trials))
+    if failed and not measured.baseline_repeats_itself:
+        return (
+            "not checked: repeats of the baseline end with different weights; fix every seed in "
+            f"the script ({failed[0]})"
+        )
     if failed:
         return failed[0]
     lossy = why_not_equivalent(trials[0].record.trial)
@@ -232,6 +256,11 @@ def _notes(
     reason = why_not_equivalent(first)
     if reason is not None:
         yield f"not equivalent (lossy): {reason}"
+    if not all(t.steps.samples_known for t in trials):
+        yield (
+            "the script does not state its samples: speeds are compared in steps per second, which "
+            "is fair only if every configuration has the same global batch"
+        )
     baseline = measured.baseline
     if baseline is not None and not _same_precision(first, baseline):
         yield (

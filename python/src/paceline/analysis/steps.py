@@ -7,6 +7,7 @@ steps (the end of an epoch, writing a row) is left out. The first step starts wi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,9 @@ class GlobalSteps:
     samples: NDArray[np.int64]  # trained on, by all ranks
     time_s: NDArray[np.float64]
     ended_unix_s: NDArray[np.float64]  # on rank 0's clock
-    loss: NDArray[np.float64]  # mean over the samples of the global batch
+    loss: NDArray[np.float64]  # mean over the samples of the global batch; NaN if unknown
+    # False for a script that does not state its samples: then each step counts as one sample
+    samples_known: bool = True
 
     def steady(self, warmup_steps: int) -> NDArray[np.bool_]:
         """Return the mask of the steps after the warm-up."""
@@ -121,11 +124,12 @@ class GlobalSteps:
 
     @property
     def final_loss(self) -> float | None:
-        """Mean loss per sample over the last steps; None if there was no step."""
+        """Mean loss per sample over the last steps; None if there was no step or no loss."""
         if not len(self.step):
             return None
         weights = self.samples[-FINAL_STEPS:].astype(np.float64)
-        return float(np.average(self.loss[-FINAL_STEPS:], weights=weights))
+        loss = float(np.average(self.loss[-FINAL_STEPS:], weights=weights))
+        return None if math.isnan(loss) else loss
 
 
 def read_steps(record: TrialRecord) -> RankSteps:
@@ -172,7 +176,11 @@ def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalS
     steps = read_steps(record) if steps is None else steps
     is_common = steps.is_finished.all(axis=0)
     common = slice(None) if is_common.all() else is_common
-    samples = steps["samples"][:, common].sum(axis=0)
+    samples = parts = steps["samples"][:, common].sum(axis=0)
+    samples_known = not np.isnan(samples).any()
+    if not samples_known:
+        samples = np.ones(len(samples))
+        parts = samples * len(steps.ranks)  # the loss of each rank is a mean
     ended = steps["ended_s"][:, common].max(axis=0, initial=-np.inf)
     started = steps["started_s"][:, common][:, :1].min(axis=0, initial=np.inf)
     return GlobalSteps(
@@ -180,7 +188,8 @@ def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalS
         samples=samples.astype(np.int64),
         time_s=np.diff(ended, prepend=started),
         ended_unix_s=ended,
-        loss=steps["loss_sum"][:, common].sum(axis=0) / np.maximum(samples, 1),
+        loss=steps["loss_sum"][:, common].sum(axis=0) / np.maximum(parts, 1),
+        samples_known=samples_known,
     )
 
 

@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _changed_spec(arguments: argparse.Namespace) -> Spec:
     """Return the spec with the changes of --set, --only and --repeats."""
+    from paceline.cli.script import script_experiment
     from paceline.spec import load_spec
 
     settings = list(arguments.set)
@@ -60,7 +61,7 @@ def _changed_spec(arguments: argparse.Namespace) -> Spec:
         settings.append(f"repeats={number if number.isdecimal() else json.dumps(number)}")
     if arguments.only:
         settings.append(f"only={json.dumps(arguments.only, ensure_ascii=False)}")
-    return load_spec(arguments.spec, settings)
+    return load_spec(script_experiment(arguments) or arguments.spec, settings)
 
 
 def tune_local(arguments: argparse.Namespace) -> int:

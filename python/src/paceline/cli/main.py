@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from paceline import __version__
-from paceline.cli import commands, export, lab, monitor, render, watch
+from paceline.cli import commands, export, lab, monitor, render, script, watch
 from paceline.cli.signals import EndedBySignal, signals_raise
 from paceline.errors import ExitCode, PacelineError, PacelineWarning
 from paceline.spec.extensions import WORKLOADS
@@ -32,7 +32,12 @@ def _epilog() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. A user's mistake shows no stack trace."""
     warnings.showwarning = _show_warning
-    arguments = _parser().parse_args(argv)
+    words, script_arguments = script.split_arguments(sys.argv[1:] if argv is None else argv)
+    parser = _parser()
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{script.hint_of(arguments)}")
+    arguments.script_arguments = script_arguments
     try:
         with signals_raise():
             code: int = arguments.command(arguments) or ExitCode.OK
@@ -141,8 +146,9 @@ def _add_plan(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def _add_spec(parser: argparse.ArgumentParser) -> None:
     """Add the spec and the options that change it."""
     parser.add_argument(
-        "spec", metavar="SPEC", help="a TOML file, or the name of a shipped experiment"
+        "spec", metavar="SPEC", nargs="?", help="a TOML file, or the name of a shipped experiment"
     )
+    script.add_options(parser)
     parser.add_argument(
         "--only",
         action="append",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,24 @@ from paceline.host.machine import usable_cores
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
+
+
+def check_inputs(trial: Trial) -> None:
+    """Raise EnvironmentLacks if this host lacks the trial's data set, or its script."""
+    script = trial.training.script
+    if script is None:
+        check_dataset(trial.training.dataset)
+        return
+    if not Path(script.path).is_file():
+        raise EnvironmentLacks(
+            f"script {script.path}: expected a Python file on host {socket.gethostname()}, found "
+            "none; correct the path, or copy the script to the same path on every host"
+        )
+    if not Path(script.directory).is_dir():
+        raise EnvironmentLacks(
+            f"script {script.path}: expected its working directory {script.directory} on host "
+            f"{socket.gethostname()}, found none; start the run in a directory that all hosts have"
+        )
 
 
 def check_dataset(dataset: str) -> None:

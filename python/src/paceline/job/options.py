@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 
 DEFAULT_NAME = "by-hand"
 # Keys that the launcher decides, or that have no meaning for a single trial.
-_NOT_OPTIONS = {"launcher", "nodes", "workloads", "samples"}
+_NOT_OPTIONS = {
+    *("launcher", "nodes", "workloads"),
+    *("samples", "script", "arguments", "samples_per_step"),
+}
 _METAVARS = {int: "N", float: "X", str: "TEXT", dict: "JSON"}
 # Keys whose values are the names of extensions.
 _EXTENSIONS: dict[tuple[str, str], ExtensionGroup[Any]] = {

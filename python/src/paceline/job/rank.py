@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, ExitCode, PacelineError
 from paceline.host.processes import die_with_parent
-from paceline.job.checks import check_dataset
+from paceline.job.checks import check_inputs
 from paceline.job.limits import trial_limit, trial_timed_out
 from paceline.job.messages import rank_failed_line, say
 from paceline.job.rank_status import RankEnd, RankStatusFile, log_of, terminated
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.job.trial import Job
+    from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
 
 # A rank that only lost a peer ends later than that peer. Launchers report and act on the first end,
@@ -76,8 +78,7 @@ def _run(job: Job, context: RankContext, watched_pids: Sequence[int]) -> RankEnd
 
 def _train(job: Job, context: RankContext) -> None:
     prepare_process(job, context)
-    from paceline.worker.worker import train  # noqa: PLC0415  (it imports torch)
-
+    train = import_module(worker_module(job.trial)).train  # imports torch
     train(job.trial, context, job.files)
 
 
@@ -89,8 +90,14 @@ def prepare_process(job: Job, context: RankContext) -> None:
     from paceline.training.resources import apply_resources  # noqa: PLC0415
 
     if job.trial.placement.nodes > 1 or not job.supervised:
-        check_dataset(job.trial.training.dataset)  # else preflight has checked it on this node
+        check_inputs(job.trial)  # else preflight has checked it on this node
     apply_resources(context, job.trial)
+
+
+def worker_module(trial: Trial) -> str:
+    """Return the module whose `train` does the work of a rank."""
+    script = trial.training.script
+    return "paceline.worker.worker" if script is None else "paceline.script.rank"
 
 
 def check_shared(job: Job, host: str) -> None:

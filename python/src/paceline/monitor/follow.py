@@ -155,9 +155,9 @@ class TrialFollower:
             steps_planned=self.trial.training.max_steps,
             epoch=max((step["epoch"] for step in last_steps), default=None),
             samples_per_s=None
-            if steps is None or not len(steps.step)
+            if steps is None or not len(steps.step) or not steps.samples_known
             else float(steps.samples[recent].sum() / max(1e-9, steps.time_s[recent].sum())),
-            loss=None if steps is None or not len(steps.loss) else float(steps.loss[-1]),
+            loss=_last_loss(steps),
             rates=_rates(steps),
             losses=() if steps is None else tuple(map(float, steps.loss)),
             phases=mean_over_ranks(list(means.values())),
@@ -293,6 +293,12 @@ class RunFollower:
         if counts != self._counts:
             self._counts = counts
             self._last_news_s = time.monotonic()
+
+
+def _last_loss(steps: GlobalSteps | None) -> float | None:
+    if steps is None or not len(steps.loss) or math.isnan(steps.loss[-1]):
+        return None
+    return float(steps.loss[-1])
 
 
 def _rates(steps: GlobalSteps | None) -> tuple[float, ...]:

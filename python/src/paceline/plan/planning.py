@@ -7,13 +7,15 @@ drifts of the machine affect all trials alike, and a run that is cut short has w
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UsageError
-from paceline.plan.trial import LOOPBACK, Placement, Training, Trial, trial_name
+from paceline.plan.trial import LOOPBACK, Placement, Script, Training, Trial, trial_name
 from paceline.spec.counts import batch_per_replica, counts_on_node
-from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, WORKLOADS
+from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
 from paceline.spec.rules import first_given, known_steps
+from paceline.spec.script import workload_descriptor
 from paceline.spec.transport_rules import transport_of
 from paceline.spec.trial_rules import applies, open_count_faults
 from paceline.spec.values import DEFAULT_EPOCHS
@@ -25,12 +27,13 @@ if TYPE_CHECKING:
     from paceline.spec.placement import NodeCounts
 
 DEFAULT_WARMUP_STEPS = 3
+_OF_SCRIPTS = ("max_steps", "warmup_steps")  # the values of [training] that apply to scripts
 
 
 def plan_trials(experiment: Experiment, datasets: Mapping[str, str], cores: int) -> list[Trial]:
     """Return all trials of `experiment`, interleaved.
 
-    datasets: path of the data set of each workload, by the workload's name.
+    datasets: path of the data set of each built-in workload, by the workload's name.
     cores: cores of this node that ranks may use.
     Raises UsageError where a trial cannot be placed, all of them at once.
     """
@@ -41,7 +44,8 @@ def plan_trials(experiment: Experiment, datasets: Mapping[str, str], cores: int)
             if not applies(request, workload):
                 continue
             try:
-                trial = _trial(experiment, workload, request, datasets[workload.name], cores)
+                dataset = "" if workload.script is not None else datasets[workload.name]
+                trial = _trial(experiment, workload, request, dataset, cores)
                 _check_new(trial, blocks)
                 blocks.append(trial)
             except UsageError as error:
@@ -53,10 +57,11 @@ def plan_trials(experiment: Experiment, datasets: Mapping[str, str], cores: int)
 
 def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset: str) -> Training:
     """Return a workload's training values: its own, else [training]'s, else the defaults."""
-    defaults = WORKLOADS.get(workload.name)
+    defaults = workload_descriptor(workload)
 
     def value(name: str, otherwise: Any) -> Any:
-        given = first_given(name, workload, experiment)
+        of_script = workload.script is not None and name not in _OF_SCRIPTS
+        given = None if of_script else first_given(name, workload, experiment)
         return otherwise if given is None else given
 
     steps = known_steps(workload, experiment)
@@ -77,6 +82,16 @@ def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset:
         reading=value("reading", "memory"),
         precision=value("precision", "fp32"),
         memory_format=value("memory_format", "contiguous"),
+        script=None if workload.script is None else _script(workload.script, workload),
+    )
+
+
+def _script(path: str, workload: WorkloadRequest) -> Script:
+    return Script(
+        path=str(Path(path).absolute()),
+        arguments=workload.arguments,
+        directory=str(Path.cwd()),
+        samples_per_step=workload.samples_per_step,
     )
 
 
@@ -107,7 +122,7 @@ def _trial(
     counts = counts_on_node(request, cores)
     strategy = STRATEGIES.get(request.local_strategy)
     replica_batch = batch_per_replica(training.global_batch, request.nodes * counts.replicas)
-    faults = strategy.batch_faults(request, counts, replica_batch, WORKLOADS.get(workload.name))
+    faults = strategy.batch_faults(request, counts, replica_batch, workload_descriptor(workload))
     for fault in faults:
         raise UsageError(fault)
     transport = transport_of(request)

@@ -22,11 +22,21 @@ class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Script(_Value):
+    """A training script of the user, which every rank runs instead of a built-in training."""
+
+    path: str  # absolute; the same on every host
+    arguments: tuple[str, ...]
+    directory: str  # in which it runs
+    samples_per_step: int | None  # of all ranks, as the user states; None: the script may report it
+
+
 class Training(_Value):
     """The training task itself.
 
     Trials are comparable only if all of this is equal, except for precision and memory format,
-    which are compared on purpose.
+    which are compared on purpose. With a script, only the workload's name, the seed, max_steps
+    and warmup_steps have a meaning beside it.
     """
 
     workload: str
@@ -44,6 +54,7 @@ class Training(_Value):
     reading: ReadingMode
     precision: Precision
     memory_format: MemoryFormat
+    script: Script | None = None
 
 
 class Trial(_Value):

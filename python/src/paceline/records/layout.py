@@ -119,6 +119,11 @@ class TrialFiles:
         return self.root / "tensors" / "gradient_step1.safetensors"
 
     @property
+    def initial_weights(self) -> Path:
+        """Weights before the first step, safetensors; only while a script trains."""
+        return self.root / "tensors" / "weights_initial.safetensors"
+
+    @property
     def weights(self) -> Path:
         """Weights after the last step, safetensors."""
         return self.root / "tensors" / "weights_final.safetensors"

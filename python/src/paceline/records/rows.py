@@ -37,6 +37,7 @@ class StepRow:
 
     data_wait_s + forward_s + backward_s + bubble_s + comm_s + optimizer_s + other_s = step_s.
     In a pipeline, the samples are counted by the first stage and the loss by the last.
+    Of a user's script, samples, loss and phases may be unknown (None).
     `comm_s` is exposed communication: from the rank's last gradient being ready to all gradients
     averaged. `comm_ready_unix_s` is when this rank's last gradient was ready; the analysis splits
     comm_s with it into waiting for the slowest rank and transfer. Both are None without peers.
@@ -45,12 +46,13 @@ class StepRow:
     step: int  # global step, from 0
     epoch: int  # from 0
     started_unix_s: float
-    samples: int  # this rank's share of the global batch, padding not counted
-    global_samples: int  # the whole global batch
-    loss_sum: float  # sum of the per-sample losses of this rank's share
-    data_wait_s: float
-    forward_s: float
-    backward_s: float
+    samples: int | None  # this rank's share of the global batch, padding not counted
+    global_samples: int | None  # the whole global batch
+    # sum of the per-sample losses of this rank's share; without samples, the loss as reported
+    loss_sum: float | None
+    data_wait_s: float | None
+    forward_s: float | None
+    backward_s: float | None
     comm_s: float | None
     comm_ready_unix_s: float | None
     optimizer_s: float
@@ -157,6 +159,7 @@ class TrainingResult:
     update_l2: dict[str, float]
     parameters: int
     communication: dict[str, Any] = field(default_factory=dict)  # bucket sizes, transport details
+    not_compared: str | None = None  # why its tensors cannot be compared; None if they can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

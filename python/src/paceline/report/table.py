@@ -125,7 +125,9 @@ def _title(comparison: Comparison, workload: str) -> str:
     repeats = {row.repeats for row in rows if row.repeats} or {0}
     counted = DASH.join(str(n) for n in sorted({min(repeats), max(repeats)}))
     word = "repeat" if counted == "1" else "repeats"
-    return f"{workload}, global batch {rows[0].global_batch}, {counted} {word}"
+    batches = {row.global_batch for row in rows if row.global_batch is not None}
+    batch = f", global batch {batches.pop()}" if len(batches) == 1 else ""
+    return f"{workload}{batch}, {counted} {word}"
 
 
 def _cells(row: Row, comparison: Comparison, *, wide: bool, is_tie: bool) -> list[RenderableType]:
@@ -180,8 +182,10 @@ def _footnotes(comparison: Comparison) -> list[RenderableType]:
     if any(verdict.tied for verdict in comparison.verdicts.values()):
         lines.append(Text("= tied with the fastest: no significant difference (5 %, Holm)"))
     for row in comparison.rows:
-        if not row.ranked and not row.failed:
-            name = f"{row.workload}: {short_name(row, comparison.rows)}"
+        name = f"{row.workload}: {short_name(row, comparison.rows)}"
+        if row.is_unchecked_script:
+            lines.append(Text(f"{mark_of(row)} {name}: {row.equivalence_reason}"))
+        elif not row.ranked and not row.failed:
             reason = row.equivalence_reason or "it has no steady step"
             lines.append(Text(f"{mark_of(row)} {name} is not ranked: {reason}"))
     if any(row.repeats == 1 for row in comparison.rows):

@@ -106,6 +106,9 @@ def _places(
     shown before the forward pass. The passes of a pipeline alternate; here they are consecutive.
     """
     comm_s, bubble_s = row["comm_s"] or 0.0, row["bubble_s"] or 0.0
+    data_wait_s, forward_s, backward_s = (
+        row[f"{name}_s"] or 0.0 for name in ("data_wait", "forward", "backward")
+    )
     optimizing_s = ended_s - row["optimizer_s"]
     ready_s = optimizing_s - comm_s
     averaged_last = False  # weights, after the optimiser, instead of gradients before it
@@ -114,13 +117,11 @@ def _places(
         averaged_last = known_s + comm_s > ended_s - row["optimizer_s"] / 2
         optimizing_s = known_s - row["optimizer_s"] if averaged_last else optimizing_s
         ready_s = optimizing_s if averaged_last else known_s
-    at_s = max(
-        started_s + row["data_wait_s"], ready_s - row["forward_s"] - row["backward_s"] - bubble_s
-    )
-    yield "data_wait", started_s, row["data_wait_s"]
-    yield "forward", at_s, row["forward_s"]
-    yield "bubble", at_s + row["forward_s"], bubble_s
-    yield "backward", at_s + row["forward_s"] + bubble_s, row["backward_s"]
+    at_s = max(started_s + data_wait_s, ready_s - forward_s - backward_s - bubble_s)
+    yield "data_wait", started_s, data_wait_s
+    yield "forward", at_s, forward_s
+    yield "bubble", at_s + forward_s, bubble_s
+    yield "backward", at_s + forward_s + bubble_s, backward_s
     if averaged_last:
         yield "optimizer", optimizing_s, row["optimizer_s"]
         yield _EXPOSED, optimizing_s + row["optimizer_s"], comm_s

@@ -37,8 +37,10 @@ def check_equivalences(trials: Sequence[Trial], files: RunFiles, *, keep_tensors
             shutil.rmtree(trial_files.weights.parent, ignore_errors=True)
 
 
-def _order(trial: Trial) -> SampleOrder:
-    """Return the samples that the trial's steps should have used."""
+def _order(trial: Trial) -> SampleOrder | None:
+    """Return the samples that the trial's steps should have used; None for a script."""
+    if trial.training.script is not None:
+        return None
     dataset = open_dataset(trial.training.dataset)
     return sample_order_of(trial.training, dataset.row_group_rows)
 

@@ -41,7 +41,7 @@ class Planned:
 def plan(spec: Spec) -> Planned:
     """Return what `run` would do. Writes nothing; the data sets need not exist yet."""
     experiment = spec.experiment
-    datasets = {str(w.name): expected_dataset(experiment, w) for w in experiment.workloads}
+    datasets = {w.name: expected_dataset(experiment, w) for w in built_in(experiment)}
     return planned_trials(spec, datasets)
 
 
@@ -69,10 +69,15 @@ def expected_dataset(experiment: Experiment, workload: WorkloadRequest) -> Path:
     )
 
 
+def built_in(experiment: Experiment) -> list[WorkloadRequest]:
+    """Return the workloads that need a data set: those that are no script."""
+    return [workload for workload in experiment.workloads if workload.script is None]
+
+
 def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, Path]:
     """Return the data set of each workload by its name; synthesise the missing ones."""
     datasets: dict[str, Path] = {}
-    for workload in experiment.workloads:
+    for workload in built_in(experiment):
         if workload.data is not None:
             path = Path(workload.data).resolve()
             open_dataset(path)

@@ -69,6 +69,8 @@ class Descriptor:
     position: ClassVar[int] = LAST  # in lists and tables, ascending
     Keys: ClassVar[type[KeyModel]] = KeyModel
     Options: ClassVar[type[OptionModel]] = OptionModel
+    # Those of its keys that act in Paceline's own training only, not in a script of the user.
+    keys_of_own_training: ClassVar[tuple[str, ...]] = ()
 
 
 class StrategyDescriptor(Descriptor):
@@ -79,6 +81,7 @@ class StrategyDescriptor(Descriptor):
     is_replicated: ClassVar[bool] = False  # several copies of the model on one node
     uses_node_memory: ClassVar[bool] = False  # always, between the ranks of a node
     can_reduce_flat: ClassVar[bool] = False  # one replica a rank: all ranks can reduce together
+    runs_scripts: ClassVar[bool] = False  # a user's script can be each rank's program
     count_key: ClassVar[str | None] = None  # the key that "auto" takes from the node's cores
     layout_key_names: ClassVar[tuple[str, ...]] = ()  # own keys that a search for a layout finds
     without_cuda: ClassVar[str | None] = None  # why it has no GPUs and what to use instead
@@ -159,6 +162,7 @@ class TransportDescriptor(Descriptor):
     # torch.distributed calls it once per bucket: gradients can be compressed and counted.
     sends_gradients: ClassVar[bool] = False
     opens_process_group: ClassVar[bool] = True  # the implementation is a transports.base.Transport
+    serves_scripts: ClassVar[bool] = False  # its process group has every operation of torch
     has_all_to_all: ClassVar[bool] = True
     averages_weights: ClassVar[bool] = False  # always local SGD: it never sends gradients
 

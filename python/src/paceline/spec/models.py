@@ -6,6 +6,8 @@ keys and tables that extensions declare. They are kept as they were written; `ke
 
 from __future__ import annotations
 
+import re
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -16,6 +18,11 @@ from paceline.spec.values import Device, MemoryFormat, Precision, ReadingMode
 SCHEMA = 2  # of spec files; schema 1 belongs to Paceline 0.1
 McaParameters = Annotated[dict[str, str], Field(min_length=1)]
 K = TypeVar("K", bound=BaseModel)
+
+
+def name_of_script(path: str) -> str:
+    """Return a workload's name for a script: its file name, as far as a name may have it."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(path).stem).lstrip("._-")[:64] or "script"
 
 
 class _Model(BaseModel):
@@ -48,11 +55,26 @@ class TrainingRequest(_WorkloadOverrides):
 
 
 class WorkloadRequest(_WorkloadOverrides):
-    """[[workloads]]: one workload by name; `data` is a data set, else samples are synthesised."""
+    """[[workloads]]: one workload by name; `data` is a data set, else samples are synthesised.
+
+    With `script` it is a training script of the user, run with `arguments`. samples_per_step: of
+    all ranks in one step, where the script does not report them.
+    """
 
     name: str
     data: str | None = None
     samples: Annotated[int, Field(ge=8)] | None = None
+    script: str | None = None
+    arguments: Annotated[tuple[str, ...], FROM_LIST] = ()
+    samples_per_step: PositiveInt | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_by_script(cls, values: Any) -> Any:
+        script = values.get("script") if isinstance(values, dict) else None
+        if not isinstance(script, str) or "name" in values:
+            return values
+        return {"name": name_of_script(script), **values}
 
 
 class TrialRequest(_Overrides):

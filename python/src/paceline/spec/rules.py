@@ -14,6 +14,7 @@ from paceline.errors import UsageError
 from paceline.spec.counts import batch_per_replica, counts_if_known
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, WORKLOADS
 from paceline.spec.models import Experiment
+from paceline.spec.script import script_faults, script_trial_faults
 from paceline.spec.sentences import no_such_key, sentences
 from paceline.spec.trial_rules import applies, are_counts_valid, trial_faults
 from paceline.spec.tune_rules import tune_faults
@@ -46,10 +47,12 @@ def faults_of(experiment: Experiment, skip: Collection[int] = ()) -> list[str]:
     faults += _repeat_faults(experiment)
     faults += _duplicate_faults(trials)
     for place, workload in enumerate(experiment.workloads, start=1):
-        if workload.name in WORKLOADS:
+        where = f"workloads[{place}]"
+        faults += script_faults(workload, experiment, where)
+        if workload.script is not None or workload.name in WORKLOADS:
             faults += _workload_faults(workload, experiment, trials)
         else:
-            faults.append(WORKLOADS.unknown(workload.name, f"workloads[{place}].name"))
+            faults.append(WORKLOADS.unknown(workload.name, f"{where}.name"))
     return faults + list(tune_faults(experiment))
 
 
@@ -62,7 +65,7 @@ def first_given(name: str, workload: WorkloadRequest, experiment: Experiment) ->
 def known_steps(workload: WorkloadRequest, experiment: Experiment) -> int | None:
     """Return the steps of the training; None if it depends on the data set."""
     limit = first_given("max_steps", workload, experiment)
-    if workload.data is not None:
+    if workload.data is not None or workload.script is not None:
         return cast("int | None", limit)
     defaults = WORKLOADS.get(workload.name)
     batch = first_given("global_batch", workload, experiment) or defaults.global_batch
@@ -138,6 +141,9 @@ def _batch_faults(
     trial: TrialRequest, workload: WorkloadRequest, experiment: Experiment
 ) -> Iterator[str]:
     """Yield why a batch or a model cannot be divided; where cores decide, the plan checks it."""
+    if workload.script is not None:
+        yield from script_trial_faults(trial)
+        return
     counts = counts_if_known(trial)
     if counts is None:
         return

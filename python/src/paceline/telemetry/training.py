@@ -67,7 +67,7 @@ class TrainingProgress:
         """
         loss, epoch = _mean_loss(row, replicas), row["epoch"]
         step_s: float = row["step_s"]
-        samples, step_s_sum = self.samples + row["samples"], self.step_s_sum + step_s
+        samples, step_s_sum = self.samples + (row["samples"] or 0), self.step_s_sum + step_s
         # A counter must not decrease; rounding can make other_s negative.
         phase_s = {
             name: self.phase_s[name] + max(0.0, row.get(key) or 0.0) for name, key in _PHASE_KEYS
@@ -97,9 +97,11 @@ class TrainingProgress:
 
 def _mean_loss(row: Mapping[str, Any], replicas: int) -> float | None:
     is_stage = row.get("bubble_s") is not None
-    loss_sum: float = row["loss_sum"]
-    samples: int = row["samples"]
-    global_samples: int = row["global_samples"]
+    loss_sum: float | None = row["loss_sum"]
+    samples: int | None = row["samples"]
+    if samples is None or loss_sum is None:
+        return loss_sum  # of a script that reports no samples
+    global_samples: int = row["global_samples"] or 0
     if is_stage and loss_sum == 0.0:
         return None  # only the last stage of a pipeline has the loss
     if samples > 0:

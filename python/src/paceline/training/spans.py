@@ -25,8 +25,12 @@ class Spans:
 
     def ended(self, name: SpanName, started_unix_s: float) -> None:
         """Record a phase that began at `started_unix_s` and ends now."""
+        self.record(name, started_unix_s, time.time())
+
+    def record(self, name: SpanName, started_unix_s: float, ended_unix_s: float) -> None:
+        """Record a phase that has ended."""
         self._writer.write(
-            SpanRow(name=name, started_unix_s=started_unix_s, ended_unix_s=time.time())
+            SpanRow(name=name, started_unix_s=started_unix_s, ended_unix_s=ended_unix_s)
         )
 
     @contextmanager

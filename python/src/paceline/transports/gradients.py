@@ -86,6 +86,7 @@ class GradientTransport(TransportDescriptor):
     Keys = GradientKeys
     Options = GradientOptions
     sends_gradients = True
+    keys_of_own_training = tuple(GradientKeys.model_fields)
 
     def key_faults(self, request: TrialRequest) -> Iterator[str]:
         strategy, keys = strategy_of(request), request.keys(GradientKeys)

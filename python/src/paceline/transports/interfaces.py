@@ -69,7 +69,10 @@ class NetworkTransport(DefaultGroupTransport):
         try:
             super().open_group(context, trial, store, **options)
         except RuntimeError as error:
-            raise (self.explain(error) or error) from error
+            meaning = self.explain(error)
+            if meaning is None:  # an error must not become its own cause
+                raise
+            raise meaning from error
 
     def explain(self, error: Exception) -> PacelineError | None:
         """Return TimedOut or PeerLost if the text of the error reports it, else None."""

@@ -87,6 +87,11 @@ class Recorder:
         if full:
             self.flush()
 
+    def ended(self) -> list[CommunicationRow]:
+        """Return the rows of operations that have ended since the last flush."""
+        with self._lock:
+            return list(self._rows)
+
     def flush(self) -> None:
         """Write the rows of operations that have ended."""
         with self._lock:

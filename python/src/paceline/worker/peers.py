@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch._C._distributed_c10d import PrefixStore
+
 from paceline.errors import PacelineError, RankFailed, TimedOut
 from paceline.training.resources import RankCores, check_node
 from paceline.transports import PeerLost, Transport, create_transport
@@ -44,6 +46,8 @@ class Peers:
         self.clock = clock
         self._liveness = liveness
         self._context = context
+        self._trial = trial
+        self._opened = 0  # times that the transport was opened
         self._limits = trial.limits
         self._store = store
         self._transport = transport
@@ -67,6 +71,25 @@ class Peers:
             return []
         values = gather(world, value, self._limits.collective_s)
         return [rank for rank, other in enumerate(values) if other != value]
+
+    @property
+    def has_transport(self) -> bool:
+        """Return whether the ranks have a process group of torch, open or not."""
+        return self._transport is not None
+
+    def open_transport(self) -> None:
+        """Open the transport's process group; collective. A script may do so again after it has
+        destroyed the group.
+
+        Raises what `Transport.open` raises.
+        """
+        assert self._store is not None
+        assert self._transport is not None
+        # Keys of an earlier group would let this one connect to ranks that have left.
+        store = PrefixStore(f"transport/{self._opened}", self._store)
+        self._opened += 1
+        with limited(f"rank {self._context.rank}: rank 0's store", self._limits.rendezvous_s):
+            self._transport.open(self._context, self._trial, store)
 
     def describe(self) -> dict[str, Any]:
         return {} if self._transport is None else self._transport.describe()
@@ -125,9 +148,10 @@ class Peers:
                 wait_for(store, keys, self._limits.rendezvous_s, "rank 0: all ranks to leave")
 
 
-def join_peers(context: RankContext, trial: Trial) -> Peers:
+def join_peers(context: RankContext, trial: Trial, *, open_transport: bool = True) -> Peers:
     """Connect to the other ranks within `limits.rendezvous_s` and open the transport; collective.
 
+    open_transport: False leaves that to a later call of `Peers.open_transport`.
     Raises TimedOut naming the absent ranks, EnvironmentLacks if ranks of a node share cores without
     permission or the transport is not available.
     """
@@ -136,7 +160,14 @@ def join_peers(context: RankContext, trial: Trial) -> Peers:
     limit_s = trial.limits.rendezvous_s
     store = open_store(context, limit_s)
     with limited(f"rank {context.rank}: rank 0's store", limit_s):
-        return _join(context, trial, store, limit_s)
+        peers = _join(context, trial, store, limit_s)
+    if open_transport and peers.has_transport:
+        try:
+            peers.open_transport()
+        except BaseException:
+            peers.leave(failed=True)
+            raise
+    return peers
 
 
 def _join(context: RankContext, trial: Trial, store: TCPStore, limit_s: float) -> Peers:
@@ -155,14 +186,7 @@ def _join(context: RankContext, trial: Trial, store: TCPStore, limit_s: float) -
         limit_s=trial.limits.collective_s,
         interface=trial.interface,
     )
-    peers = Peers(context, trial, store, transport, clock, liveness)
-    if transport is not None:
-        try:
-            transport.open(context, trial, store)
-        except BaseException:
-            peers.leave(failed=True)
-            raise
-    return peers
+    return Peers(context, trial, store, transport, clock, liveness)
 
 
 def _node(store: TCPStore, context: RankContext, purpose: str) -> GroupStore:

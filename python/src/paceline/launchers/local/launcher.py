@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from paceline.job.checks import check_cores, check_dataset
+from paceline.job.checks import check_cores, check_inputs
 from paceline.job.environment import rank_environment
 from paceline.launchers.base import Command, first_named
 
@@ -20,7 +20,7 @@ class LocalLauncher:
     name = "local"
 
     def preflight(self, trial: Trial) -> None:
-        check_dataset(trial.training.dataset)
+        check_inputs(trial)
         check_cores(trial)
 
     def command(self, trial: Trial, files: TrialFiles) -> Command:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.tools import job_script
-from paceline.job.checks import check_cores, check_dataset
+from paceline.job.checks import check_cores, check_inputs
 from paceline.job.environment import SIDECAR_HOST_VARIABLE, rank_environment
 from paceline.launchers.base import Command, first_named
 from paceline.launchers.mpi.descriptor import MpiLaunchOptions
@@ -53,7 +53,7 @@ class MpiLauncher:
         elif trial.placement.nodes == 1:
             check_cores(trial)
         if trial.placement.nodes == 1:
-            check_dataset(trial.training.dataset)
+            check_inputs(trial)
 
     def command(self, trial: Trial, files: TrialFiles) -> Command:
         mpirun = find_mpirun(trial.option("mpirun"))

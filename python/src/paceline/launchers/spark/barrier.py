@@ -19,7 +19,7 @@ from paceline.host.machine import host_name
 from paceline.host.processes import parent_of
 from paceline.job.context import nodes_of, rank_context
 from paceline.job.failure import FirstFailure, first_failure
-from paceline.job.rank import run_rank
+from paceline.job.rank import run_rank, worker_module
 from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import check_reachable, close_listener, listen_on
 from paceline.launchers.spark.configuration import EXECUTORS_ADVICE
@@ -114,7 +114,7 @@ def _importing_worker(job: Job) -> Iterator[None]:
     set_thread_variables(job.trial.placement.threads_per_worker)
     # If it fails, the training's own import fails again and is reported there.
     thread = threading.Thread(
-        target=_import_quietly, args=("paceline.worker.worker",), name="imports", daemon=True
+        target=_import_quietly, args=(worker_module(job.trial),), name="imports", daemon=True
     )
     thread.start()
     try:

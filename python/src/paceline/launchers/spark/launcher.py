@@ -10,7 +10,7 @@ from paceline.errors import EnvironmentLacks
 from paceline.host.java import find_java
 from paceline.host.spark import find_java_for_spark, find_spark
 from paceline.host.tools import job_script
-from paceline.job.checks import check_cores, check_dataset
+from paceline.job.checks import check_cores, check_inputs
 from paceline.job.environment import rank_environment
 from paceline.launchers.base import Command, first_named
 from paceline.launchers.mpi.implementations import OpenMpi5
@@ -46,7 +46,7 @@ class SparkLauncher:
         if trial.transport == "mpi" and _runs_on_this_python(trial):
             _check_mpi(trial)
         if is_local(master_of(trial)):
-            check_dataset(trial.training.dataset)
+            check_inputs(trial)
             check_cores(trial)
             _check_local_slots(trial)
 

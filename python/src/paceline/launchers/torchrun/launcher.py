@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.tools import Finding, Tool, tool_finding
-from paceline.job.checks import check_cores, check_dataset
+from paceline.job.checks import check_cores, check_inputs
 from paceline.job.environment import rank_environment
 from paceline.launchers.base import Command, first_named
 
@@ -36,7 +36,7 @@ class TorchrunLauncher:
 
     def preflight(self, trial: Trial) -> None:
         find_torchrun()
-        check_dataset(trial.training.dataset)
+        check_inputs(trial)
         check_cores(trial)
 
     def command(self, trial: Trial, files: TrialFiles) -> Command:

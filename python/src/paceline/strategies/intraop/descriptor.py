@@ -22,6 +22,7 @@ class Intraop(StrategyDescriptor):
     position = 20
     implementation = "paceline.strategies.replica:ReplicaStrategy"
     count_key = "threads_per_rank"
+    runs_scripts = True
     without_cuda = (
         '"intraop" uses threads of the CPU, expected "cpu", got "cuda"; use local_strategy = '
         '"sequential" for one GPU'

@@ -100,6 +100,8 @@ class Processes(StrategyDescriptor):
     has_peers_on_node = True
     is_replicated = True
     can_reduce_flat = True
+    runs_scripts = True
+    keys_of_own_training = ("reduction", "averaging_period_steps", "averaging_start_step")
     count_key = "ranks_per_node"
     layout_key_names = ("replicas",)
     paper_rows = {"cpu": "CPU, many processes", "cuda": "GPU, data parallel"}

@@ -21,6 +21,7 @@ class Sequential(StrategyDescriptor):
     summary = "one process, one thread"
     position = 10
     implementation = "paceline.strategies.replica:ReplicaStrategy"
+    runs_scripts = True
 
     def counts(self, request: TrialRequest, cores: int) -> NodeCounts:
         return NodeCounts(ranks=1, threads_per_rank=1)

@@ -18,6 +18,7 @@ class Gloo(GradientTransport):
     position = 30
     implementation = "paceline.transports.gloo.transport:GlooTransport"
     devices = ("cpu", "cuda")
+    serves_scripts = True
 
     def auto_priority(self, request: TrialRequest) -> int | None:
         return 10

@@ -12,6 +12,7 @@ they call C++, and Gloo's threads, which need the GIL to release tensors, would 
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -141,6 +142,9 @@ def _create_group(given: Any, _options: Any) -> RecordedProcessGroup:
         for device in _DEVICES:
             each._register_backend(torch.device(device), kind, backend)  # noqa: SLF001
     inner._set_group_name(given.group_id)  # noqa: SLF001
+    # Never freed: its destructor waits for Gloo's threads and holds the GIL, for which one of them
+    # may wait to release a callback. The last reference is often that of a user's model.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
     recorded: RecordedProcessGroup = group
     return recorded
 

@@ -65,6 +65,7 @@ class Mpi(GradientTransport):
     Keys = MpiKeys
     Options = MpiOptions
     needs = "mpi job"
+    serves_scripts = True
 
     def auto_priority(self, request: TrialRequest) -> int | None:
         """The default between nodes where the launcher prefers it."""

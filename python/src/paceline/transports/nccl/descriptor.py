@@ -19,6 +19,7 @@ class Nccl(GradientTransport):
     implementation = "paceline.transports.nccl.transport:NcclTransport"
     devices = ("cuda",)
     joins_flat_only = True
+    serves_scripts = True
 
     def auto_priority(self, request: TrialRequest) -> int | None:
         return 45

@@ -123,7 +123,7 @@ class RoundWorker:
                 rank,
             )
         carry = self._carry(rows, orders.carries.get(rank))
-        share = sum(r.samples for r in rows) / sum(r.global_samples for r in rows)
+        share = sum(r.samples or 0 for r in rows) / sum(r.global_samples or 0 for r in rows)
         return self._report(rank, carry, steps.stop, scaled_state(self._replica, share), moved)
 
     def finish(self, rank: int, orders: Orders, state: Callable[[], State | None]) -> Report:

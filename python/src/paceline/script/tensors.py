@@ -1,0 +1,86 @@
+"""Tensors of a script's training that are compared with the baseline's.
+
+An optimiser knows parameters, not their names, so they are numbered: the same script lists them in
+the same order. Sharded parameters (DTensor) are gathered, collectively; other parameters that
+differ between ranks cannot be compared.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
+
+from paceline.training.tensors import save_tensors, sha256_of, update_l2
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from paceline.records.layout import TrialFiles
+
+
+class ParameterRecord:
+    """The parameters of an optimiser, from the first step to the end of the script.
+
+    files: where the first rank keeps tensors; None keeps only checksums.
+    """
+
+    def __init__(self, optimizer: Optimizer, files: TrialFiles | None) -> None:
+        self._files = files
+        self._parameters: dict[str, Tensor] = {
+            f"group{number}.parameter{place}": parameter
+            for number, group in enumerate(optimizer.param_groups)
+            for place, parameter in enumerate(group["params"])
+        }
+        self._is_sharded = any(isinstance(p, DTensor) for p in self._parameters.values())
+        self.count = sum(p.numel() for p in self._parameters.values())
+        self._final: tuple[str, dict[str, float]] | None = None
+        weights = self._weights()
+        self.initial_sha256 = sha256_of(weights)
+        if files is not None:
+            save_tensors(files.initial_weights, weights)
+            save_tensors(files.gradient, self._gradients())
+        elif self._is_sharded:
+            self._gradients()  # to gather them is collective
+
+    def keep_sharded(self) -> None:
+        """Take the final weights now if they are sharded, while ranks can still gather them."""
+        if self._is_sharded:
+            self._final = self._take_final()
+
+    def final(self) -> tuple[str, dict[str, float]]:
+        """Return the checksum of the final weights, and the L2 norm by which each has changed.
+
+        The norms are empty without files. Collective for sharded parameters.
+        """
+        return self._final or self._take_final()
+
+    def _take_final(self) -> tuple[str, dict[str, float]]:
+        weights = self._weights()
+        moved: dict[str, float] = {}
+        if self._files is not None:
+            save_tensors(self._files.weights, weights)
+            moved = update_l2(weights, load_file(self._files.initial_weights))
+            self._files.initial_weights.unlink()
+        return sha256_of(weights), moved
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: _whole(p.detach()) for name, p in self._parameters.items()}
+
+    def _gradients(self) -> dict[str, Tensor]:
+        """Return the gradients; zeros for parameters that the loss does not depend on."""
+        return {
+            name: _whole(p.grad if p.grad is not None else torch.zeros_like(p)).detach()
+            for name, p in self._parameters.items()
+        }
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return a tensor as float32 on the CPU, gathered if it is sharded."""
+    found: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if found.layout != torch.strided:
+        found = found.to_dense()
+    return found.to("cpu", torch.float32)
