@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.analysis.labels import short_name
-from paceline.report.wording import NOT_MEASURED, bounds, number
+from paceline.report.wording import NOT_MEASURED, bounds, megabytes, number
 
 if TYPE_CHECKING:
     from paceline.analysis.comparison import Comparison
@@ -85,19 +85,11 @@ def _line(comparison: Comparison, part: CompressionEffect) -> dict[str, str]:
         "against": NOT_MEASURED
         if part.reference is None
         else short_name(comparison.row(part.reference), comparison.rows),
-        "sent": number(
-            None if part.sent_bytes_per_step is None else part.sent_bytes_per_step / 1e6
-        ),
-        "uncompressed": number(
-            None
-            if part.uncompressed_bytes_per_step is None
-            else part.uncompressed_bytes_per_step / 1e6
-        ),
+        "sent": megabytes(part.sent_bytes_per_step),
+        "uncompressed": megabytes(part.uncompressed_bytes_per_step),
         "share": NOT_MEASURED if part.sent_share is None else f"{100 * part.sent_share:.3g} %",
-        "step_s": number(None if part.step_s is None else part.step_s.median),
-        "against_step_s": number(
-            None if part.reference_step_s is None else part.reference_step_s.median
-        ),
+        "step_s": number(part.step_s),
+        "against_step_s": number(part.reference_step_s),
         "speed": NOT_MEASURED
         if part.speedup is None
         else f"{part.speedup.median:.2f}{'' if part.reference_is_exact_form else _BASELINE_MARK}",

@@ -136,7 +136,7 @@ def _cells(row: Row, comparison: Comparison, *, wide: bool, is_tie: bool) -> lis
     mark = mark_of(row)
     found: list[RenderableType] = [
         Text("failed", style="red") if row.failed else _speedup(row, wide=wide, is_tie=is_tie),
-        number(None if row.samples_per_s is None else row.samples_per_s.median),
+        number(row.samples_per_s),
         row.local_strategy,
         Text("\n".join(layout)),
         row.launcher,
@@ -146,7 +146,7 @@ def _cells(row: Row, comparison: Comparison, *, wide: bool, is_tie: bool) -> lis
     if wide:
         found += [
             NOT_MEASURED if row.efficiency is None else f"{row.efficiency.median:.2f}",
-            number(None if row.step_s is None else row.step_s.median),
+            number(row.step_s),
             number(row.time_to_first_step_s),
             percent(row.cpu_percent),
             mebibytes(row.memory_peak_bytes),

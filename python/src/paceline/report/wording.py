@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.analysis.labels import short_name
+from paceline.analysis.statistics import Interval
 from paceline.analysis.verdict import DASH, bounds, listed, milliseconds
 
 if TYPE_CHECKING:
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.row import Row
-    from paceline.analysis.statistics import Interval
     from paceline.records.stopping import Stopping
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "listed",
     "mark_of",
     "mebibytes",
+    "megabytes",
     "milliseconds",
     "number",
     "percent",
@@ -30,10 +31,15 @@ __all__ = [
 NOT_MEASURED = DASH
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """Format with this number of significant digits, without an exponent if possible."""
+def number(value: float | Interval | None, digits: int = 3) -> str:
+    """Format with this number of significant digits, without an exponent if possible.
+
+    Of an interval, format the median.
+    """
     if value is None:
         return NOT_MEASURED
+    if isinstance(value, Interval):
+        value = value.median
     if value == 0:
         return "0"
     if abs(value) >= 1e6 or abs(value) < 1e-3:
@@ -50,6 +56,11 @@ def _leading(value: float) -> int:
 
 def percent(value: float | None) -> str:
     return NOT_MEASURED if value is None else f"{value:.0f}"
+
+
+def megabytes(value: float | None) -> str:
+    """Format bytes in MB."""
+    return number(None if value is None else value / 1e6)
 
 
 def mebibytes(value: float | None) -> str:
