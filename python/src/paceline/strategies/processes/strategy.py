@@ -15,7 +15,6 @@ The node has one copy of the weights; each process has its own gradients. A step
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.shared_gradients import SharedGradients
 from paceline.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,
-    RowGradients,
     SharedFactors,
     capture_sufficient_factors,
     rows_of,
@@ -68,9 +66,7 @@ class ProcessesStrategy(LocalStrategy):
         self._shards_by_rank: list[list[ParameterShard]]  # by local rank, as are the next two
         self._shared_gradients: list[SharedGradients]
         self._shared_factors: list[SharedFactors]
-        self._low_precision: LowPrecisionWeights | None = None
         self._shard: OptimizerShard
-        self._row_gradients: RowGradients
         self._replicate_group = ReplicateGroup()
 
     def prepare(
@@ -93,14 +89,20 @@ class ProcessesStrategy(LocalStrategy):
         self._layout.bind(parameters, weights, copy=self._rank == 0)
         self._rows = rows_of(model)
         self._shards_by_rank = self._layout.shards(self._ranks, self._rows)
-        own = self._shards_by_rank[self._rank]
-        self._shard = OptimizerShard(self._layout, own, weights, trial.training)
-        self._row_gradients = RowGradients(self._layout, own, self._rows)
         self._open_shared_gradients(shared, parameters)
-        self._open_shared_factors(shared, weights)
+        low_precision = self._open_low_precision(shared, weights)
+        self._open_shared_factors(shared, low_precision)
+        self._shard = OptimizerShard(
+            self._layout,
+            self._shards_by_rank[self._rank],
+            weights,
+            trial.training,
+            self._rows,
+            low_precision,
+        )
         self._replicate_group = ReplicateGroup.join(trial, context, peers)
         self._barrier.wait()  # rank 0 has copied the weights
-        self._refresh()
+        self._shard.refresh()
         self._barrier.wait()
 
     def _open_shared_gradients(
@@ -117,25 +119,30 @@ class ProcessesStrategy(LocalStrategy):
             self._shared_gradients.append(SharedGradients(self._layout, summed, rank, memory))
         self._shared_gradients[self._rank].write_in_backward(parameters)
 
-    def _open_shared_factors(self, shared: SharedNode, weights: Tensor) -> None:
+    def _open_low_precision(
+        self, shared: SharedNode, weights: Tensor
+    ) -> LowPrecisionWeights | None:
+        """Open the memory for weights in lower precision, if the training uses them."""
+        if self._trial.training.precision != "bf16":
+            return None
+        dtype = torch.bfloat16
+        memory = shared.memory("weights in bfloat16", dtype.itemsize * len(weights))
+        copy = torch.from_numpy(memory).view(dtype)
+        return LowPrecisionWeights(self._layout, weights, copy, self._rows)
+
+    def _open_shared_factors(
+        self, shared: SharedNode, low_precision: LowPrecisionWeights | None
+    ) -> None:
         """Open the memory of every rank for sufficient factors."""
         trial, model = self._trial, self._model
-        bf16 = trial.training.precision == "bf16"
-        dtype = torch.bfloat16 if bf16 else torch.float32
-        if bf16:
-            copied = shared.memory("weights in bfloat16", dtype.itemsize * len(weights))
-            self._low_precision = LowPrecisionWeights(
-                self._layout, weights, torch.from_numpy(copied).view(dtype), self._rows
-            )
+        dtype = torch.float32 if low_precision is None else torch.bfloat16
         samples = -(-trial.training.global_batch // trial.placement.replicas)
         size = SharedFactors.bytes_needed(model, samples, dtype)
         self._shared_factors = [
             SharedFactors(model, samples, dtype, torch.from_numpy(shared.memory("factors", size)))
             for _ in range(self._ranks)
         ]
-        capture_sufficient_factors(
-            model, self._shared_factors[self._rank].store, self._low_precision
-        )
+        capture_sufficient_factors(model, self._shared_factors[self._rank].store, low_precision)
 
     def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
         return to_input(pixels, self._trial.training.memory_format)
@@ -155,7 +162,6 @@ class ProcessesStrategy(LocalStrategy):
     def step(self) -> None:
         """Step the optimiser; ends when the slowest rank of the node has stepped."""
         self._shard.step()
-        self._refresh()
         self._barrier.wait()
 
     def gradients(self) -> dict[str, Tensor]:
@@ -193,9 +199,4 @@ class ProcessesStrategy(LocalStrategy):
         own = {n: p.grad for n, p in self._model.named_parameters() if p.grad is not None}
         others = [g.read for rank, g in enumerate(self._shared_gradients) if rank != self._rank]
         factors = [replica.read() for replica in self._shared_factors]
-        self._shard.reduce(own, others, partial(self._row_gradients.compute, factors=factors))
-
-    def _refresh(self) -> None:
-        """Update this rank's part of the weights in lower precision."""
-        if self._low_precision is not None:
-            self._low_precision.refresh(self._shard.parameter_shards)
+        self._shard.reduce(own, others, factors)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from paceline.strategies.reduction.sufficient_factors import RowGradients
 from paceline.training.optimizers import make_optimizer
 
 if TYPE_CHECKING:
@@ -17,13 +18,19 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Training
     from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
+    from paceline.strategies.reduction.sufficient_factors import (
+        LowPrecisionWeights,
+        SufficientFactors,
+    )
 
 
 class OptimizerShard:
     """The parameter shards that one worker owns, their gradients and their optimiser.
 
     layout: of the parameters. weights: flat float32 array that holds the shards. All workers share
-    it, and each writes only its own shards.
+    it, and each writes only its own shards. rows: parameters of linear layers whose gradients are
+    computed from sufficient factors, with their numbers of rows. low_precision: copy of the weights
+    of those layers, which all workers share, too.
     """
 
     def __init__(
@@ -32,8 +39,12 @@ class OptimizerShard:
         parameter_shards: Sequence[ParameterShard],
         weights: Tensor,
         training: Training,
+        rows: Mapping[str, int] | None = None,
+        low_precision: LowPrecisionWeights | None = None,
     ) -> None:
         self.parameter_shards = parameter_shards
+        self._row_gradients = RowGradients(layout, parameter_shards, rows or {})
+        self._low_precision = low_precision
         self._layout = layout
         self._parameters = [nn.Parameter(weights[s.place]) for s in parameter_shards]
         # A worker owns nothing if there are more workers than cache lines of parameters.
@@ -44,16 +55,16 @@ class OptimizerShard:
         self,
         own: Mapping[str, Tensor],
         others: Sequence[Callable[[ParameterShard], Tensor]],
-        computed: Callable[[ParameterShard], Tensor | None] = lambda _shard: None,
+        factors: Sequence[SufficientFactors] = (),
     ) -> None:
-        """Sum the gradients of each shard over the replicas, in place in `own`.
+        """Sum the gradients of each shard over the replicas, or compute them from the factors.
 
-        own: gradients of this worker's replica by parameter. others: for each other replica, a
-        function that returns its gradient of a shard, shape (stop - start,). computed: returns the
-        summed gradient of a shard that is not summed here, None for the others.
+        own: gradients of this worker's replica by parameter; they become the sums. others: for each
+        other replica, a function that returns its gradient of a shard, shape (stop - start,).
+        factors: those of every replica, in the same order on all workers.
         """
         for shard, parameter in zip(self.parameter_shards, self._parameters, strict=True):
-            total = computed(shard)
+            total = self._row_gradients.compute(shard, factors)
             if total is None:
                 total = shard_of(self._layout, own, shard)
                 for gradient_of in others:
@@ -74,8 +85,14 @@ class OptimizerShard:
         if self._optimizer is None:
             return
         self._optimizer.step()
+        self.refresh()
         for parameter in self._parameters:
             parameter.grad = None
+
+    def refresh(self) -> None:
+        """Update this worker's part of the weights in lower precision."""
+        if self._low_precision is not None:
+            self._low_precision.refresh(self.parameter_shards)
 
     def copy_gradients_to(self, flat: Tensor) -> None:
         """Copy the gradients to their places in a flat array of the layout."""

@@ -34,7 +34,6 @@ from paceline.strategies.reduction.optimizer_shard import OptimizerShard, shard_
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,
-    RowGradients,
     SufficientFactors,
     capture_sufficient_factors,
     rows_of,
@@ -68,10 +67,7 @@ class ThreadsStrategy(LocalStrategy):
         self._replicas: list[nn.Module]
         self._parameters: list[dict[str, nn.Parameter]]
         self._shards: list[OptimizerShard]
-        self._rows: dict[str, int]
-        self._row_gradients: list[RowGradients]  # by worker, as are the factors
-        self._factors: list[SufficientFactors]
-        self._low_precision: LowPrecisionWeights | None = None
+        self._factors: list[SufficientFactors]  # by worker
         self._replicate_group = ReplicateGroup()
 
     def prepare(
@@ -100,20 +96,18 @@ class ThreadsStrategy(LocalStrategy):
         self._layout.bind(dict(model.named_parameters()), weights, copy=True)
         self._replicas = [model, *(_twin(model) for _ in range(1, replicas))]
         self._parameters = [dict(replica.named_parameters()) for replica in self._replicas]
-        self._rows = rows_of(model)
-        shares = self._layout.shards(replicas, self._rows)
-        self._shards = [
-            OptimizerShard(self._layout, owned, weights, trial.training) for owned in shares
-        ]
-        self._row_gradients = [RowGradients(self._layout, owned, self._rows) for owned in shares]
+        rows = rows_of(model)
+        low_precision = None
         if trial.training.precision == "bf16":
             copy_of_weights = weights.to(torch.bfloat16)
-            self._low_precision = LowPrecisionWeights(
-                self._layout, weights, copy_of_weights, self._rows
-            )
+            low_precision = LowPrecisionWeights(self._layout, weights, copy_of_weights, rows)
+        self._shards = [
+            OptimizerShard(self._layout, owned, weights, trial.training, rows, low_precision)
+            for owned in self._layout.shards(replicas, rows)
+        ]
         self._factors = [{} for _ in range(replicas)]
         for replica, factors in zip(self._replicas, self._factors, strict=True):
-            capture_sufficient_factors(replica, partial(_store, factors), self._low_precision)
+            capture_sufficient_factors(replica, partial(_store, factors), low_precision)
             _stop_between_layers(replica, self._pool)
 
     def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
@@ -149,7 +143,7 @@ class ThreadsStrategy(LocalStrategy):
         return whole.result(alone=self._trial.placement.replicas == 1)
 
     def step(self) -> None:
-        self._running().run(self._step_shard)
+        self._running().run(lambda worker: self._shards[worker].step())
 
     def gradients(self) -> dict[str, Tensor]:
         """Return copies of the gradients, complete on every rank."""
@@ -189,14 +183,7 @@ class ThreadsStrategy(LocalStrategy):
         gradients = [_gradients(parameters) for parameters in self._parameters]
         own = gradients.pop(worker)
         others = [partial(shard_of, self._layout, replica) for replica in gradients]
-        computed = partial(self._row_gradients[worker].compute, factors=self._factors)
-        self._shards[worker].reduce(own, others, computed)
-
-    def _step_shard(self, worker: int) -> None:
-        shard = self._shards[worker]
-        shard.step()
-        if self._low_precision is not None:
-            self._low_precision.refresh(shard.parameter_shards)
+        self._shards[worker].reduce(own, others, self._factors)
 
     def _reduced(self) -> list[Tensor]:
         return [tensor for shard in self._shards for tensor in shard.gradient_tensors()]
