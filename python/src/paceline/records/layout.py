@@ -23,39 +23,29 @@ def _checked(name: str, what: str) -> str:
     return name
 
 
+class _File:
+    """Path of a file or folder in the folder of its owner."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: RankFiles | HostFiles | TrialFiles | RunFiles, _kind: type) -> Path:
+        return owner.root / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class RankFiles:
     """Files of one rank; no other process writes them."""
 
     root: Path
 
-    @property
-    def spans(self) -> Path:
-        return self.root / "spans.jsonl"
-
-    @property
-    def steps(self) -> Path:
-        return self.root / "steps.jsonl"
-
-    @property
-    def sample_log(self) -> Path:
-        return self.root / "sample_log.jsonl"
-
-    @property
-    def communication(self) -> Path:
-        return self.root / "communication.jsonl"
-
-    @property
-    def environment(self) -> Path:
-        return self.root / "environment.json"
-
-    @property
-    def status(self) -> Path:
-        return self.root / "status.json"
-
-    @property
-    def log(self) -> Path:
-        return self.root / "log.txt"
+    spans = _File("spans.jsonl")
+    steps = _File("steps.jsonl")
+    sample_log = _File("sample_log.jsonl")
+    communication = _File("communication.jsonl")
+    environment = _File("environment.json")
+    status = _File("status.json")
+    log = _File("log.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,74 +54,31 @@ class HostFiles:
 
     root: Path
 
-    @property
-    def trace(self) -> Path:
-        return self.root / "trace.jsonl"
-
-    @property
-    def ranks(self) -> Path:
-        """Samples of the ranks on this host."""
-        return self.root / "ranks.jsonl"
-
-    @property
-    def final_metrics(self) -> Path:
-        """Last values in Prometheus's text format, for runs shorter than a scrape interval."""
-        return self.root / "final.prom"
-
-    @property
-    def sidecar(self) -> Path:
-        """State of the sidecar: process id, address and port of its metrics, how it ended."""
-        return self.root / "sidecar.json"
+    trace = _File("trace.jsonl")
+    ranks = _File("ranks.jsonl")  # samples of the ranks on this host
+    # last values in Prometheus's text format, for runs shorter than a scrape interval
+    final_metrics = _File("final.prom")
+    # state of the sidecar: process id, address and port of its metrics, how it ended
+    sidecar = _File("sidecar.json")
 
 
 @dataclass(frozen=True, slots=True)
 class TrialFiles:
     root: Path
 
-    @property
-    def trial(self) -> Path:
-        return self.root / "trial.json"
-
-    @property
-    def command(self) -> Path:
-        return self.root / "command.txt"
-
-    @property
-    def launcher_log(self) -> Path:
-        return self.root / "launcher.log"
-
-    @property
-    def outcome(self) -> Path:
-        return self.root / "outcome.json"
-
-    @property
-    def result(self) -> Path:
-        return self.root / "result.json"
-
-    @property
-    def equivalence(self) -> Path:
-        """Result of the comparison with the baseline."""
-        return self.root / "equivalence.json"
-
-    @property
-    def gradient(self) -> Path:
-        """Averaged gradient of the first step, safetensors."""
-        return self.root / "tensors" / "gradient_step1.safetensors"
-
-    @property
-    def initial_weights(self) -> Path:
-        """Weights before the first step, safetensors; only while a script trains."""
-        return self.root / "tensors" / "weights_initial.safetensors"
-
-    @property
-    def weights(self) -> Path:
-        """Weights after the last step, safetensors."""
-        return self.root / "tensors" / "weights_final.safetensors"
-
-    @property
-    def claims(self) -> Path:
-        """Assignment of ranks to Spark tasks; exists only while rounds of tasks train."""
-        return self.root / "claims"
+    trial = _File("trial.json")
+    command = _File("command.txt")
+    launcher_log = _File("launcher.log")
+    outcome = _File("outcome.json")
+    result = _File("result.json")
+    equivalence = _File("equivalence.json")  # result of the comparison with the baseline
+    # averaged gradient of the first step, safetensors
+    gradient = _File("tensors/gradient_step1.safetensors")
+    # weights before the first step, safetensors; only while a script trains
+    initial_weights = _File("tensors/weights_initial.safetensors")
+    weights = _File("tensors/weights_final.safetensors")  # after the last step, safetensors
+    # assignment of ranks to Spark tasks; exists only while rounds of tasks train
+    claims = _File("claims")
 
     def rank(self, rank: int) -> RankFiles:
         return RankFiles(self.root / "ranks" / str(rank))
@@ -154,52 +101,23 @@ class TrialFiles:
 class RunFiles:
     root: Path
 
-    @property
-    def manifest(self) -> Path:
-        return self.root / "manifest.json"
-
-    @property
-    def comparison(self) -> Path:
-        return self.root / "comparison.json"
-
-    @property
-    def repeats(self) -> Path:
-        """The looks of `repeats = "auto"`, and why no further repeat ran."""
-        return self.root / "repeats.json"
-
-    @property
-    def report(self) -> Path:
-        return self.root / "report.html"
-
-    @property
-    def export(self) -> Path:
-        """Files of `paceline export`, unless it gets another folder."""
-        return self.root / "export"
+    manifest = _File("manifest.json")
+    comparison = _File("comparison.json")
+    # the looks of `repeats = "auto"`, and why no further repeat ran
+    repeats = _File("repeats.json")
+    report = _File("report.html")
+    export = _File("export")  # files of `paceline export`, unless it gets another folder
+    tuned_spec = _File("tuned.toml")  # the spec with the best settings of a search
+    tuning = _File("tuning.json")  # result of a search
+    # file-based service discovery of Prometheus: a file for each running sidecar
+    targets = _File("targets")
+    # files of `paceline monitor`: configuration and storage of Prometheus
+    monitor = _File("monitor")
 
     @property
     def tune(self) -> RunFiles:
         """Run directory of the search before this run's trials."""
         return RunFiles(self.root / "tune")
-
-    @property
-    def tuned_spec(self) -> Path:
-        """The spec with the best settings of a search."""
-        return self.root / "tuned.toml"
-
-    @property
-    def tuning(self) -> Path:
-        """Result of a search."""
-        return self.root / "tuning.json"
-
-    @property
-    def targets(self) -> Path:
-        """File-based service discovery of Prometheus: a file for each running sidecar."""
-        return self.root / "targets"
-
-    @property
-    def monitor(self) -> Path:
-        """Files of `paceline monitor`: configuration and storage of Prometheus."""
-        return self.root / "monitor"
 
     def trial(self, trial_id: str) -> TrialFiles:
         return TrialFiles(self.root / "trials" / _checked(trial_id, "trial id"))
