@@ -11,7 +11,12 @@ from paceline.export.run_data import RunData
 @pytest.fixture
 def run(fabricate, tmp_path):
     files = fabricate.make_run(tmp_path / "run", [fabricate.SEQUENTIAL, fabricate.MPI])
-    fabricate.edit_json(files.manifest, versions={"torch": "2.13.0"}, created_unix_s=1.7e9)
+    fabricate.edit_json(
+        files.manifest,
+        versions={"torch": "2.13.0"},
+        created_unix_s=1.7e9,
+        git={"commit": "abc123", "has_local_changes": False},
+    )
     operations.two_buckets(next(files for name, files in files.trials() if ".mpi." in name))
     return RunData(files)
 

@@ -34,6 +34,7 @@ def test_parameters_metrics_and_tags_are_those_of_the_trials(run, client, pair, 
     assert trial.data.metrics["speedup.median"] == pytest.approx(expected)
     assert trial.data.tags["mlflow.parentRunId"] == runs["fabricated"].info.run_id
     assert trial.data.tags["versions.torch"] == "2.13.0"
+    assert trial.data.tags["mlflow.source.git.commit"] == "abc123"
     assert trial.info.status == "FINISHED"
     assert trial.info.start_time >= 1000 * fabricate.LAUNCHED
     history = client.get_metric_history(trial.info.run_id, "loss")

@@ -40,6 +40,8 @@ def write_mlflow(run: RunData, out: Path, trial: str | None) -> list[Path]:
     tags = run_tags(run)
     for workload, verdict in comparison.verdicts.items():
         tags[f"verdict.{workload}"] = verdict.sentence
+    if "git.commit" in tags:
+        tags["mlflow.source.git.commit"] = tags["git.commit"]  # the tag that MLflow's pages show
     key = tags.get("created_unix_s", str(run.files.root.resolve()))
     outcomes = [record.outcome for record in run.trials if record.outcome is not None]
     began_s = min((outcome.launched_unix_s for outcome in outcomes), default=0.0)
