@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.analysis.trial_analysis import TrialAnalysis
 
 _POINTS = 400  # of a curve: more are not visible, and would make the page large
-_TITLE_PX = 60  # with the legend below it
+_TITLE_PX = 40
 MOST_SHOWN = 24  # configurations in a figure; tables have all
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#B8A900", "#999999")
 BLUE, GREEN, ORANGE, RED = PALETTE[0], PALETTE[2], PALETTE[1], PALETTE[4]
@@ -58,10 +58,17 @@ class Chart:
     caption: str
 
     def figure(self) -> go.Figure:
-        """Return the figure with title and height, which otherwise the page adds."""
+        """Return the figure with title and height, which otherwise the page adds.
+
+        The legend moves to the right: above the plot it would overlap the title.
+        """
         found = from_json(self.json)
-        height_px = self.height_px + _TITLE_PX
-        found.update_layout(title=self.title, height=height_px, margin={"t": 12 + _TITLE_PX})
+        found.update_layout(
+            title=self.title,
+            height=self.height_px + _TITLE_PX,
+            margin={"t": 12 + _TITLE_PX},
+            legend={"orientation": "v", "x": 1.08, "y": 1, "yanchor": "top"},
+        )
         return found
 
 
