@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from paceline.job.rank_status import RankEnd
 from paceline.launchers.spark.barrier import task_failed
+from paceline.launchers.spark.rounds import driver
 from paceline.launchers.spark.rounds.claims import Claims
 from paceline.launchers.spark.rounds.driver import RoundFailed, failed_round, run_rounds
 from paceline.launchers.spark.rounds.exchange import Carry, RankReport, Report
@@ -107,7 +109,7 @@ def test_ranks_that_share_a_core_are_refused(job):
 def test_clocks_of_other_hosts_are_bounded_by_what_the_driver_saw(job, monkeypatch):
     # The driver's clock: a round takes from 10 to 14, from 20 to 24, ...
     ticks = iter([n for k in range(1, 9) for n in (10.0 * k, 10.0 * k + 4)])
-    monkeypatch.setattr("paceline.launchers.spark.rounds.driver.time.time", ticks.__next__)
+    monkeypatch.setattr(driver, "time", SimpleNamespace(time=ticks.__next__))
 
     class Timed(Tasks):
         def _told(self, rank, orders):

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.errors import PacelineError, RankFailed
+from paceline.job.context import rank_context
 from paceline.job.failure import FirstFailure, first_failure
 from paceline.job.limits import trial_limit, trial_timed_out
 from paceline.job.rank_status import RankEnd
@@ -21,7 +22,6 @@ from paceline.launchers.spark.rounds.exchange import Clock, Orders
 from paceline.launchers.spark.rounds.executors import Executors, Place, lost_executor
 from paceline.launchers.spark.rounds.stragglers import Stragglers
 from paceline.records.statuses import read_statuses
-from paceline.training.context import RankContext
 from paceline.training.resources import RankCores, check_node
 
 if TYPE_CHECKING:
@@ -146,20 +146,11 @@ class Rounds:
 
     def _check_nodes(self, report: Report) -> None:
         """Check that ranks do not share cores; in rounds only the driver sees all of them."""
-        place = self._job.trial.placement
-        for host in dict.fromkeys(own.host for own in report.ranks.values()):
-            on_host = {r: own for r, own in report.ranks.items() if own.host == host}
-            context = RankContext(
-                rank=min(on_host),
-                world_size=place.ranks,
-                local_rank=0,
-                ranks_on_node=len(on_host),
-                node_index=min(on_host) // place.ranks_per_node,
-                host=host,
-                process_started_unix_s=0.0,
-            )
-            cores = [RankCores.from_json(own.cores) for _, own in sorted(on_host.items())]
-            check_node(context, place, cores)
+        hosts = [own.host for _, own in sorted(report.ranks.items())]
+        for host in dict.fromkeys(hosts):
+            ranks = [rank for rank, other in enumerate(hosts) if other == host]
+            cores = [RankCores.from_json(report.ranks[rank].cores) for rank in ranks]
+            check_node(rank_context(ranks[0], hosts, None), self._job.trial.placement, cores)
 
 
 def failed_round(job: Job, number: int, message: str, executors: Executors) -> RankEnd:
