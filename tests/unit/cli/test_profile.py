@@ -69,7 +69,7 @@ def test_run_in_which_nobody_communicates_is_bad_data(
 ) -> None:
     fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL])
     assert main(["profile", str(tmp_path)]) == 4
-    assert "nobody to communicate with" in capsys.readouterr().err
+    assert "a single rank does not communicate" in capsys.readouterr().err
 
 
 def test_folder_without_trials_is_bad_data(tmp_path: Path, capsys: Any) -> None:

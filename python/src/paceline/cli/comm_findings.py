@@ -21,13 +21,11 @@ if TYPE_CHECKING:
     from paceline.tune.findings import Finding
 
 _WIDTH = 80
-_LOSSY = (
-    "sends less than the gradients: no longer the same training (docs/explanation/compression.md)"
-)
+_LOSSY = "is lossy: it does not train the same (docs/explanation/compression.md)"
 
 
 def print_comm_findings(found: CommFindings) -> None:
-    """Default against best of every trial that was searched, then what was left alone."""
+    """Print default and best of every searched trial, then remarks."""
     console = plain_console()
     findings = found.findings.found
     searched = [finding for finding in findings if finding.candidates]
@@ -44,7 +42,7 @@ def print_comm_findings(found: CommFindings) -> None:
 
 
 def communication_text(trial: Trial) -> str:
-    """`25 MB buckets, ring, btl_tcp_links=2`: all that a search may change."""
+    """Return what a search may change, for example `25 MB buckets, ring, btl_tcp_links=2`."""
     options = gradient_options_of(trial)
     parts = [f"{options.bucket_mb:g} MB buckets"] if _in_buckets(trial) else []
     if options.buckets_in_flight is not None:
@@ -55,7 +53,7 @@ def communication_text(trial: Trial) -> str:
     if options.compression is not None:
         parts.append(options.compression.method)
     parts += trial.launcher_options.labels()
-    return ", ".join(parts) or "as it is"
+    return ", ".join(parts) or "default"
 
 
 def _in_buckets(trial: Trial) -> bool:
@@ -104,7 +102,7 @@ def _verdict(finding: Finding) -> list[str]:
 
 
 def _print_messages(console: Console, rows: tuple[BinTimes, ...]) -> None:
-    """Milliseconds a step by message size, as table I of Anthony et al. (2020)."""
+    """Print milliseconds per step by message size, as table I of Anthony et al. (2020)."""
     measured = [row for row in rows if row.default_s is not None or row.best_s is not None]
     if not measured or all(row.default_s == row.best_s for row in measured):
         return

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from paceline.tune.method import SearchPlan
     from paceline.tune.spaces import LeftOut
 
-LEGEND = "k replicas, s stages, t threads each, m micro-batches; cut before these layers"
-TIE = "tie, slower: the best may be no faster (95 % interval), so the default is kept"
+LEGEND = "k replicas, s stages, t threads each, m micro-batches; split before these layers"
+TIE = "tie, slower: no significant improvement (95 % interval), so the default is kept"
 _COLUMNS = ("strategy", "", "settings", "samples/s", "best/default")
 
 
 def print_findings(findings: Findings) -> None:
-    """A table a workload on standard output: the default and the best of each strategy."""
+    """Print a table for each workload: the default and the best settings of each strategy."""
     console = plain_console()
     for number, workload in enumerate(findings.workloads):
         if number:
@@ -46,13 +46,13 @@ def print_findings(findings: Findings) -> None:
 
 
 def print_search_plan(plan: SearchPlan) -> None:
-    """Every candidate by workload and strategy, what is left out and why, and what comes then."""
+    """Print every candidate, what is left out and why, and the trials after the search."""
     context = plan.context
     settings = context.settings
     print(
         f"search on this node, {context.cores} cores: candidates are measured for "
         f"{settings.steps} steps after {settings.warmup_steps},\n"
-        f"1 in {settings.reduction_factor} goes on, up to {settings.repeats} times each"
+        f"1 of {settings.reduction_factor} is measured again, up to {settings.repeats} times each"
     )
     for space in plan.spaces:
         print(f"\n{space.target.workload} {space.target.name}: {len(space.candidates)} candidates")
@@ -88,7 +88,7 @@ def search_plan_json(plan: SearchPlan) -> dict[str, Any]:
 
 
 def settings_text(trial: Trial) -> str:
-    """`k2 s2 t1 m8 1f1b time`; see LEGEND."""
+    """Return for example `k2 s2 t1 m8 1f1b time`; see LEGEND."""
     place, strategy = trial.placement, STRATEGIES.get(trial.local_strategy)
     parts = [f"k{place.replicas_per_node}"] if strategy.is_replicated else []
     if strategy.is_pipelined:
@@ -135,11 +135,11 @@ def ratio_text(found: Finding) -> str:
 
 
 def remarks_on(found: Finding, name: str) -> list[str]:
-    """A line for all that a reader should know of it, each beginning with `name`."""
+    """Return remarks on a result, each beginning with `name`."""
     lines = [f"{name}: {line}" for line in _left_out(found.left_out)]
     lines += [f"{name}: failed: {_first_line(f)}" for f in found.failures.values()]
     if found.cut_short:
-        lines.append(f"{name}: the time was spent; --resume goes on")
+        lines.append(f"{name}: the time limit was reached; continue with --resume")
     return lines
 
 
@@ -160,7 +160,7 @@ def _first_line(text: str) -> str:
 
 
 def _remarks(findings: list[Finding]) -> list[str]:
-    lines = ["* the fastest here"] if any(f.chosen for f in findings) else []
+    lines = ["* fastest of this workload"] if any(f.chosen for f in findings) else []
     if any(f.tie for f in findings):
         lines.append(TIE)
     return lines + [line for found in findings for line in remarks_on(found, found.target.name)]

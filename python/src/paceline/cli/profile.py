@@ -1,4 +1,4 @@
-"""`paceline profile`: which trials of a run are shown, and how."""
+"""`paceline profile`: choose trials of a run and show their communication."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def show_profile(run: RunData, *, trial_id: str | None, as_json: bool, trace: Path | None) -> None:
-    """Print the profile of one trial, or a line for each of several; write the trace if asked for.
+    """Print the profile of one trial, or one line for each of several; write the trace.
 
-    Raises UsageError if there is no such trial, or a trace is asked for of several; DataError if no
+    Raises UsageError if there is no such trial, or for a trace of several trials; DataError if no
     trial communicated.
     """
     records = run.chosen(trial_id)
@@ -58,7 +58,7 @@ def _show(profiles: list[TrialCommunication], as_json: bool) -> None:
 def _write_trace(records: list[TrialRecord], out: Path) -> None:
     if len(records) > 1:
         raise UsageError(
-            f"--trace: a trace is of one trial, and {len(records)} communicate; choose one with "
+            f"--trace: expected one trial, but {len(records)} communicate; choose one with "
             f"--trial: {_names(records)}"
         )
     write_trace(records[0], out)
