@@ -33,8 +33,8 @@ def show_profile(run: RunData, *, trial_id: str | None, as_json: bool, trace: Pa
     if not found:
         raise DataError(
             f"{run.files.root}: expected a trial with steps after the warm-up in which ranks "
-            f"communicate, found none among {_names(records)}; a single rank has nobody to "
-            "communicate with"
+            f"communicate, found none among {_names(records)}; a single rank does not "
+            "communicate"
         )
     if trace is not None:
         _write_trace([record for record, _ in found], trace)
