@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 
 import pytest
 import torch
 
-from paceline.errors import DataError
+from paceline.errors import DataError, UsageError
 from paceline.export import onnx as exporter
 from paceline.export.formats import export
 from paceline.training.tensors import save_tensors
@@ -67,3 +68,12 @@ def test_weights_of_another_model_are_refused(run, alone, tmp_path):
     # the fabricated weights belong to no model
     with pytest.raises(DataError, match="expected the weights of tiny-alexnet"):
         export(run, "onnx", tmp_path / "out", alone)
+
+
+def test_a_script_exports_its_model_itself(run, pair, fabricate, tmp_path):
+    files = run.files.trial(pair)
+    script = {"path": "/t.py", "arguments": [], "directory": "/", "samples_per_step": None}
+    training = json.loads(files.trial.read_text("utf-8"))["training"]
+    fabricate.edit_json(files.trial, training={**training, "script": script})
+    with pytest.raises(UsageError, match=r"ran a script\. Only the script can build its model"):
+        export(run, "onnx", tmp_path / "out", pair)

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from paceline.errors import DataError
+from paceline.errors import DataError, UsageError
 from paceline.export.libraries import require
 from paceline.workloads.build import on_meta_device
 
@@ -33,11 +33,16 @@ def write_onnx(run: RunData, out: Path, trial: str | None) -> list[Path]:
 
     The model takes "images" (float32: batch, 3, height, width; normalised as for training) and
     returns "logits" (batch, classes).
-    Raises EnvironmentLacks without the libraries; DataError if no weights were kept, or if ONNX
-    Runtime computes something else than torch.
+    Raises EnvironmentLacks without the libraries; UsageError if only scripts ran; DataError if no
+    weights were kept, or if ONNX Runtime computes something else than torch.
     """
     require("onnx", "onnx", "onnxscript", "onnxruntime")
-    records = run.chosen(trial)
+    records = [r for r in run.chosen(trial) if r.trial.training.script is None]
+    if not records:
+        raise UsageError(
+            f"{run.files.root}: expected a trial of a workload, {trial or 'all trials'} ran a "
+            "script. Only the script can build its model: call torch.onnx.export there."
+        )
     kept = [record for record in records if record.files.weights.exists()]
     if not kept:
         raise DataError(_nothing_kept(run, trial))

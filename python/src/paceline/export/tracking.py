@@ -99,13 +99,14 @@ def _step_points(record: TrialRecord) -> Iterator[Point]:
     common = np.isin(ranks.step, steps.step)
     # NaN where no rank has the phase
     phases = {f"phase_s/{name}": _mean(ranks[f"{name}_s"][:, common]) for name in STEP_PHASES}
+    rate = "samples_per_s" if steps.samples_known else "steps_per_s"
     frame = pl.DataFrame(
         {
             "step": steps.step,
             "unix_s": steps.ended_unix_s,
             "loss": steps.loss,
             "step_time_s": steps.time_s,
-            "samples_per_s": steps.samples / steps.time_s,
+            rate: steps.samples / steps.time_s,
             **phases,
         },
         nan_to_null=True,
