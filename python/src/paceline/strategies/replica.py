@@ -30,13 +30,10 @@ from paceline.training.devices import (
 from paceline.training.optimizers import make_optimizer
 from paceline.training.passes import run_passes
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
-from paceline.training.transforms import to_input
 from paceline.transports.compression.create import create_sum
 from paceline.transports.gradients import gradient_options_of
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch.optim import Optimizer
 
     from paceline.plan.trial import Trial
@@ -83,9 +80,6 @@ class ReplicaStrategy(LocalStrategy):
         )
         parallel.register_comm_hook(self._buckets, buckets.sum_gradients)
         self._parallel = parallel
-
-    def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
-        return to_input(pixels, self._trial.training.memory_format)
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
         training, stopwatch = self._trial.training, self._stopwatch

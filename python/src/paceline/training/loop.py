@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +12,7 @@ from paceline.errors import RankFailed
 from paceline.records.files import JsonlWriter
 from paceline.records.rows import SampleLogRow, StepRow
 from paceline.training.strategy import GradientResult, TrainBatch
+from paceline.training.transforms import empty_input, to_input
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -24,17 +25,7 @@ if TYPE_CHECKING:
     from paceline.plan.sample_order import SampleOrder
     from paceline.plan.trial import Training
     from paceline.records.layout import RankFiles
-    from paceline.training.strategy import WeightAveraging
-
-
-class Stepper(Protocol):
-    """The part of a LocalStrategy that the loop needs."""
-
-    def to_input(self, pixels: NDArray[np.uint8]) -> Tensor: ...
-
-    def gradient(self, batch: TrainBatch) -> GradientResult: ...
-
-    def step(self) -> WeightAveraging | None: ...
+    from paceline.training.strategy import Stepper
 
 
 class Loop:
@@ -110,7 +101,7 @@ class Loop:
             TrainBatch(
                 step=batch.step,
                 epoch=batch.epoch,
-                images=self._strategy.to_input(batch.images),
+                images=self._to_input(batch.images),
                 labels=torch.from_numpy(batch.labels),
                 sample_ids=batch.sample_ids,
                 global_samples=global_samples,
@@ -155,6 +146,17 @@ class Loop:
             bubble_s=result.bubble_s,
         )
         return row, ended_s
+
+    def _to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
+        """Convert images, shape (n, S, S, 3), to `TrainBatch.images`."""
+        memory_format = self._training.memory_format
+        images = empty_input(pixels, memory_format)
+
+        def convert(part: slice) -> None:
+            to_input(pixels[part], memory_format, out=images[part])
+
+        self._strategy.for_parts(len(pixels), convert)
+        return images
 
     def _check_loss(self, step: int, result: GradientResult) -> None:
         if not math.isfinite(result.loss_sum):

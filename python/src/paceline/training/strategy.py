@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor, nn
@@ -64,16 +66,15 @@ class RankGroups(Protocol):
         """Return all ranks, as if on one node; None for a single rank."""
 
 
-class LocalStrategy(Protocol):
-    """Uses the cores or the device of one rank; the base class of ours, with their defaults."""
+class Stepper(Protocol):
+    """The part of a local strategy that the training loop uses."""
 
-    def prepare(
-        self, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
-    ) -> None:
-        """Take the model (in its memory format); collective. The process group, if any, is open."""
+    def for_parts(self, samples: int, task: Callable[[slice], None]) -> None:
+        """Call `task` with parts of the samples that together are all of them.
 
-    def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """Convert a batch's images, shape (n, S, S, 3), to `TrainBatch.images`."""
+        The loop prepares images so, and a strategy with threads divides the work among them.
+        """
+        task(slice(0, samples))
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
         """Compute and sum the gradient; collective over all ranks, also for an empty part."""
@@ -81,6 +82,15 @@ class LocalStrategy(Protocol):
     def step(self) -> WeightAveraging | None:
         """Step the optimiser; collective. Return the times of an averaging of weights, if there was
         one."""
+
+
+class LocalStrategy(Stepper, Protocol):
+    """Uses the cores or the device of one rank; the base class of ours, with their defaults."""
+
+    def prepare(
+        self, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
+    ) -> None:
+        """Take the model (in its memory format); collective. The process group, if any, is open."""
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the summed gradients by the model's own names, between `gradient` and `step`.

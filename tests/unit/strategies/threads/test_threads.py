@@ -118,6 +118,16 @@ def test_rank_without_samples_gives_no_gradient(make_strategy_trial, prepare, ma
     assert not any(gradient.any() for gradient in gradients.values())
 
 
+def test_every_thread_prepares_a_part_of_the_images(make_strategy_trial, prepare):
+    strategy = prepare(make_strategy_trial("threads", 2))
+    done = {}
+    strategy.for_parts(7, lambda part: done.update({threading.current_thread().name: part}))
+    assert done == {
+        "paceline-replica-0": slice(0, 4),
+        "paceline-replica-1": slice(4, 7),
+    }
+
+
 def test_times_add_up_to_the_call(make_strategy_trial, prepare, make_batch):
     trial = make_strategy_trial("threads", 2)
     strategy = prepare(trial)

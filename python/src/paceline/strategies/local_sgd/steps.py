@@ -21,14 +21,10 @@ from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.training.devices import CPU, InputMover, Stopwatch, on_cpu, synchronize, use_device
 from paceline.training.optimizers import make_optimizer
 from paceline.training.passes import run_passes
-from paceline.training.strategy import GradientResult
-from paceline.training.transforms import to_input
+from paceline.training.strategy import GradientResult, Stepper
 
 if TYPE_CHECKING:
     from typing import Any
-
-    import numpy as np
-    from numpy.typing import NDArray
 
     from paceline.plan.trial import Trial
     from paceline.training.strategy import TrainBatch
@@ -38,7 +34,7 @@ _NO_GRADIENT = GradientResult(
 )
 
 
-class LocalReplica:
+class LocalReplica(Stepper):
     """A model and its optimiser; its parameters are views of `weights`, their momentum of
     `momentum`.
 
@@ -59,10 +55,6 @@ class LocalReplica:
         self._mover, self._stopwatch = InputMover(device), Stopwatch(device)
         self._has_gradient = False
         self._adopt_state()
-
-    def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """Convert a batch's images, shape (n, S, S, 3), to `TrainBatch.images`."""
-        return to_input(pixels, self._training.memory_format)
 
     def gradient(self, batch: TrainBatch, mean_over: int | None = None) -> GradientResult:
         """Run forward and backward pass of this replica's samples.

@@ -32,9 +32,6 @@ from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.compression.base import all_reduce_bytes, bytes_of
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
     from paceline.training.strategy import RankGroups
@@ -65,9 +62,6 @@ class LocalSgdStrategy(LocalStrategy):
         self._ranks = context.world_size
         self._device = device_of(trial, context)
         self._replica = LocalReplica(model, trial, self._device)
-
-    def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
-        return self._replica.to_input(pixels)
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
         """Compute the gradient.

@@ -40,17 +40,12 @@ from paceline.strategies.reduction.shared_gradients import SharedGradients
 from paceline.training.devices import CPU, device_of, use_device
 from paceline.training.model import Model
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
-from paceline.training.transforms import to_input
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 from paceline.transports.shared.barrier import Barrier
 from paceline.transports.shared.node import SharedNode
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from paceline.plan.trial import Training, Trial
-    from paceline.spec.values import MemoryFormat
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.training.context import RankContext
     from paceline.training.strategy import RankGroups
@@ -83,7 +78,6 @@ class PipelineStrategy(LocalStrategy):
 
     def __init__(self) -> None:
         self._shared: SharedNode | None = None
-        self._memory_format: MemoryFormat = "contiguous"
         self._description: dict[str, Any] = {}
         self._layout: FlatLayout  # of the whole model
         self._shared_weights: Tensor
@@ -105,7 +99,6 @@ class PipelineStrategy(LocalStrategy):
         ranks cannot share memory.
         """
         assert isinstance(model, Model), "only a model that is a sequence of layers can be split"
-        self._memory_format = trial.training.memory_format
         layers, place = model.layers(), _Place.of(context, trial.placement.stages)
         self._siblings = f"node {context.node_index} stage {place.stage}"
         self._replicas = place.replicas
@@ -167,9 +160,6 @@ class PipelineStrategy(LocalStrategy):
             None if device == CPU else device,
         )
         self._everyone.wait()  # all weights have been copied
-
-    def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
-        return to_input(pixels, self._memory_format)
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
         """Run the stage's passes and sum its gradients.

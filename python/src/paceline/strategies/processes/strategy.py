@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -34,15 +33,12 @@ from paceline.strategies.reduction.sufficient_factors import (
 )
 from paceline.training.passes import run_passes
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
-from paceline.training.transforms import to_input
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 from paceline.transports.shared.barrier import Barrier
 from paceline.transports.shared.node import SharedNode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from numpy.typing import NDArray
 
     from paceline.plan.trial import Trial
     from paceline.strategies.reduction.flat_layout import ParameterShard
@@ -143,9 +139,6 @@ class ProcessesStrategy(LocalStrategy):
             for _ in range(self._ranks)
         ]
         capture_sufficient_factors(model, self._shared_factors[self._rank].store, low_precision)
-
-    def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
-        return to_input(pixels, self._trial.training.memory_format)
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
         passed = run_passes(self._model, batch, self._trial.training)

@@ -43,12 +43,10 @@ from paceline.training.cores import worker_cores
 from paceline.training.devices import unix_s
 from paceline.training.passes import Passes, run_passes, share_of
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
-from paceline.training.transforms import empty_input, to_input
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Callable
 
     from paceline.plan.trial import Trial
     from paceline.records.rows import WorkerEnvironment
@@ -110,17 +108,10 @@ class ThreadsStrategy(LocalStrategy):
             capture_sufficient_factors(replica, partial(_store, factors), low_precision)
             _stop_between_layers(replica, self._pool)
 
-    def to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """Prepare a batch; each thread prepares the images of its own replica."""
-        memory_format, replicas = self._trial.training.memory_format, len(self._replicas)
-        whole = empty_input(pixels, memory_format)
-
-        def prepare(worker: int) -> None:
-            part = slice(*share_bounds(len(pixels), worker, replicas))
-            to_input(pixels[part], memory_format, out=whole[part])
-
-        self._running().run(prepare)
-        return whole
+    def for_parts(self, samples: int, task: Callable[[slice], None]) -> None:
+        """Let each thread prepare the images of its own replica."""
+        replicas = len(self._replicas)
+        self._running().run(lambda worker: task(slice(*share_bounds(samples, worker, replicas))))
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
         """Compute and sum the gradients.
