@@ -5,7 +5,7 @@ neighbour: bubble / (forward + backward + bubble). No stage waits for the others
 step: it starts on the next one, and what it then waits for its first micro-batch is that step's
 bubble, so nothing that a stage idles is left out. The measured bubble of a trial is the mean over
 its stages (and replicas), then the median over the steps after the warm-up, then over repeats.
-Beside it stands (s - 1) / (m + s - 1), which holds for both schedules if all stages and
+It is compared with (s - 1) / (m + s - 1), which is exact for both schedules if all stages and
 micro-batches take the same time and moving data takes none (Huang et al., GPipe, NeurIPS 2019,
 section 2.3; Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021,
 section 2.2).
@@ -133,11 +133,11 @@ def _median_stage(stage: int, found: Sequence[StageTimes]) -> StageTimes:
     )
 
 
-def _split_points(said: Mapping[str, Any]) -> tuple[SplitPoint, ...]:
+def _split_points(reported: Mapping[str, Any]) -> tuple[SplitPoint, ...]:
     """Read the split points from `result.json`; a layer without a name is called by its number."""
-    layers = said.get("first_layers") or said.get("split_points") or ()
-    forward = _each(said.get("bytes_forward"), len(layers))
-    backward = _each(said.get("bytes_backward"), len(layers))
+    layers = reported.get("first_layers") or reported.get("split_points") or ()
+    forward = _each(reported.get("bytes_forward"), len(layers))
+    backward = _each(reported.get("bytes_backward"), len(layers))
     return tuple(
         SplitPoint(before=str(layer), bytes_forward=there, bytes_backward=back)
         for layer, there, back in zip(layers, forward, backward, strict=True)

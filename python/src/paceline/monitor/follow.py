@@ -31,7 +31,6 @@ from paceline.records.typed import document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     import polars as pl
 
@@ -44,7 +43,7 @@ _RECENT_STEPS = 20  # for the speed
 _SAMPLES = 2  # of each host: rates are of the last tick
 _STRAGGLER_EVERY_S = 5.0  # the detection is the most expensive computation here
 _MOST_RANKS_COMPARED = 64
-_SETTLED_S = 5.0  # without a new trial, where no closing document says that the run has ended
+_SETTLED_S = 5.0  # without a new trial, if no closing document shows that the run has ended
 
 
 class _Rank:
@@ -180,7 +179,7 @@ class TrialFollower:
         )
 
     def _all_there(self, record: TrialRecord) -> bool:
-        """Return whether all ranks have started; until then, steps are incomplete."""
+        """Return whether all ranks have started; before that, steps are incomplete."""
         return len(record.ranks) == self.trial.placement.ranks
 
     def _rank_view(
@@ -276,7 +275,7 @@ class RunFollower:
     def _follow(self, files: TrialFiles | None, planned: list[str]) -> int | None:
         """Follow another trial, or a repeated one; return its number in the plan."""
         try:
-            written = None if files is None else _equivalence(files)
+            written = None if files is None else _identity(files)
             if written != self._trial_written:
                 self._trial = None if files is None else TrialFollower(files)
                 self._trial_written = written
@@ -308,18 +307,14 @@ def _rates(steps: GlobalSteps | None) -> tuple[float, ...]:
 
 
 def _written_ns(files: TrialFiles) -> int:
-    return _mtime_ns(files.trial)
-
-
-def _mtime_ns(path: Path) -> int:
     try:
-        return path.stat().st_mtime_ns
+        return files.trial.stat().st_mtime_ns
     except FileNotFoundError:
         return 0
 
 
-def _equivalence(files: TrialFiles) -> tuple[str, int, int]:
-    """Return a value that differs between a trial and its repetition."""
+def _identity(files: TrialFiles) -> tuple[str, int, int]:
+    """Identify this attempt at a trial: it differs from that of a repetition."""
     status = files.trial.stat()
     return str(files.trial), status.st_ino, status.st_mtime_ns
 

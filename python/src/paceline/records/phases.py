@@ -7,56 +7,47 @@ from dataclasses import dataclass
 Phases = dict[str, float | None]  # seconds by phase name; None where there is nothing to measure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Phase:
     """One phase of a rank's time; `in_step` phases repeat in every step."""
 
     name: str
     label: str
     meaning: str
-    in_step: bool
-
-
-def _phase(name: str, label: str, meaning: str, *, in_step: bool = True) -> Phase:
-    return Phase(name=name, label=label, meaning=meaning, in_step=in_step)
+    in_step: bool = True
 
 
 # in the order of time
 ALL_PHASES = (
-    _phase("launch", "launch", "launch command to start of the rank's process", in_step=False),
-    _phase("imports", "imports", "interpreter start to all modules imported", in_step=False),
-    _phase(
+    Phase("launch", "launch", "launch command to start of the rank's process", in_step=False),
+    Phase("imports", "imports", "interpreter start to all modules imported", in_step=False),
+    Phase(
         "data_load",
         "data loading",
         "opening the data set; in memory mode also decoding it",
         in_step=False,
     ),
-    _phase("data_wait", "data wait", "waiting for the batch of a step"),
-    _phase("forward", "forward", "forward pass and loss"),
-    _phase("backward", "backward", "backward pass, until this rank's last gradient is ready"),
-    _phase("bubble", "pipeline bubble", "a pipeline stage waiting for its neighbours"),
-    _phase(
+    Phase("data_wait", "data wait", "waiting for the batch of a step"),
+    Phase("forward", "forward", "forward pass and loss"),
+    Phase("backward", "backward", "backward pass, until this rank's last gradient is ready"),
+    Phase("bubble", "pipeline bubble", "a pipeline stage waiting for its neighbours"),
+    Phase(
         "comm_wait",
         "waiting for the slowest rank",
         "from this rank's last gradient to the slowest rank's last gradient",
     ),
-    _phase(
+    Phase(
         "comm_transfer",
         "gradient averaging",
         "the rest of the exposed communication: transfer and summation",
     ),
-    _phase("optimizer", "optimiser", "optimiser step"),
-    _phase(
+    Phase("optimizer", "optimiser", "optimiser step"),
+    Phase(
         "other",
         "other",
         "rendezvous, model building, writing results, and time that no other phase covers",
     ),
-    _phase(
-        "teardown",
-        "teardown",
-        "end of the rank's work to exit of the launcher",
-        in_step=False,
-    ),
+    Phase("teardown", "teardown", "end of the rank's work to exit of the launcher", in_step=False),
 )
 PHASES = tuple(phase.name for phase in ALL_PHASES)
 STEP_PHASES = tuple(phase.name for phase in ALL_PHASES if phase.in_step)

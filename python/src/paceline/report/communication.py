@@ -60,7 +60,7 @@ def _part(name: str, profile: TrialCommunication) -> dict[str, Any]:
 
 
 def straggler_sentence(found: Straggling) -> str:
-    """Describe the straggler and its delay; or say that there is none, and why."""
+    """Describe the straggler and its delay, or why there is none."""
     where = "" if found.stage is None else f" of stage {found.stage}"
     if found.straggler is None:
         delays = [f"rank {r.rank} {milliseconds(r.delay_s.mean)}" for r in found.ranks[:2]]
