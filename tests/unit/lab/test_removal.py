@@ -22,7 +22,7 @@ def spaces(monkeypatch, tmp_path):
     monkeypatch.setattr(network, "namespaces", lambda: list(names))
     monkeypatch.setattr(network, "processes_in", lambda name: set())
     monkeypatch.setattr(network, "delete", names.remove)
-    monkeypatch.setattr(removal, "_marked", lambda name: set())
+    monkeypatch.setattr(removal, "pids_with_variable", lambda name, value: set())
     monkeypatch.setattr(removal, "_SHARED_MEMORY", tmp_path / "shm")
     return names
 

@@ -155,6 +155,20 @@ def wait_until(condition: Callable[[], bool], limit_s: float, poll_s: float = 0.
     return True
 
 
+def kill_until_gone(find: Callable[[], set[int]], limit_s: float) -> bool:
+    """Send SIGKILL to the processes that `find` returns until there are none.
+
+    Return False if some are left after `limit_s`.
+    """
+
+    def none_left() -> bool:
+        left = find()
+        send(left, signal.SIGKILL)
+        return not left
+
+    return wait_until(none_left, limit_s)
+
+
 def end_processes(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> list[int]:
     """Send SIGTERM to every process, and SIGKILL to those that still run after `grace_s`.
 

@@ -6,19 +6,22 @@ which is in another namespace. Existing namespaces are not changed.
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import EnvironmentLacks
 from paceline.lab.record import INTERFACE
-from paceline.lab.settings import bits_per_s
+from paceline.lab.settings import NAME_VARIABLE, bits_per_s
 
 if TYPE_CHECKING:
     from paceline.lab.record import Host, LabRecord
 
 End = Literal["cable", "switch"]
 
+_NEEDED = ("ip", "tc", "unshare", "hostname", "taskset")
 _LIMIT_S = 20.0
 _BRIDGE = "bridge0"
 # A token bucket must hold the data of one tick of the kernel's timer, at most 1/250 s, and at least
@@ -26,6 +29,27 @@ _BRIDGE = "bridge0"
 _BURST_BYTES = 128 * 1024
 _BURST_S = 0.001
 _QUEUE = "50ms"
+
+
+def why_not() -> str | None:
+    """Return the reason why no lab can be made here; None if one can."""
+    if NAME_VARIABLE in os.environ:
+        # A namespace that is mounted inside of a host is invisible outside.
+        return f"this is a host of lab {os.environ[NAME_VARIABLE]}, labs are made outside"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [name for name in _NEEDED if shutil.which(name) is None]
+    if missing:
+        return (
+            f"a lab needs {', '.join(missing)} in PATH (Debian's iproute2, util-linux and hostname)"
+        )
+    name = f"paceline-try-{os.getpid()}"
+    try:
+        _run("ip", "netns", "add", name)
+    except EnvironmentLacks as error:
+        return f"network namespaces are not permitted here: {error}"
+    delete(name)
+    return None
 
 
 def make(record: LabRecord) -> None:

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import TimedOut
-from paceline.host.processes import command_line_of, pids_with_variable, send, wait_until
+from paceline.host.processes import (
+    command_line_of,
+    kill_until_gone,
+    pids_with_variable,
+    send,
+    wait_until,
+)
 from paceline.lab import network
 from paceline.lab.record import hub_of, namespaces_among
 from paceline.lab.registry import is_owned
@@ -49,7 +55,7 @@ def traces_of(record: LabRecord, registry: Registry) -> list[str]:
     """List everything of a lab on this machine: namespaces, files, processes of any user."""
     processes = [
         f"process {pid} ({' '.join(command_line_of(pid))[:80]})"
-        for pid in sorted(_marked(record.name))
+        for pid in sorted(pids_with_variable(NAME_VARIABLE, record.name))
     ]
     files = (Path(record.folder), registry.file(record.name), *_segments(record))
     return [
@@ -86,18 +92,13 @@ def _end_processes(name: str, spaces: list[str]) -> None:
 
     def alive() -> set[int]:
         inside = {pid for namespace in spaces for pid in network.processes_in(namespace)}
-        return inside | _marked(name)
-
-    def none_left() -> bool:
-        left = alive()
-        send(left, signal.SIGKILL)
-        return not left
+        return inside | pids_with_variable(NAME_VARIABLE, name)
 
     asked = alive()
     send(asked, signal.SIGTERM)
     if asked:
         wait_until(lambda: not alive(), _TERMINATION_S, poll_s=0.1)
-    if not wait_until(none_left, _KILL_S):
+    if not kill_until_gone(alive, _KILL_S):
         names = {pid: " ".join(command_line_of(pid))[:80] for pid in alive()}
         raise TimedOut(
             f"processes of a lab are alive {_KILL_S:g} s after SIGKILL: {names}; find out what "
@@ -116,8 +117,3 @@ def _delete_files(record: LabRecord) -> None:
 def _segments(record: LabRecord) -> list[Path]:
     """List shared memory of killed ranks; Open MPI names it sm_segment.HOST.UID.JOB.RANK."""
     return [file for host in record.hosts for file in _SHARED_MEMORY.glob(f"*.{host.name}.*")]
-
-
-def _marked(name: str) -> set[int]:
-    """Find processes that were started on a host of the lab, and all their descendants."""
-    return pids_with_variable(NAME_VARIABLE, name)

@@ -17,7 +17,7 @@ from paceline.lab import network, programs, spark
 from paceline.lab.record import SCHEMA, Host, LabRecord, hosts_of
 from paceline.lab.registry import Registry
 from paceline.lab.removal import FOLDER_PREFIX, remove, remove_abandoned
-from paceline.lab.settings import LabSettings, check_name, why_not
+from paceline.lab.settings import LabSettings, check_name
 
 _REAPED_S = 10.0
 
@@ -77,7 +77,7 @@ class Lab:
         Raises EnvironmentLacks, TimedOut, and UsageError if a lab of this name is up. After an
         error nothing is left of the lab.
         """
-        reason = why_not()
+        reason = network.why_not()
         if reason is not None:
             raise EnvironmentLacks(f"no lab can be made here: {reason}")
         abandoned = self._register()

@@ -1,11 +1,9 @@
-"""The settings of a lab, and the check that this machine can make one."""
+"""The settings of a lab."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 from dataclasses import dataclass
 
 from paceline.errors import EnvironmentLacks, UsageError
@@ -15,8 +13,6 @@ MOST_HOSTS = 64
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)bit")
 _BITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-_NEEDED = ("ip", "tc", "unshare", "hostname", "taskset")
-_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,27 +80,3 @@ def bits_per_s(rate: str) -> float:
             f"got {rate!r}"
         )
     return bits
-
-
-def why_not() -> str | None:
-    """Return the reason why no lab can be made here; None if one can."""
-    if NAME_VARIABLE in os.environ:
-        # a namespace that is mounted inside of a host is invisible outside
-        return f"this is a host of lab {os.environ[NAME_VARIABLE]}, labs are made outside"
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    missing = [name for name in _NEEDED if shutil.which(name) is None]
-    if missing:
-        return (
-            f"a lab needs {', '.join(missing)} in PATH (Debian's iproute2, util-linux and hostname)"
-        )
-    name = f"paceline-try-{os.getpid()}"
-    made = subprocess.run(
-        ["ip", "netns", "add", name], capture_output=True, text=True, timeout=_LIMIT_S, check=False
-    )
-    if made.returncode != 0:
-        return f"network namespaces are not permitted here: {made.stderr.strip()}"
-    subprocess.run(
-        ["ip", "netns", "delete", name], capture_output=True, timeout=_LIMIT_S, check=False
-    )
-    return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import subprocess
 import time
 from dataclasses import dataclass
@@ -20,9 +19,8 @@ from paceline.host.processes import (
     end_processes,
     guarded,
     is_alive,
+    kill_until_gone,
     pids_with_token,
-    send,
-    wait_until,
 )
 from paceline.records.statuses import read_statuses
 
@@ -187,13 +185,7 @@ def _start(command: Command, files: TrialFiles, token: str) -> subprocess.Popen[
 def _end_all(process: subprocess.Popen[bytes], files: TrialFiles, token: str) -> set[int]:
     """End the launcher in order, then kill what is left; return the pids that remain."""
     end_processes([process], _TERMINATION_S)
-
-    def remaining() -> set[int]:
-        left = pids_with_token(token) | _living_ranks(files)
-        send(left, signal.SIGKILL)
-        return left
-
-    wait_until(lambda: not remaining(), _KILL_S)
+    kill_until_gone(lambda: pids_with_token(token) | _living_ranks(files), _KILL_S)
     return pids_with_token(token)
 
 
