@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.spec.models import TelemetrySettings
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -14,15 +16,6 @@ if TYPE_CHECKING:
 
 # The scheduler's limit is longer than the trial's own, whose message has a reason.
 _MARGIN_S = 300
-_PATHS = (
-    "targets_dir",
-    "textfile_dir",
-    "tls_certificate",
-    "tls_key",
-    "tls_client_ca",
-    "basic_auth_file",
-    "bearer_token_file",
-)
 
 
 class CannotRender(Exception):  # noqa: N818  (it reads as the sentence that the user sees)
@@ -62,7 +55,7 @@ def shipped_trial(trial: Trial, places: Places) -> Trial:
 
 def telemetry_paths(trial: Trial) -> dict[str, Path]:
     """Return the paths that the sidecar reads and writes, by key of [telemetry]."""
-    given = ((name, getattr(trial.telemetry, name)) for name in _PATHS)
+    given = ((name, getattr(trial.telemetry, name)) for name in TelemetrySettings.PATHS)
     return {name: Path(path) for name, path in given if path is not None}
 
 

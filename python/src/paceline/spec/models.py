@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -159,6 +159,12 @@ class TelemetrySettings(_Model):
     tls_client_ca: str | None = None  # then clients must show a certificate of it
     basic_auth_file: str | None = None
     bearer_token_file: str | None = None
+
+    # Keys that name files and folders.
+    PATHS: ClassVar[tuple[str, ...]] = (
+        "targets_dir", "textfile_dir", "tls_certificate", "tls_key", "tls_client_ca",
+        "basic_auth_file", "bearer_token_file",
+    )  # fmt: skip
 
     @model_validator(mode="after")
     def _secrets_that_go_together(self) -> Self:
