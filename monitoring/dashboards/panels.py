@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any
 
 from grafana_foundation_sdk.builders import bargauge, common, stat, table, timeseries
 from grafana_foundation_sdk.builders import dashboard as builders
@@ -58,19 +58,7 @@ class _Look:
     missing: str = "no data"  # text if no host has the values
 
 
-class _Panel(Protocol):
-    def title(self, title: str) -> Self: ...
-    def description(self, description: str) -> Self: ...
-    def datasource(self, datasource: models.DataSourceRef) -> Self: ...
-    def unit(self, unit: str) -> Self: ...
-    def span(self, w: int) -> Self: ...
-    def height(self, h: int) -> Self: ...
-    def min(self, min_val: float) -> Self: ...
-    def max(self, max_val: float) -> Self: ...
-    def decimals(self, decimals: float) -> Self: ...
-    def interval(self, interval: str) -> Self: ...
-    def no_value(self, no_value: str) -> Self: ...
-    def thresholds(self, thresholds: builders.ThresholdsConfig) -> Self: ...
+Panel = timeseries.Panel | stat.Panel | bargauge.Panel | table.Panel
 
 
 def _look(title: str, description: str, expr: str, **options: Any) -> _Look:
@@ -82,7 +70,7 @@ def _look(title: str, description: str, expr: str, **options: Any) -> _Look:
     return _Look(title=title, description=description, **options)
 
 
-def _dress(panel: _Panel, look: _Look) -> None:
+def _dress(panel: Panel, look: _Look) -> None:
     steps = [models.Threshold(value=None, color=look.first)]
     steps += [models.Threshold(value=value, color=color) for value, color in look.steps]
     absolute = builders.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE)
@@ -206,9 +194,6 @@ def facts_table(
             wide = models.DynamicConfigValue(id_val="custom.width", value=width_px)
             panel.override_by_name(keys[label], [wide])
     return panel
-
-
-Panel = timeseries.Panel | stat.Panel | bargauge.Panel | table.Panel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
