@@ -12,12 +12,12 @@ from pathlib import Path
 from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).resolve().parents[1]
-# A new lab removes what a killed one left, so tests with labs exclude each other.
-EXCLUSIVE = {'needs("lab")': "lab"}
+# Fixtures that take long to set up, so that one worker runs all files that use them.
+SHARED_FIXTURES = ("spark_lab",)
 
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """Keep the tests of a file together, and all files that use an exclusive capability."""
+    """Keep the tests of a file together, and all files that share an expensive fixture."""
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid.partition("::")[0])
@@ -28,5 +28,4 @@ def group_of(file: str) -> str:
     """Return the name of the group of a test file, given by its path below the project folder."""
     path = ROOT / file  # another --rootdir may give other names
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    found = [group for mark, group in EXCLUSIVE.items() if f"pytest.mark.{mark}" in text]
-    return found[0] if found else file
+    return next((fixture for fixture in SHARED_FIXTURES if f"{fixture}:" in text), file)

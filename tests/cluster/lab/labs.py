@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from paceline.host.processes import wait_until
 from paceline.lab import Lab, LabSettings, removal
-from paceline.lab.registry import Registry
+from paceline.lab.registry import ROOT, Registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from paceline.lab.record import LabRecord
+
+_LOCK_S = 120.0
 
 
 @contextmanager
@@ -21,11 +25,42 @@ def checked_lab(settings: LabSettings, logs: Path | None = None) -> Iterator[Lab
 
     Tests that use it carry `@pytest.mark.needs("lab")`.
     """
-    with Lab(settings, logs=logs) as lab:
+    lab = Lab(settings, logs=logs)
+    with _locked(fcntl.LOCK_SH):
+        lab.make()
+    try:
         yield lab
+    finally:
+        lab.close()
     assert traces_of(lab.record) == []
+
+
+@contextmanager
+def no_lab_is_made() -> Iterator[None]:
+    """Keep `checked_lab` in all test processes from making a lab.
+
+    A new lab removes what killed ones left, which a test may want to look at before.
+    """
+    with _locked(fcntl.LOCK_EX):
+        yield
 
 
 def traces_of(record: LabRecord) -> list[str]:
     """List everything that exists of a lab on this machine."""
     return removal.traces_of(record, Registry())
+
+
+@contextmanager
+def _locked(operation: int) -> Iterator[None]:
+    ROOT.mkdir(mode=0o700, exist_ok=True)
+    with (ROOT / "tests.lock").open("w") as lock:
+
+        def taken() -> bool:
+            try:
+                fcntl.flock(lock, operation | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+        assert wait_until(taken, _LOCK_S, poll_s=0.1), f"another test holds {lock.name}"
+        yield

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.cluster.lab.labs import traces_of
+from tests.cluster.lab.labs import no_lab_is_made, traces_of
 
 from paceline.host.processes import wait_until
 from paceline.lab import Lab, LabSettings
@@ -75,12 +75,13 @@ def test_down_leaves_nothing_of_a_lab_whose_maker_was_killed(name: str, tmp_path
     with up(name, log) as process:  # with Spark
         record = record_of(name)
         assert wait_until(lambda: "up\n" in log.read_text(), LIMIT_S), log.read_text()
-        process.kill()
-        process.wait(timeout=LIMIT_S)
-        left = traces_of(record)
-        assert len([trace for trace in left if trace.startswith("process")]) >= 4
-        assert f"paceline-{name}-hub" in left
-        done = down(name)
+        with no_lab_is_made():
+            process.kill()
+            process.wait(timeout=LIMIT_S)
+            left = traces_of(record)
+            assert len([trace for trace in left if trace.startswith("process")]) >= 4
+            assert f"paceline-{name}-hub" in left
+            done = down(name)
         assert done.returncode == 0, done.stderr
         assert f"lab {name} is removed" in done.stderr
         assert traces_of(record) == []

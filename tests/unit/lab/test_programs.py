@@ -60,6 +60,15 @@ def test_host_is_entered_in_its_namespace_with_its_cores_and_settings(record):
     assert "PACELINE_LAB_SPARK_MASTER" not in found
 
 
+def test_options_of_jvms_follow_those_of_the_user(record, monkeypatch):
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Dmine='a b'")
+    [host, _] = record.hosts
+    shown = [output(*host.command("printenv", f"SPARK_{kind}")).strip()
+             for kind in ("SUBMIT_OPTS", "DAEMON_JAVA_OPTS")]  # fmt: skip
+    assert shown[0] == f"-Dmine='a b' -XX:-UsePerfData -Djava.io.tmpdir={host.temporary}"
+    assert shown[1].endswith(f"-Djava.io.tmpdir={host.temporary}")
+
+
 def test_agent_runs_a_command_line_on_the_host_of_the_address_as_ssh_would(record):
     line = "echo \"$FAKE_NAMESPACE\" 'a  b' ; x=1 ; echo $x"
     said = output(record.agent, "10.77.0.2", *line.split(" "))

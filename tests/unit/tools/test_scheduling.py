@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from tests.scheduling import ROOT, group_of
+from tests.scheduling import group_of
 
 
-def test_files_with_labs_are_one_group() -> None:
-    with_labs = [
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "tests" / "cluster").rglob("test_*.py")
-        if "spark_lab" in path.read_text() or "checked_lab" in path.read_text()
-    ]
-    assert len(with_labs) >= 3
-    assert {group_of(file) for file in with_labs} == {"lab"}
+def test_files_that_share_a_spark_cluster_are_one_group() -> None:
+    files = ["tests/cluster/test_lost_executors.py", "tests/cluster/test_two_nodes.py"]
+    assert [group_of(file) for file in files] == ["spark_lab", "spark_lab"]
 
 
 def test_other_files_are_a_group_each() -> None:

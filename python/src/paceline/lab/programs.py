@@ -40,6 +40,10 @@ def entrance(record: LabRecord, host: Host) -> str:
     settings = "".join(
         f"export {name}={shlex.quote(value)}\n" for name, value in environment(record, host).items()
     )
+    settings += "".join(
+        f'export {name}="${{{name}:-}} "{shlex.quote(value)}\n'
+        for name, value in jvm_options(host).items()
+    )
     return (
         f"#!/bin/sh\n# Runs a command on host {host.name} of lab {record.name}.\n{settings}"
         f'[ $# -gt 0 ] || set -- "${{SHELL:-sh}}"\n'
@@ -63,8 +67,6 @@ def environment(record: LabRecord, host: Host) -> dict[str, str]:
         "PACELINE_LAB_AGENT": str(record.agent),
         "SPARK_LOCAL_HOSTNAME": host.address,
         "SPARK_LOCAL_DIRS": temporary,
-        "SPARK_SUBMIT_OPTS": f"-XX:-UsePerfData -Djava.io.tmpdir={temporary}",
-        "SPARK_DAEMON_JAVA_OPTS": f"{_JVM} -Djava.io.tmpdir={temporary}",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_plm_ssh_agent": str(record.agent),
@@ -74,6 +76,15 @@ def environment(record: LabRecord, host: Host) -> dict[str, str]:
     if record.settings.spark:
         found["PACELINE_LAB_SPARK_MASTER"] = record.spark_master
     return found
+
+
+def jvm_options(host: Host) -> dict[str, str]:
+    """Return the variables with options of JVMs on the host; a user's own options come first."""
+    folder = f"-Djava.io.tmpdir={host.temporary}"
+    return {
+        "SPARK_SUBMIT_OPTS": f"-XX:-UsePerfData {folder}",
+        "SPARK_DAEMON_JAVA_OPTS": f"{_JVM} {folder}",
+    }
 
 
 def hostfile(record: LabRecord) -> str:
