@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -144,63 +142,22 @@ def check_records(out: Path, launcher: str) -> None:
     assert list(row_dicts(host.trace))
 
 
-@contextmanager
-def standalone_cluster(environment: dict[str, str], work: Path) -> Iterator[str]:
-    """Start a Spark master and two workers of one core each, on loopback."""
-    log = work / "daemons.log"
-    classes = str(find_spark().path / "bin" / "spark-class")
-    daemons: list[subprocess.Popen[bytes]] = []
-
-    def start(name: str, *words: str) -> None:
-        command = [classes, f"org.apache.spark.deploy.{name.lower()}.{name}"]
-        command += ["--host", "127.0.0.1", "--webui-port", "0", *words]
-        with log.open("ab") as output:
-            daemons.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output))
-
-    def wait_for(pattern: str, count: int) -> str:
-        found: list[str] = []
-
-        def is_logged() -> bool:
-            found[:] = re.findall(pattern, log.read_text())
-            return len(found) >= count
-
-        assert wait_until(is_logged, 60), log.read_text()
-        return found[0]
-
-    try:
-        start("Master", "--port", "0")  # the kernel chooses a free port, the log names it
-        master = wait_for(r"Starting Spark master at (spark://127\.0\.0\.1:\d+)", 1)
-        wait_for("New state: ALIVE", 1)
-        for name in "ab":
-            folder = str(work / name)
-            start("Worker", "--cores", "1", "--memory", "1g", "--work-dir", folder, master)
-        wait_for("Successfully registered with master", 2)
-        yield master
-    finally:
-        for daemon in reversed(daemons):
-            daemon.terminate()
-        for daemon in daemons:
-            daemon.wait(timeout=30)
-
-
-def test_training_on_a_standalone_master_with_two_workers(
-    dataset, run_by_hand, environment, tmp_path
-):
+def test_training_on_executors_of_their_own(dataset, run_by_hand, tmp_path):
+    """Spark starts two executors, as on a cluster; the tests with labs have a real master."""
     out = tmp_path / "run"
-    with standalone_cluster(environment, tmp_path) as master:
-        submit = spark_submit("--master", master, "--driver-memory", "512m")
-        conf = ["--conf", "spark.executor.memory=512m"]
-        conf += ["--conf", f"spark.executor.extraJavaOptions={QUICK_JVM['SPARK_SUBMIT_OPTS']}"]
-        done = run_by_hand(*submit, *conf, SPARK_JOB, "--ranks", "2", *task(dataset, out))
-        assert done.returncode == 0, done.stderr
-        check_records(out, "spark")
+    submit = spark_submit("--master", "local-cluster[2,1,512]", "--driver-memory", "512m")
+    conf = ["--conf", "spark.executor.memory=512m"]
+    conf += ["--conf", f"spark.executor.extraJavaOptions={QUICK_JVM['SPARK_SUBMIT_OPTS']}"]
+    done = run_by_hand(*submit, *conf, SPARK_JOB, "--ranks", "2", *task(dataset, out))
+    assert done.returncode == 0, done.stderr
+    check_records(out, "spark")
 
-        # there is no third core, so do not wait for it
-        conf += ["--conf", "spark.scheduler.maxRegisteredResourcesWaitingTime=2s"]
-        more = run_by_hand(*submit, *conf, SPARK_JOB, "--ranks", "3", "--global-batch", "9",
-                           *task(dataset, out)[:6])  # fmt: skip
-        assert more.returncode == 3, more.stdout
-        assert "slot(s) of 1 cpu(s), the barrier stage needs 3 at once" in more.stdout
+    # there is no third core, so do not wait for it
+    conf += ["--conf", "spark.scheduler.maxRegisteredResourcesWaitingTime=2s"]
+    more = run_by_hand(*submit, *conf, SPARK_JOB, "--ranks", "3", "--global-batch", "9",
+                       *task(dataset, out)[:6])  # fmt: skip
+    assert more.returncode == 3, more.stdout
+    assert "slot(s) of 1 cpu(s), the barrier stage needs 3 at once" in more.stdout
 
 
 def endless(launcher: str, dataset: Path, out: Path) -> tuple[Trial, TrialFiles]:

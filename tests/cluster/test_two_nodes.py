@@ -1,7 +1,7 @@
 """Local strategies on each of two nodes, under mpirun and under Spark.
 
 The nodes are network namespaces of this machine (paceline.lab) and share its cores. The tests check
-that the training is equivalent, not its speed. Here three configurations run under mpirun and three
+that the training is equivalent, not its speed. Here two configurations run under mpirun and two
 under Spark; tests/contract/test_strategies.py has all strategies, transports and reductions with
 nodes that are processes.
 """
@@ -54,22 +54,28 @@ trial_s = 100
 rendezvous_s = 60
 collective_s = 30
 """
+SPARK = """
+[spark]
+master = "{master}"
+[spark.conf]
 # On a busy machine, executors take longer to start than the launcher waits for them.
-PATIENT = '[spark.conf]\n"spark.scheduler.maxRegisteredResourcesWaitingTime" = "60s"\n'
+"spark.scheduler.maxRegisteredResourcesWaitingTime" = "60s"
+"spark.executor.extraJavaOptions" = "{java_options}"
+"""
 # The strategy of each node, with two replicas or stages.
 STRATEGIES = {
     "threads": "threads_per_rank = 2\nreplicas = 2",
     "processes": "threads_per_rank = 1\nranks_per_node = 2",
     "pipeline": "threads_per_rank = 1\nstages = 2\nmicro_batches = 4",
-    "hybrid": "threads_per_rank = 1\nreplicas = 2\nstages = 2\nmicro_batches = 2\n"
-    "oversubscribe = true",
 }
 
 
-def entries(launcher: str, transport: str, strategies: dict[str, str]) -> str:
-    head = f'[[trials]]\nlauncher = "{launcher}"\ntransport = "{transport}"\nnodes = 2\n'
-    return "\n".join(
-        f'{head}local_strategy = "{name}"\n{values}\n' for name, values in strategies.items()
+def entries(launcher: str, strategies: dict[str, str]) -> str:
+    """Return a [[trials]] entry for each transport and its strategy."""
+    return "".join(
+        f'[[trials]]\nlauncher = "{launcher}"\ntransport = "{transport}"\nnodes = 2\n'
+        f'local_strategy = "{strategy}"\n{STRATEGIES[strategy]}\n'
+        for transport, strategy in strategies.items()
     )
 
 
@@ -106,28 +112,23 @@ def assert_same_training_on_two_nodes(rows: list[dict[str, object]], folder: Pat
 
 
 def test_strategies_on_two_nodes_under_mpirun(lab: Lab, tiny_dataset: Path, tmp_path: Path) -> None:
-    chosen = {name: STRATEGIES[name] for name in ("processes", "hybrid")}
-    trials = entries("mpi", "mpi", chosen)
-    trials += entries(
-        "mpi", "gloo", {"processes": STRATEGIES["processes"] + '\nreduction = "flat"'}
-    )
+    trials = entries("mpi", {"mpi": "processes", "gloo": "pipeline"})
     spec = SPEC.format(data=tiny_dataset, interface=INTERFACE, trials=trials)
     mpi = f'[mpi]\nhostfile = "{lab.hostfile}"\n'
     rows = rows_of_run(lab.hosts[0], spec + mpi, tmp_path)
-    assert len(rows) == 3
+    assert len(rows) == 2
     assert_same_training_on_two_nodes(rows, tmp_path)
 
 
 def test_strategies_on_two_nodes_under_spark(
     spark_lab: Lab, tiny_dataset: Path, tmp_path: Path
 ) -> None:
-    chosen = {name: STRATEGIES[name] for name in ("threads", "pipeline")}
-    trials = entries("spark", "gloo", chosen)
-    trials += entries("spark", "mpi", {"processes": STRATEGIES["processes"]})
+    trials = entries("spark", {"gloo": "threads", "mpi": "processes"})
     spec = SPEC.format(data=tiny_dataset, interface=INTERFACE, trials=trials)
-    spark = f'[spark]\nmaster = "{spark_lab.spark_master}"\n' + PATIENT
+    java_options = os.environ["SPARK_SUBMIT_OPTS"]
+    spark = SPARK.format(master=spark_lab.spark_master, java_options=java_options)
     rows = rows_of_run(spark_lab.hosts[0], spec + spark, tmp_path)
-    assert len(rows) == 3
+    assert len(rows) == 2
     assert_same_training_on_two_nodes(rows, tmp_path)
     # the barrier tasks on both hosts are one MPI job
     [trial] = tmp_path.glob("run/trials/*.spark.mpi.*")

@@ -55,7 +55,7 @@ def test_prometheus_is_detected_where_tests_use_it() -> None:
 
 
 def test_unknown_capability_is_an_error() -> None:
-    ended = run_pytest(A_LAB_TEST, **{REQUIRE: "grafana"})
+    ended = run_pytest(A_LAB_TEST, **NO_LAB, **{REQUIRE: "grafana"})
     assert ended.returncode != 0
     assert (
         "expected auto or names of lab, prometheus, tmpfs, got grafana"
