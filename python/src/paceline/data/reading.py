@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from paceline.data.batches import Batch, Feed, FeedOptions
 from paceline.data.memory_feed import MemoryFeed
@@ -13,17 +13,16 @@ from paceline.errors import UsageError
 if TYPE_CHECKING:
     from paceline.data.dataset import Dataset
     from paceline.plan.sample_order import SampleOrder
+    from paceline.spec.values import ReadingMode
 
-__all__ = ["Batch", "Feed", "Mode", "NodeShare", "SoloNode", "open_feed"]
-
-Mode = Literal["memory", "stream"]
+__all__ = ["Batch", "Feed", "NodeShare", "SoloNode", "open_feed"]
 
 
 def open_feed(  # noqa: PLR0913  (the only place that needs all of them)
     dataset: Dataset,
     order: SampleOrder,
     *,
-    mode: Mode,
+    mode: ReadingMode,
     image_size: int,
     rank: int,
     world_size: int,

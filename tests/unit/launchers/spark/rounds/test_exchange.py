@@ -1,4 +1,4 @@
-"""Rounds as arithmetic: which steps, whose sums, which photos."""
+"""The steps of a round, the sum of reports, and messages that can be pickled."""
 
 from __future__ import annotations
 
