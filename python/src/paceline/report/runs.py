@@ -57,13 +57,9 @@ def history_view(runs: Sequence[RunOfHistory]) -> RenderableType:
     table.add_column("samples\n/s", justify="right", no_wrap=True)
     table.add_column("fastest", overflow="fold")
     table.add_column("change", no_wrap=True)
-    notes = []
     for run in runs:
         table.add_row(*_history_cells(run))
-        for row in (*run.faster, *run.slower):
-            words = f"{row.ratio.median:.2f} ({bounds(row.ratio)}) of the speed in {run.previous}"
-            notes.append(Text(f"{run.path}: {row.configuration}: {words}"))
-    return Group(table, *notes)
+    return Group(table, *(Text(line) for run in runs for line in _changes(run)))
 
 
 def configuration_names(trials: Iterable[Trial]) -> dict[str, str]:
@@ -127,6 +123,17 @@ def _not_shown(row: PairedRow) -> str:
         run for run, shown in zip(("first", "second"), row.equivalent, strict=True) if not shown
     ]
     return f"not shown to be equivalent to the baseline in the {' and '.join(runs)} run"
+
+
+def _changes(run: RunOfHistory) -> list[str]:
+    changed = [*run.faster, *run.slower]
+    if not changed:
+        return []
+    heading = f"\n{run.path}, speed divided by that of {run.previous}:"
+    rows = [
+        f"  {row.ratio.median:.2f} ({bounds(row.ratio)}) {row.configuration}" for row in changed
+    ]
+    return [heading, *rows]
 
 
 def _history_cells(run: RunOfHistory) -> list[RenderableType]:

@@ -1,0 +1,71 @@
+"""Commands on finished runs and plans with changed specs, each through the command line."""
+
+import json
+import shutil
+
+import pytest
+
+pytestmark = pytest.mark.functional
+
+
+def test_run_does_not_differ_from_its_copy(paceline, small_run, tmp_path):
+    copy = shutil.copytree(small_run, tmp_path / "copy")
+    shown = paceline.main("compare", small_run, copy)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "Machine, packages, git commit and spec are equal." in shown.stdout
+    assert "without significant difference in 1." in " ".join(shown.stdout.split())
+    document = json.loads(paceline.main("compare", small_run, copy, "--json").stdout)
+    (row,) = document["rows"]
+    assert (document["schema"], document["differences"]) == (2, [])
+    assert (row["ratio"]["median"], row["is_different"]) == (1.0, False)
+    assert row["equivalent"] == [True, True]
+
+
+def test_manifest_says_what_may_differ_between_runs(small_run):
+    manifest = json.loads((small_run / "manifest.json").read_text())
+    assert manifest["packages"]["torch"] == manifest["versions"]["torch"]
+    assert "cpu_governor" in manifest["host"]
+    assert manifest["git"] is None  # the test runs in a folder without a repository
+
+
+def test_runs_without_a_common_configuration_are_not_comparable(paceline, small_run, tmp_path):
+    other = shutil.copytree(small_run, tmp_path / "other")
+    for outcome in other.glob("trials/*/outcome.json"):
+        outcome.unlink()
+    compared = paceline.main("compare", small_run, other)
+    assert compared.returncode == 7
+    assert "only in the first run: tiny: local" in compared.stdout
+    assert paceline.main("compare", small_run, tmp_path).returncode == 4
+    assert paceline.main("compare", small_run, other, "--baseline", "x").returncode == 2
+
+
+def test_history_lists_the_runs_below_a_directory(paceline, small_run, tmp_path):
+    shutil.copytree(small_run, tmp_path / "runs" / "copy")
+    shown = paceline.main("history", tmp_path)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    (run,) = json.loads(paceline.main("history", tmp_path / "runs", "--json").stdout)["runs"]
+    assert run["name"] == "small"
+    assert run["best"][0]["configuration"].startswith("tiny.local.none.sequential")
+    empty = paceline.main("history", tmp_path / "runs" / "copy" / "trials")
+    assert (empty.returncode, "expected run directories" in empty.stderr) == (4, True)
+
+
+def test_unknown_baseline_lists_the_names(paceline, small_run):
+    refused = paceline.main("compare", small_run, "--baseline", "mpi")
+    assert refused.returncode == 2
+    assert "\n  - tiny.local.none.sequential" in refused.stderr
+
+
+def test_plan_shows_the_trials_of_a_changed_spec(paceline):
+    options = ["--only", "*.mpi.gloo.*", "--repeats", "2", "--set", "training.max_steps=5"]
+    shown = paceline.main("plan", "quickstart", *options, "--json")
+    assert shown.returncode == 0, shown.stderr
+    trials = json.loads(shown.stdout)["trials"]
+    assert sorted(trial["launcher"] for trial in trials) == ["local", "local", "mpi", "mpi"]
+    assert {trial["training"]["max_steps"] for trial in trials} == {5}
+    refused = paceline.main("plan", "quickstart", "--only", "mpi", "--repeats", "0")
+    assert refused.returncode == 2
+    assert "1 fault" in refused.stderr
+    unmatched = paceline.main("plan", "quickstart", "--only", "mpi", "--repeats", "auto")
+    assert unmatched.returncode == 2
+    assert unmatched.stderr.count("\n  - tiny.") == 9
