@@ -9,6 +9,8 @@ from paceline.errors import DataError
 from paceline.monitor import follow
 from paceline.monitor.follow import RunFollower
 from paceline.records.layout import RunFiles
+from paceline.records.lock import only_writer
+from paceline.records.stopping import Stopping, write_stopping
 
 
 @pytest.fixture
@@ -160,6 +162,30 @@ def test_a_failed_trial_ends_the_run_and_says_why(run, trials, monkeypatch):
     view = follower.look()
     assert (view.done, view.failed, view.ended) == (0, 1, True)
     assert view.message == "rank 1 was killed"
+
+
+def test_a_run_that_goes_on_after_a_failed_trial_has_not_ended(run, trials, monkeypatch):
+    monkeypatch.setattr(follow, "_SETTLED_S", 0.0)
+    watching.plan(run, trials)
+    watching.end(watching.start(run, trials[0]), "failed", "rank 1 was killed")
+    follower = RunFollower(run)
+    follower.look()
+    with only_writer(run) as is_ours:
+        assert is_ours
+        assert not follower.look().ended
+    assert follower.look().ended
+
+
+def test_automatic_repeats_end_a_run_before_all_planned_trials(run, trials, monkeypatch):
+    monkeypatch.setattr(follow, "_SETTLED_S", 0.0)
+    watching.plan(run, trials)
+    watching.end(watching.start(run, trials[0]))
+    follower = RunFollower(run)
+    follower.look()
+    write_stopping(run, Stopping(max_repeats=2, tie_margin=0.05))
+    assert not follower.look().ended
+    write_stopping(run, Stopping(max_repeats=2, tie_margin=0.05, stopped="decided"))
+    assert follower.look().ended
 
 
 def test_a_trial_that_is_repeated_is_read_afresh(run, trials):

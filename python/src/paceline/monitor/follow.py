@@ -25,7 +25,9 @@ from paceline.analysis.stragglers import find_straggler
 from paceline.errors import DataError
 from paceline.monitor.tail import RowTail
 from paceline.monitor.views import HostView, RankView, RunView, TrialView
+from paceline.records.lock import has_writer
 from paceline.records.rows import HostSample, Outcome, RankSample, RankStatus, StepRow
+from paceline.records.stopping import read_stopping
 from paceline.records.tables import frame_of
 from paceline.records.typed import document
 
@@ -327,10 +329,15 @@ def _elapsed_s(manifest: dict[str, Any], last_unix_s: float | None) -> float | N
 
 
 def _has_ended(run: RunFiles, planned: list[str], outcomes: dict[str, Outcome | None]) -> bool:
-    """Return whether the run has ended: all trials are done, or it stopped at a failed trial."""
+    """Return whether the run has ended: no trial is left, or it stopped before.
+
+    A run stops at a failed trial, or if `repeats = "auto"` needs no further repeat.
+    """
     if run.tuning.exists():
         return True
-    if not outcomes or None in outcomes.values():
+    if not outcomes or None in outcomes.values() or has_writer(run):
         return False
     failed = any(o is not None and o.status != "ok" for o in outcomes.values())
-    return failed or set(planned) <= set(outcomes)
+    stopping = read_stopping(run)
+    stopped = stopping is not None and stopping.stopped is not None
+    return failed or stopped or set(planned) <= set(outcomes)

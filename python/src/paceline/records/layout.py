@@ -102,6 +102,7 @@ class RunFiles:
     root: Path
 
     manifest = _File("manifest.json")
+    lock = _File(".lock")  # locked while `paceline run` or a search runs trials
     comparison = _File("comparison.json")
     # the looks of `repeats = "auto"`, and why no further repeat ran
     repeats = _File("repeats.json")

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
 from paceline.records.files import read_json
+from paceline.records.layout import RunFiles
+from paceline.records.lock import only_writer
 from paceline.spec.loading import parse_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.records.layout import RunFiles
     from paceline.spec import Spec
 
 
@@ -77,16 +77,14 @@ def made_run_dir(run_dir: Path) -> Iterator[None]:
 @contextmanager
 def only_runner(run_dir: Path) -> Iterator[None]:
     """Lock the run directory; refuse a second `paceline run` on it instead of waiting."""
-    with _unusable(run_dir):
-        lock = (run_dir / ".lock").open("w")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+    with ExitStack() as stack:
+        with _unusable(run_dir):
+            is_ours = stack.enter_context(only_writer(RunFiles(run_dir)))
+        if not is_ours:
             raise UsageError(
                 f"{run_dir}: another `paceline run` is writing here; wait for it, or choose "
                 "another directory with --out"
-            ) from error
+            )
         yield
 
 

@@ -1,0 +1,25 @@
+"""The lock of a run directory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.records.layout import RunFiles
+from paceline.records.lock import has_writer, only_writer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_lock_is_held_by_one_writer_and_seen_by_readers(tmp_path: Path) -> None:
+    run = RunFiles(tmp_path)
+    assert not has_writer(run)
+    with only_writer(run) as is_ours:
+        assert is_ours
+        assert has_writer(run)
+        with only_writer(run) as is_second:
+            assert not is_second
+        assert has_writer(run)
+    assert not has_writer(run)
+    with only_writer(run) as is_ours:
+        assert is_ours
