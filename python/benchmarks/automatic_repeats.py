@@ -12,6 +12,7 @@ decisions of the rule are compared with those of the fixed number of repeats.
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from paceline.analysis.repeats import levels, look
 from paceline.analysis.speeds import read_speeds
 from paceline.analysis.statistics import CONFIDENCE, Series, run_noise
 from paceline.records.layout import RunFiles
+
+_levels = functools.cache(levels)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,7 +139,7 @@ def whole_run(
 
 def stopped(rates: Rates, options: argparse.Namespace) -> Decision:
     """Apply the rule of `repeats = "auto"`; return the ranking at its end."""
-    for repeats, level in levels(options.max_repeats).items():
+    for repeats, level in _levels(options.max_repeats).items():
         known = {n: {r: s for r, s in found.items() if r < repeats} for n, found in rates.items()}
         state = look(known, repeats=repeats, level=level, tie_margin=options.tie_margin)
         if state.is_decided or repeats == options.max_repeats:

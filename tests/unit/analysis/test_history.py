@@ -9,6 +9,7 @@ import pytest
 
 from paceline.analysis.compare import compare_run
 from paceline.analysis.history import find_runs, history_json, read_history
+from paceline.errors import PacelineWarning
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,3 +77,14 @@ def test_run_without_a_finished_trial_is_listed_and_not_compared_with(
     assert [run.best for run in runs if run.path.endswith("broken")] == [()]
     assert runs[2].previous == str(tmp_path / "first")
     assert [run["path"] for run in history_json(runs)["runs"]] == [run.path for run in runs]
+
+
+def test_run_that_cannot_be_read_is_left_out_with_a_warning(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    fabricate.make_run(tmp_path / "good", [fabricate.SEQUENTIAL])
+    old = fabricate.make_run(tmp_path / "old", [fabricate.SEQUENTIAL])
+    fabricate.edit_json(old.manifest, schema=1)
+    with pytest.warns(PacelineWarning, match=r"left out: .*Paceline 0\.1"):
+        runs = read_history(tmp_path)
+    assert [run.path for run in runs] == [str(tmp_path / "good")]

@@ -13,6 +13,7 @@ from paceline.analysis.repeats import Look, levels, look
 from paceline.analysis.statistics import DRAWS, Series, run_noise
 
 MOST = 8
+LEVELS = levels(MOST)
 MARGIN = 0.05
 BETWEEN, SHARED, WITHIN = 0.015, 0.01, 0.003  # deviations of log medians
 
@@ -44,7 +45,7 @@ def first(rates: dict[str, dict[int, Series]], repeats: int) -> dict[str, dict[i
 
 def stopped(rates: dict[str, dict[int, Series]]) -> tuple[Look, Pairwise]:
     """Return the last look of a run, and the pairs that its table shows."""
-    for repeats, level in levels(MOST).items():
+    for repeats, level in LEVELS.items():
         known = first(rates, repeats)
         found = look(known, repeats=repeats, level=level, tie_margin=MARGIN)
         if found.is_decided:
@@ -66,7 +67,7 @@ def test_levels_of_two_looks_are_those_of_the_bivariate_normal_distribution() ->
 
 
 def test_equal_normal_statistics_are_significant_at_any_look_in_5_percent() -> None:
-    found = levels(MOST)
+    found = LEVELS
     assert list(found) == list(range(2, MOST + 1))
     assert list(found.values()) == sorted(found.values())
     draws = np.random.default_rng(1).standard_normal((100_000, MOST))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from paceline.analysis.run_comparison import PairedRow, compare_runs
 from paceline.analysis.run_differences import comparable_spec, machine_identity, machine_name
 from paceline.analysis.speeds import read_speeds
 from paceline.analysis.statistics import Interval, median_interval, total_noise
+from paceline.errors import DataError, PacelineWarning
 from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA
@@ -49,8 +51,8 @@ class RunOfHistory:
 
 
 def read_history(root: Path) -> list[RunOfHistory]:
-    """Return the runs below `root` in order of time. Raises DataError if a file is damaged."""
-    speeds = {run.root: read_speeds(run) for run in find_runs(root)}
+    """Return the runs below `root` in order of time; warn of those that cannot be read."""
+    speeds = dict(_readable(root))
     ordered = sorted(speeds, key=lambda path: speeds[path].manifest.get("created_unix_s") or 0.0)
     latest: dict[Hashable, Path] = {}
     found = []
@@ -61,6 +63,14 @@ def read_history(root: Path) -> list[RunOfHistory]:
         if speeds[path].rates:
             latest[kind] = path
     return found
+
+
+def _readable(root: Path) -> Iterator[tuple[Path, Speeds]]:
+    for run in find_runs(root):
+        try:
+            yield run.root, read_speeds(run)
+        except DataError as error:
+            warnings.warn(f"left out: {error}", PacelineWarning, stacklevel=2)
 
 
 def find_runs(root: Path) -> Iterator[RunFiles]:
