@@ -67,11 +67,10 @@ def compare_run(
     by_workload: dict[str, list[TrialRecord]] = {}
     for record in records:
         by_workload.setdefault(record.trial.training.workload, []).append(record)
+    names = [record.trial.configuration for record in records]
+    if baseline is not None and not matching(names, baseline):
+        raise no_match("baseline", [baseline], names)
     pattern = manifest.get("baseline") if baseline is None else baseline
-    if pattern is not None:
-        names = [record.trial.configuration for record in records]
-        if not matching(names, pattern):
-            raise no_match("baseline", [pattern], names)
     stopping = read_stopping(run)
     level = None if stopping is None else stopping.level
     parts = [_Workload(name, found, pattern, level) for name, found in by_workload.items()]
