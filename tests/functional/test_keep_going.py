@@ -7,7 +7,7 @@ from tests.functional.cli_runs import SMALL
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(600)]
 
-LIMIT_S = 450  # about 40 s on two idle cores
+LIMIT_S = 450  # a busy machine needs several times as long as an idle one
 
 QUICK = (
     SMALL.replace("max_steps = 20", "max_steps = 3")
