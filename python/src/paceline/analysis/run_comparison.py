@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from paceline.analysis.speeds import Speeds
     from paceline.analysis.statistics import Series
 
+_SEED = 20220131
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedRow:
@@ -129,7 +131,9 @@ def _ratio(
     """
     ours, theirs = _Sample(before, noise_before), _Sample(after, noise_after)
     centre = theirs.median - ours.median
-    draws = theirs.draws - ours.draws
+    # `bootstrap_medians` chooses the same repeats each time; different runs need their own choice
+    order = np.random.default_rng(_SEED).permutation(len(ours.draws))
+    draws = theirs.draws[order] - ours.draws
     variance = ours.variance + theirs.variance
     squares = ours.variance**2 / ours.degrees + theirs.variance**2 / theirs.degrees
     degrees = variance**2 / squares if squares > 0 else math.inf  # Satterthwaite
