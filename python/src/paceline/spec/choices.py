@@ -76,7 +76,12 @@ def key_faults(request: TrialRequest) -> Iterator[str]:
     for key in request.extension_keys:
         if not any(key in descriptor.Keys.model_fields for descriptor in used.values()):
             yield _misplaced(key, request, used)
-    for model in {descriptor.Keys for descriptor in used.values()}:
+    yield from value_faults(request)
+
+
+def value_faults(request: TrialRequest) -> Iterator[str]:
+    """Yield values of extension keys that the chosen extensions do not allow."""
+    for model in {descriptor.Keys for descriptor in chosen(request).values()}:
         try:
             request.keys(model)
         except ValidationError as error:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
-from paceline.spec.choices import chosen, key_faults, name_faults
+from paceline.spec.choices import key_faults, name_faults, value_faults
 from paceline.spec.counts import counts_if_known
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, quoted
 from paceline.spec.transport_rules import strategy_of, transport_faults, transport_of
@@ -25,7 +23,7 @@ def trial_faults(request: TrialRequest, experiment: Experiment) -> list[str]:
     if faults:
         return faults
     faults = list(key_faults(request))
-    if not _keys_are_valid(request):
+    if any(value_faults(request)):
         return faults
     return faults + list(_combination_faults(request, experiment))
 
@@ -66,18 +64,9 @@ def are_counts_valid(request: TrialRequest) -> bool:
     """Return whether names, keys and counts are free of faults, so that counts can be computed."""
     return (
         not any(name_faults(request))
-        and _keys_are_valid(request)
+        and not any(value_faults(request))
         and not any(count_faults(request))
     )
-
-
-def _keys_are_valid(request: TrialRequest) -> bool:
-    try:
-        for descriptor in chosen(request).values():
-            request.keys(descriptor.Keys)
-    except ValidationError:
-        return False
-    return True
 
 
 def _workload_faults(request: TrialRequest, experiment: Experiment) -> Iterator[str]:
