@@ -87,7 +87,7 @@ def clock_sentence(profile: TrialCommunication) -> str:
     if profile.clock_error_s == 0:
         return "All ranks use one clock." if len(hosts) == 1 else "The clocks were not compared."
     return (
-        f"The clocks of {len(hosts)} hosts were compared with an error of "
+        "The clocks of the ranks were compared with an error of "
         f"{number(1000 * profile.clock_error_s, 2)} ms: a shorter wait counts as transfer."
     )
 

@@ -154,11 +154,11 @@ class _OverTime:
             line = {"color": colour, "dash": dash, "width": 1.5}
             self.figure.add_scatter(x=x, y=y, name=name, mode="lines", line=line, yaxis=axis)
 
-    def right_axis(self, title: str) -> None:
+    def right_axis(self, title: str, rangemode: str = "normal") -> None:
         """Give the curves of axis y2 an axis on the right side."""
-        axis = {"title": title, "overlaying": "y", "side": "right", "rangemode": "tozero"}
-        self.figure.update_layout(yaxis2={**axis, "tickmode": "auto", "nticks": 6})
-        self.figure.update_layout(yaxis2_showgrid=False)
+        place = {"overlaying": "y", "side": "right", "showgrid": False, "rangemode": rangemode}
+        ticks = {"tickmode": "auto", "nticks": 6}
+        self.figure.update_layout(yaxis2={"title": title, **place, **ticks})
 
     def finished(
         self,
@@ -229,7 +229,7 @@ def _use_chart(record: TrialRecord, hosts: Sequence[HostSeries], host: HostSerie
     drawn.line("RAM (%)", curve(record, host, host.frame, "ram_percent"), GREEN)
     threads = curve(record, host, host.frame, "run_threads")
     drawn.line("threads of the run (right)", threads, ORANGE, dash="dot", axis="y2")
-    drawn.right_axis("threads")
+    drawn.right_axis("threads", "tozero")
     title = f"CPU, RAM, threads on {host.host}"
     return drawn.finished(title, "% of the host", top=102, host=host)
 
