@@ -9,7 +9,7 @@ import pytest
 
 from paceline import runner
 from paceline.analysis.repeats import levels
-from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut
+from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut, UsageError
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA, Outcome
@@ -18,6 +18,7 @@ from paceline.runner import equivalence, experiment
 from paceline.spec import load_spec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
     from types import ModuleType
 
@@ -92,10 +93,16 @@ class MadeUp:
         write_json(files.outcome, dataclasses.asdict(ended))
         return ended
 
-    def run(self, *, resume: bool = False, keep_going: bool | None = None) -> list[Outcome]:
+    def run(
+        self,
+        *,
+        resume: bool = False,
+        keep_going: bool | None = None,
+        changes: Sequence[str] = (),
+    ) -> list[Outcome]:
         self.ran.clear()
         return runner.run(
-            load_spec(str(self.spec)),
+            load_spec(str(self.spec), changes),
             self.out,
             resume=resume,
             progress=Silent(),
@@ -143,6 +150,16 @@ def test_resume_runs_the_failed_and_the_missing_trials_only(made_up: MadeUp) -> 
     assert made_up.run(resume=True) == []
     assert [trial_id.split(".")[3] for trial_id in made_up.ran] == ["threads"] * 2
     assert [path.name.split(".")[3] for path in (made_up.out / "attempts").iterdir()] == ["threads"]
+
+
+def test_changed_spec_is_resumed_with_the_same_changes_only(made_up: MadeUp) -> None:
+    changes = ["repeats=1", 'only=["*.threads.*"]']
+    made_up.run(changes=changes)
+    assert sorted(name.split(".")[3] for name in made_up.ran) == ["sequential", "threads"]
+    assert made_up.run(changes=changes, resume=True) == []
+    assert made_up.ran == []
+    with pytest.raises(UsageError, match="its own --set, --only and --repeats"):
+        made_up.run(resume=True)
 
 
 def test_first_failure_ends_the_run_if_the_user_wants_that(made_up: MadeUp) -> None:
