@@ -51,7 +51,6 @@ _SUMMARY = Row(
             width=6,
             height=4,
             decimals=0,
-            low=None,
         ),
         figure(
             "Runs",
@@ -60,7 +59,6 @@ _SUMMARY = Row(
             width=6,
             height=4,
             decimals=0,
-            low=None,
         ),
         figure(
             "Samples per second",
@@ -70,7 +68,6 @@ _SUMMARY = Row(
             width=6,
             height=4,
             decimals=1,
-            low=None,
         ),
         figure(
             "Oldest sign of progress",
@@ -87,7 +84,6 @@ _SUMMARY = Row(
             width=6,
             height=4,
             decimals=0,
-            low=None,
         ),
         facts_table(
             "Runs on hosts",

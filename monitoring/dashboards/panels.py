@@ -64,7 +64,7 @@ Panel = timeseries.Panel | stat.Panel | bargauge.Panel | table.Panel
 def _look(title: str, description: str, expr: str, **options: Any) -> _Look:
     """Return the properties of a panel whose first query is `expr`."""
     if options.get("share"):
-        options = {"unit": _SHARE, "high": 1, **options}
+        options = {"unit": _SHARE, "high": 1, **options, "low": 0}
     if "unit" not in options:
         options["unit"] = queries.unit_of(expr)
     return _Look(title=title, description=description, **options)
@@ -123,6 +123,7 @@ def lines(
 def figure(title: str, description: str, query: Query, **options: Any) -> stat.Panel:
     """Show the current value and its course. options: of `_Look`."""
     panel = stat.Panel()
+    options = {"low": None, **options}
     _dress(panel, _rounded(_look(title, description, query.expr, **options)))
     panel.with_target(_target(query, 0, instant=False))
     panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))

@@ -72,7 +72,6 @@ _GLANCE = Row(
             width=4,
             height=5,
             decimals=1,
-            low=None,
         ),
         figure(
             "CPU idle",
@@ -111,7 +110,6 @@ _GLANCE = Row(
             width=4,
             height=5,
             decimals=3,
-            low=None,
         ),
         figure(
             "Epoch",
@@ -121,7 +119,6 @@ _GLANCE = Row(
             width=4,
             height=5,
             decimals=0,
-            low=None,
         ),
     ),
 )
