@@ -17,9 +17,9 @@ from torch.nn.functional import cross_entropy
 from paceline.plan.sample_order import SampleOrder
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, make_task
 
-TINY_VGG = "paceline.workloads.complex_small.model:TinyVGG"
+TINY_VGG = "paceline.workloads.complex_small.task:TinyVGG"
 
 pytestmark = pytest.mark.contract
 
@@ -140,7 +140,7 @@ SLICED: dict[str, dict[str, Any]] = {
     "hierarchical": {"nodes": 2, "local_strategy": "processes", "reduction": "hierarchical"},
     "threads": {"nodes": 2, "local_strategy": "threads", "thread_replicas": 2},
     "pipeline": {
-        "nodes": 2, "local_strategy": "pipeline", "model": TINY_VGG,
+        "nodes": 2, "local_strategy": "pipeline", "task": TINY_VGG,
         "memory_format": "channels_last", "pipeline": {"stages": 2, "micro_batches": 4},
     },
 }  # fmt: skip
@@ -218,7 +218,7 @@ def test_training_that_sends_less_learns_nearly_as_much(trained, way):
 def local_sgd_by_hand(data, ranks, period, start, momentum=0.9, steps=STEPS):
     """All ranks' models in this process, without Paceline's strategies."""
     order = SampleOrder([20, 21], SEED, BATCH, 4)
-    first = build_model("tiny-alexnet", 3, dropout=False, seed=SEED)
+    first = build_model(make_task("tiny", classes=3, dropout=False, seed=SEED))
     models = [first, *(copy.deepcopy(first) for _ in range(1, ranks))]
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.01, momentum=momentum) for m in models]
     for number in range(steps):

@@ -29,9 +29,9 @@ from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.training.dropout import set_sample_keys
 from paceline.training.transforms import put_in_memory_format
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, make_task
 
-TINY_VGG = "paceline.workloads.complex_small.model:TinyVGG"
+TINY_VGG = "paceline.workloads.complex_small.task:TinyVGG"
 
 pytestmark = pytest.mark.contract
 
@@ -41,12 +41,12 @@ SEED, BATCH, SAMPLES, STEPS = 3, 10, 41, 10  # as in programs/ranks.py and progr
 # Batches of 10 among 3 replicas are uneven; every fifth has one sample, so other replicas none.
 STEP_OF_ONE_SAMPLE = 4
 CASES = {
-    "alexnet": ("tiny-alexnet", False, "fp32", "contiguous"),
-    "alexnet-dropout": ("tiny-alexnet", True, "fp32", "contiguous"),
+    "alexnet": ("tiny", False, "fp32", "contiguous"),
+    "alexnet-dropout": ("tiny", True, "fp32", "contiguous"),
     "vgg": (TINY_VGG, False, "fp32", "contiguous"),
     "vgg-dropout": (TINY_VGG, True, "fp32", "contiguous"),
     "channels_last": (TINY_VGG, False, "fp32", "channels_last"),
-    "bf16": ("tiny-alexnet", False, "bf16", "contiguous"),
+    "bf16": ("tiny", False, "bf16", "contiguous"),
 }
 EXACT = [case for case in CASES if case != "bf16"]
 
@@ -113,7 +113,7 @@ def data():
 def train_by_hand(data, model_name, dropout, precision, memory_format):
     """What programs/strategies.py leaves, computed in one process without Paceline's loop."""
     order = SampleOrder([20, 21], SEED, BATCH, 4)
-    model = build_model(model_name, 3, dropout=dropout, seed=SEED)
+    model = build_model(make_task(model_name, classes=3, dropout=dropout, seed=SEED))
     put_in_memory_format(model, memory_format)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     bf16 = torch.autocast("cpu", dtype=torch.bfloat16)
@@ -181,7 +181,7 @@ def gradient_difference(found, wanted, step):
 
 def weight_difference(found, wanted, model_name):
     """Largest difference of a tensor, relative to the length of its update."""
-    initial = build_model(model_name, 3, dropout=False, seed=SEED).state_dict()
+    initial = build_model(make_task(model_name, classes=3, dropout=False, seed=SEED)).state_dict()
     return max(
         (
             (found[f"weights/{name}"] - wanted[f"weights/{name}"]).norm()
@@ -217,12 +217,13 @@ def test_bf16_gives_the_sequential_bf16_run_within_its_own_tolerance(trained, se
 def test_all_ranks_end_with_the_very_same_weights(trained, case):
     first, *others = trained[case]
     names = [name for name in first if name.startswith("weights/")]
-    assert len(names) == len(build_model(CASES[case][0], 3, dropout=False, seed=0).state_dict())
+    model = build_model(make_task(CASES[case][0], classes=3))
+    assert len(names) == len(model.state_dict())
     assert all(torch.equal(first[n], other[n]) for other in others for n in names)
 
 
 def test_losses_of_all_ranks_add_up_to_the_sequential_loss(trained, data):
-    model = build_model("tiny-alexnet", 3, dropout=False, seed=SEED)
+    model = build_model(make_task("tiny", classes=3, dropout=False, seed=SEED))
     ids = SampleOrder([20, 21], SEED, BATCH, 4).step(0).sample_ids
     wanted = cross_entropy(model(data["images"][ids]), data["labels"][ids], reduction="sum")
     found = sum(rank["losses"][0].item() for rank in trained["alexnet"])
@@ -234,18 +235,16 @@ def test_fault_in_the_averaging_fails_the_same_check(request, trained, sequentia
         pytest.skip("one replica, one process: there is no averaging")
     found, wanted = trained["broken"][0], sequential["alexnet"]
     assert gradient_difference(found, wanted, 0) > 1000 * TOLERANCE
-    assert weight_difference(found, wanted, "tiny-alexnet") > 1000 * TOLERANCE
+    assert weight_difference(found, wanted, "tiny") > 1000 * TOLERANCE
 
 
 def test_dropout_does_something(sequential):
-    difference = weight_difference(
-        sequential["alexnet-dropout"], sequential["alexnet"], "tiny-alexnet"
-    )
+    difference = weight_difference(sequential["alexnet-dropout"], sequential["alexnet"], "tiny")
     assert difference > 1000 * TOLERANCE
 
 
 def test_bf16_does_something(sequential):
-    difference = weight_difference(sequential["bf16"], sequential["alexnet"], "tiny-alexnet")
+    difference = weight_difference(sequential["bf16"], sequential["alexnet"], "tiny")
     assert difference > 10 * TOLERANCE
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
     from paceline.training.strategy import RankGroups, TrainBatch
+    from paceline.training.task import Task
 
 
 class AccumulateStrategy(ReplicaStrategy):
@@ -27,10 +28,10 @@ class AccumulateStrategy(ReplicaStrategy):
     """
 
     def prepare(
-        self, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
+        self, task: Task, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
     ) -> None:
         """Take the model and the number of pieces."""
-        super().prepare(model, context, trial, peers)
+        super().prepare(task, model, context, trial, peers)
         self._parameters = list(model.parameters())
         self._pieces: int = trial.option("pieces")
 
@@ -58,8 +59,8 @@ class AccumulateStrategy(ReplicaStrategy):
         for start, end in pairwise(bounds):
             yield replace(
                 batch,
-                images=batch.images[start:end],
-                labels=batch.labels[start:end],
+                inputs=batch.inputs[start:end],
+                targets=batch.targets[start:end],
                 sample_ids=batch.sample_ids[start:end],
             )
 

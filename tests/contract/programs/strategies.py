@@ -24,19 +24,19 @@ from paceline.plan.sample_order import SampleOrder, share_bounds
 from paceline.strategies import TrainBatch, create_strategy
 from paceline.training.transforms import put_in_memory_format, torch_memory_format
 from paceline.worker.peers import join_peers
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, task_of
 
-TINY_VGG = "paceline.workloads.complex_small.model:TinyVGG"
+TINY_VGG = "paceline.workloads.complex_small.task:TinyVGG"
 
 STEPS = 10
 CASES: dict[str, dict[str, Any]] = {
-    "alexnet": {"model": "tiny-alexnet", "dropout": False},
-    "alexnet-dropout": {"model": "tiny-alexnet", "dropout": True},
-    "vgg": {"model": TINY_VGG, "dropout": False},
-    "vgg-dropout": {"model": TINY_VGG, "dropout": True},
-    "bf16": {"model": "tiny-alexnet", "dropout": False, "precision": "bf16"},
-    "channels_last": {"model": TINY_VGG, "dropout": False, "memory_format": "channels_last"},
-    "broken": {"model": "tiny-alexnet", "dropout": False},
+    "alexnet": {"dropout": False},
+    "alexnet-dropout": {"dropout": True},
+    "vgg": {"task": TINY_VGG, "dropout": False},
+    "vgg-dropout": {"task": TINY_VGG, "dropout": True},
+    "bf16": {"dropout": False, "precision": "bf16"},
+    "channels_last": {"task": TINY_VGG, "dropout": False, "memory_format": "channels_last"},
+    "broken": {"dropout": False},
 }
 
 
@@ -46,9 +46,10 @@ def train(
     training = trial.training
     order = SampleOrder([20, 21], training.seed, training.global_batch, training.epochs)
     strategy = create_strategy(trial)
-    model = build_model(training.model, 3, dropout=training.dropout, seed=training.seed)
+    task = task_of(training, classes=3)
+    model = build_model(task)
     put_in_memory_format(model, training.memory_format)
-    strategy.prepare(model, context, trial, peers)
+    strategy.prepare(task, model, context, trial, peers)
     replica, stage = divmod(context.local_rank, trial.placement.stages)
     shares_on_node = context.ranks_on_node // trial.placement.stages
     share = context.node_index * shares_on_node + replica
@@ -63,8 +64,8 @@ def train(
             TrainBatch(
                 step=number,
                 epoch=step.epoch,
-                images=images if stage == 0 else images[:, :, :0, :0],
-                labels=data["labels"][ids],
+                inputs=images if stage == 0 else images[:, :, :0, :0],
+                targets=data["labels"][ids],
                 sample_ids=ids,
                 global_samples=len(step.sample_ids),
             )

@@ -24,7 +24,7 @@ from paceline.data.dataset import COLUMNS, Dataset, inspect_dataset, open_datase
 from paceline.data.images import decode
 from paceline.data.reading import Batch, Feed, SoloNode, open_feed
 from paceline.errors import DataError, EnvironmentLacks, TimedOut, UsageError
-from paceline.plan.sample_order import SampleOrder, flipped
+from paceline.plan.sample_order import SampleOrder, SampleRandom
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,7 +117,7 @@ def test_ranks_together_get_the_planned_samples_and_pixels(
             assert part.labels.dtype == np.int64
             for row, sample_id in enumerate(part.sample_ids.tolist()):
                 pixels = decode(uneven.images[sample_id], SIZE)
-                if flipped(7, part.epoch, sample_id):
+                if SampleRandom(7, part.epoch, sample_id).coin:
                     pixels = pixels[:, ::-1]
                 assert np.array_equal(part.images[row], pixels)
                 assert part.labels[row] == uneven.labels[sample_id]

@@ -20,7 +20,7 @@ from paceline.data.scenes import CLASSES
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.spec.extensions import WORKLOADS
 from paceline.training.transforms import to_input
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, make_task
 
 TRAINING, TEST = 450, 150
 CHANCE = 9 / 25  # share of the most frequent class
@@ -126,7 +126,7 @@ def test_a_small_network_learns_the_classes(
 ) -> None:
     """Measured: 0.68 after twelve epochs; the standard deviation of chance is 0.04."""
     inputs, targets = to_input(images, "contiguous"), torch.from_numpy(labels)
-    model = build_model("tiny-alexnet", 3, dropout=False, seed=1)
+    model = build_model(make_task("tiny", classes=3, dropout=False, seed=1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
     for epoch in range(12):
         order = torch.randperm(TRAINING, generator=torch.Generator().manual_seed(epoch))

@@ -12,7 +12,7 @@ from paceline.errors import DataError, UsageError
 from paceline.export import onnx as exporter
 from paceline.export.formats import export
 from paceline.training.tensors import save_tensors
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, make_task
 
 if not all(find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime")):
     pytest.skip("onnx is not installed", allow_module_level=True)
@@ -23,7 +23,7 @@ CLASSES = 3
 @pytest.fixture
 def trained(run, pair):
     """Return a trial with weights of its model, and the model."""
-    model = build_model("tiny-alexnet", CLASSES, dropout=False, seed=4).eval()
+    model = build_model(make_task("tiny", classes=CLASSES, dropout=False, seed=4)).eval()
     save_tensors(run.files.trial(pair).weights, model.state_dict())
     return pair, model
 
@@ -46,7 +46,7 @@ def test_model_gives_the_logits_of_torch(run, trained, tmp_path):
 
 def test_a_model_that_computes_something_else_is_not_written(run, trained, tmp_path, monkeypatch):
     trial, model = trained
-    other = build_model("tiny-alexnet", CLASSES, dropout=False, seed=5).eval()
+    other = build_model(make_task("tiny", classes=CLASSES, dropout=False, seed=5)).eval()
     path = tmp_path / "model.onnx"
     torch.onnx.export(
         other, (torch.zeros(2, 3, 64, 64),), path, input_names=["images"],

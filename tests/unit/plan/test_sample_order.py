@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import UsageError
-from paceline.plan.sample_order import SampleOrder, flipped, sample_key, share_bounds
+from paceline.plan.sample_order import SampleOrder, SampleRandom, sample_key, share_bounds
 
 orders = st.builds(
     SampleOrder,
@@ -104,8 +104,8 @@ def test_shares_cover_without_overlap():
 
 
 def test_half_of_the_samples_are_flipped_and_each_epoch_anew():
-    first = np.array([flipped(1, 0, i) for i in range(4000)])
-    second = np.array([flipped(1, 1, i) for i in range(4000)])
+    first = np.array([SampleRandom(1, 0, i).coin for i in range(4000)])
+    second = np.array([SampleRandom(1, 1, i).coin for i in range(4000)])
     # 4 standard deviations of a fair coin
     assert abs(first.mean() - 0.5) < 4 * 0.5 / 4000**0.5
     assert abs((first == second).mean() - 0.5) < 4 * 0.5 / 4000**0.5

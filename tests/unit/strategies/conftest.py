@@ -11,7 +11,7 @@ from paceline.plan.trial import Trial
 from paceline.strategies import TrainBatch
 from paceline.training.dropout import set_sample_keys
 from paceline.training.transforms import put_in_memory_format, torch_memory_format
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, task_of
 
 SEED, CLASSES, SAMPLES = 3, 3, 40
 
@@ -29,8 +29,8 @@ def make_batch():
         return TrainBatch(
             step=step,
             epoch=step // 4,
-            images=images[ids].to(memory_format=torch_memory_format(training.memory_format)),
-            labels=labels[ids],
+            inputs=images[ids].to(memory_format=torch_memory_format(training.memory_format)),
+            targets=labels[ids],
             sample_ids=ids,
             global_samples=global_samples or samples,
         )
@@ -62,7 +62,7 @@ def build():
     """The initial model of a training, in its memory format."""
 
     def make(training):
-        model = build_model(training.model, CLASSES, dropout=training.dropout, seed=SEED)
+        model = build_model(task_of(training, classes=CLASSES))
         put_in_memory_format(model, training.memory_format)
         return model
 
@@ -83,7 +83,7 @@ def train_by_hand(build):
             set_sample_keys(model, training.seed, batch.epoch, batch.sample_ids)
             optimizer.zero_grad()
             with bf16 if training.precision == "bf16" else nullcontext():
-                loss = cross_entropy(model(batch.images), batch.labels)
+                loss = cross_entropy(model(batch.inputs), batch.targets)
             loss.backward()
             gradients = gradients or {n: p.grad.clone() for n, p in model.named_parameters()}
             optimizer.step()

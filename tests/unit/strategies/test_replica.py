@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from paceline.strategies import TrainBatch, create_strategy
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, make_task, task_of
 
 
 class Nobody:
@@ -28,8 +28,8 @@ def batch_of(samples, global_samples):
     return TrainBatch(
         step=0,
         epoch=0,
-        images=torch.randn(samples, 3, 32, 32, generator=generator),
-        labels=torch.arange(samples) % 3,
+        inputs=torch.randn(samples, 3, 32, 32, generator=generator),
+        targets=torch.arange(samples) % 3,
         sample_ids=np.arange(samples),
         global_samples=global_samples,
     )
@@ -38,8 +38,8 @@ def batch_of(samples, global_samples):
 def prepared(make_trial, solo, **training):
     trial = make_trial(**training)
     strategy = create_strategy(trial)
-    model = build_model("tiny-alexnet", 3, dropout=trial.training.dropout, seed=3)
-    strategy.prepare(model, solo, trial, NOBODY)
+    model = build_model(make_task("tiny", classes=3, dropout=trial.training.dropout, seed=3))
+    strategy.prepare(task_of(trial.training, classes=3), model, solo, trial, NOBODY)
     return strategy
 
 
@@ -47,8 +47,8 @@ def test_gradient_is_that_of_the_mean_loss_over_the_global_batch(make_trial, sol
     strategy = prepared(make_trial, solo, dropout=False)
     batch = batch_of(4, global_samples=12)
     result = strategy.gradient(batch)
-    model = build_model("tiny-alexnet", 3, dropout=False, seed=3)
-    loss = cross_entropy(model(batch.images), batch.labels)
+    model = build_model(make_task("tiny", classes=3, dropout=False, seed=3))
+    loss = cross_entropy(model(batch.inputs), batch.targets)
     loss.backward()
     assert result.loss_sum == pytest.approx(4 * loss.item())
     for name, parameter in model.named_parameters():

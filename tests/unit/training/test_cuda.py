@@ -10,9 +10,9 @@ from paceline.analysis.tolerances import tolerance
 from paceline.strategies import TrainBatch, create_strategy
 from paceline.training.devices import InputMover, Stopwatch, device_of, use_device
 from paceline.training.tensors import sha256_of
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, make_task, task_of
 
-TINY_VGG = "paceline.workloads.complex_small.model:TinyVGG"
+TINY_VGG = "paceline.workloads.complex_small.task:TinyVGG"
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -42,8 +42,8 @@ def batch_of(samples, step=0):
     return TrainBatch(
         step=step,
         epoch=0,
-        images=torch.randn(samples, 3, 32, 32, generator=generator),
-        labels=torch.arange(samples) % 3,
+        inputs=torch.randn(samples, 3, 32, 32, generator=generator),
+        targets=torch.arange(samples) % 3,
         sample_ids=np.arange(samples),
         global_samples=8,
     )
@@ -52,8 +52,8 @@ def batch_of(samples, step=0):
 def trained(trial, context, model_name, steps):
     """First step's gradients, and weights after `steps` of a batch of 8, 7, 8, 7…"""
     strategy = create_strategy(trial)
-    model = build_model(model_name, 3, dropout=trial.training.dropout, seed=3)
-    strategy.prepare(model, context, trial, Nobody())
+    model = build_model(make_task(model_name, classes=3, dropout=trial.training.dropout, seed=3))
+    strategy.prepare(task_of(trial.training, classes=3), model, context, trial, Nobody())
     first = {}
     for step in range(steps):
         result = strategy.gradient(batch_of(8 - step % 2, step))
@@ -115,7 +115,7 @@ def test_training_is_that_of_the_cpu(make_trial, solo, model_name, dropout):
     allowed = tolerance("fp32", "fp32", STEPS)
     wanted_gradient, wanted = trained(trial, solo, model_name, STEPS)
     gradient, weights = trained(on_gpu(trial), solo, model_name, STEPS)
-    initial = build_model(model_name, 3, dropout=dropout, seed=3).state_dict()
+    initial = build_model(make_task(model_name, classes=3, dropout=dropout, seed=3)).state_dict()
     off = norm(difference(gradient, wanted_gradient)) / norm(wanted_gradient)
     assert off < allowed.gradient
     assert norm(difference(weights, wanted)) / norm(difference(wanted, initial)) < allowed.weights
@@ -132,7 +132,7 @@ def test_bf16_computes_in_bfloat16_on_the_gpu(make_trial, solo):
 def test_empty_share_takes_part_with_no_weight(make_trial, solo):
     trial = on_gpu(make_trial())
     strategy = create_strategy(trial)
-    model = build_model("tiny-alexnet", 3, dropout=True, seed=3)
-    strategy.prepare(model, solo, trial, Nobody())
+    model = build_model(make_task("tiny", classes=3, dropout=True, seed=3))
+    strategy.prepare(task_of(trial.training, classes=3), model, solo, trial, Nobody())
     assert strategy.gradient(batch_of(0)).loss_sum == 0.0
     assert not any(g.any() for g in strategy.gradients().values())

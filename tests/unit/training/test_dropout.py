@@ -5,7 +5,7 @@ import torch
 
 from paceline.plan.sample_order import sample_key
 from paceline.training.dropout import SampleDropout, set_sample_keys
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, make_task
 
 SEED = 7
 
@@ -87,7 +87,7 @@ def test_type_of_the_units_is_kept():
 
 
 def test_replicas_keep_keys_of_their_own():
-    one, two = (build_model("tiny-alexnet", 3, dropout=True, seed=1) for _ in range(2))
+    one, two = (build_model(make_task("tiny", classes=3, dropout=True, seed=1)) for _ in range(2))
     images = torch.randn(1, 3, 32, 32)
     set_sample_keys(one, SEED, 0, [1])
     set_sample_keys(two, SEED, 0, [2])

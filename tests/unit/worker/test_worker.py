@@ -19,7 +19,7 @@ from paceline.records.layout import TrialFiles
 from paceline.training.dropout import set_sample_keys
 from paceline.training.transforms import to_input
 from paceline.worker import worker
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, make_task
 
 ROWS = (11, 10)  # 21 samples: steps of 8, 8 and 5
 RNG = np.random.default_rng(5)
@@ -66,7 +66,7 @@ def photos(monkeypatch):
 def by_hand(trial, order):
     """The same training, written out with torch alone."""
     training = trial.training
-    model = build_model("tiny-alexnet", 3, dropout=training.dropout, seed=training.seed)
+    model = build_model(make_task("tiny", classes=3, dropout=training.dropout, seed=training.seed))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     gradients, losses = [], []
     for number in range(order.steps):

@@ -7,7 +7,7 @@ import torch
 
 from paceline.errors import UsageError
 from paceline.training.tensors import sha256_of
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, make_task
 
 ALEXNET = {
     "features.0.weight": (64, 3, 11, 11), "features.0.bias": (64,),
@@ -41,17 +41,17 @@ VGG16 = {
 
 @pytest.mark.parametrize(
     ("name", "published", "parameters"),
-    [("alexnet", ALEXNET, 61_100_840), ("vgg16", VGG16, 138_357_544)],
+    [("simple-big", ALEXNET, 61_100_840), ("complex-small", VGG16, 138_357_544)],
 )
 def test_names_shapes_and_counts_are_those_published(name, published, parameters):
-    model = build_model(name, 1000, dropout=True, seed=1)
+    model = build_model(make_task(name, classes=1000, dropout=True, seed=1))
     found = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
     assert list(found.items()) == list(published.items())
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
 def test_modules_stand_at_torchvisions_indices():
-    model = build_model("alexnet", 3, dropout=True, seed=1)
+    model = build_model(make_task("simple-big", classes=3, dropout=True, seed=1))
     kinds = [type(m).__name__ for m in model.classifier]
     assert kinds == [
         "SampleDropout", "Linear", "ReLU", "SampleDropout", "Linear", "ReLU", "Linear",
@@ -61,29 +61,29 @@ def test_modules_stand_at_torchvisions_indices():
 
 @pytest.mark.parametrize("size", [32, 64])
 def test_tiny_net_takes_small_images_and_any_number_of_classes(size):
-    model = build_model("tiny-alexnet", 5, dropout=False, seed=1)
+    model = build_model(make_task("tiny", classes=5, dropout=False, seed=1))
     assert model(torch.zeros(2, 3, size, size)).shape == (2, 5)
 
 
 def test_weights_follow_from_the_seed_alone():
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    first = sha256_of(build_model("tiny-alexnet", 3, dropout=True, seed=5).state_dict())
+    first = sha256_of(build_model(make_task("tiny", classes=3, dropout=True, seed=5)).state_dict())
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(99)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        again = build_model("tiny-alexnet", 3, dropout=False, seed=5)
+        again = build_model(make_task("tiny", classes=3, dropout=False, seed=5))
     finally:
         torch.set_num_threads(threads)
     assert sha256_of(again.state_dict()) == first
-    other = build_model("tiny-alexnet", 3, dropout=True, seed=6)
+    other = build_model(make_task("tiny", classes=3, dropout=True, seed=6))
     assert sha256_of(other.state_dict()) != first
 
 
 def test_vgg_weights_have_torchvisions_distribution():
-    state = build_model("vgg16", 3, dropout=True, seed=1).state_dict()
+    state = build_model(make_task("complex-small", classes=3, dropout=True, seed=1)).state_dict()
     # kaiming_normal_, fan out: std = sqrt(2 / (out channels * 3 * 3))
     assert state["features.28.weight"].std().item() == pytest.approx(
         (2 / (512 * 9)) ** 0.5, rel=0.01
@@ -93,17 +93,14 @@ def test_vgg_weights_have_torchvisions_distribution():
 
 
 def test_alexnet_weights_have_torchs_default_distribution():
-    weight = build_model("alexnet", 3, dropout=True, seed=1).state_dict()["classifier.4.weight"]
+    weight = build_model(make_task("simple-big", classes=3, dropout=True, seed=1)).state_dict()[
+        "classifier.4.weight"
+    ]
     bound = 1 / 4096**0.5  # uniform in +-1/sqrt(inputs)
     assert bound * 0.99 < weight.max().item() <= bound
     assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.01)
 
 
-def test_unknown_model_is_answered_with_the_known_ones():
-    with pytest.raises(UsageError, match=r'"vgg16", "alexnet" or "tiny-alexnet", got "resnet"'):
-        build_model("resnet", 3, dropout=True, seed=1)
-
-
-def test_no_classes_is_refused():
-    with pytest.raises(UsageError, match="classes"):
-        build_model("alexnet", 0, dropout=True, seed=1)
+def test_unknown_workload_is_answered_with_the_known_ones():
+    with pytest.raises(UsageError, match=r'"complex-small", "simple-big" or "tiny", got "resnet"'):
+        make_task("resnet", classes=3)

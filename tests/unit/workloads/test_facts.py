@@ -10,7 +10,7 @@ import pytest
 from paceline.errors import EnvironmentLacks
 from paceline.spec.extensions import WORKLOADS
 from paceline.spec.model_facts import model_facts
-from paceline.workloads.build import on_meta_device
+from paceline.workloads.build import make_task, on_meta_device
 from paceline.workloads.facts import derive_facts
 
 # Published numbers of parameters with 1000 classes, and indexes of the layers that do not work in
@@ -36,7 +36,7 @@ def test_facts_are_those_of_the_published_models(
 
 
 def test_deriving_takes_no_memory_for_weights() -> None:
-    model = on_meta_device("vgg16", 1000, dropout=True)
+    model = on_meta_device(make_task("complex-small", classes=1000))
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
 
@@ -51,7 +51,10 @@ def test_another_process_derives_the_same_and_torch_stays_out_of_this_one() -> N
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == derive_facts("tiny-alexnet").model_dump_json()
+    assert (
+        done.stdout.strip()
+        == derive_facts("paceline.workloads.tiny.task:TinyAlexNet").model_dump_json()
+    )
 
 
 def test_a_model_that_cannot_be_built_is_reported_with_the_reason() -> None:

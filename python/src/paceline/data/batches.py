@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from paceline.errors import TimedOut
-from paceline.plan.sample_order import flipped
+from paceline.plan.sample_order import SampleRandom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -22,6 +23,14 @@ _POLL_S = 0.2  # interval at which a blocked thread checks whether it should end
 _END_S = 30.0
 _READY_S = 600.0
 _STUCK = "is the data set's disk or network storage stuck?"
+
+
+Augment = Callable[["NDArray[Any]", SampleRandom], "NDArray[Any]"]
+
+
+def mirror_at_random(image: NDArray[Any], random: SampleRandom) -> NDArray[Any]:
+    """Mirror half of the images left to right."""
+    return image[:, ::-1] if random.coin else image
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +54,22 @@ class FeedOptions:
     decode_threads: int
     prefetch_batches: int
     pixels: bool = True
+    augment: Augment = mirror_at_random
 
 
-def flip(images: NDArray[np.uint8], seed: int, epoch: int, sample_ids: NDArray[np.int64]) -> None:
-    """Mirror images left to right, in place, where `plan.sample_order.flipped` says so."""
+def augment(
+    images: NDArray[np.uint8],
+    transform: Augment,
+    seed: int,
+    epoch: int,
+    sample_ids: NDArray[np.int64],
+) -> None:
+    """Replace each image by its random transform, in place."""
     for row, sample_id in enumerate(sample_ids.tolist()):
-        if flipped(seed, epoch, sample_id):
-            images[row] = images[row, :, ::-1].copy()
+        image = images[row]
+        changed = transform(image, SampleRandom(seed, epoch, sample_id))
+        if changed is not image:
+            images[row] = changed.copy()
 
 
 class Feed:

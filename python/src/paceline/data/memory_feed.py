@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 
-from paceline.data.batches import Batch, Feed, FeedOptions, flip
+from paceline.data.batches import Batch, Feed, FeedOptions, augment
 from paceline.data.images import decode
 from paceline.data.node import NodeMemory, NodeShare, node_memory
 from paceline.data.row_groups import RowGroupReader, RowGroupRows
@@ -96,5 +96,5 @@ class MemoryFeed(Feed):
         if not self._options.pixels:
             return np.empty((len(ids), 0, 0, 3), dtype=np.uint8)
         images = self._images[slots]
-        flip(images, self._order.seed, epoch, ids)
+        augment(images, self._options.augment, self._order.seed, epoch, ids)
         return images

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.data.batches import Batch, Feed, FeedOptions
+from paceline.data.batches import Augment, Batch, Feed, FeedOptions, mirror_at_random
 from paceline.data.memory_feed import MemoryFeed
 from paceline.data.node import NodeShare, SoloNode
 from paceline.data.stream_feed import StreamFeed
@@ -27,6 +27,7 @@ def open_feed(  # noqa: PLR0913  (the only place that needs all of them)
     rank: int,
     world_size: int,
     pixels: bool = True,
+    augment: Augment = mirror_at_random,
     share_of_node: NodeShare | None = None,
     decode_threads: int = 1,
     prefetch_batches: int = 2,
@@ -37,8 +38,9 @@ def open_feed(  # noqa: PLR0913  (the only place that needs all of them)
     `memory` decodes every image that the training uses before it returns, once per node, and first
     checks that they fit. `stream` starts at once and keeps two shuffle windows of encoded images.
     Both modes give the same samples and the same pixels. Without `pixels`, batches contain only
-    sample ids and labels, for pipeline stages after the first. timeout_s: how long ranks wait for
-    each other to decode. Disables OpenCV's own threads in this process.
+    sample ids and labels, for pipeline stages after the first. augment: random transform of an
+    image. timeout_s: how long ranks wait for each other to decode. Disables OpenCV's own threads in
+    this process.
     Raises UsageError for values that cannot work, EnvironmentLacks if the memory is too small,
     DataError (also while iterating) if a file is damaged or differs from the manifest.
     """
@@ -49,7 +51,9 @@ def open_feed(  # noqa: PLR0913  (the only place that needs all of them)
         )
     if not 0 <= rank < world_size:
         raise UsageError(f"rank: expected 0..{world_size - 1}, got {rank} of {world_size}")
-    options = FeedOptions(image_size, rank, world_size, decode_threads, prefetch_batches, pixels)
+    options = FeedOptions(
+        image_size, rank, world_size, decode_threads, prefetch_batches, pixels, augment
+    )
     if mode == "memory":
         return MemoryFeed(dataset, order, options, share_of_node or SoloNode(), timeout_s)
     return StreamFeed(dataset, order, options)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import cv2
 import numpy as np
 
-from paceline.data.batches import Batch, Feed, FeedOptions, flip
+from paceline.data.batches import Batch, Feed, FeedOptions, augment
 from paceline.data.images import decode
 from paceline.data.row_groups import RowGroupReader
 from paceline.plan.sample_order import share_bounds
@@ -68,7 +68,8 @@ class StreamFeed(Feed):
             pixels = decoders.map(lambda sample: decode(sample[0], size), samples)
             for row, image in enumerate(pixels):
                 images[row] = image
-        flip(images, self._order.seed, step.epoch, ids)
+        if size:
+            augment(images, self._options.augment, self._order.seed, step.epoch, ids)
         labels = np.array([label for _, label in samples], dtype=np.int64)
         return Batch(step.step, step.epoch, ids, images, labels)
 

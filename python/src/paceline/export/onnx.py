@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from paceline.errors import DataError, UsageError
 from paceline.export.libraries import require
-from paceline.workloads.build import on_meta_device
+from paceline.workloads.build import on_meta_device, task_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,11 +87,13 @@ def _write(record: TrialRecord, out: Path) -> Path:
 def _trained_model(record: TrialRecord) -> nn.Module:
     """Return the model with the trial's final weights, in evaluation mode."""
     training = record.trial.training
-    last = list(on_meta_device(training.model, 1, dropout=False).state_dict())[-1]
+    folder = record.files.root
+    initial = on_meta_device(task_of(training, classes=1, folder=folder))
+    last = list(initial.state_dict())[-1]
     try:
         weights = load_file(record.files.weights)
         classes = len(weights[last])  # the last layer has an output for each
-        model = on_meta_device(training.model, classes, dropout=training.dropout)
+        model = on_meta_device(task_of(training, classes=classes, folder=folder))
         model.load_state_dict(weights, assign=True)
     except (SafetensorError, KeyError, RuntimeError) as error:
         raise DataError(

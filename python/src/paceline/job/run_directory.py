@@ -16,6 +16,7 @@ from paceline.job.failure import outcome_status
 from paceline.job.launched_by import launched_unix_s, launching_command
 from paceline.records.attempts import set_aside
 from paceline.records.files import read_json, write_json, write_text
+from paceline.records.planned_trial import write_trial
 from paceline.records.rows import SCHEMA, Outcome
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def prepare(job: Job) -> None:
     if not job.run.manifest.exists():
         write_json(job.run.manifest, _manifest(job))
     write_text(job.files.command, launching_command() + "\n")
-    write_text(job.files.trial, job.trial.model_dump_json(indent=1) + "\n")
+    write_trial(job.trial, job.files)
 
 
 def finish(job: Job, end: RankEnd) -> None:

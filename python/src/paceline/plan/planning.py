@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UsageError
+from paceline.plan.task_rules import own_task_faults
 from paceline.plan.trial import LOOPBACK, Placement, Script, Training, Trial, trial_name
 from paceline.spec.counts import batch_per_replica, counts_on_node
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
+from paceline.spec.own_task import task_values, workload_of
 from paceline.spec.rules import first_given, known_steps
-from paceline.spec.script import workload_descriptor
 from paceline.spec.transport_rules import transport_of
 from paceline.spec.trial_rules import applies, open_count_faults
 from paceline.spec.values import DEFAULT_EPOCHS
@@ -57,7 +58,7 @@ def plan_trials(experiment: Experiment, datasets: Mapping[str, str], cores: int)
 
 def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset: str) -> Training:
     """Return a workload's training values: its own, else [training]'s, else the defaults."""
-    defaults = workload_descriptor(workload)
+    defaults = workload_of(workload)
 
     def value(name: str, otherwise: Any) -> Any:
         of_script = workload.script is not None and name not in _OF_SCRIPTS
@@ -68,7 +69,7 @@ def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset:
     usual_warmup = DEFAULT_WARMUP_STEPS if steps is None else min(DEFAULT_WARMUP_STEPS, steps - 1)
     return Training(
         workload=workload.name,
-        model=defaults.model,
+        **task_values(workload),
         dataset=dataset,
         seed=experiment.seed,
         image_size=value("image_size", defaults.image_size),
@@ -122,12 +123,15 @@ def _trial(
     counts = counts_on_node(request, cores)
     strategy = STRATEGIES.get(request.local_strategy)
     replica_batch = batch_per_replica(training.global_batch, request.nodes * counts.replicas)
-    faults = strategy.batch_faults(request, counts, replica_batch, workload_descriptor(workload))
+    faults = strategy.batch_faults(request, counts, replica_batch, workload_of(workload))
     for fault in faults:
         raise UsageError(fault)
     transport = transport_of(request)
     if transport is None:
         raise UsageError("transport: no installed transport can join these ranks")
+    options = strategy.options(request, counts, replica_batch, transport)
+    for fault in own_task_faults(workload, strategy, transport, options):
+        raise UsageError(fault)
     own = {
         name: getattr(request, name)
         for name in ("precision", "memory_format")
@@ -142,7 +146,7 @@ def _trial(
         local_strategy=request.local_strategy,
         placement=resolve_placement(request, counts, cores),
         training=training.model_copy(update=own),
-        strategy_options=strategy.options(request, counts, replica_batch, transport),
+        strategy_options=options,
         transport_options=TRANSPORTS.get(transport).options(request),
         launcher_options=LAUNCHERS.get(request.launcher).options(request, experiment),
         device=request.device,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Training
 
 # Independent streams of random numbers.
-_ROW_GROUP_STREAM, _WINDOW_STREAM, _FLIP_STREAM = 1, 2, 3
+_ROW_GROUP_STREAM, _WINDOW_STREAM, _COIN_STREAM, _AUGMENT_STREAM = 1, 2, 3, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,27 @@ def share_bounds(samples: int, rank: int, world_size: int) -> tuple[int, int]:
     return low, low + base + (1 if rank < extra else 0)
 
 
-def flipped(seed: int, epoch: int, sample_id: int) -> bool:
-    """Return whether a sample is mirrored in an epoch; half of the samples are, on any rank."""
-    return bool(_hash64(seed, _FLIP_STREAM, epoch, sample_id) & 1)
+@dataclass(frozen=True, slots=True)
+class SampleRandom:
+    """Random numbers of one sample in one epoch: the same on every rank."""
+
+    _seed: int
+    _epoch: int
+    _sample_id: int
+
+    @property
+    def coin(self) -> bool:
+        """True for half of the samples; the same at each use."""
+        return bool(_hash64(self._seed, _COIN_STREAM, self._epoch, self._sample_id) & 1)
+
+    @property
+    def seed(self) -> int:
+        """A 63-bit seed, for example for torch.Generator."""
+        return sample_key(self._seed, self._epoch, self._sample_id, _AUGMENT_STREAM)
+
+    def numpy(self) -> np.random.Generator:
+        """Return a new generator with that seed."""
+        return np.random.default_rng(self.seed)
 
 
 def sample_key(seed: int, epoch: int, sample_id: int, stream: int) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, SerializeAsAny, model_validator
 
 from paceline.spec.descriptors import OptionModel
-from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
+from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, WORKLOADS
+from paceline.spec.model_facts import ModelFacts, model_facts
 from paceline.spec.models import Limits, TelemetrySettings
 from paceline.spec.placement import Placement
 from paceline.spec.values import BASELINE, Device, MemoryFormat, Precision, ReadingMode
@@ -55,6 +57,15 @@ class Training(_Value):
     precision: Precision
     memory_format: MemoryFormat
     script: Script | None = None
+    task: str = ""  # "module:Class" or "file.py:Class"; "" is the class of the workload
+    task_sha256: str | None = None  # of the file
+    options: dict[str, Any] = {}  # of the task
+
+
+def task_facts(training: Training) -> ModelFacts:
+    """Return sizes and split points of the model; the first call takes 1 to 2 s."""
+    task = training.task or WORKLOADS.get(training.workload).implementation
+    return model_facts(task, json.dumps(training.options, sort_keys=True))
 
 
 class Trial(_Value):

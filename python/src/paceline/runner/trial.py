@@ -14,6 +14,7 @@ from paceline.launchers.diagnosis import diagnose
 from paceline.launchers.supervise import supervise
 from paceline.records.compact import compact_trial
 from paceline.records.files import read_json, write_json, write_text
+from paceline.records.planned_trial import write_trial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +33,7 @@ def is_finished(files: TrialFiles) -> bool:
 def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
     """Launch one trial with its sidecar, wait for its end, and record the outcome."""
     launcher = launcher_for(trial.launcher)
-    write_text(files.trial, trial.model_dump_json(indent=1) + "\n")
+    write_trial(trial, files)
     command = launcher.command(trial, files)
     environment = {**command.environment, SIDECAR_HOST_VARIABLE: host_name()}
     command = dataclasses.replace(command, environment=environment)

@@ -130,6 +130,10 @@ class StrategyDescriptor(Descriptor):
         """Return whether the ranks exchange gradients, rather than weights."""
         return True
 
+    def divides_updates(self, transport: str, options: Any) -> bool:
+        """Return whether several workers update shards of the parameters."""
+        return False
+
     def implementation_for(self, transport: str, options: Any) -> str:
         """Return the implementation ("module:attribute") for a planned trial."""
         return self.implementation
@@ -231,7 +235,7 @@ class LauncherDescriptor(Descriptor):
 class WorkloadDescriptor(Descriptor):
     """A workload: model, data set and the training values where the spec gives none.
 
-    The implementation is the model's class, a subclass of paceline.training.model.Model.
+    The implementation is the task's class, a subclass of paceline.training.task.Task.
     """
 
     model: ClassVar[str]  # name of the model, for messages and files

@@ -30,15 +30,21 @@ class ModelFacts(BaseModel):
     parameters: int
     parameter_bytes: int
     split_points: tuple[int, ...]  # layers at which a pipeline stage may begin, ascending
+    optimizer: str = "SGD"  # class name
+    # why a pipeline cannot split the model, and why workers cannot update shards of parameters
+    splitting_fault: str | None = None
+    sharding_fault: str | None = None
 
 
 @cache
-def model_facts(implementation: str) -> ModelFacts:
-    """Return the facts of the model class "module:class"; takes 1 to 2 s at the first call.
+def model_facts(implementation: str, options: str = "{}") -> ModelFacts:
+    """Return the facts of the model of a task; takes 1 to 2 s at the first call.
+
+    implementation: "module:Class" or "file.py:Class". options: those of the task, as JSON.
 
     Raises EnvironmentLacks if the model cannot be built, TimedOut if that takes over 120 s.
     """
-    command = [sys.executable, "-m", "paceline.workloads.facts", implementation]
+    command = [sys.executable, "-m", "paceline.workloads.facts", implementation, options]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         done = subprocess.run(

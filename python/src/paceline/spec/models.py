@@ -59,9 +59,14 @@ class WorkloadRequest(_WorkloadOverrides):
 
     With `script` it is a training script of the user, run with `arguments`. samples_per_step: of
     all ranks in one step, where the script does not report them.
+    With `task` the workload is a class of the user, and `name` is any name.
     """
 
     name: str
+    task: Annotated[
+        str | None, Field(description="class of your own: FILE.py:CLASS or MODULE:CLASS")
+    ] = None
+    options: Annotated[dict[str, Any] | None, Field(description="options of the task")] = None
     data: str | None = None
     samples: Annotated[int, Field(ge=8)] | None = None
     script: str | None = None

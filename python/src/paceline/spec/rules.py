@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
-from paceline.errors import UsageError
+from paceline.errors import EnvironmentLacks, UsageError
 from paceline.spec.counts import batch_per_replica, counts_if_known
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, WORKLOADS
 from paceline.spec.models import Experiment
+from paceline.spec.own_task import OwnTask, workload_of
 from paceline.spec.script import script_faults, script_trial_faults
 from paceline.spec.sentences import no_such_key, sentences
 from paceline.spec.trial_rules import applies, are_counts_valid, trial_faults
@@ -49,11 +50,25 @@ def faults_of(experiment: Experiment, skip: Collection[int] = ()) -> list[str]:
     for place, workload in enumerate(experiment.workloads, start=1):
         where = f"workloads[{place}]"
         faults += script_faults(workload, experiment, where)
-        if workload.script is not None or workload.name in WORKLOADS:
-            faults += _workload_faults(workload, experiment, trials)
-        else:
-            faults.append(WORKLOADS.unknown(workload.name, f"{where}.name"))
+        unusable = list(_task_faults(workload, where))
+        faults += unusable or _workload_faults(workload, experiment, trials)
     return faults + list(tune_faults(experiment))
+
+
+def _task_faults(workload: WorkloadRequest, place: str) -> Iterator[str]:
+    """Yield why there is no task of a workload."""
+    if workload.script is not None:
+        return
+    if workload.task is None:
+        if workload.name not in WORKLOADS:
+            yield WORKLOADS.unknown(workload.name, f"{place}.name")
+        return
+    if workload.data is None:
+        yield f"{place}.data: a task of your own needs a data set; expected its path, got none"
+    try:
+        OwnTask(workload).facts()
+    except (UsageError, EnvironmentLacks) as error:
+        yield f"{place}.task: {str(error).removeprefix('task: ')}"
 
 
 def first_given(name: str, workload: WorkloadRequest, experiment: Experiment) -> Any:
@@ -67,7 +82,7 @@ def known_steps(workload: WorkloadRequest, experiment: Experiment) -> int | None
     limit = first_given("max_steps", workload, experiment)
     if workload.data is not None or workload.script is not None:
         return cast("int | None", limit)
-    defaults = WORKLOADS.get(workload.name)
+    defaults = workload_of(workload)
     batch = first_given("global_batch", workload, experiment) or defaults.global_batch
     epochs = first_given("epochs", workload, experiment) or DEFAULT_EPOCHS
     whole = math.ceil((workload.samples or defaults.samples) / batch) * epochs
@@ -147,7 +162,7 @@ def _batch_faults(
     counts = counts_if_known(trial)
     if counts is None:
         return
-    defaults = WORKLOADS.get(workload.name)
+    defaults = workload_of(workload)
     batch = first_given("global_batch", workload, experiment) or defaults.global_batch
     try:
         share = batch_per_replica(batch, trial.nodes * counts.replicas)

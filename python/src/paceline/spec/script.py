@@ -34,11 +34,6 @@ class ScriptWorkload(WorkloadDescriptor):
     momentum = 0.0
 
 
-def workload_descriptor(workload: WorkloadRequest) -> WorkloadDescriptor:
-    """Return the descriptor of a workload: that of its name, or that of all scripts."""
-    return WORKLOADS.get(workload.name) if workload.script is None else ScriptWorkload()
-
-
 def script_faults(workload: WorkloadRequest, experiment: Experiment, place: str) -> Iterator[str]:
     """Yield faults of a [[workloads]] entry that concern a script; `place` names the entry."""
     if workload.script is None:
@@ -50,7 +45,8 @@ def script_faults(workload: WorkloadRequest, experiment: Experiment, place: str)
         yield (
             f'{place}.name: "{workload.name}" is a built-in workload; give the script another name'
         )
-    yield from _decided_by_script(workload, (*_OF_BUILT_IN_TRAININGS, "data", "samples"), place)
+    of_tasks = ("data", "samples", "task", "options")
+    yield from _decided_by_script(workload, (*_OF_BUILT_IN_TRAININGS, *of_tasks), place)
     if all(each.script is not None for each in experiment.workloads):
         yield from _decided_by_script(experiment.training, _OF_BUILT_IN_TRAININGS, "training")
     if experiment.tune is not None:

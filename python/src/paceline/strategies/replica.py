@@ -11,6 +11,7 @@ more pass over all gradients.)
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,18 +28,17 @@ from paceline.training.devices import (
     synchronize,
     use_device,
 )
-from paceline.training.optimizers import make_optimizer
+from paceline.training.optimizers import TaskOptimizer
 from paceline.training.passes import run_passes
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.compression.create import create_sum
 from paceline.transports.gradients import gradient_options_of
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
     from paceline.training.strategy import RankGroups
+    from paceline.training.task import Task
 
 
 class ReplicaStrategy(LocalStrategy):
@@ -48,8 +48,9 @@ class ReplicaStrategy(LocalStrategy):
         self._buckets: buckets.Buckets | None = None
         self._parallel: nn.Module
         self._model: nn.Module
+        self._task: Task
         self._trial: Trial
-        self._optimizer: Optimizer
+        self._optimizer: TaskOptimizer
         self._device: torch.device
         self._mover: InputMover
         self._stopwatch: Stopwatch
@@ -57,17 +58,18 @@ class ReplicaStrategy(LocalStrategy):
 
     def prepare(
         self,
+        task: Task,
         model: nn.Module,
         context: RankContext,
         trial: Trial,
         peers: RankGroups,  # noqa: ARG002  (DistributedDataParallel finds them itself)
     ) -> None:
-        self._trial = trial
+        self._task, self._trial = task, trial
         self._device = device_of(trial, context)
         self._device_settings = use_device(self._device)
         self._mover, self._stopwatch = InputMover(self._device), Stopwatch(self._device)
         self._model = self._parallel = model.to(self._device)
-        self._optimizer = make_optimizer(model.parameters(), trial.training)
+        self._optimizer = TaskOptimizer(task, model.named_parameters())
         if context.world_size == 1:
             return
         self._buckets = buckets.Buckets(self._stopwatch, create_sum(trial))
@@ -83,11 +85,25 @@ class ReplicaStrategy(LocalStrategy):
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
         training, stopwatch = self._trial.training, self._stopwatch
-        passed = run_passes(self._parallel, batch, training, stopwatch, self._mover)
+        passed = run_passes(
+            self._task,
+            self._parallel,
+            batch,
+            training,
+            stopwatch,
+            self._mover,
+            accumulating=self._no_reduction,
+        )
         if self._buckets is None:
             return passed.result(alone=True)
         ready_s = stopwatch.reached_s(self._buckets.ready)
         return replace(passed, ready_s=ready_s).result(alone=False)
+
+    def _no_reduction(self) -> AbstractContextManager[None]:
+        """Return a context in which DistributedDataParallel only accumulates gradients."""
+        if isinstance(self._parallel, DistributedDataParallel):
+            return self._parallel.no_sync()
+        return nullcontext()
 
     def step(self) -> None:
         self._optimizer.step()

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.errors import UsageError
 from paceline.plan.sample_order import sample_key
 
 if TYPE_CHECKING:
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# plan.sample_order uses streams 1 to 3; layer i uses stream _FIRST_STREAM + i.
+# plan.sample_order uses streams 1 to 4; layer i uses stream _FIRST_STREAM + i.
 _FIRST_STREAM = 100
+_FIRST_REPLACED = 10_000  # number of the first layer that replaces an nn.Dropout
 _BITS = 16  # random bits per unit: probabilities are multiples of 2**-16
 _UNITS_PER_WORD = 64 // _BITS
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -64,6 +66,33 @@ class SampleDropout(nn.Module):
         keep = torch.from_numpy(keep_mask(self._keys, units[0].numel(), self.p))
         scale = keep.to(device=units.device, dtype=units.dtype).mul_(1 / (1 - self.p))
         return units * scale.view(units.shape)
+
+
+def use_sample_dropout(model: nn.Module, *, enabled: bool) -> None:
+    """Replace every nn.Dropout by a SampleDropout in place; without `enabled` it does nothing.
+
+    Raises UsageError naming a layer whose masks cannot belong to samples.
+    """
+    for number, (path, module) in enumerate(list(model.named_modules())):
+        if type(module) is nn.Dropout:
+            parent, _, name = path.rpartition(".")
+            replacement = SampleDropout(module.p if enabled else 0.0, _FIRST_REPLACED + number)
+            setattr(model.get_submodule(parent), name, replacement)
+        elif _has_own_masks(module):
+            raise UsageError(
+                f"layer {path} ({type(module).__name__}): its dropout draws from a generator of "
+                "the process, so no two layouts train alike; use nn.Dropout, or dropout=0 for it"
+            )
+
+
+def _has_own_masks(module: nn.Module) -> bool:
+    if isinstance(module, nn.modules.dropout._DropoutNd):  # noqa: SLF001
+        return bool(module.p > 0)
+    if isinstance(module, nn.MultiheadAttention):
+        return module.dropout > 0
+    if isinstance(module, nn.RNNBase):
+        return module.dropout > 0
+    return isinstance(module, nn.RReLU)
 
 
 def set_sample_keys(model: nn.Module, seed: int, epoch: int, sample_ids: Iterable[int]) -> None:

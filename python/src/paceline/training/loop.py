@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,20 +12,18 @@ from paceline.errors import RankFailed
 from paceline.records.files import JsonlWriter
 from paceline.records.rows import SampleLogRow, StepRow
 from paceline.training.strategy import GradientResult, TrainBatch
-from paceline.training.transforms import empty_input, to_input
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
     from paceline.data.reading import Batch
     from paceline.plan.sample_order import SampleOrder
-    from paceline.plan.trial import Training
     from paceline.records.layout import RankFiles
     from paceline.training.strategy import Stepper
+    from paceline.training.task import Task
 
 
 class Loop:
@@ -34,7 +32,7 @@ class Loop:
     def __init__(
         self,
         order: SampleOrder,
-        training: Training,
+        task: Task,
         strategy: Stepper,
         rank: int,
         *,
@@ -48,7 +46,7 @@ class Loop:
         called after the rows of a step are written.
         """
         self._order = order
-        self._training = training
+        self._task = task
         self._strategy = strategy
         self._rank = rank
         self._counts_samples = counts_samples
@@ -101,8 +99,8 @@ class Loop:
             TrainBatch(
                 step=batch.step,
                 epoch=batch.epoch,
-                images=self._to_input(batch.images),
-                labels=torch.from_numpy(batch.labels),
+                inputs=self._to_input(batch.images),
+                targets=torch.from_numpy(batch.labels),
                 sample_ids=batch.sample_ids,
                 global_samples=global_samples,
                 is_last=batch.step == self._order.steps - 1,
@@ -147,22 +145,21 @@ class Loop:
         )
         return row, ended_s
 
-    def _to_input(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """Convert images, shape (n, S, S, 3), to `TrainBatch.images`."""
-        memory_format = self._training.memory_format
-        images = empty_input(pixels, memory_format)
+    def _to_input(self, samples: NDArray[Any]) -> Tensor:
+        """Convert the stored inputs of a batch, shape (n, ...), to `TrainBatch.inputs`."""
+        inputs = self._task.empty_input(samples)
 
         def convert(part: slice) -> None:
-            to_input(pixels[part], memory_format, out=images[part])
+            self._task.fill_input(samples[part], inputs[part])
 
-        self._strategy.for_parts(len(pixels), convert)
-        return images
+        self._strategy.for_parts(len(samples), convert)
+        return inputs
 
     def _check_loss(self, step: int, result: GradientResult) -> None:
         if not math.isfinite(result.loss_sum):
             raise RankFailed(
                 f"rank {self._rank}: the loss of step {step} is {result.loss_sum}, expected a "
                 f"finite number: the training diverged; lower learning_rate "
-                f"({self._training.learning_rate:g}) or use precision fp32",
+                f"({self._task.settings.learning_rate:g}) or use precision fp32",
                 self._rank,
             )

@@ -1,21 +1,59 @@
-"""The optimiser, the same for every strategy."""
+"""The optimiser of a task with its learning-rate schedule, the same for every strategy."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor
 
-    from paceline.plan.trial import Training
+    from paceline.training.task import Task
+
+_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
-def make_optimizer(parameters: Iterable[Tensor], training: Training) -> torch.optim.Optimizer:
-    """Return SGD with momentum, fused into one pass over the parameters."""
-    return torch.optim.SGD(
-        list(parameters), lr=training.learning_rate, momentum=training.momentum, fused=True
-    )
+class TaskOptimizer:
+    """A task's optimiser of some parameters, and the schedule of its learning rate."""
+
+    def __init__(self, task: Task, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+        """parameters: with the names of the model; at least one."""
+        named = list(parameters)
+        self.optimizer = task.optimizer(named)
+        self._schedule = task.schedule(self.optimizer)
+        self._parameters = [parameter for _, parameter in named]
+        self._clip_norm = task.clip_norm
+
+    def step(self, squared_norm: float | None = None) -> None:
+        """Step the optimiser with the parameters' `.grad`, then the schedule.
+
+        squared_norm: of the gradient of the whole model, for clipping; None if these parameters are
+        the whole model.
+        """
+        if self._clip_norm is not None:
+            self._clip(self.squared_norm() if squared_norm is None else squared_norm)
+        self.optimizer.step()
+        if self._schedule is not None:
+            self._schedule.step()
+
+    def squared_norm(self) -> float:
+        """Return the squared L2 norm of the gradients of these parameters, together."""
+        return sum(
+            float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
+            for gradient in self._gradients()
+        )
+
+    def _clip(self, squared_norm: float) -> None:
+        assert self._clip_norm is not None
+        factor = self._clip_norm / (math.sqrt(squared_norm) + _EPSILON)
+        if factor < 1:
+            for gradient in self._gradients():
+                gradient.mul_(factor)
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self._parameters if p.grad is not None]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.rows import WorkerEnvironment
     from paceline.training.context import RankContext
+    from paceline.training.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +30,8 @@ class TrainBatch:
 
     step: int
     epoch: int
-    images: Tensor  # shape (n, 3, S, S), float32, normalised; empty except in the first stage
-    labels: Tensor  # shape (n,), int64
+    inputs: Tensor  # shape (n, ...), of the model; empty except in the first stage
+    targets: Tensor  # shape (n, ...), of the loss
     sample_ids: NDArray[np.int64]  # shape (n,)
     global_samples: int  # samples of the whole batch on all ranks
     is_last: bool = False  # whether it is the last batch of the training
@@ -88,9 +89,12 @@ class LocalStrategy(Stepper, Protocol):
     """Uses the cores or the device of one rank; the base class of ours, with their defaults."""
 
     def prepare(
-        self, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
+        self, task: Task, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
     ) -> None:
-        """Take the model (in its memory format); collective. The process group, if any, is open."""
+        """Take the task and its model (in its memory format); collective.
+
+        The process group, if any, is open.
+        """
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the summed gradients by the model's own names, between `gradient` and `step`.

@@ -13,7 +13,8 @@ from paceline.analysis.reading import load_trial
 from paceline.plan.planning import resolve_training
 from paceline.spec import TrialRequest
 from paceline.spec.counts import batch_per_replica
-from paceline.spec.extensions import STRATEGIES, WORKLOADS
+from paceline.spec.extensions import STRATEGIES
+from paceline.spec.own_task import workload_of
 from paceline.spec.tune_rules import has_layout
 from paceline.spec.values import BEST
 from paceline.tune.findings import SCHEMA, Finding, Findings, configuration_of
@@ -87,7 +88,7 @@ class LocalSearch:
                 context.cores,
             )
             for moved in neighbouring_split_points(
-                split_points, WORKLOADS.get(workload.name).facts().split_points
+                split_points, workload_of(workload).facts().split_points
             )
         ]
         if not beside:

@@ -27,7 +27,7 @@ from paceline.training.tensors import save_tensors, sha256_of, update_l2
 from paceline.training.transforms import put_in_memory_format
 from paceline.transports.recorder import recording
 from paceline.worker.peers import Peers, join_peers
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, task_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.training.context import RankContext
+    from paceline.training.task import Task
     from paceline.transports.recorder import Recorder
 
 
@@ -97,22 +98,22 @@ class _Worker:
 
     def run(self) -> None:
         with self._spans("data_load"):
-            order, classes, feed = self._open_feed()
+            order, task, feed = self._open_feed()
         with feed:
             strategy = create_strategy(self._trial)
             with _closing(strategy):
                 with self._spans("model_build"):
-                    self._prepare(strategy, classes)
+                    self._prepare(strategy, task)
                 with self._spans("train"):
-                    steps = self._train(strategy, order, feed)
+                    steps = self._train(strategy, task, order, feed)
                 with self._spans("bookkeeping"):
-                    self._finish(strategy, classes, steps)
+                    self._finish(strategy, task, steps)
 
-    def _train(self, strategy: LocalStrategy, order: SampleOrder, feed: Feed) -> int:
+    def _train(self, strategy: LocalStrategy, task: Task, order: SampleOrder, feed: Feed) -> int:
         rank = self._context.rank
         loop = Loop(
             order,
-            self._trial.training,
+            task,
             strategy,
             rank,
             counts_samples=self._stage == 0,
@@ -132,11 +133,17 @@ class _Worker:
     def _stage(self) -> int:
         return self._context.local_rank % self._trial.placement.stages
 
-    def _open_feed(self) -> tuple[SampleOrder, int, Feed]:
+    def _open_feed(self) -> tuple[SampleOrder, Task, Feed]:
         training, context = self._trial.training, self._context
         shares_on_node = context.ranks_on_node // self._trial.placement.stages
         dataset = open_dataset(training.dataset)
         order = sample_order_of(training, dataset.row_group_rows)
+        task = task_of(
+            training,
+            classes=len(dataset.classes),
+            steps=order.steps,
+            folder=self._files.root,
+        )
         feed = open_feed(
             dataset,
             order,
@@ -146,19 +153,20 @@ class _Worker:
             + context.local_rank // self._trial.placement.stages,
             world_size=self._trial.placement.nodes * shares_on_node,
             pixels=self._stage == 0,
+            augment=task.augment,
             share_of_node=self._peers.node("images") or SoloNode(),
             decode_threads=self._trial.placement.threads_per_rank,
             timeout_s=self._trial.limits.trial_s,
         )
-        return order, len(dataset.classes), feed
+        return order, task, feed
 
-    def _prepare(self, strategy: LocalStrategy, classes: int) -> None:
+    def _prepare(self, strategy: LocalStrategy, task: Task) -> None:
         """Build the model and set up the strategy, then write the actual environment."""
         trial, training = self._trial, self._trial.training
-        model = build_model(training.model, classes, dropout=training.dropout, seed=training.seed)
+        model = build_model(task)
         initial = sha256_of(model.state_dict())
         put_in_memory_format(model, training.memory_format)
-        strategy.prepare(model, self._context, trial, self._peers)
+        strategy.prepare(task, model, self._context, trial, self._peers)
         del model  # a strategy may keep only a part of it
         environment = read_back(
             self._context,
@@ -179,9 +187,8 @@ class _Worker:
         if self._context.is_first:
             save_tensors(self._files.gradient, gradients)
 
-    def _finish(self, strategy: LocalStrategy, classes: int, steps: int) -> None:
+    def _finish(self, strategy: LocalStrategy, task: Task, steps: int) -> None:
         """Check that all ranks have equal weights; rank 0 writes weights and result."""
-        training = self._trial.training
         weights = strategy.state_dict()
         sha256 = sha256_of(weights)
         differing = self._peers.all_equal("weights_sha256", sha256)
@@ -195,7 +202,7 @@ class _Worker:
             return
         if self._trial.save_tensors:
             save_tensors(self._files.weights, weights)
-        initial = build_model(training.model, classes, dropout=training.dropout, seed=training.seed)
+        initial = build_model(task)
         result = TrainingResult(
             steps=steps,
             weights_sha256=sha256,

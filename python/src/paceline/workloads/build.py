@@ -1,48 +1,86 @@
-"""Build the model of a workload with its initial weights."""
+"""Create the task of a training and its model."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
+from pydantic import ValidationError
 
 from paceline.errors import UsageError
-from paceline.spec.extensions import WORKLOADS, load_object, quoted
-from paceline.training.model import Model
+from paceline.spec.extensions import WORKLOADS
+from paceline.spec.sentences import sentences
+from paceline.training.dropout import use_sample_dropout
+from paceline.training.task import Task, TaskSettings
+from paceline.workloads.loading import load_task_class
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+    from paceline.plan.trial import Training
 
 
-def build_model(model: str, classes: int, *, dropout: bool, seed: int) -> Model:
-    """Return a model with its initial weights, in training mode, on the CPU, float32.
+def make_task(name: str, **settings: Any) -> Task:
+    """Return the task of a workload, or of a class "module:Class" or "file.py:Class".
 
-    model: as in `model_class`. The weights are a function of (model, classes, seed): torch's
-    generator draws them one after the other for any number of threads, and the state of the
-    caller's generator neither matters nor changes.
-    Raises UsageError for an unknown model or fewer than one class.
+    settings: values of TaskSettings. Raises UsageError for an unknown workload or class, or for
+    options that the task does not allow.
     """
-    if classes < 1:
-        raise UsageError(f"classes: expected at least 1, got {classes}")
-    built = on_meta_device(model, classes, dropout=dropout)
-    built.to_empty(device="cpu")
+    path = name if ":" in name else WORKLOADS.get(name).implementation
+    return _created(load_task_class(path), TaskSettings(**settings))
+
+
+def task_of(
+    training: Training, *, classes: int, steps: int = 1, folder: Path | None = None
+) -> Task:
+    """Return the task of a planned training.
+
+    classes: number of class names in the data set. steps: optimiser steps of the whole training.
+    folder: of the trial, which holds a copy of a user's file.
+    """
+    path = training.task or WORKLOADS.get(training.workload).implementation
+    task_class = load_task_class(path, folder=folder, sha256=training.task_sha256)
+    settings = TaskSettings(
+        classes=classes,
+        image_size=training.image_size,
+        learning_rate=training.learning_rate,
+        momentum=training.momentum,
+        dropout=training.dropout,
+        seed=training.seed,
+        steps=steps,
+        memory_format=training.memory_format,
+        options=training.options,
+    )
+    return _created(task_class, settings)
+
+
+def build_model(task: Task) -> nn.Module:
+    """Return the model with its initial weights, in training mode, on the CPU.
+
+    The weights are a function of the task's settings: torch's generator draws them one after the
+    other for any number of threads, and the state of the caller's generator neither matters nor
+    changes.
+    """
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        built.draw_weights()
-    return built
+        torch.default_generator.manual_seed(task.settings.seed)
+        model = task.model()
+    use_sample_dropout(model, enabled=task.settings.dropout)
+    return model
 
 
-def on_meta_device(model: str, classes: int, *, dropout: bool) -> Model:
+def on_meta_device(task: Task) -> nn.Module:
     """Return the model without memory for its weights, and without drawing them."""
     with torch.device("meta"):
-        return model_class(model)(classes, dropout=dropout)
+        model = task.model()
+    use_sample_dropout(model, enabled=task.settings.dropout)
+    return model
 
 
-def model_class(model: str) -> type[Model]:
-    """Return the class of a model: the name that a workload gives it, or "module:class".
-
-    Raises UsageError if no workload has a model of that name.
-    """
-    if ":" in model:
-        found: type[Model] = load_object(model)
-        return found
-    for workload in WORKLOADS.all():
-        if workload.model == model:
-            return model_class(workload.implementation)
-    known = tuple(workload.model for workload in WORKLOADS.all())
-    raise UsageError(f'model: expected one of {quoted(known)}, got "{model}"')
+def _created(task_class: type[Task], settings: TaskSettings) -> Task:
+    try:
+        return task_class(settings)
+    except ValidationError as error:
+        faults = "; ".join(sentences(error.errors()))
+        raise UsageError(f"options of {task_class.__name__}: {faults}") from error

@@ -1,30 +1,39 @@
 """Derive a model's facts from the model itself, on torch's meta device: no memory, no arithmetic.
 
-Run as a program, `python -m paceline.workloads.facts MODULE:CLASS` prints the facts as JSON.
+Run as a program, `python -m paceline.workloads.facts TASK OPTIONS_JSON` prints the facts as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from paceline.errors import PacelineError
 from paceline.spec.model_facts import CLASSES, ModelFacts
-from paceline.workloads.build import on_meta_device
+from paceline.workloads.build import make_task, on_meta_device
+from paceline.workloads.conditions import sharding_fault, small_parameters, splitting_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
 
-def derive_facts(model: str) -> ModelFacts:
-    """Return the facts of a model with `CLASSES` classes; `model` as in `model_class`."""
-    built = on_meta_device(model, CLASSES, dropout=True)
+def derive_facts(task_path: str, options: Mapping[str, Any] | None = None) -> ModelFacts:
+    """Return the facts of the model of a task ("module:Class" or "file.py:Class") with `CLASSES`
+    classes."""
+    task = make_task(task_path, classes=CLASSES, options=options or {})
+    built = on_meta_device(task)
     parameters = list(built.parameters())
+    unsplit = splitting_fault(task, built)
     return ModelFacts(
         parameters=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
-        split_points=tuple(legal_split_points(built.layers())),
+        split_points=() if unsplit else tuple(legal_split_points(task.blocks(built))),
+        optimizer=type(task.optimizer(small_parameters(built))).__name__,
+        splitting_fault=unsplit,
+        sharding_fault=sharding_fault(task, built),
     )
 
 
@@ -38,4 +47,7 @@ def legal_split_points(layers: Sequence[tuple[str, nn.Module]]) -> list[int]:
 
 
 if __name__ == "__main__":
-    print(derive_facts(sys.argv[1]).model_dump_json())
+    try:
+        print(derive_facts(sys.argv[1], json.loads(sys.argv[2])).model_dump_json())
+    except PacelineError as error:
+        sys.exit(str(error))

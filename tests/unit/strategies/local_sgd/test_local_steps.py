@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from paceline.strategies import TrainBatch
 from paceline.strategies.local_sgd.steps import LocalReplica
 from paceline.training.transforms import put_in_memory_format
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, make_task, task_of
 
 RNG = np.random.default_rng(8)
 IMAGES = torch.from_numpy(RNG.standard_normal((6, 3, 32, 32), dtype=np.float32))
@@ -21,8 +21,8 @@ def batch(low, high, global_samples=12):
     return TrainBatch(
         step=0,
         epoch=0,
-        images=IMAGES[low:high],
-        labels=LABELS[low:high],
+        inputs=IMAGES[low:high],
+        targets=LABELS[low:high],
         sample_ids=np.arange(low, high),
         global_samples=global_samples,
     )
@@ -30,7 +30,7 @@ def batch(low, high, global_samples=12):
 
 def weights_by_hand(momentum, divisors=(4, 2)):
     """After two steps, on samples 0 to 3 and 4 to 5."""
-    model = build_model("tiny-alexnet", 3, dropout=False, seed=3)
+    model = build_model(make_task("tiny", classes=3, dropout=False, seed=3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
     for (low, high), divisor in zip(((0, 4), (4, 6)), divisors, strict=True):
         optimizer.zero_grad()
@@ -42,8 +42,8 @@ def weights_by_hand(momentum, divisors=(4, 2)):
 
 def replica(make_trial, **training):
     trial = make_trial(dropout=False, **training)
-    model = build_model("tiny-alexnet", 3, dropout=False, seed=3)
-    return LocalReplica(model, trial)
+    model = build_model(make_task("tiny", classes=3, dropout=False, seed=3))
+    return LocalReplica(task_of(trial.training, classes=3), model, trial)
 
 
 def assert_equal(found, expected):
@@ -93,10 +93,11 @@ def test_empty_share_changes_nothing(make_trial):
 
 
 def test_channels_last_weights_live_in_the_flat_array_too(make_trial):
-    model = build_model("tiny-alexnet", 3, dropout=False, seed=3)
+    model = build_model(make_task("tiny", classes=3, dropout=False, seed=3))
     expected = {name: t.clone() for name, t in model.state_dict().items()}
     put_in_memory_format(model, "channels_last")
-    ours = LocalReplica(model, make_trial(memory_format="channels_last"))
+    trial = make_trial(memory_format="channels_last")
+    ours = LocalReplica(task_of(trial.training, classes=3), model, trial)
     assert_equal(ours.state_dict(), expected)
     ours.weights.zero_()
     assert all(not p.any() for p in model.parameters())

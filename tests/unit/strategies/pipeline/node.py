@@ -18,11 +18,10 @@ from paceline.strategies.pipeline.settings import PipelineOptions
 from paceline.strategies.pipeline.strategy import PipelineStrategy
 from paceline.training.context import RankContext
 from paceline.training.dropout import set_sample_keys
-from paceline.training.optimizers import make_optimizer
 from paceline.training.precision import autocast
 from paceline.training.strategy import TrainBatch
 from paceline.training.transforms import torch_memory_format
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, task_of
 
 CLASSES = 3
 LIMIT_S = 20.0
@@ -120,8 +119,8 @@ def batch_of(trial, step, samples):
     return TrainBatch(
         step=step,
         epoch=0,
-        images=images.contiguous(memory_format=torch_memory_format(trial.training.memory_format)),
-        labels=torch.randint(CLASSES, (samples,), generator=generator),
+        inputs=images.contiguous(memory_format=torch_memory_format(trial.training.memory_format)),
+        targets=torch.randint(CLASSES, (samples,), generator=generator),
         sample_ids=100 * step + np.arange(samples),
         global_samples=samples,
     )
@@ -134,8 +133,8 @@ def share(trial, local_rank, batch):
     return TrainBatch(
         step=batch.step,
         epoch=batch.epoch,
-        images=batch.images[low:high] if stage == 0 else batch.images[low:high, :, :0, :0],
-        labels=batch.labels[low:high],
+        inputs=batch.inputs[low:high] if stage == 0 else batch.inputs[low:high, :, :0, :0],
+        targets=batch.targets[low:high],
         sample_ids=batch.sample_ids[low:high],
         global_samples=batch.global_samples,
     )
@@ -160,7 +159,8 @@ def run_ranks(trial, body):
         strategy = PipelineStrategy()
         try:
             context, peers = context_of(local_rank, ranks), BoardPeers(board, local_rank, ranks)
-            strategy.prepare(models[local_rank], context, trial, peers)
+            task = task_of(trial.training, classes=CLASSES)
+            strategy.prepare(task, models[local_rank], context, trial, peers)
             result = body(strategy, local_rank)
         except BaseException:
             strategy.close(failed=True)
@@ -190,14 +190,14 @@ def train(trial, batch_sizes):
 def train_alone(trial, batch_sizes):
     """The same with nothing but torch: gradients of the last step, weights, sums of losses."""
     model, training = model_of(trial), trial.training
-    optimizer = make_optimizer(model.parameters(), training)
+    optimizer = task_of(training, classes=CLASSES).optimizer(list(model.named_parameters()))
     losses = []
     for step, samples in enumerate(batch_sizes):
         batch = batch_of(trial, step, samples)
         optimizer.zero_grad()
         set_sample_keys(model, training.seed, batch.epoch, batch.sample_ids)
         with autocast(training):
-            loss = cross_entropy(model(batch.images), batch.labels)
+            loss = cross_entropy(model(batch.inputs), batch.targets)
         loss.backward()
         losses.append(samples * loss.item())
         gradients = copied({name: p.grad for name, p in model.named_parameters()})
@@ -207,9 +207,15 @@ def train_alone(trial, batch_sizes):
 
 def model_of(trial):
     training = trial.training
-    model = build_model(training.model, CLASSES, dropout=training.dropout, seed=training.seed)
+    model = build_model(task_of(training, classes=CLASSES))
     model.to(memory_format=torch_memory_format(training.memory_format))  # type: ignore[call-overload]  # torch's stub lacks it
     return model
+
+
+def layers_of(trial):
+    """The task of a trial and its initial model as a sequence."""
+    task = task_of(trial.training, classes=CLASSES)
+    return task, task.blocks(model_of(trial))
 
 
 def copied(tensors):

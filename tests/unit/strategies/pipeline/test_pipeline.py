@@ -23,7 +23,7 @@ from paceline.strategies.pipeline.stage_weights import StageWeights
 from paceline.training.devices import CPU
 from paceline.transports import PeerLost
 
-TINY_VGG = "paceline.workloads.complex_small.model:TinyVGG"
+TINY_VGG = "paceline.workloads.complex_small.task:TinyVGG"
 
 # Differences are of the order of the sums only; bf16: a sum rounded the other way is 2**-8 off.
 TOLERANCE = {"fp32": 1e-5, "bf16": 0.03}
@@ -45,9 +45,9 @@ def compare(trial, sizes):
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
 @pytest.mark.parametrize("stages", [2, 3])
-@pytest.mark.parametrize("model", ["tiny-alexnet", TINY_VGG])
-def test_training_is_that_of_the_whole_model(model, stages, micro_batches, schedule):
-    trial = pipeline_trial(stages, micro_batches, pipeline={"schedule": schedule}, model=model)
+@pytest.mark.parametrize("task", ["", TINY_VGG])
+def test_training_is_that_of_the_whole_model(task, stages, micro_batches, schedule):
+    trial = pipeline_trial(stages, micro_batches, pipeline={"schedule": schedule}, task=task)
     compare(trial, SIZES)
 
 
@@ -55,7 +55,7 @@ def test_training_is_that_of_the_whole_model(model, stages, micro_batches, sched
     "training",
     [
         {"dropout": True},
-        {"dropout": True, "memory_format": "channels_last", "model": TINY_VGG},
+        {"dropout": True, "memory_format": "channels_last", "task": TINY_VGG},
         {"precision": "bf16", "memory_format": "channels_last"},
         {"precision": "bf16", "dropout": True},
     ],
@@ -148,7 +148,7 @@ def test_failing_stage_is_noticed_by_its_neighbours():
     def body(strategy, local_rank):
         batch = share(trial, local_rank, batch_of(trial, 0, 8))
         if local_rank == 1:
-            batch = replace(batch, labels=batch.labels + 99)
+            batch = replace(batch, targets=batch.targets + 99)
         try:
             strategy.gradient(batch)
         except Exception as error:
@@ -174,8 +174,8 @@ def test_stage_keeps_only_its_own_weights():
 def test_workers_with_copies_of_the_weights_stay_in_step(monkeypatch, replicas):
     """Use copies of the weights in CPU memory, as workers on GPUs do."""
 
-    def apart(layout, parameters, shared, replicas, training, _device):
-        return StageWeights(layout, parameters, shared, replicas, training, CPU)
+    def apart(layout, parameters, shared, replicas, *, task, device):
+        return StageWeights(layout, parameters, shared, replicas, task=task, device=CPU)
 
     monkeypatch.setattr(module, "StageWeights", apart)
     compare(pipeline_trial(2, 2, replicas), SIZES)

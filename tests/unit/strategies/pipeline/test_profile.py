@@ -5,10 +5,10 @@ import torch
 from tests.unit.strategies.pipeline.node import pipeline_trial
 
 from paceline.strategies.pipeline.profile import LayerTimes, Profile, profile_layers
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, make_task
 from paceline.workloads.facts import legal_split_points
 
-TINY_VGG = "paceline.workloads.complex_small.model:TinyVGG"
+TINY_VGG = "paceline.workloads.complex_small.task:TinyVGG"
 
 
 def times(layer, forward_s, backward_s, copy_s):
@@ -25,14 +25,16 @@ def test_costs_of_a_step_lie_on_the_layers_that_a_stage_can_begin_with():
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("model", ["tiny-alexnet", TINY_VGG])
-def test_measuring_times_every_layer_and_changes_nothing(model, precision):
-    training = pipeline_trial(2, 1, model=model, dropout=True, precision=precision).training
-    net = build_model(model, 3, dropout=True, seed=1)
+@pytest.mark.parametrize("path", ["tiny", TINY_VGG])
+def test_measuring_times_every_layer_and_changes_nothing(path, precision):
+    training = pipeline_trial(2, 1, dropout=True, precision=precision).training
+    task = make_task(path, classes=3, image_size=32, dropout=True, seed=1)
+    net = build_model(task)
+    layers = task.blocks(net)
     before = {name: p.clone() for name, p in net.named_parameters()}
-    profile = profile_layers(net.layers(), training, samples=3, micro_batches=2, replicas=1)
-    assert profile.indexes == [0, *legal_split_points(net.layers())]
-    assert [t.layer for t in profile.times] == [net.layers()[i][0] for i in profile.indexes]
+    profile = profile_layers(task, layers, training, samples=3, micro_batches=2, replicas=1)
+    assert profile.indexes == [0, *legal_split_points(layers)]
+    assert [t.layer for t in profile.times] == [layers[i][0] for i in profile.indexes]
     assert all(t.forward_s > 0 and t.copy_s > 0 for t in profile.times)
     linear = [t for t in profile.times if t.deferred_s > 0]
     assert len(linear) == 3

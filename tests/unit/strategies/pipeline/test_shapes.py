@@ -2,29 +2,29 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.unit.strategies.pipeline.node import pipeline_trial
+from tests.unit.strategies.pipeline.node import layers_of, pipeline_trial
 
 from paceline.strategies.pipeline.shapes import Activation, layer_bytes, trace
 from paceline.training.dropout import set_sample_keys
 from paceline.training.precision import autocast
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, make_task
 
-TINY_VGG = "paceline.workloads.complex_small.model:TinyVGG"
+TINY_VGG = "paceline.workloads.complex_small.task:TinyVGG"
 
 
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("model", ["tiny-alexnet", TINY_VGG])
-def test_traced_shapes_and_types_are_those_of_a_real_pass(model, precision, memory_format):
-    training = pipeline_trial(
-        2, 1, model=model, precision=precision, memory_format=memory_format
-    ).training
-    net = build_model(model, 3, dropout=True, seed=1)
-    found = trace(net.layers(), training)
+@pytest.mark.parametrize("path", ["tiny", TINY_VGG])
+def test_traced_shapes_and_types_are_those_of_a_real_pass(path, precision, memory_format):
+    training = pipeline_trial(2, 1, precision=precision, memory_format=memory_format).training
+    task = make_task(path, classes=3, image_size=32, dropout=True, seed=1)
+    net = build_model(task)
+    layers = task.blocks(net)
+    found = trace(task, layers, training)
     units = torch.randn(2, 3, 32, 32)
     set_sample_keys(net, 1, 0, [4, 5])
     with autocast(training):
-        for (_, layer), activation in zip(net.layers(), found, strict=True):
+        for (_, layer), activation in zip(layers, found, strict=True):
             units = layer(units)
             assert tuple(units.shape[1:]) == activation.shape
             assert units.dtype == activation.dtype
@@ -46,8 +46,9 @@ def test_view_keeps_the_physical_order(channels_last):
 
 
 def test_bytes_are_parameters_and_what_is_handed_on():
-    layers = build_model("tiny-alexnet", 3, dropout=False, seed=1).layers()
-    activations = trace(layers, pipeline_trial(2, 1).training)
+    trial = pipeline_trial(2, 1)
+    task, layers = layers_of(trial)
+    activations = trace(task, layers, trial.training)
     found = dict(zip([n for n, _ in layers], layer_bytes(layers, activations, 5), strict=True))
     assert found["features.0"] == 4 * (16 * 3 * 5 * 5 + 16) + 4 * 5 * 16 * 16 * 16
     assert found["features.1"] == 0  # works in place

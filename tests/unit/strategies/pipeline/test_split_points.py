@@ -10,13 +10,14 @@ from paceline.strategies.pipeline.split_points import (
     balanced_split_points,
     stage_bounds,
 )
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, make_task
 from paceline.workloads.facts import legal_split_points
 
 
 @pytest.fixture
 def layers():
-    return build_model("tiny-alexnet", 3, dropout=True, seed=1).layers()
+    task = make_task("tiny", classes=3)
+    return task.blocks(build_model(task))
 
 
 def dearest(costs, crossing, split_points):
@@ -55,6 +56,6 @@ def test_stages_follow_one_another():
 
 
 def test_layers_are_the_model_in_sequence(layers):
-    model = build_model("tiny-alexnet", 3, dropout=True, seed=1)
+    model = build_model(make_task("tiny", classes=3, dropout=True, seed=1))
     names = [f"{name}.{p}" for name, layer in layers for p, _ in layer.named_parameters()]
     assert names == [name for name, _ in model.named_parameters()]

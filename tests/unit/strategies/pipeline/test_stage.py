@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.unit.strategies.pipeline.node import batch_of, model_of, pipeline_trial
+from tests.unit.strategies.pipeline.node import batch_of, layers_of, pipeline_trial
 
 from paceline.strategies.pipeline import stage as module
 from paceline.strategies.pipeline.links import Link, SplitPoint
@@ -41,13 +41,15 @@ class FakeSlots:
 def last_stage():
     """The last of two stages with 2 micro-batches, and what it does with its slots."""
     trial, calls = pipeline_trial(2, 2), []
-    layers = model_of(trial).layers()
-    activation = trace(layers, trial.training)[CUT - 1]
+    task, layers = layers_of(trial)
+    activation = trace(task, layers, trial.training)[CUT - 1]
     size = 4 * activation.bytes_per_sample
     links = [
         Link(FakeSlots(name, calls, 2, size), activation) for name in ("activations", "gradients")
     ]
-    stage = Stage(layers[CUT:], actions("1f1b", 1, 2, 2), SplitPoint(*links), None, trial.training)
+    stage = Stage(
+        task, layers[CUT:], actions("1f1b", 1, 2, 2), SplitPoint(*links), None, trial.training
+    )
     return stage, trial, calls
 
 

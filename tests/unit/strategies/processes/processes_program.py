@@ -21,7 +21,7 @@ from paceline.plan.trial import Trial
 from paceline.strategies import TrainBatch, create_strategy
 from paceline.training.context import RankContext
 from paceline.training.transforms import put_in_memory_format, torch_memory_format
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, task_of
 
 
 class Node:
@@ -47,8 +47,8 @@ def steps_of(sizes, data, context, memory_format):
         yield TrainBatch(
             step=step,
             epoch=step // 4,
-            images=data["images"][ids[low:high]].to(memory_format=memory_format),
-            labels=data["labels"][ids[low:high]],
+            inputs=data["images"][ids[low:high]].to(memory_format=memory_format),
+            targets=data["labels"][ids[low:high]],
             sample_ids=ids[low:high],
             global_samples=size,
         )
@@ -78,10 +78,11 @@ def main():
     )  # fmt: skip
     training = trial.training
     memory_format = torch_memory_format(training.memory_format)
-    model = build_model(training.model, 3, dropout=training.dropout, seed=training.seed)
+    task = task_of(training, classes=3)
+    model = build_model(task)
     put_in_memory_format(model, training.memory_format)
     strategy = create_strategy(trial)
-    strategy.prepare(model, context, trial, Node(folder, rank, ranks))
+    strategy.prepare(task, model, context, trial, Node(folder, rank, ranks))
     batches = steps_of(job["sizes"], load_file(folder / "data.safetensors"), context, memory_format)
     left = {}
     fails = rank == job["failing_rank"]

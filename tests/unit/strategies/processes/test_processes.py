@@ -25,7 +25,7 @@ def run_ranks(forks, tmp_path, make_batch):
 
     def run(trial, ranks, *, failing_rank=None, fail_at=None):
         whole = make_batch(0, 40, trial.training)
-        data = {"images": whole.images.contiguous(), "labels": whole.labels}
+        data = {"images": whole.inputs.contiguous(), "labels": whole.targets}
         save_file(data, tmp_path / "data.safetensors")
         job = {
             "trial": trial.model_dump(mode="json"), "sizes": SIZES, "failing_rank": failing_rank,

@@ -8,11 +8,12 @@ from torch import nn
 
 from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard, shard_of
+from paceline.workloads.build import make_task
 
 
 @pytest.fixture
-def training(make_trial):
-    return make_trial(learning_rate=0.1, momentum=0.9).training
+def task():
+    return make_task("tiny", classes=3, learning_rate=0.1, momentum=0.9)
 
 
 def parameters():
@@ -39,15 +40,13 @@ def reduce(shard, layout, own, others):
     shard.reduce(own, [partial(shard_of, layout, gradients) for gradients in others])
 
 
-def step_in_shards(training, workers, change=lambda gradients: gradients, rows=None):
+def step_in_shards(task, workers, change=lambda gradients: gradients, rows=None):
     """Weights after 3 steps of which each of `workers` replicas and workers does its part."""
     model = parameters()
     layout = FlatLayout.of(model.items())
     flat = torch.empty(layout.elements)
     layout.bind(model, flat, copy=True)
-    shards = [
-        OptimizerShard(layout, owned, flat, training) for owned in layout.shards(workers, rows)
-    ]
+    shards = [OptimizerShard(layout, owned, flat, task) for owned in layout.shards(workers, rows)]
     for step in range(3):
         replicas = [change(gradients_of(replica, step)) for replica in range(workers)]
         for worker, shard in enumerate(shards):
@@ -58,7 +57,7 @@ def step_in_shards(training, workers, change=lambda gradients: gradients, rows=N
     return model
 
 
-def step_by_hand(training, replicas):
+def step_by_hand(task, replicas):
     model = parameters()
     optimizer = torch.optim.SGD(model.values(), lr=0.1, momentum=0.9)
     for step in range(3):
@@ -71,26 +70,26 @@ def step_by_hand(training, replicas):
 
 @pytest.mark.parametrize("rows", [None, {"linear": 5}])
 @pytest.mark.parametrize("workers", [1, 2, 3, 9])
-def test_shards_together_step_as_one_optimizer(training, workers, rows):
-    found = step_in_shards(training, workers, rows=rows)
-    wanted = step_by_hand(training, workers)
+def test_shards_together_step_as_one_optimizer(task, workers, rows):
+    found = step_in_shards(task, workers, rows=rows)
+    wanted = step_by_hand(task, workers)
     for name in wanted:
         torch.testing.assert_close(found[name], wanted[name])
 
 
-def test_gradients_in_other_strides_are_summed_alike(training):
+def test_gradients_in_other_strides_are_summed_alike(task):
     def contiguous(gradients):
         return {name: gradient.contiguous() for name, gradient in gradients.items()}
 
-    found, wanted = step_in_shards(training, 2, contiguous), step_by_hand(training, 2)
+    found, wanted = step_in_shards(task, 2, contiguous), step_by_hand(task, 2)
     for name in wanted:
         torch.testing.assert_close(found[name], wanted[name])
 
 
-def test_reduced_gradients_are_the_sums_of_the_shard_in_place(training):
+def test_reduced_gradients_are_the_sums_of_the_shard_in_place(task):
     model = parameters()
     layout = FlatLayout.of(model.items())
-    shard = OptimizerShard(layout, layout.shards(2)[0], torch.zeros(layout.elements), training)
+    shard = OptimizerShard(layout, layout.shards(2)[0], torch.zeros(layout.elements), task)
     own, other = gradients_of(0, 0), gradients_of(1, 0)
     wanted = (own["convolution"] + other["convolution"]).clone()
     reduce(shard, layout, own, [other])
@@ -103,19 +102,19 @@ def test_reduced_gradients_are_the_sums_of_the_shard_in_place(training):
     torch.testing.assert_close(shard.gradient_tensors()[0], flat)
 
 
-def test_worker_without_a_shard_does_nothing(training):
+def test_worker_without_a_shard_does_nothing(task):
     layout = FlatLayout.of([("bias", nn.Parameter(torch.ones(3)))])
     flat = torch.ones(layout.elements)
-    shard = OptimizerShard(layout, layout.shards(2)[1], flat, training)
+    shard = OptimizerShard(layout, layout.shards(2)[1], flat, task)
     reduce(shard, layout, {"bias": torch.ones(3)}, [])
     shard.step()
     assert shard.gradient_tensors() == []
     assert (flat == 1).all()
 
 
-def test_gradients_are_let_go_of_after_the_step(training):
+def test_gradients_are_let_go_of_after_the_step(task):
     layout = FlatLayout.of([("bias", nn.Parameter(torch.ones(3)))])
-    shard = OptimizerShard(layout, layout.shards(1)[0], torch.ones(layout.elements), training)
+    shard = OptimizerShard(layout, layout.shards(1)[0], torch.ones(layout.elements), task)
     reduce(shard, layout, {"bias": torch.ones(3)}, [])
     assert len(shard.gradient_tensors()) == 1
     shard.step()

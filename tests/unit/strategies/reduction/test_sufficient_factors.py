@@ -71,7 +71,7 @@ def test_rows_of_all_workers_are_the_gradient_over_all_replicas(model, workers):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_shared_factors_give_back_what_was_stored_last(model, dtype):
+def test_shared_factors_give_back_what_was_stored_in_the_step(model, dtype):
     memory = torch.zeros(SharedFactors.bytes_needed(model, 4, dtype), dtype=torch.uint8)
     writer, reader = (SharedFactors(model, 4, dtype, memory) for _ in range(2))
     for samples in (4, 1, 3):
@@ -82,8 +82,10 @@ def test_shared_factors_give_back_what_was_stored_last(model, dtype):
             )
             for name, layer in linear_layers(model).items()
         }
+        writer.begin()
         for name, factors in stored.items():
-            writer.store(name, *factors)
+            for start, end in ((0, 1), (1, samples)):  # two passes
+                writer.store(name, *(factor[start:end] for factor in factors))
         found = reader.read()
         assert set(found) == set(stored)
         for name, factors in stored.items():

@@ -17,6 +17,7 @@ import torch
 from paceline.errors import RankFailed
 from paceline.strategies.threads.strategy import ThreadsStrategy
 from paceline.training.dropout import SampleDropout
+from paceline.workloads.build import task_of
 
 TOLERANCE = 1e-4
 BF16 = {"gradients": 0.02, "weights": 0.15}
@@ -32,7 +33,9 @@ def prepare(solo, build):
     def make(trial):
         strategy = ThreadsStrategy()
         strategies.append(strategy)
-        strategy.prepare(build(trial.training), solo, trial, None)
+        strategy.prepare(
+            task_of(trial.training, classes=3), build(trial.training), solo, trial, None
+        )
         return strategy
 
     yield make

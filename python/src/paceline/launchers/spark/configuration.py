@@ -11,7 +11,7 @@ from paceline.errors import EnvironmentLacks
 from paceline.job.environment import rank_environment
 from paceline.launchers.mpi.tools import MPIRUN_VARIABLE
 from paceline.launchers.spark.descriptor import DEFAULT_DRIVER_MEMORY, SparkOptions
-from paceline.spec.extensions import WORKLOADS
+from paceline.plan.trial import task_facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -179,6 +179,6 @@ def driver_memory(trial: Trial) -> str:
 
 def _heap(trial: Trial, tasks: int) -> str:
     """Return a heap that holds the results of so many tasks, as Spark writes sizes."""
-    facts = WORKLOADS.get(trial.training.workload).facts()
+    facts = task_facts(trial.training)
     results_bytes = tasks * facts.parameter_bytes * _TENSORS * _COPIES
     return f"{_JVM_MIB + math.ceil(results_bytes / _MIB)}m"

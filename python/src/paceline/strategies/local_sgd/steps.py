@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.training.devices import CPU, InputMover, Stopwatch, on_cpu, synchronize, use_device
-from paceline.training.optimizers import make_optimizer
+from paceline.training.optimizers import TaskOptimizer
 from paceline.training.passes import run_passes
 from paceline.training.strategy import GradientResult, Stepper
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Trial
     from paceline.training.strategy import TrainBatch
+    from paceline.training.task import Task
 
 _NO_GRADIENT = GradientResult(
     loss_sum=0.0, forward_s=0.0, backward_s=0.0, comm_s=None, comm_ready_unix_s=None
@@ -44,13 +45,15 @@ class LocalReplica(Stepper):
     The models have parameters only (no running statistics), so this is their whole state.
     """
 
-    def __init__(self, model: nn.Module, trial: Trial, device: torch.device = CPU) -> None:
+    def __init__(
+        self, task: Task, model: nn.Module, trial: Trial, device: torch.device = CPU
+    ) -> None:
         """model: in its memory format; it is moved to `device`."""
         self.settings: dict[str, Any] = use_device(device)
         self.model = model.to(device)
         self.weights: Tensor
         self.momentum: Tensor | None = None
-        self._training = trial.training
+        self._task, self._training = task, trial.training
         self._device = device
         self._mover, self._stopwatch = InputMover(device), Stopwatch(device)
         self._has_gradient = False
@@ -69,7 +72,9 @@ class LocalReplica(Stepper):
         if not self._has_gradient:
             return _NO_GRADIENT
         batch = replace(batch, global_samples=divisor)
-        passed = run_passes(self.model, batch, self._training, self._stopwatch, self._mover)
+        passed = run_passes(
+            self._task, self.model, batch, self._training, self._stopwatch, self._mover
+        )
         return passed.result(alone=True)
 
     def step(self) -> None:
@@ -93,11 +98,12 @@ class LocalReplica(Stepper):
         layout = FlatLayout.of(parameters.items())
         self.weights = torch.zeros(layout.elements, device=self._device)
         layout.bind(parameters, self.weights, copy=True)
-        self._optimizer = make_optimizer(parameters.values(), self._training)
-        if self._training.momentum == 0:
+        self._optimizer = TaskOptimizer(self._task, parameters.items())
+        optimizer = self._optimizer.optimizer
+        if not isinstance(optimizer, torch.optim.SGD) or not optimizer.defaults["momentum"]:
             return
         self.momentum = torch.zeros_like(self.weights)
         for name, parameter in parameters.items():
             # SGD's first update is then momentum x 0 + gradient, as without this buffer.
             buffer = layout.view(self.momentum, name)
-            self._optimizer.state[parameter]["momentum_buffer"] = buffer
+            optimizer.state[parameter]["momentum_buffer"] = buffer

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
     from paceline.training.strategy import RankGroups
+    from paceline.training.task import Task
 
 
 class LocalSgdStrategy(LocalStrategy):
@@ -51,6 +52,7 @@ class LocalSgdStrategy(LocalStrategy):
 
     def prepare(
         self,
+        task: Task,
         model: nn.Module,
         context: RankContext,
         trial: Trial,
@@ -61,7 +63,7 @@ class LocalSgdStrategy(LocalStrategy):
         self._settings = averaging
         self._ranks = context.world_size
         self._device = device_of(trial, context)
-        self._replica = LocalReplica(model, trial, self._device)
+        self._replica = LocalReplica(task, model, trial, self._device)
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
         """Compute the gradient.

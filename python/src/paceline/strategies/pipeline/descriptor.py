@@ -96,6 +96,9 @@ class Pipeline(StrategyDescriptor):
     def layout(self, placement: Placement, options: PipelineOptions) -> str:
         return f"{super().layout(placement, options)} m{options.micro_batches}"
 
+    def divides_updates(self, transport: str, options: Any) -> bool:
+        return True
+
     def layout_keys(self, placement: Placement, options: PipelineOptions) -> dict[str, Any]:
         if options.split_points is None:
             split: dict[str, Any] = {"balance": options.balance}

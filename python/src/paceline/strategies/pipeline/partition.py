@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from paceline.data.node import NodeShare
     from paceline.plan.trial import Trial
     from paceline.strategies.pipeline.split_points import Layers
+    from paceline.training.task import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,11 @@ def settings_of(trial: Trial) -> PipelineOptions:
 
 
 def partition_model(
-    layers: Layers, trial: Trial, world: NodeShare | None, device: torch.device = CPU
+    task: Task,
+    layers: Layers,
+    trial: Trial,
+    world: NodeShare | None,
+    device: torch.device = CPU,
 ) -> Partition:
     """Split `layers` as `trial` requests. With balance "time" it is collective: rank 0 measures
     while the others wait, at most `limits.trial_s`.
@@ -87,7 +92,7 @@ def partition_model(
     Raises UsageError if the model cannot be split so, TimedOut if rank 0 does not answer.
     """
     settings, stages = settings_of(trial), trial.placement.stages
-    activations = trace(layers, trial.training)
+    activations = trace(task, layers, trial.training)
     places = legal_split_points(layers)
     faults = list(model_faults(trial.training.model, places, stages, settings.split_points))
     if faults:
@@ -99,18 +104,19 @@ def partition_model(
         costs = layer_bytes(layers, activations, BatchSizes.of(trial).micro_batch)
         split_points = balanced_split_points(costs, stages, places)
     else:
-        split_points, profile = _by_time(layers, trial, world, device)
+        split_points, profile = _by_time(task, layers, trial, world, device)
     return Partition(split_points, [activations[index - 1] for index in split_points], profile)
 
 
 def _by_time(
-    layers: Layers, trial: Trial, world: NodeShare | None, device: torch.device
+    task: Task, layers: Layers, trial: Trial, world: NodeShare | None, device: torch.device
 ) -> tuple[list[int], list[dict[str, Any]]]:
     if world is not None and world.local_rank != 0:
         answer = json.loads(world.lookup("split_points", trial.limits.trial_s))
         return answer["split_points"], answer["profile"]
     settings = settings_of(trial)
     profile = profile_layers(
+        task,
         layers,
         trial.training,
         samples=BatchSizes.of(trial).micro_batch,

@@ -14,7 +14,7 @@ from paceline.strategies.pipeline.deferred import DeferredLinear, deferred
 from paceline.strategies.pipeline.split_points import stage_bounds
 from paceline.training.devices import CPU, synchronize
 from paceline.training.dropout import set_sample_keys
-from paceline.training.optimizers import make_optimizer
+from paceline.training.optimizers import TaskOptimizer
 from paceline.training.precision import autocast
 from paceline.training.transforms import torch_memory_format
 from paceline.workloads.facts import legal_split_points
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Training
     from paceline.strategies.pipeline.split_points import Layers
+    from paceline.training.task import Task
 
 T = TypeVar("T")
 
@@ -77,6 +78,7 @@ class Profile:
 
 
 def profile_layers(
+    task: Task,
     layers: Layers,
     training: Training,
     *,
@@ -85,26 +87,24 @@ def profile_layers(
     replicas: int,
     device: torch.device = CPU,
 ) -> Profile:
-    """Time the layers on random images. `samples` is the size of one micro-batch.
+    """Time the layers on random inputs. `samples` is the size of one micro-batch.
 
     The weights keep their values but move to `device`; the gradients are discarded.
     """
     blocks = [
-        _Block(layers[low:high], training, device)
+        _Block(task, layers[low:high], training, device)
         for low, high in stage_bounds(legal_split_points(layers), len(layers))
     ]
-    shape = (samples, 3, training.image_size, training.image_size)
-    images = torch.randn(shape, generator=torch.Generator().manual_seed(training.seed))
-    images = images.to(device, memory_format=torch_memory_format(training.memory_format))
+    inputs = _random_inputs(task.example_input(), samples, training).to(device)
     for block in blocks:
         set_sample_keys(block.module, training.seed, 0, range(samples))
     with torch.autocast(device.type, enabled=False):  # keeps cast weights, as in a step
-        _run(blocks, images, micro_batches)
+        _run(blocks, inputs, micro_batches)
         for block in blocks:
             block.forget_times()
         started_s = time.perf_counter()
         for run in range(_RUNS):
-            _run(blocks, images, micro_batches)
+            _run(blocks, inputs, micro_batches)
             if run > 0 and time.perf_counter() - started_s > _BUDGET_S:
                 break
     return Profile(
@@ -115,8 +115,19 @@ def profile_layers(
     )
 
 
-def _run(blocks: list[_Block], images: Tensor, micro_batches: int) -> None:
-    units = images
+def _random_inputs(example: Tensor, samples: int, training: Training) -> Tensor:
+    """Return inputs like the example: random numbers, or copies of the example for integers."""
+    if not example.is_floating_point():
+        return example.expand(samples, *example.shape[1:])
+    generator = torch.Generator().manual_seed(training.seed)
+    inputs = torch.randn((samples, *example.shape[1:]), generator=generator)
+    if inputs.dim() != 4:
+        return inputs
+    return inputs.to(memory_format=torch_memory_format(training.memory_format))
+
+
+def _run(blocks: list[_Block], inputs: Tensor, micro_batches: int) -> None:
+    units = inputs
     for number, block in enumerate(blocks):
         units = block.forward(units, first=number == 0)
     gradient = torch.ones_like(units)
@@ -127,7 +138,10 @@ def _run(blocks: list[_Block], images: Tensor, micro_batches: int) -> None:
 class _Block:
     """Layers between two possible split points, and their times."""
 
-    def __init__(self, layers: Layers, training: Training, device: torch.device) -> None:
+    def __init__(
+        self, task: Task, layers: Layers, training: Training, device: torch.device
+    ) -> None:
+        self._task = task
         self.module = nn.Sequential(*(deferred(layer) for _, layer in layers)).to(device)
         self._device = device
         # At most one, because a stage can begin with any linear layer.
@@ -138,7 +152,8 @@ class _Block:
         self._seconds: dict[str, list[float]] = {}
 
     def forward(self, inputs: Tensor, *, first: bool) -> Tensor:
-        self._inputs = inputs.detach().requires_grad_(not first)
+        self._inputs = inputs.detach()
+        self._inputs.requires_grad_(not first)
         with autocast(self._training, self._device.type):
             if self._deferred is not None:
                 self._timed("cast_s", partial(self._deferred.cast, self._device.type))
@@ -184,12 +199,12 @@ class _Block:
         state."""
         if "step_s" in self._seconds:  # once is enough for a small part of the step
             return
-        copies = [torch.zeros_like(p) for p in self.module.parameters()]
+        copies = [(n, nn.Parameter(torch.zeros_like(p))) for n, p in self.module.named_parameters()]
         if not copies:
             return
-        for copy in copies:
+        for _, copy in copies:
             copy.grad = torch.zeros_like(copy)
-        optimizer = make_optimizer(copies, self._training)
+        optimizer = TaskOptimizer(self._task, copies)
         optimizer.step()
         self._timed("step_s", optimizer.step)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Training
     from paceline.strategies.pipeline.split_points import Layers
+    from paceline.training.task import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,14 @@ class Activation:
         return flat.view(samples, height, width, channels).permute(0, 3, 1, 2)
 
 
-def trace(layers: Layers, training: Training) -> list[Activation]:
+def trace(task: Task, layers: Layers, training: Training) -> list[Activation]:
     """Return the output of each layer per sample, in the precision and memory format of
     `training`."""
     channels_last = training.memory_format == "channels_last"
     result = []
+    example = task.example_input()
     with FakeTensorMode(allow_non_fake_inputs=True), autocast(training), torch.no_grad():
-        units = torch.empty(1, 3, training.image_size, training.image_size)
+        units = torch.zeros(example.shape, dtype=example.dtype)
         for _, layer in layers:
             # Dropout masks are computed with numpy; they change neither shape nor type.
             units = units if isinstance(layer, SampleDropout) else layer(units)

@@ -1,6 +1,6 @@
 """The best split points of a model.
 
-A split point is the index of the first layer of a stage, in the order of `Model.layers()`.
+A split point is the index of the first layer of a stage, in the order of `Task.blocks`.
 """
 
 from __future__ import annotations

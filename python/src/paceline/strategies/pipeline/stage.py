@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.strategies.pipeline.links import SplitPoint
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.training.strategy import TrainBatch
+    from paceline.training.task import Task
 
 Activity = Literal["forward", "backward", "bubble"]  # bubble: waiting for a neighbouring stage
 
@@ -67,6 +68,7 @@ class Stage:
 
     def __init__(
         self,
+        task: Task,
         layers: Layers,
         actions: Sequence[Action],
         before: SplitPoint | None,
@@ -83,7 +85,7 @@ class Stage:
         self._micro_batches = len(actions) // 2
         self._before = before
         self._after = after
-        self._training = training
+        self._task, self._training = task, training
         self._device = device
         self._mover = InputMover(device)
         self._passes: dict[int, _Pass] = {}
@@ -93,7 +95,7 @@ class Stage:
         """Compute the gradient of the replica's loss into `.grad` of all parameters of the stage.
 
         The loss is the sum over the replica's samples, divided by `batch.global_samples`. `batch`
-        is the replica's part of the batch; only the first stage reads its images.
+        is the replica's part of the batch; only the first stage reads its inputs.
         """
         timer = StageTimer(self._device)
         self._loss_sum = 0.0
@@ -136,7 +138,7 @@ class Stage:
         """Run the forward pass of samples low to high of the replica's part."""
         received = None
         if self._before is None:
-            inputs = self._mover.move(batch.images[low:high])
+            inputs = self._mover.move(batch.inputs[low:high])
         else:
             received = self._before.activations.received(index, high - low).requires_grad_()
             inputs = received
@@ -145,8 +147,8 @@ class Stage:
         with autocast(training, self._device.type):
             output: Tensor = self._module(inputs)
             if self._after is None:
-                labels = self._mover.move(batch.labels[low:high])
-                loss = summed_loss(output, labels)
+                targets = self._mover.move(batch.targets[low:high])
+                loss = summed_loss(self._task, output, targets)
                 self._loss_sum += float(loss.detach())
                 output = loss / batch.global_samples
         self._passes[index] = _Pass(received, output)

@@ -16,9 +16,9 @@ from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.plan.trial import Training
     from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
     from paceline.strategies.reduction.shared_gradients import SharedGradients
+    from paceline.training.task import Task
     from paceline.transports.shared.barrier import Barrier
 
 
@@ -52,7 +52,8 @@ class StageWeights:
         parameters: Mapping[str, nn.Parameter],
         shared: Tensor,
         replicas: StageReplicas,
-        training: Training,
+        *,
+        task: Task,
         device: torch.device | None,
     ) -> None:
         """layout: layout of the stage alone. parameters: the stage's parameters, equal on all
@@ -65,7 +66,7 @@ class StageWeights:
         self._weights = torch.empty(layout.elements, device=device) if self._has_copy else shared
         layout.bind(parameters, self._weights, copy=self._has_copy or replicas.own == 0)
         own_shards = replicas.shards[replicas.own]
-        self.shard = OptimizerShard(layout, own_shards, self._weights, training)
+        self.shard = OptimizerShard(layout, own_shards, self._weights, task)
 
     def reduce(self) -> None:
         """Sum this worker's shards of the gradients over the replicas of the node."""
@@ -78,9 +79,12 @@ class StageWeights:
         self._replicas.synchronise()
         self.shard.reduce(own, [partial(self._gradient_of, replica) for replica in others])
 
-    def step(self) -> None:
-        """Step the optimiser; afterwards all replicas have the new weights."""
-        self.shard.step()
+    def step(self, squared_norm: float | None = None) -> None:
+        """Step the optimiser; afterwards all replicas have the new weights.
+
+        squared_norm: of the gradient of the whole model; needed if the task clips gradients.
+        """
+        self.shard.step(squared_norm)
         if len(self._replicas.shards) == 1:
             return
         self.publish()

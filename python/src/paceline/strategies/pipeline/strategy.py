@@ -34,21 +34,24 @@ from paceline.strategies.pipeline.schedules import actions
 from paceline.strategies.pipeline.split_points import stage_bounds
 from paceline.strategies.pipeline.stage import Stage
 from paceline.strategies.pipeline.stage_weights import StageReplicas, StageWeights
-from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
+from paceline.strategies.reduction.flat_layout import FlatLayout, shared_doubles, shared_floats
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.shared_gradients import SharedGradients
 from paceline.training.devices import CPU, device_of, use_device
-from paceline.training.model import Model
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 from paceline.transports.shared.barrier import Barrier
 from paceline.transports.shared.node import SharedNode
 
 if TYPE_CHECKING:
-    from paceline.plan.trial import Training, Trial
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from paceline.plan.trial import Trial
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.training.context import RankContext
     from paceline.training.strategy import RankGroups
+    from paceline.training.task import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,14 @@ class PipelineStrategy(LocalStrategy):
 
     def __init__(self) -> None:
         self._shared: SharedNode | None = None
+        self._task: Task
         self._description: dict[str, Any] = {}
         self._layout: FlatLayout  # of the whole model
         self._shared_weights: Tensor
         self._stage: Stage
         self._weights: StageWeights
+        self._sums: NDArray[np.float64]  # by local rank
+        self._local_rank = 0
         self._bounds = (0, 0)  # of the stage's weights in the layout
         self._siblings = ""  # name of the node's workers with this stage in the records
         self._replicas = 1  # on this node
@@ -91,20 +97,20 @@ class PipelineStrategy(LocalStrategy):
         self._alone = True  # whether there is only one replica on all nodes
 
     def prepare(
-        self, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
+        self, task: Task, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
     ) -> None:
         """Split the model, keep this rank's stage, and share memory with the ranks of the node.
 
         Raises UsageError if the model cannot be split as `trial` requests, EnvironmentLacks if the
         ranks cannot share memory.
         """
-        assert isinstance(model, Model), "only a model that is a sequence of layers can be split"
-        layers, place = model.layers(), _Place.of(context, trial.placement.stages)
+        self._task = task
+        layers, place = task.blocks(model), _Place.of(context, trial.placement.stages)
         self._siblings = f"node {context.node_index} stage {place.stage}"
         self._replicas = place.replicas
         device = device_of(trial, context)
         chosen = use_device(device)
-        division = partition_model(layers, trial, peers.world("split_points"), device)
+        division = partition_model(task, layers, trial, peers.world("split_points"), device)
         self._description = {**division.describe(layers, trial), **chosen}
         self._alone = trial.placement.replicas == 1
         self._replicate_group = ReplicateGroup.join(trial, context, peers)
@@ -116,6 +122,7 @@ class PipelineStrategy(LocalStrategy):
         settings = settings_of(trial)
         low, high = stage_bounds(division.split_points, len(layers))[place.stage]
         self._stage = Stage(
+            task,
             layers[low:high],
             actions(settings.schedule, place.stage, place.stages, settings.micro_batches),
             split_points.get(place.stage - 1),
@@ -127,14 +134,13 @@ class PipelineStrategy(LocalStrategy):
             _parameter_names(layers[low:high])
             for low, high in stage_bounds(division.split_points, len(layers))
         ]
-        self._share_weights(dict(model.named_parameters()), place, names, trial.training, device)
+        self._share_weights(dict(model.named_parameters()), place, names, device)
 
     def _share_weights(
         self,
         parameters: dict[str, nn.Parameter],
         place: _Place,
         names: list[list[str]],
-        training: Training,
         device: torch.device,
     ) -> None:
         """Move the stage's weights into shared memory, and free those of other stages.
@@ -156,9 +162,11 @@ class PipelineStrategy(LocalStrategy):
             own,
             self._shared_weights[whole.begin : whole.end],
             replicas,
-            training,
-            None if device == CPU else device,
+            task=self._task,
+            device=None if device == CPU else device,
         )
+        self._sums = shared_doubles(shared, "sums", place.replicas * place.stages)
+        self._local_rank = place.local_rank(place.replica, place.stage)
         self._everyone.wait()  # all weights have been copied
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
@@ -185,7 +193,14 @@ class PipelineStrategy(LocalStrategy):
         )
 
     def step(self) -> None:
-        self._weights.step()
+        if self._task.clip_norm is None:
+            self._weights.step()
+            return
+        # No worker writes its next value before all have read these: its next gradient needs the
+        # other stages, and the replicas synchronise in `reduce`.
+        self._sums[self._local_rank] = self._weights.shard.squared_norm()
+        self._everyone.wait()
+        self._weights.step(float(self._sums.sum()))
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradients in shared memory, complete on all ranks of the node."""

@@ -160,6 +160,9 @@ class Processes(StrategyDescriptor):
             return self.implementation
         return "paceline.strategies.replica:ReplicaStrategy"
 
+    def divides_updates(self, transport: str, options: ProcessesOptions) -> bool:
+        return options.averaging is None and reduces_in_shared_memory(transport, options)
+
     def layout_keys(self, placement: Placement, options: Any) -> dict[str, Any]:
         return {
             "ranks_per_node": placement.ranks_per_node,

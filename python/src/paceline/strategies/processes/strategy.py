@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.node import SoloNode
-from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
+from paceline.strategies.reduction.flat_layout import FlatLayout, shared_doubles, shared_floats
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.shared_gradients import SharedGradients
@@ -40,10 +40,14 @@ from paceline.transports.shared.node import SharedNode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from paceline.plan.trial import Trial
     from paceline.strategies.reduction.flat_layout import ParameterShard
     from paceline.training.context import RankContext
     from paceline.training.strategy import RankGroups
+    from paceline.training.task import Task
 
 
 class ProcessesStrategy(LocalStrategy):
@@ -55,6 +59,7 @@ class ProcessesStrategy(LocalStrategy):
         self._ranks = 1
         self._node = ""  # name of the node in the records
         self._model: nn.Module
+        self._task: Task
         self._trial: Trial
         self._layout: FlatLayout
         self._barrier: Barrier
@@ -63,17 +68,18 @@ class ProcessesStrategy(LocalStrategy):
         self._shared_gradients: list[SharedGradients]
         self._shared_factors: list[SharedFactors]
         self._shard: OptimizerShard
+        self._sums: NDArray[np.float64]  # by local rank
         self._replicate_group = ReplicateGroup()
 
     def prepare(
-        self, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
+        self, task: Task, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
     ) -> None:
         """Move the weights into shared memory; all ranks start with equal weights.
 
         Raises EnvironmentLacks if the ranks of this node cannot share memory, or the nodes have
         different numbers of ranks.
         """
-        self._model, self._trial = model, trial
+        self._task, self._model, self._trial = task, model, trial
         self._rank, self._ranks = context.local_rank, context.ranks_on_node
         self._node = f"node {context.node_index}"
         limit_s = trial.limits.collective_s
@@ -92,10 +98,11 @@ class ProcessesStrategy(LocalStrategy):
             self._layout,
             self._shards_by_rank[self._rank],
             weights,
-            trial.training,
+            task,
             self._rows,
             low_precision,
         )
+        self._sums = shared_doubles(shared, "sums", self._ranks)
         self._replicate_group = ReplicateGroup.join(trial, context, peers)
         self._barrier.wait()  # rank 0 has copied the weights
         self._shard.refresh()
@@ -141,7 +148,14 @@ class ProcessesStrategy(LocalStrategy):
         capture_sufficient_factors(model, self._shared_factors[self._rank].store, low_precision)
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
-        passed = run_passes(self._model, batch, self._trial.training)
+        self._shared_factors[self._rank].begin()
+        passed = run_passes(
+            self._task,
+            self._model,
+            batch,
+            self._trial.training,
+            accumulating=self._shared_gradients[self._rank].accumulating,
+        )
         operation = begin_operation(
             self._node, self._ranks, SHARED_REDUCE, 4 * self._layout.elements
         )
@@ -154,7 +168,10 @@ class ProcessesStrategy(LocalStrategy):
 
     def step(self) -> None:
         """Step the optimiser; ends when the slowest rank of the node has stepped."""
-        self._shard.step()
+        squared_norm = None
+        if self._task.clip_norm is not None:
+            squared_norm = self._sum_over_node(self._shard.squared_norm())
+        self._shard.step(squared_norm)
         self._barrier.wait()
 
     def gradients(self) -> dict[str, Tensor]:
@@ -193,3 +210,9 @@ class ProcessesStrategy(LocalStrategy):
         others = [g.read for rank, g in enumerate(self._shared_gradients) if rank != self._rank]
         factors = [replica.read() for replica in self._shared_factors]
         self._shard.reduce(own, others, factors)
+
+    def _sum_over_node(self, value: float) -> float:
+        """Return the sum over the node's processes; call it once a step, before `step` ends."""
+        self._sums[self._rank] = value
+        self._barrier.wait()
+        return float(self._sums.sum())

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from paceline.errors import UsageError
 from paceline.strategies.reduction.sufficient_factors import RowGradients
-from paceline.training.optimizers import make_optimizer
+from paceline.training.optimizers import TaskOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from paceline.plan.trial import Training
     from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
     from paceline.strategies.reduction.sufficient_factors import (
         LowPrecisionWeights,
         SufficientFactors,
     )
+    from paceline.training.task import Task
 
 
 class OptimizerShard:
@@ -38,7 +39,7 @@ class OptimizerShard:
         layout: FlatLayout,
         parameter_shards: Sequence[ParameterShard],
         weights: Tensor,
-        training: Training,
+        task: Task,
         rows: Mapping[str, int] | None = None,
         low_precision: LowPrecisionWeights | None = None,
     ) -> None:
@@ -49,7 +50,9 @@ class OptimizerShard:
         self._parameters = [nn.Parameter(weights[s.place]) for s in parameter_shards]
         # A worker owns nothing if there are more workers than cache lines of parameters.
         owns = bool(parameter_shards)
-        self._optimizer = make_optimizer(self._parameters, training) if owns else None
+        names = [shard.name for shard in parameter_shards]
+        named = zip(names, self._parameters, strict=True)
+        self._optimizer = TaskOptimizer(task, named) if owns else None
 
     def reduce(
         self,
@@ -80,11 +83,18 @@ class OptimizerShard:
         """Return the shape of each shard as a matrix where it has whole rows."""
         return [self._layout.shape_of(shard) for shard in self.parameter_shards]
 
-    def step(self) -> None:
-        """Take one optimiser step, and release the gradients."""
+    def squared_norm(self) -> float:
+        """Return the squared L2 norm of the gradients of these shards."""
+        return 0.0 if self._optimizer is None else self._optimizer.squared_norm()
+
+    def step(self, squared_norm: float | None = None) -> None:
+        """Take one optimiser step, and release the gradients.
+
+        squared_norm: of the gradient of the whole model; needed if the task clips gradients.
+        """
         if self._optimizer is None:
             return
-        self._optimizer.step()
+        self._optimizer.step(squared_norm)
         self.refresh()
         for parameter in self._parameters:
             parameter.grad = None
@@ -105,5 +115,10 @@ def shard_of(layout: FlatLayout, gradients: Mapping[str, Tensor], shard: Paramet
 
     It is a view of the gradient, or a copy if the strides differ from those of the parameter.
     """
+    if shard.name not in gradients:
+        raise UsageError(
+            f"parameter {shard.name}: expected a gradient, got none; this strategy needs a loss "
+            "that depends on every parameter"
+        )
     flat = layout.in_storage_order(shard.name, gradients[shard.name])
     return flat[shard.start : shard.stop]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ class SharedGradients:
             self._places[shard] = memory[position : position + shard.elements]
             position += shard.elements
         self._owned = {shard.name for shard in shards_by_worker[worker]}
+        self._is_complete = True
 
     @staticmethod
     def elements_needed(shards_by_worker: Sequence[Sequence[ParameterShard]], worker: int) -> int:
@@ -42,13 +44,20 @@ class SharedGradients:
         return sum(s.elements for s in _shards_of_others(shards_by_worker, worker))
 
     def write_in_backward(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Write each gradient as soon as a backward pass has computed it.
+        """Write each gradient as soon as the last backward pass of a step has computed it.
 
         A gradient of which the worker owns no shard is released, so that its memory is reused.
         """
         for name in {shard.name for shard in self._places} | self._owned:
             hook = partial(self._write_and_release, name)
             parameters[name].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Write no gradients meanwhile, because a later pass adds to them."""
+        self._is_complete = False
+        yield
+        self._is_complete = True
 
     def write(self, name: str, gradient: Tensor) -> None:
         """Copy the shards that others own; they must have read those of the previous step."""
@@ -62,6 +71,8 @@ class SharedGradients:
         return self._places[shard]
 
     def _write_and_release(self, name: str, parameter: nn.Parameter) -> None:
+        if not self._is_complete:
+            return
         assert parameter.grad is not None
         self.write(name, parameter.grad)
         if name not in self._owned:

@@ -104,15 +104,21 @@ class SharedFactors:
         ]
         return sum(sizes) + len(sizes) // 2 * _lines_of_bytes(torch.int64.itemsize)
 
+    def begin(self) -> None:
+        """Begin a step; the others must have read the factors of the previous one."""
+        for count in self._counts.values():
+            count.zero_()
+
     def store(self, layer: str, inputs: Tensor, outputs_gradients: Tensor) -> None:
-        """Copy the factors of one pass; the others must have read those of the previous step."""
-        count = len(inputs)
-        self._counts[layer].fill_(count)
+        """Copy the factors of one pass behind those of the step's earlier passes."""
+        start = int(self._counts[layer])
+        end = start + len(inputs)
+        self._counts[layer].fill_(end)
         for place, factor in zip(self._places[layer], (inputs, outputs_gradients), strict=True):
-            place[:count].copy_(factor)
+            place[start:end].copy_(factor)
 
     def read(self) -> SufficientFactors:
-        """Return views of the factors that `store` copied last."""
+        """Return views of the factors that `store` has copied since `begin`."""
         found = {}
         for layer, (inputs, outputs_gradients) in self._places.items():
             count = int(self._counts[layer])
@@ -144,11 +150,12 @@ def _forward(
     low_precision: LowPrecisionWeights | None,
     inputs: Tensor,
 ) -> Tensor:
-    bias = layer.bias.detach()
+    bias: Tensor | None = layer.bias
+    bias = None if bias is None else bias.detach()
     if low_precision is None:
         return linear_that_keeps(inputs, layer.weight.detach(), bias, keep)
     weight = low_precision.of(f"{name}.weight")
-    bias = bias.to(weight.dtype)
+    bias = None if bias is None else bias.to(weight.dtype)
     with torch.autocast("cpu", enabled=False):  # all operands already have their precision
         return linear_that_keeps(inputs.to(weight.dtype), weight, bias, keep)
 

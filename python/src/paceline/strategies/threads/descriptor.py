@@ -73,6 +73,9 @@ class Threads(StrategyDescriptor):
                 f"use {-(-threads // replicas) * replicas}"
             )
 
+    def divides_updates(self, transport: str, options: Any) -> bool:
+        return True
+
     def layout_keys(self, placement: Placement, options: Any) -> dict[str, Any]:
         return {
             "replicas": placement.replicas_per_node,

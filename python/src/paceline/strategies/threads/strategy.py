@@ -41,6 +41,7 @@ from paceline.strategies.reduction.sufficient_factors import (
 from paceline.strategies.threads.worker_pool import WorkerPool
 from paceline.training.cores import worker_cores
 from paceline.training.devices import unix_s
+from paceline.training.linear import joined
 from paceline.training.passes import Passes, run_passes, share_of
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from paceline.records.rows import WorkerEnvironment
     from paceline.training.context import RankContext
     from paceline.training.strategy import RankGroups
+    from paceline.training.task import Task
 
 
 class ThreadsStrategy(LocalStrategy):
@@ -59,6 +61,7 @@ class ThreadsStrategy(LocalStrategy):
 
     def __init__(self) -> None:
         self._pool: WorkerPool | None = None
+        self._task: Task
         self._trial: Trial
         self._group: str  # name of the threads in the records
         self._layout: FlatLayout
@@ -70,6 +73,7 @@ class ThreadsStrategy(LocalStrategy):
 
     def prepare(
         self,
+        task: Task,
         model: nn.Module,
         context: RankContext,
         trial: Trial,
@@ -80,7 +84,7 @@ class ThreadsStrategy(LocalStrategy):
         Raises EnvironmentLacks if a thread does not get its cores.
         """
         replicas, threads = trial.placement.replicas_per_rank, trial.placement.threads_per_worker
-        self._trial = trial
+        self._task, self._trial = task, trial
         self._group = f"threads of rank {context.rank}"
         self._replicate_group = ReplicateGroup(trial)
         # The main thread runs few operations, and a larger thread pool would take cores.
@@ -100,7 +104,7 @@ class ThreadsStrategy(LocalStrategy):
             copy_of_weights = weights.to(torch.bfloat16)
             low_precision = LowPrecisionWeights(self._layout, weights, copy_of_weights, rows)
         self._shards = [
-            OptimizerShard(self._layout, owned, weights, trial.training, rows, low_precision)
+            OptimizerShard(self._layout, owned, weights, task, rows, low_precision)
             for owned in self._layout.shards(replicas, rows)
         ]
         self._factors = [{} for _ in range(replicas)]
@@ -134,7 +138,11 @@ class ThreadsStrategy(LocalStrategy):
         return whole.result(alone=self._trial.placement.replicas == 1)
 
     def step(self) -> None:
-        self._running().run(lambda worker: self._shards[worker].step())
+        if self._task.clip_norm is None:
+            self._running().run(lambda worker: self._shards[worker].step())
+            return
+        squared_norm = sum(shard.squared_norm() for shard in self._shards)
+        self._running().run(lambda worker: self._shards[worker].step(squared_norm))
 
     def gradients(self) -> dict[str, Tensor]:
         """Return copies of the gradients, complete on every rank."""
@@ -164,7 +172,8 @@ class ThreadsStrategy(LocalStrategy):
     def _pass_and_reduce(self, pool: WorkerPool, worker: int, batch: TrainBatch) -> Passes:
         """In a thread, compute its replica's gradient, then sum its shards over the replicas."""
         share = share_of(batch, worker, len(self._replicas))
-        passed = run_passes(self._replicas[worker], share, self._trial.training)
+        self._factors[worker].clear()
+        passed = run_passes(self._task, self._replicas[worker], share, self._trial.training)
         pool.barrier(worker)
         self._reduce(worker)
         return passed
@@ -183,6 +192,11 @@ class ThreadsStrategy(LocalStrategy):
 def _store(
     factors: SufficientFactors, layer: str, inputs: Tensor, outputs_gradients: Tensor
 ) -> None:
+    """Keep the factors of a pass behind those of the step's earlier passes."""
+    if layer in factors:
+        earlier_inputs, earlier_gradients = factors[layer]
+        inputs = joined([earlier_inputs, inputs])
+        outputs_gradients = joined([earlier_gradients, outputs_gradients])
     factors[layer] = (inputs, outputs_gradients)
 
 

@@ -10,8 +10,9 @@ import math
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from paceline.plan.trial import task_facts
 from paceline.spec.choices import accepts
-from paceline.spec.extensions import TRANSPORTS, WORKLOADS
+from paceline.spec.extensions import TRANSPORTS
 from paceline.spec.transport_rules import has_peers, strategy_of, transport_of
 from paceline.spec.values import BEST
 from paceline.transports.gradients import DEFAULT_BUCKET_MB, gradient_options_of
@@ -110,7 +111,7 @@ def _buckets(request: TrialRequest, trial: Trial, settings: TuneSettings) -> lis
     """Return combinations of bucket size and number in flight that can differ."""
     if not in_buckets(request):
         return []
-    model_mb = WORKLOADS.get(trial.training.workload).facts().parameter_bytes / 2**20
+    model_mb = task_facts(trial.training).parameter_bytes / 2**20
     whole_mb = float(math.ceil(model_mb))
     sizes = BUCKETS_MB if settings.buckets_mb is None else settings.buckets_mb
     counts = BUCKETS_IN_FLIGHT if settings.buckets_in_flight is None else settings.buckets_in_flight

@@ -16,7 +16,7 @@ class ComplexSmall(WorkloadDescriptor):
     name = "complex-small"
     summary = "VGG16 on 791 images of 224x224 pixels"
     position = 10
-    implementation = "paceline.workloads.complex_small.model:VGG16"
+    implementation = "paceline.workloads.complex_small.task:VGG16"
     model = "vgg16"
     samples = 791
     image_size = 224

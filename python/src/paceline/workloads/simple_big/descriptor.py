@@ -14,7 +14,7 @@ class SimpleBig(WorkloadDescriptor):
     name = "simple-big"
     summary = "AlexNet on 6,003 images of 224x224 pixels"
     position = 20
-    implementation = "paceline.workloads.simple_big.model:AlexNet"
+    implementation = "paceline.workloads.simple_big.task:AlexNet"
     model = "alexnet"
     samples = 6003
     image_size = 224

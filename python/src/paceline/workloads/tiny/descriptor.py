@@ -11,7 +11,7 @@ class Tiny(WorkloadDescriptor):
     name = "tiny"
     summary = "small AlexNet on 96 images of 64x64 pixels, for tests and the quickstart"
     position = 30
-    implementation = "paceline.workloads.tiny.model:TinyAlexNet"
+    implementation = "paceline.workloads.tiny.task:TinyAlexNet"
     model = "tiny-alexnet"
     samples = 96
     image_size = 64

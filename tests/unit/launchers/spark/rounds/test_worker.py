@@ -22,7 +22,7 @@ from paceline.plan.sample_order import sample_order_of
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.training.transforms import to_input
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, make_task
 
 ROWS = (11, 10)  # 21 samples: steps of 8, 8 and 5
 RNG = np.random.default_rng(5)
@@ -109,7 +109,7 @@ def train(workers, facts=None):
 def by_one_process(trial):
     """The global batches of the same training, with torch alone."""
     order = sample_order_of(trial.training, ROWS)
-    model = build_model("tiny-alexnet", 3, dropout=False, seed=3)
+    model = build_model(make_task("tiny", classes=3, dropout=False, seed=3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=trial.training.momentum)
     for number in range(order.steps):
         ids = order.step(number).sample_ids
@@ -133,7 +133,7 @@ def test_longer_rounds_stay_near_and_are_not_the_same(rounds_of):
     trial, files, workers = rounds_of(2)
     train(workers)
     found, expected = load_file(files.weights), by_one_process(trial)
-    initial = build_model("tiny-alexnet", 3, dropout=False, seed=3).state_dict()
+    initial = build_model(make_task("tiny", classes=3, dropout=False, seed=3)).state_dict()
     apart = sum(float((found[n] - expected[n]).pow(2).sum()) for n in expected) ** 0.5
     moved = sum(float((initial[n] - expected[n]).pow(2).sum()) for n in expected) ** 0.5
     assert 0.001 * moved < apart < 0.5 * moved

@@ -32,7 +32,7 @@ from paceline.training.tensors import save_tensors, sha256_of, update_l2
 from paceline.training.transforms import put_in_memory_format
 from paceline.transports.compression.base import all_reduce_bytes
 from paceline.transports.recorder import payload_bytes
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, task_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import StepRow
     from paceline.training.context import RankContext
-    from paceline.training.model import Model
+    from paceline.training.task import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ class RoundWorker:
         self._samples: _Samples | None = None
         self._dataset: Dataset
         self._sample_order: SampleOrder
+        self._task: Task
         self._replica: LocalReplica
         self._initial_sha256 = ""
         set_threads(trial.placement.threads_per_worker)
@@ -106,7 +107,7 @@ class RoundWorker:
         assert self._samples is not None
         loop = Loop(
             self._sample_order,
-            self._trial.training,
+            self._task,
             self._replica,
             rank,
             counts_samples=True,
@@ -161,22 +162,19 @@ class RoundWorker:
         training = self._trial.training
         self._dataset = open_dataset(training.dataset)
         self._sample_order = sample_order_of(training, self._dataset.row_group_rows)
+        self._task = task_of(
+            training,
+            classes=len(self._dataset.classes),
+            steps=self._sample_order.steps,
+            folder=self._files.root,
+        )
 
     def _build(self) -> None:
         training = self._trial.training
-        model = self._initial_model()
+        model = build_model(self._task)
         self._initial_sha256 = sha256_of(model.state_dict())
         put_in_memory_format(model, training.memory_format)
-        self._replica = LocalReplica(model, self._trial)
-
-    def _initial_model(self) -> Model:
-        training = self._trial.training
-        return build_model(
-            training.model,
-            len(self._dataset.classes),
-            dropout=training.dropout,
-            seed=training.seed,
-        )
+        self._replica = LocalReplica(self._task, model, self._trial)
 
     def _open_samples(self, rank: int, first_step: int) -> bool:
         """Open `rank`'s batches from `first_step`; return whether the rank has moved here."""
@@ -189,6 +187,7 @@ class RoundWorker:
             self._sample_order,
             mode=training.reading,
             image_size=training.image_size,
+            augment=self._task.augment,
             rank=rank,
             world_size=self._trial.placement.ranks,
             # Tasks do not wait for each other, so they cannot share decoded samples.
@@ -282,7 +281,7 @@ class RoundWorker:
         weights = self._replica.state_dict()
         if self._trial.save_tensors:
             save_tensors(self._files.weights, weights)
-        initial = self._initial_model()
+        initial = build_model(self._task)
         result = TrainingResult(
             steps=self._sample_order.steps,
             weights_sha256=sha256,

@@ -1,0 +1,82 @@
+"""A workload whose task is a class of the user: in a file, or in an installed module."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import UsageError
+from paceline.spec.descriptors import WorkloadDescriptor
+from paceline.spec.extensions import WORKLOADS
+from paceline.spec.model_facts import ModelFacts, model_facts
+from paceline.spec.script import ScriptWorkload
+
+if TYPE_CHECKING:
+    from paceline.spec.models import WorkloadRequest
+
+
+class OwnTask(WorkloadDescriptor):
+    """The descriptor of a user's task, made from an entry of [[workloads]]."""
+
+    summary = "a task of the user"
+    image_size = 224
+    global_batch = 32
+
+    def __init__(self, request: WorkloadRequest) -> None:
+        assert request.task is not None
+        place, name = split_task_path(request.task)
+        self._file = Path(place).resolve() if place.endswith(".py") else None
+        self.name = request.name  # type: ignore[misc]  # a descriptor of its own for each request
+        self.model = name  # type: ignore[misc]
+        self.implementation = f"{self._file or place}:{name}"  # type: ignore[misc]
+        self._options = json.dumps(request.options or {}, sort_keys=True)
+
+    @property
+    def source_sha256(self) -> str | None:
+        """Checksum of the user's file; None for a class of an installed module.
+
+        Raises UsageError if there is no such file.
+        """
+        if self._file is None:
+            return None
+        try:
+            return hashlib.sha256(self._file.read_bytes()).hexdigest()
+        except OSError as error:
+            raise UsageError(
+                f"task: expected the file {self._file}, got: {error.strerror}; give its path "
+                "relative to the current directory"
+            ) from None
+
+    def facts(self) -> ModelFacts:
+        return model_facts(self.implementation, self._options)
+
+
+def split_task_path(path: str) -> tuple[str, str]:
+    """Return (module or file, class). Raises UsageError if the path is not of that form."""
+    place, _, name = path.rpartition(":")
+    if place and name.isidentifier():
+        return place, name
+    raise UsageError(f'task: expected "file.py:Class" or "module:Class", got "{path}"')
+
+
+def workload_of(request: WorkloadRequest) -> WorkloadDescriptor:
+    """Return the workload of an entry: the user's task or script, else that of its name.
+
+    Raises UsageError for an unknown name.
+    """
+    if request.script is not None:
+        return ScriptWorkload()
+    return WORKLOADS.get(request.name) if request.task is None else OwnTask(request)
+
+
+def task_values(request: WorkloadRequest) -> dict[str, Any]:
+    """Return the values of a planned training that identify its task."""
+    workload = workload_of(request)
+    values: dict[str, Any] = {"task": workload.implementation, "model": workload.model}
+    if isinstance(workload, OwnTask):
+        values |= {"task_sha256": workload.source_sha256, "options": request.options or {}}
+    elif request.options:
+        values["options"] = request.options
+    return values

@@ -1,0 +1,166 @@
+"""Interface of a training task: everything about a training that its author decides.
+
+A task is a subclass of `Task`. Only `model` must be written; the other methods have defaults, which
+describe the classification of images. Every local strategy trains the same task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from paceline.data.batches import mirror_at_random
+from paceline.errors import UsageError
+from paceline.spec.values import MemoryFormat
+from paceline.training import transforms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from paceline.plan.sample_order import SampleRandom
+
+NamedParameters = list[tuple[str, nn.Parameter]]
+Blocks = list[tuple[str, nn.Module]]
+
+
+class TaskOptions(BaseModel):
+    """Options of a task: subclass it, and name the subclass in `Task.Options`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSettings:
+    """Values of the spec and facts of the data set that a task may use."""
+
+    classes: int = 0  # number of class names in the data set
+    image_size: int = 224  # side of an input image, pixels
+    learning_rate: float = 0.001
+    momentum: float = 0.9
+    dropout: bool = True
+    seed: int = 1
+    steps: int = 1  # optimiser steps of the whole training
+    memory_format: MemoryFormat = "contiguous"
+    options: Mapping[str, Any] = field(default_factory=dict)  # `options` of the workload
+
+
+class Task:
+    """A training task. Attributes: `settings` (TaskSettings), `options` (an instance of
+    `Options`)."""
+
+    Options: ClassVar[type[TaskOptions]] = TaskOptions
+    # Parts into which a worker divides its samples of a step, to need less memory. The
+    # micro-batches of a pipeline have the same effect, so pipelines ignore it.
+    accumulation_steps: int = 1
+    # Limit of the global L2 norm of the gradient of all parameters; None means no limit.
+    clip_norm: float | None = None
+
+    def __init__(self, settings: TaskSettings) -> None:
+        """Raises pydantic's ValidationError for options that are not allowed."""
+        self.settings = settings
+        self.options: Any = self.Options.model_validate(dict(settings.options))
+
+    def model(self) -> nn.Module:
+        """Return the model with its initial weights, float32.
+
+        Draw them from torch's default generator, as the layers of torch.nn do: it is seeded with
+        the seed of the spec. Planning calls this on torch's meta device.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define model()")
+
+    def blocks(self, model: nn.Module) -> Blocks:
+        """Return the model as a sequence of named modules: calling them in turn is its forward.
+
+        Pipelines are split between blocks. A block's parameters must have the names of the block, a
+        dot, and the name within it. The default flattens nested nn.Sequential modules. Raises
+        UsageError if the model is not an nn.Sequential.
+        """
+        if type(model) is not nn.Sequential:
+            raise UsageError(
+                f"{type(self).__name__}: a pipeline needs a sequence of blocks, got a model of "
+                f"class {type(model).__name__}; return an nn.Sequential, or define "
+                "blocks(model) so that calling the blocks in turn is the model's forward"
+            )
+        return list(_flattened(model))
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each sample, shape (samples,). Default: cross entropy."""
+        return cross_entropy(outputs, targets, reduction="none")
+
+    def optimizer(self, parameters: NamedParameters) -> Optimizer:
+        """Return an optimiser from torch.optim. Default: SGD with the momentum of the spec.
+
+        Most strategies divide parameters among workers: `parameters` may contain consecutive
+        elements of a parameter as a vector, under the parameter's name. So the update of an element
+        must depend only on its own gradient and state. Choose parameter groups by name, not by
+        shape.
+        """
+        values = self.settings
+        return torch.optim.SGD(
+            parameters, lr=values.learning_rate, momentum=values.momentum, fused=True
+        )
+
+    def schedule(self, optimizer: Optimizer) -> LRScheduler | None:  # noqa: ARG002
+        """Return a scheduler of the learning rate, which is stepped once after each optimiser step.
+
+        Default: None, a constant learning rate.
+        """
+        return None
+
+    def augment(self, sample: NDArray[Any], random: SampleRandom) -> NDArray[Any]:
+        """Return a sample's input, transformed at random; same shape and type.
+
+        random: the same numbers for a sample and epoch on every rank. Default: half of the images
+        are mirrored left to right.
+        """
+        return mirror_at_random(sample, random)
+
+    def to_input(self, samples: NDArray[Any]) -> Tensor:
+        """Return the model's input for the stored inputs of some samples.
+
+        samples: shape (n, ...). Default: uint8 RGB images of shape (n, height, width, 3) become
+        float32 of shape (n, 3, height, width), normalised with the mean and standard deviation of
+        ImageNet.
+        """
+        return transforms.to_input(samples, self.settings.memory_format)
+
+    def example_input(self) -> Tensor:
+        """Return an input of one sample, whose values have no meaning."""
+        side = self.settings.image_size
+        return self.to_input(np.zeros((1, side, side, 3), dtype=np.uint8))
+
+    def empty_input(self, samples: NDArray[Any]) -> Tensor:
+        """Allocate the result of `to_input(samples)`."""
+        if self._has_default_input:
+            return transforms.empty_input(samples, self.settings.memory_format)
+        first = self.to_input(samples[:1])
+        return first.new_empty((len(samples), *first.shape[1:]))
+
+    def fill_input(self, samples: NDArray[Any], out: Tensor) -> None:
+        """Write `to_input(samples)` to `out`; the default conversion needs no further copy."""
+        if self._has_default_input:
+            transforms.to_input(samples, self.settings.memory_format, out=out)
+        else:
+            out.copy_(self.to_input(samples))
+
+    @property
+    def _has_default_input(self) -> bool:
+        return type(self).to_input is Task.to_input
+
+
+def _flattened(model: nn.Sequential, prefix: str = "") -> Iterable[tuple[str, nn.Module]]:
+    for name, block in model.named_children():
+        if type(block) is nn.Sequential:
+            yield from _flattened(block, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", block

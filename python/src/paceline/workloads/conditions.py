@@ -1,0 +1,112 @@
+"""Conditions that a task must meet for some local strategies, checked without training it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import UsageError
+from paceline.training.optimizers import TaskOptimizer
+
+if TYPE_CHECKING:
+    from paceline.training.task import NamedParameters, Task
+
+_STEPS = 3
+_SEED = 1
+# Relative to a step; a different update differs by about as much as the step itself.
+_TOLERANCE = 1e-3
+
+
+def splitting_fault(task: Task, model: nn.Module) -> str | None:
+    """Return why a pipeline cannot split the model; None if it can."""
+    try:
+        blocks = task.blocks(model)
+    except UsageError as error:
+        return str(error)
+    found = [f"{name}.{own}" for name, block in blocks for own, _ in block.named_parameters()]
+    expected = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    if sorted(found) != sorted(expected):
+        wrong = sorted(set(found) ^ set(expected))[:3]
+        return (
+            f"{type(task).__name__}.blocks: expected every parameter of the model once, under its "
+            f"own name; {', '.join(wrong)} is missing or additional"
+        )
+    return _tied_blocks_fault(blocks)
+
+
+def _tied_blocks_fault(blocks: list[tuple[str, nn.Module]]) -> str | None:
+    owners: dict[int, str] = {}
+    for name, block in blocks:
+        for own, parameter in block.named_parameters():
+            first = owners.setdefault(id(parameter), name)
+            if first != name:
+                return (
+                    f"blocks {first} and {name} share the parameter {name}.{own}, and the stages "
+                    "of a pipeline cannot share parameters; put both layers into one block"
+                )
+    return None
+
+
+def sharding_fault(task: Task, model: nn.Module) -> str | None:
+    """Return why workers cannot update shards of the parameters; None if they can.
+
+    A few steps with random gradients are taken on small parameters with the model's names, once
+    whole and once in halves. An element-wise optimiser gives equal results.
+    """
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    if frozen:
+        return f"parameter {frozen[0]} has requires_grad=False, so it gets no gradient"
+    whole = small_parameters(model)
+    halves = [half for named in whole for half in _halves(*named)]
+    initial = {name: p.detach().clone() for name, p in whole}
+    _train(task, whole, [name for name, _ in whole])
+    try:
+        for worker in range(2):
+            own = halves[worker::2]
+            _train(task, own, [name for name, _ in whole], worker)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        return f"its optimiser cannot update a part of a parameter: {error}"
+    for (name, parameter), (_, low), (_, high) in zip(
+        whole, halves[::2], halves[1::2], strict=True
+    ):
+        joined = torch.cat([low.detach(), high.detach()])
+        moved = (parameter.detach() - initial[name]).norm()
+        if (joined - parameter.detach().flatten()).norm() > _TOLERANCE * moved:
+            return (
+                f"its optimiser updates a part of parameter {name} differently from the whole; "
+                "use an element-wise one (SGD, Adam, AdamW, RMSprop, Adagrad), and choose "
+                "parameter groups by name"
+            )
+    return None
+
+
+def small_parameters(model: nn.Module) -> NamedParameters:
+    """Return parameters of the model's names and numbers of dimensions, with few elements."""
+    generator = torch.Generator().manual_seed(_SEED)
+    return [
+        (name, nn.Parameter(torch.randn((2,) * max(1, p.dim()), generator=generator)))
+        for name, p in model.named_parameters()
+    ]
+
+
+def _halves(name: str, parameter: Tensor) -> NamedParameters:
+    flat = parameter.detach().flatten()
+    return [(name, nn.Parameter(half.clone())) for half in flat.chunk(2)]
+
+
+def _train(
+    task: Task, parameters: NamedParameters, names: list[str], worker: int | None = None
+) -> None:
+    """Take some steps; worker: half of each gradient that the parameters get."""
+    optimizer = TaskOptimizer(task, parameters)
+    for step in range(_STEPS):
+        for name, parameter in parameters:
+            generator = torch.Generator().manual_seed(1000 * step + names.index(name))
+            if worker is None:
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+            else:
+                whole = torch.randn(2 * parameter.numel(), generator=generator)
+                parameter.grad = whole.chunk(2)[worker].clone()
+        optimizer.step()

@@ -1,0 +1,128 @@
+"""A user's task is trained by every strategy as by torch alone."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from tests.unit.strategies.pipeline.node import (
+    CLASSES,
+    Board,
+    BoardPeers,
+    batch_of,
+    context_of,
+    copied,
+    distance,
+    pipeline_trial,
+    share,
+)
+
+from paceline.plan.trial import Placement
+from paceline.strategies import create_strategy
+from paceline.training.dropout import set_sample_keys
+from paceline.training.tensors import sha256_of
+from paceline.workloads.build import build_model, task_of
+
+TASK = Path(__file__).parents[3] / "examples" / "own-task" / "my_task.py"
+SIZES = [8, 8, 3, 1]
+# Float32 sums in another order; Adam divides by the gradients' own size, which enlarges relative
+# differences of small ones.
+TOLERANCE = 2e-4
+
+
+def trial_of(strategy, ranks=1, replicas=1, stages=1, task=f"{TASK}:MyTask", **training):
+    """A trial of a strategy on one node; 2 micro-batches where it has stages."""
+    values = {"dropout": True, "task": task, "epochs": 1, **training}
+    base = pipeline_trial(2, 2, **values)
+    rows = base.model_dump() | {
+        "local_strategy": strategy,
+        "transport": "shared" if ranks > 1 else "none",
+        "strategy_options": base.strategy_options.model_dump() if stages > 1 else {},
+        "placement": Placement(
+            nodes=1,
+            ranks_per_node=ranks,
+            threads_per_rank=replicas if strategy == "threads" else 1,
+            replicas_per_node=replicas,
+            stages=stages,
+            oversubscribe=True,
+        ).model_dump(),
+    }
+    return type(base).model_validate(rows)
+
+
+TRIALS = {
+    "sequential": {"strategy": "sequential"},
+    "threads-2": {"strategy": "threads", "replicas": 2},
+    "threads-3": {"strategy": "threads", "replicas": 3},
+    "processes-2": {"strategy": "processes", "ranks": 2, "replicas": 2},
+    "processes-3": {"strategy": "processes", "ranks": 3, "replicas": 3},
+    "pipeline-2": {"strategy": "pipeline", "ranks": 2, "stages": 2},
+    "hybrid-2x2": {"strategy": "hybrid", "ranks": 4, "replicas": 2, "stages": 2},
+}
+
+
+def task_for(trial):
+    return task_of(trial.training, classes=CLASSES, steps=len(SIZES))
+
+
+def train(trial):
+    """Weights after a step of each size, on every rank; ranks are threads of this process."""
+    ranks, board = trial.placement.ranks_per_node, Board()
+    models = [build_model(task_for(trial)) for _ in range(ranks)]  # torch's generator is shared
+
+    def rank(local_rank):
+        strategy = create_strategy(trial)
+        try:
+            context, peers = context_of(local_rank, ranks), BoardPeers(board, local_rank, ranks)
+            strategy.prepare(task_for(trial), models[local_rank], context, trial, peers)
+            for step, samples in enumerate(SIZES):
+                batch = batch_of(trial, step, samples)
+                own = batch if ranks == 1 else share(trial, local_rank, batch)
+                strategy.gradient(own)
+                gradients = copied(strategy.gradients())
+                strategy.step()
+            weights = copied(strategy.state_dict())
+        except BaseException:
+            strategy.close(failed=True)
+            raise
+        strategy.close(failed=False)
+        return gradients, weights
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return [future.result() for future in [pool.submit(rank, r) for r in range(ranks)]]
+
+
+def train_by_hand(trial):
+    """The same with torch alone: clipping, schedule and all; the whole batch in one pass."""
+    task = task_for(trial)
+    model = build_model(task)
+    optimizer = task.optimizer(list(model.named_parameters()))
+    schedule = task.schedule(optimizer)
+    for step, samples in enumerate(SIZES):
+        batch = batch_of(trial, step, samples)
+        set_sample_keys(model, trial.training.seed, batch.epoch, batch.sample_ids)
+        optimizer.zero_grad()
+        task.loss(model(batch.inputs), batch.targets).mean().backward()
+        gradients = copied({name: p.grad for name, p in model.named_parameters()})
+        if task.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), task.clip_norm)
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+    return gradients, copied(model.state_dict())
+
+
+@pytest.fixture(scope="module")
+def by_hand():
+    return train_by_hand(trial_of("sequential"))
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_own_optimizer_schedule_loss_clipping_and_accumulation_are_equivalent(name, by_hand):
+    found = train(trial_of(**TRIALS[name]))
+    for _, weights in found:
+        assert distance(weights, by_hand[1]) < TOLERANCE
+    assert distance(found[0][0], by_hand[0]) < 10 * TOLERANCE
+    assert len({sha256_of(weights) for _, weights in found}) == 1

@@ -1,0 +1,160 @@
+"""A task in a user's file is found, checked and given its options."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import pytest
+
+from paceline.errors import EnvironmentLacks, UsageError
+from paceline.spec.extensions import WORKLOADS
+from paceline.training.dropout import SampleDropout
+from paceline.workloads.build import build_model, make_task
+from paceline.workloads.facts import derive_facts
+from paceline.workloads.loading import load_task_class
+
+TASK = """
+import torch
+from torch import nn
+import paceline
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+    def forward(self, x):
+        return self.linear(x)
+
+class Options(paceline.TaskOptions):
+    width: int = 8
+
+class Small(paceline.Task):
+    Options = Options
+    def model(self):
+        width = self.options.width
+        return nn.Sequential(nn.Linear(3, width), nn.Dropout(0.5), nn.Linear(width, 2))
+
+class NotSequential(paceline.Task):
+    def model(self):
+        return Net()
+
+class Frozen(Small):
+    def model(self):
+        model = super().model()
+        model[0].weight.requires_grad_(False)
+        return model
+
+class ByShape(Small):
+    def optimizer(self, parameters):
+        wide = [p for n, p in parameters if p.dim() > 1]
+        rest = [p for n, p in parameters if p.dim() == 1]
+        groups = [{"params": g, "lr": r} for g, r in ((wide, 0.1), (rest, 0.01)) if g]
+        return torch.optim.SGD(groups)
+
+class Adam(Small):
+    def optimizer(self, parameters):
+        return torch.optim.AdamW(parameters, lr=0.1)
+
+class Factored(Small):
+    def optimizer(self, parameters):
+        return torch.optim.Adafactor(parameters, lr=0.1)
+
+class Tied(Small):
+    def model(self):
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+        model[2].weight = model[0].weight
+        return model
+
+class OwnMasks(Small):
+    def model(self):
+        return nn.Sequential(nn.Linear(3, 2), nn.Dropout1d(0.5))
+
+number = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("task") / "my_task.py"
+    path.write_text(TASK)
+    return path
+
+
+def test_file_and_module_are_both_found(file):
+    assert load_task_class(f"{file}:Small").__name__ == "Small"
+    assert load_task_class(WORKLOADS.get("tiny").implementation).__name__ == "TinyAlexNet"
+
+
+def test_copy_in_the_trials_folder_is_preferred(file, tmp_path):
+    (tmp_path / "my_task.py").write_text(TASK.replace("Small", "Copied"))
+    assert load_task_class(f"{file}:Copied", folder=tmp_path).__name__ == "Copied"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("nowhere.py:Small", r"expected the file nowhere.py, got: No such file"),
+        (
+            "{file}:Missing",
+            r"expected a subclass .* name Missing, found none; .* Small",
+        ),
+        ("{file}:number", r"found int"),
+        ("{file}:Net", r"expected a subclass of paceline.Task"),
+        ("my_task.py", r'expected "file.py:Class" or "module:Class", got "my_task.py"'),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_plain_message(file, path, message):
+    with pytest.raises(UsageError, match=message):
+        load_task_class(path.format(file=file))
+
+
+def test_module_that_cannot_be_imported_is_reported_with_its_reason(tmp_path):
+    (tmp_path / "broken.py").write_text("import no_such_module\n")
+    with pytest.raises(EnvironmentLacks, match="ModuleNotFoundError: No module named 'no_such"):
+        load_task_class(f"{tmp_path}/broken.py:Task")
+
+
+def test_file_that_changed_since_the_plan_is_refused(file):
+    planned = hashlib.sha256(file.read_bytes()).hexdigest()
+    load_task_class(f"{file}:Small", sha256=planned)
+    with pytest.raises(UsageError, match=r"has changed since the trial was planned"):
+        load_task_class(f"{file}:Small", sha256="0" * 64)
+
+
+def test_options_of_the_spec_reach_the_model(file):
+    model = build_model(make_task(f"{file}:Small", options={"width": 5}))
+    assert model[0].out_features == 5
+
+
+def test_unknown_option_is_refused_with_its_name(file):
+    with pytest.raises(UsageError, match=r"options of Small: .*wdith"):
+        make_task(f"{file}:Small", options={"wdith": 5})
+
+
+def test_dropout_of_the_model_belongs_to_samples(file):
+    assert isinstance(build_model(make_task(f"{file}:Small"))[1], SampleDropout)
+    assert build_model(make_task(f"{file}:Small", dropout=False))[1].p == 0
+
+
+def test_dropout_that_cannot_belong_to_samples_is_refused_with_the_layer(file):
+    with pytest.raises(UsageError, match=r"layer 1 \(Dropout1d\)"):
+        build_model(make_task(f"{file}:OwnMasks"))
+
+
+@pytest.mark.parametrize(
+    ("name", "splitting", "sharding"),
+    [
+        ("Small", None, None),
+        ("Adam", None, None),
+        ("NotSequential", r"needs a sequence of blocks, got a model of class Net", None),
+        ("Frozen", None, r"parameter 0.weight has requires_grad=False"),
+        ("ByShape", None, r"a part of parameter 0.weight differently"),
+        ("Factored", None, r"a part of parameter 0.weight differently"),
+        ("Tied", r"blocks 0 and 2 share the parameter 2.weight", None),
+    ],
+)
+def test_facts_say_which_strategies_cannot_train_a_task(file, name, splitting, sharding):
+    facts = derive_facts(f"{file}:{name}")
+    for found, expected in ((facts.splitting_fault, splitting), (facts.sharding_fault, sharding)):
+        assert found is None if expected is None else re.search(expected, found)
