@@ -18,10 +18,12 @@ from tests.unit.strategies.pipeline.node import (
     pipeline_trial,
     share,
 )
+from torch import nn
 
 from paceline.plan.trial import Placement
 from paceline.strategies import create_strategy
 from paceline.training.dropout import set_sample_keys
+from paceline.training.task import Task
 from paceline.training.tensors import sha256_of
 from paceline.workloads.build import build_model, task_of
 
@@ -112,6 +114,49 @@ def train_by_hand(trial):
         if schedule is not None:
             schedule.step()
     return gradients, copied(model.state_dict())
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer with tied weights."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.up = nn.Linear(width, width)
+        self.down = nn.Linear(width, width, bias=False)
+        self.down.weight = self.up.weight
+
+    def forward(self, x):
+        normed = self.norms[0](x)
+        x = x + self.attention(normed, normed, normed, need_weights=False)[0]
+        return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+
+
+class Transformer(Task):
+    """A small vision transformer: layers of sequences, and tied weights."""
+
+    def model(self):
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 8, stride=8),
+            nn.Flatten(2),
+            nn.Linear(16, 16),
+            Block(16),
+            nn.Flatten(1),
+            nn.Linear(128, 16),
+            nn.Tanh(),
+            nn.Linear(16, self.settings.classes),
+        )
+
+
+@pytest.mark.parametrize("name", [n for n in TRIALS if n != "sequential"])
+def test_attention_layer_norm_and_tied_weights_are_equivalent(name):
+    trial = trial_of(**TRIALS[name], task=f"{__name__}:Transformer")
+    gradients, weights = train_by_hand(trial)
+    ranks = train(trial)
+    for _, found in ranks:
+        assert distance(found, weights) < TOLERANCE
+    assert distance(ranks[0][0], gradients) < TOLERANCE
 
 
 @pytest.fixture(scope="module")

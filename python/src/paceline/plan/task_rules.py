@@ -27,8 +27,8 @@ def own_task_faults(
     if strategy.divides_updates(transport, options) and facts.sharding_fault is not None:
         yield (
             f'local_strategy "{strategy.name}" divides the update of {workload.model} among '
-            f'workers, but {facts.sharding_fault}; or use "sequential", "intraop", or "processes" '
-            "with a transport that sends gradients"
+            f"workers, but {facts.sharding_fault}; or use a strategy and transport in which each "
+            "replica updates all parameters"
         )
     if TRANSPORTS.get(transport).averages_weights and facts.optimizer != "SGD":
         yield (

@@ -87,11 +87,9 @@ def use_sample_dropout(model: nn.Module, *, enabled: bool) -> None:
 
 def _has_own_masks(module: nn.Module) -> bool:
     if isinstance(module, nn.modules.dropout._DropoutNd):  # noqa: SLF001
-        return bool(module.p > 0)
-    if isinstance(module, nn.MultiheadAttention):
-        return module.dropout > 0
-    if isinstance(module, nn.RNNBase):
-        return module.dropout > 0
+        return module.p > 0
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        return bool(module.dropout > 0)
     return isinstance(module, nn.RReLU)
 
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 def linear_that_keeps(
     inputs: Tensor, weight: Tensor, bias: Tensor | None, keep: Callable[[Tensor, Tensor], None]
 ) -> Tensor:
-    """Return inputs @ weight.T + bias, shape (samples, outputs). Its backward pass computes the
-    gradient of `inputs` only, and calls `keep` with the inputs and the gradients of the outputs.
+    """Return inputs @ weight.T + bias, shape (..., outputs). Its backward pass computes the
+    gradient of `inputs` only, and calls `keep` with the inputs and the gradients of the outputs,
+    each as a matrix with one row per sample, or per sample and position.
 
     All operands have the same dtype.
     """
@@ -71,5 +72,5 @@ class _InputGradient(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         inputs, weight = ctx.saved_tensors
         (outputs_gradients,) = gradients
-        ctx.keep(inputs.detach(), outputs_gradients)
+        ctx.keep(inputs.detach().flatten(0, -2), outputs_gradients.flatten(0, -2))
         return outputs_gradients @ weight, None, None, None

@@ -43,7 +43,7 @@ class DeferredLinear(nn.Module):
         self._operands(device)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Compute the layer; `inputs` has shape (samples, features)."""
+        """Compute the layer; `inputs` has shape (samples, ..., features)."""
         weight, bias = self._operands(inputs.device.type)
         return linear_that_keeps(inputs.to(weight.dtype), weight, bias, self._keep)
 
@@ -93,4 +93,4 @@ def _parameters(layer: nn.Linear) -> tuple[Tensor, Tensor | None]:
 
 def deferred(layer: nn.Module) -> nn.Module:
     """Return `layer`, or for an nn.Linear a layer that defers its weight gradient."""
-    return DeferredLinear(layer) if isinstance(layer, nn.Linear) else layer
+    return DeferredLinear(layer) if type(layer) is nn.Linear else layer

@@ -70,7 +70,7 @@ class Partition:
             "bytes_forward": crossing_bytes,
             "bytes_backward": crossing_bytes,
             "theoretical_bubble": theoretical_bubble(stages, settings.micro_batches),
-            "deferred": [name for name, layer in layers if isinstance(layer, nn.Linear)],
+            "deferred": [name for name, layer in layers if type(layer) is nn.Linear],
             **({} if self.profile is None else {"profile_s": self.profile}),
         }
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from paceline.strategies.pipeline.buffers import SharedBuffers
 from paceline.strategies.pipeline.links import Link, SplitPoint, pin
 from paceline.strategies.pipeline.partition import (
     BatchSizes,
@@ -87,6 +88,10 @@ class PipelineStrategy(LocalStrategy):
         self._shared_weights: Tensor
         self._stage: Stage
         self._weights: StageWeights
+        self._buffers: SharedBuffers
+        self._aliases: dict[str, str]  # name in the state -> name of the parameter
+        self._state_names: tuple[str, ...] = ()
+        self._is_first_replica = True
         self._sums: NDArray[np.float64]  # by local rank
         self._local_rank = 0
         self._bounds = (0, 0)  # of the stage's weights in the layout
@@ -107,7 +112,7 @@ class PipelineStrategy(LocalStrategy):
         self._task = task
         layers, place = task.blocks(model), _Place.of(context, trial.placement.stages)
         self._siblings = f"node {context.node_index} stage {place.stage}"
-        self._replicas = place.replicas
+        self._replicas, self._is_first_replica = place.replicas, place.replica == 0
         device = device_of(trial, context)
         chosen = use_device(device)
         division = partition_model(task, layers, trial, peers.world("split_points"), device)
@@ -130,6 +135,12 @@ class PipelineStrategy(LocalStrategy):
             trial.training,
             device,
         )
+        self._buffers = SharedBuffers(shared, model, layers[low:high])
+        named = {id(p): name for name, p in reversed(list(model.named_parameters()))}
+        # tied weights have several names
+        state = model.state_dict(keep_vars=True)
+        self._aliases = {name: named[id(t)] for name, t in state.items() if id(t) in named}
+        self._state_names = tuple(state)
         names = [
             _parameter_names(layers[low:high])
             for low, high in stage_bounds(division.split_points, len(layers))
@@ -210,11 +221,18 @@ class PipelineStrategy(LocalStrategy):
         return {name: self._layout.view(whole, name) for name in self._layout.names}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the weights in shared memory; the models have no buffers."""
+        """Return the weights in shared memory, and the buffers of all stages."""
         self._weights.publish()
+        if self._is_first_replica:
+            self._buffers.publish()
         self._everyone.wait()
-        weights, layout = self._shared_weights, self._layout
-        return {name: layout.view(weights, name) for name in layout.names}
+        buffers = self._buffers.all()
+        return {
+            name: buffers[name]
+            if name in buffers
+            else self._layout.view(self._shared_weights, self._aliases[name])
+            for name in self._state_names
+        }
 
     def describe(self) -> dict[str, Any]:
         return {**self._description, **self._replicate_group.describe()}

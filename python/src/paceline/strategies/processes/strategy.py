@@ -29,6 +29,7 @@ from paceline.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,
     SharedFactors,
     capture_sufficient_factors,
+    mark_summed_layers,
     rows_of,
 )
 from paceline.training.passes import run_passes
@@ -89,6 +90,7 @@ class ProcessesStrategy(LocalStrategy):
         weights = shared_floats(shared, "the weights", self._layout.elements)
         parameters = dict(model.named_parameters())
         self._layout.bind(parameters, weights, copy=self._rank == 0)
+        mark_summed_layers(model, task.example_input())
         self._rows = rows_of(model)
         self._shards_by_rank = self._layout.shards(self._ranks, self._rows)
         self._open_shared_gradients(shared, parameters)

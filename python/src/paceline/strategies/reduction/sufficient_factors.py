@@ -15,11 +15,13 @@ each replica; here each worker casts only the rows that it has stepped.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paceline.strategies.reduction.flat_layout import copy_shards
 from paceline.training.linear import bias_gradient, joined, linear_that_keeps, weight_gradient
@@ -30,14 +32,64 @@ if TYPE_CHECKING:
     from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
 
 _LINE_BYTES = 64
+_SUMMED = "paceline_summed"  # attribute of a layer without sufficient factors
 # Layer name -> (inputs, gradients of outputs) of one replica, shapes (samples, inputs) and
 # (samples, outputs).
 SufficientFactors = dict[str, tuple[Tensor, Tensor]]
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return the linear layers of a model by name."""
-    return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    """Return the linear layers whose gradients are computed from sufficient factors, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and not getattr(module, _SUMMED, False)
+    }
+
+
+def mark_summed_layers(model: nn.Module, example: Tensor) -> None:
+    """Mark the linear layers whose gradients must be summed like those of other layers.
+
+    Sufficient factors need a layer with one row per sample, called once in a pass, with parameters
+    of its own. Layers of sequences have more rows than factors would save; tied weights and layers
+    whose weights another module uses (nn.MultiheadAttention) get gradients from elsewhere, too.
+    example: an input of one sample.
+    """
+    calls = _calls(model, linear_layers(model), example)
+    users = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    for name, layer in linear_layers(model).items():
+        is_shared = any(users[id(p)] > 1 for p in layer.parameters())
+        if calls[name] != [2] or is_shared:
+            setattr(layer, _SUMMED, True)
+
+
+def _calls(
+    model: nn.Module, layers: Mapping[str, nn.Linear], example: Tensor
+) -> dict[str, list[int]]:
+    """Return for each layer the numbers of dimensions of its inputs in a forward pass.
+
+    Nothing is computed. A model that fake tensors cannot pass gets no calls.
+    """
+    calls: dict[str, list[int]] = {name: [] for name in layers}
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda _module, inputs, name=name: calls[name].append(inputs[0].dim())
+        )
+        for name, layer in layers.items()
+    ]
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()  # without dropout masks and running statistics
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+            model(mode.from_tensor(example))
+    except Exception:  # noqa: BLE001  (any model of a user; sums are always right)
+        calls = {name: [] for name in layers}
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, was_training in modes:
+            module.training = was_training
+    return calls
 
 
 def rows_of(model: nn.Module) -> dict[str, int]:

@@ -36,6 +36,7 @@ from paceline.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,
     SufficientFactors,
     capture_sufficient_factors,
+    mark_summed_layers,
     rows_of,
 )
 from paceline.strategies.threads.worker_pool import WorkerPool
@@ -96,6 +97,7 @@ class ThreadsStrategy(LocalStrategy):
         self._layout = FlatLayout.of(model.named_parameters())
         weights = torch.empty(self._layout.elements)
         self._layout.bind(dict(model.named_parameters()), weights, copy=True)
+        mark_summed_layers(model, task.example_input())
         self._replicas = [model, *(_twin(model) for _ in range(1, replicas))]
         self._parameters = [dict(replica.named_parameters()) for replica in self._replicas]
         rows = rows_of(model)

@@ -1,0 +1,52 @@
+"""Buffers of a model whose stages are in different processes, for example running statistics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from paceline.strategies.pipeline.split_points import Layers
+    from paceline.transports.shared.node import SharedNode
+
+_LINE_BYTES = 64
+
+
+class SharedBuffers:
+    """The persistent buffers of a model, published by the stages that update them."""
+
+    def __init__(self, shared: SharedNode, model: nn.Module, stage: Layers) -> None:
+        """stage: the layers of this worker. Collective over the node."""
+        persistent = model.state_dict(keep_vars=True)
+        buffers = {n: b for n, b in model.named_buffers() if n in persistent}
+        sizes = {name: _lines(b.numel() * b.element_size()) for name, b in buffers.items()}
+        memory = torch.from_numpy(shared.memory("buffers", max(1, sum(sizes.values()))))
+        self._shared: dict[str, Tensor] = {}
+        start = 0
+        for name, buffer in buffers.items():
+            part = memory[start : start + buffer.numel() * buffer.element_size()]
+            self._shared[name] = part.view(buffer.dtype).view(buffer.shape)
+            start += sizes[name]
+        self._own = {
+            f"{name}.{own}": buffer
+            for name, layer in stage
+            for own, buffer in layer.named_buffers()
+        }
+
+    def publish(self) -> None:
+        """Copy the buffers of this stage into the shared memory."""
+        for name, buffer in self._own.items():
+            if name in self._shared:
+                self._shared[name].copy_(buffer)
+
+    def all(self) -> dict[str, Tensor]:
+        """Return the published buffers of all stages by name."""
+        return self._shared
+
+
+def _lines(size: int) -> int:
+    """Round a number of bytes up to whole cache lines."""
+    return -(-size // _LINE_BYTES) * _LINE_BYTES
