@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.records.rows import HostSample, RankSample
-from paceline.telemetry.metrics import HOST, METRICS, RANK, metric_named
+from paceline.telemetry.metrics import METRICS, RANK
 from paceline.telemetry.metrics.docs_page import BEGIN, END, tables, with_tables
 from paceline.telemetry.metrics.metric import Metric
 
@@ -68,12 +68,6 @@ def test_trace_has_the_columns_that_the_analysis_reads(kind: type, known: set[st
     }
     read = {field.name for field in fields(kind)}
     assert read - known <= columns
-
-
-def test_metric_is_found_by_its_name() -> None:
-    assert metric_named("host_cpu_seconds").scope is HOST
-    with pytest.raises(KeyError):
-        metric_named("host_cpu")
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)

@@ -131,7 +131,7 @@ def load_trial(files: TrialFiles) -> TrialRecord:
         trial=read_trial(files),
         files=files,
         outcome=document(files.outcome, Outcome),
-        result=read_result(files),
+        result=document(files.result, TrainingResult),
         ranks=tuple(_load_rank(rank, rank_files) for rank, rank_files in files.ranks()),
         command=files.command.read_text("utf-8") if files.command.exists() else None,
     )
@@ -148,16 +148,6 @@ def read_trial(files: TrialFiles) -> Trial:
         if _schema_of(text) == 1 != SCHEMA:
             raise DataError(_old_schema(f"{files.trial}")) from error
         raise DataError(f"{files.trial}: expected a trial of this version: {error}") from error
-
-
-def read_environment(files: RankFiles) -> RankEnvironment | None:
-    """Read the resources that a rank really had; None if it did not get that far."""
-    return document(files.environment, RankEnvironment)
-
-
-def read_result(files: TrialFiles) -> TrainingResult | None:
-    """Read what rank 0 wrote at the end; None if it did not get that far."""
-    return document(files.result, TrainingResult)
 
 
 def read_hosts(files: TrialFiles) -> tuple[HostTrace, ...]:
@@ -183,7 +173,7 @@ def _load_rank(rank: int, files: RankFiles) -> RankRecord:
     return RankRecord(
         rank=rank,
         spans=rows(files.spans, SpanRow),
-        environment=read_environment(files),
+        environment=document(files.environment, RankEnvironment),
         status=document(files.status, RankStatus),
     )
 

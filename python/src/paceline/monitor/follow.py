@@ -17,7 +17,6 @@ from paceline.analysis.reading import (
     RankRecord,
     TrialRecord,
     load_manifest,
-    read_environment,
     read_trial,
 )
 from paceline.analysis.steps import GlobalSteps, RankSteps, global_steps, rank_steps
@@ -26,7 +25,14 @@ from paceline.errors import DataError
 from paceline.monitor.tail import RowTail
 from paceline.monitor.views import HostView, RankView, RunView, TrialView
 from paceline.records.lock import has_writer
-from paceline.records.rows import HostSample, Outcome, RankSample, RankStatus, StepRow
+from paceline.records.rows import (
+    HostSample,
+    Outcome,
+    RankEnvironment,
+    RankSample,
+    RankStatus,
+    StepRow,
+)
 from paceline.records.stopping import read_stopping
 from paceline.records.tables import frame_of
 from paceline.records.typed import document
@@ -55,13 +61,13 @@ class _Rank:
         self._rank, self._files = rank, files
         self._tail = RowTail(files.steps, newest=_STEPS)
         self._steps: deque[dict[str, Any]] = deque(maxlen=_STEPS)
-        self._environment = read_environment(files)
+        self._environment = document(files.environment, RankEnvironment)
 
     def read(self) -> bool:
         rows = self._tail.new_rows()
         self._steps.extend(rows)
         if self._environment is None:
-            self._environment = read_environment(self._files)
+            self._environment = document(self._files.environment, RankEnvironment)
         return bool(rows)
 
     @property

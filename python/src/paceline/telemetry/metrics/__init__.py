@@ -33,7 +33,6 @@ __all__ = [
     "TRAINING",
     "Metric",
     "Scope",
-    "metric_named",
 ]
 
 METRICS: tuple[Metric, ...] = (
@@ -44,8 +43,3 @@ METRICS: tuple[Metric, ...] = (
     *TRAINING_METRICS,
     *SIDECAR_METRICS,
 )
-
-
-def metric_named(name: str) -> Metric:
-    """Return the metric with this name, without prefix and suffix. Raises KeyError."""
-    return {metric.name: metric for metric in METRICS}[name]
