@@ -94,9 +94,9 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _of_hosts(record: TrialRecord, part: Callable[[HostSeries], pl.DataFrame]) -> pl.DataFrame:
     frames = [
-        _unnested(part(series)).insert_column(0, pl.lit(series.host).alias("host"))
+        _unnested(frame).insert_column(0, pl.lit(series.host).alias("host"))
         for series in read_series(record.files)
-        if not part(series).is_empty()
+        if not (frame := part(series)).is_empty()
     ]
     return _of_trial(record, joined(frames))
 
