@@ -61,7 +61,8 @@ def monitor(run: RunFiles, settings: MonitorSettings, say: Callable[[str], None]
             ) from error
         if settings.backfill:
             _import(run, programs["promtool"], say)
-        children = [stack.enter_context(_prometheus(run, programs["prometheus"], listen))]
+        argv = prometheus.command(programs["prometheus"], "prometheus.yml", "data", listen)
+        children = [stack.enter_context(running("Prometheus", argv, run.monitor, {}))]
         prometheus.wait_until_ready(listen, children[0].check)
         say(f"Prometheus: {listen.url}")
         children += _start_grafana(run, settings, listen, stack, say)
@@ -139,13 +140,6 @@ def _import(run: RunFiles, promtool: str, say: Callable[[str], None]) -> None:
         say(f"imported {found.trials} trials, {found.samples} samples")
     finally:
         text.unlink(missing_ok=True)
-
-
-@contextmanager
-def _prometheus(run: RunFiles, program: str, listen: Address) -> Iterator[Child]:
-    argv = prometheus.command(program, "prometheus.yml", "data", listen)
-    with running("Prometheus", argv, run.monitor, {}) as child:
-        yield child
 
 
 def _start_grafana(
