@@ -1,0 +1,126 @@
+"""Training scripts that know nothing of Paceline: one run with good ones and with faulty ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.functional.conftest import cli
+
+pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
+
+DDP = Path(__file__).parents[2] / "examples/scripts/ddp.py"
+STEPS = 8
+
+TRAINING = """
+import os
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range({steps}):
+    model(torch.ones(2, 4)).sum().backward()
+    {inside}
+    optimizer.step()
+"""
+SCRIPTS = {
+    "no_step": TRAINING.format(steps=0, inside="pass"),
+    "alone": TRAINING.format(steps=3, inside="pass"),
+    "fails": "import torch.distributed as dist\ndist.init_process_group('nccl')\n"
+    + TRAINING.format(steps=3, inside="assert step < 1 or dist.get_world_size() == 1, 'too far'"),
+}
+
+
+def trial(launcher, transport, workloads):
+    return (
+        f'[[trials]]\nlauncher = "{launcher}"\ntransport = "{transport}"\nranks_per_node = 2\n'
+        f'local_strategy = "processes"\noversubscribe = true\nworkloads = {json.dumps(workloads)}\n'
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, cache):
+    """The finished process and the comparison of one run of all scripts."""
+    folder = tmp_path_factory.mktemp("scripts")
+    for name, text in SCRIPTS.items():
+        (folder / f"{name}.py").write_text(text, "utf-8")
+    spec = (
+        'schema = 2\nname = "scripts"\nrepeats = 1\n'
+        "[limits]\ntrial_s = 120\nrendezvous_s = 40\ncollective_s = 20\n"
+        f"[[workloads]]\nscript = {json.dumps(str(DDP))}\nmax_steps = {STEPS}\n"
+        'arguments = ["--width", "32"]\nsamples_per_step = 64\nwarmup_steps = 2\n'
+        + "".join(f'[[workloads]]\nscript = "{name}.py"\nwarmup_steps = 1\n' for name in SCRIPTS)
+        + '[[trials]]\nlauncher = "local"\nlocal_strategy = "sequential"\n'
+        + trial("torchrun", "gloo", ["ddp", "alone", "fails"])
+        + trial("mpi", "mpi", ["ddp"])
+    )
+    (folder / "scripts.toml").write_text(spec, "utf-8")
+    paceline = cli(cache, folder)
+    finished = paceline("run", "scripts.toml", "--out", "run")
+    compared = paceline.main("compare", "run", "--json")
+    assert compared.returncode == 0, finished.stderr
+    rows = {(r["workload"], r["launcher"]): r for r in json.loads(compared.stdout)["rows"]}
+    return finished, rows, folder
+
+
+def outcome(run, trial):
+    return json.loads((run[2] / "run/trials" / f"{trial}.r0/outcome.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("launcher", ["local", "torchrun", "mpi"])
+def test_plain_ddp_is_equivalent_under_every_launcher(run, launcher):
+    row = run[1]["ddp", launcher]
+    assert (row["equivalent"], row["global_batch"]) == (True, 64)
+    assert row["max_abs_weight_diff"] < 1e-6
+    # the limit of steps ended the script
+    assert row["samples"] == 64 * (STEPS - 2)
+
+
+def test_steps_have_phases_and_communication(run):
+    row = run[1]["ddp", "mpi"]
+    phases = row["step_phases_s"]
+    for name in ("data_wait", "forward", "backward", "comm_transfer", "optimizer"):
+        assert phases[name] > 0
+    assert sum(v for v in phases.values() if v is not None) == pytest.approx(
+        row["step_s"]["median"], rel=0.9
+    )
+    operations = run[2] / "run/trials/ddp.mpi.mpi.processes.n1r2t1.fp32.r0/ranks/1"
+    assert (operations / "communication.parquet").exists()
+
+
+def test_run_goes_on_and_ends_with_the_code_of_a_failed_rank(run):
+    finished, rows, _ = run
+    assert finished.returncode == 5
+    assert {key for key, row in rows.items() if row["failed"]} == {
+        ("no_step", "local"), ("alone", "torchrun"), ("fails", "torchrun"),
+    }  # fmt: skip
+
+
+def test_a_script_without_steps_is_refused(run):
+    found = outcome(run, "no_step.local.none.sequential.n1r1t1.fp32")
+    assert found["exit_code"] == 2
+    assert "it ended without a step of an optimiser" in found["message"]
+
+
+def test_ranks_without_a_process_group_are_refused(run):
+    found = outcome(run, "alone.torchrun.gloo.processes.n1r2t1.fp32")
+    assert found["exit_code"] == 2
+    assert "torch.distributed.init_process_group, because the trial has 2 ranks" in found["message"]
+    assert run[1]["alone", "local"]["equivalent"] is True
+
+
+def test_an_exception_names_rank_file_and_line_and_keeps_its_stack(run):
+    found = outcome(run, "fails.torchrun.gloo.processes.n1r2t1.fp32")
+    assert found["exit_code"] == 5
+    first_line = found["message"].partition("\n")[0]
+    line = (
+        SCRIPTS["fails"]
+        .splitlines()
+        .index("    assert step < 1 or dist.get_world_size() == 1, 'too far'")
+    )
+    assert f"fails.py, line {line + 1}: AssertionError: too far" in first_line
+    assert f"rank {found['failed_rank']} of 2" in first_line
+    log = run[2] / "run/trials/fails.torchrun.gloo.processes.n1r2t1.fp32.r0/ranks"
+    assert "Traceback (most recent call last)" in (
+        log / str(found["failed_rank"]) / "log.txt"
+    ).read_text("utf-8")
