@@ -14,7 +14,7 @@ import threading
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from paceline.errors import EnvironmentLacks, PacelineError
+from paceline.errors import PacelineError
 from paceline.host.machine import host_name
 from paceline.host.processes import parent_of
 from paceline.job.context import nodes_of, rank_context
@@ -22,7 +22,7 @@ from paceline.job.failure import FirstFailure, first_failure
 from paceline.job.rank import run_rank, worker_module
 from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import check_reachable, close_listener, listen_on
-from paceline.launchers.spark.configuration import EXECUTORS_ADVICE
+from paceline.launchers.spark.configuration import EXECUTORS_ADVICE, wrong_nodes
 from paceline.launchers.spark.launcher import LOST_TASK
 from paceline.launchers.spark.mpi.task import TaskPlace, run_mpi_task
 from paceline.launchers.spark.mpi.wire import new_token
@@ -97,11 +97,7 @@ def check_placement(job: Job, hosts: Sequence[str]) -> None:
     """Raise EnvironmentLacks if the ranks are on other numbers of nodes than planned."""
     nodes, expected = nodes_of(hosts, EXECUTORS_ADVICE), job.trial.placement.nodes
     if len(nodes) != expected:
-        raise EnvironmentLacks(
-            f"expected the ranks on {expected} node(s), Spark placed them on {len(nodes)} "
-            f"({', '.join(nodes)}); use --ranks-per-node {len(hosts) // len(nodes)} (in a spec: "
-            "nodes and ranks_per_node), or change the number of cores of the executors"
-        )
+        raise wrong_nodes(expected, nodes)
 
 
 @contextmanager

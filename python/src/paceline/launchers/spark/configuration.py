@@ -14,7 +14,7 @@ from paceline.launchers.spark.descriptor import DEFAULT_DRIVER_MEMORY, SparkOpti
 from paceline.plan.trial import task_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from paceline.plan.trial import Trial
 
@@ -35,6 +35,15 @@ _TENSORS = 2  # a parameter's weight and momentum
 _COPIES = 4
 _MIB = 2**20
 _JVM_MIB = 1024  # heap that Spark itself needs
+
+
+def wrong_nodes(expected: int, nodes: Sequence[str]) -> EnvironmentLacks:
+    """Return the error about ranks on other numbers of nodes than planned."""
+    return EnvironmentLacks(
+        f"expected the ranks on {expected} node(s), Spark placed them on {len(nodes)} "
+        f"({', '.join(nodes)}); use --ranks-per-node for the ranks of each node (in a spec: nodes "
+        "and ranks_per_node), or change the number of cores of the executors"
+    )
 
 
 def check_conf(conf: Mapping[str, str]) -> None:

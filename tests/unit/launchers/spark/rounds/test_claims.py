@@ -45,7 +45,7 @@ def test_ranks_of_a_host_are_those_of_its_node(tmp_path):
 def test_more_hosts_than_nodes_are_refused_by_name(tmp_path):
     ours = claims(tmp_path)
     ours.node_of("alpha")
-    with pytest.raises(EnvironmentLacks, match=r"on 1 node\(s\), Spark placed them on alpha and b"):
+    with pytest.raises(EnvironmentLacks, match=r"Spark placed them on 2 \(alpha, beta\)"):
         ours.node_of("beta")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, RankFailed
-from paceline.launchers.spark.configuration import EXECUTORS_ADVICE
+from paceline.launchers.spark.configuration import EXECUTORS_ADVICE, wrong_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,12 +41,8 @@ class Claims:
             name = f"node-{index}"
             if self._make(name, host) or self._read(name) == host:
                 return index
-        hosts = ", ".join(self._read(f"node-{i}") for i in range(self._placement.nodes))
-        raise EnvironmentLacks(
-            f"expected the ranks on {self._placement.nodes} node(s), Spark placed them on {hosts} "
-            f"and {host}; in a spec, say nodes and ranks_per_node as executors are, by hand "
-            "--ranks-per-node"
-        )
+        hosts = [self._read(f"node-{index}") for index in range(self._placement.nodes)]
+        raise wrong_nodes(self._placement.nodes, [*hosts, host])
 
     def take(self, number: int, partition: int, node: int, own: int | None) -> int:
         """Return the rank that a task of round `number` has from now on.
