@@ -1,0 +1,111 @@
+"""Paceline's own cost in each step of a script, against plain torchrun, interleaved.
+
+    python script_cost.py --out results/script_cost.json [--repeats 7] [--steps 60]
+
+bare_ddp.py, AlexNet 224x224 on two one-thread ranks over Gloo, knows nothing of Paceline and notes
+itself when each step ended. It runs under torchrun alone, and as `paceline run --script` starts it.
+Its own times are compared, so the ratio contains hooks, records, recorded process group and
+sidecar. "same resources" gives plain torchrun the cores and the allocator settings that Paceline
+gives every rank; without them Paceline gains more than its records cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+from common import call, write_results
+from paceline.launchers.base import launcher_for
+from paceline.plan.planning import plan_trials
+from paceline.records.layout import TrialFiles
+from paceline.runner import run_trial
+from paceline.spec import load_spec
+from training_ways import BATCH, LIMIT_S, RANKS, StepEnds, Ways, bare, conclude, interleaved
+
+SCRIPT = Path(__file__).with_name("bare_ddp.py")
+# Runs a script with the cores and the allocator settings that Paceline gives each rank.
+SAME_RESOURCES = """
+import os, runpy, sys
+from paceline.training.resources import keep_freed_memory
+cores = sorted(os.sched_getaffinity(0))
+os.sched_setaffinity(0, {cores[int(os.environ["LOCAL_RANK"]) % len(cores)]})
+keep_freed_memory()
+sys.argv = sys.argv[1:]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def script_arguments(steps: int, folder: Path) -> list[str]:
+    return ["--backend", "gloo", "--batch", str(BATCH), "--steps", str(steps), "--out", str(folder)]
+
+
+def ends_in(folder: Path) -> StepEnds:
+    """Return what the script itself noted."""
+    rows = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
+    return [[float(end) for end in row["step_ended_unix_s"]] for row in rows]
+
+
+def with_same_resources(steps: int, folder: Path) -> StepEnds:
+    folder.mkdir(parents=True)
+    wrapper = folder / "same_resources.py"
+    wrapper.write_text(SAME_RESOURCES)
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    argv += ["--nproc-per-node", str(RANKS), str(wrapper), str(SCRIPT)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    call([*argv, *script_arguments(steps, folder)], environment, LIMIT_S, folder / "log.txt")
+    return ends_in(folder)
+
+
+def as_script(steps: int, folder: Path) -> StepEnds:
+    spec = {
+        "schema": 2,
+        "name": "script-cost",
+        "repeats": 1,
+        "workloads": [{"script": str(SCRIPT), "arguments": script_arguments(steps, folder)}],
+        "trials": [
+            {"launcher": "local", "local_strategy": "sequential"},
+            {
+                "launcher": "torchrun",
+                "local_strategy": "processes",
+                "transport": "gloo",
+                "ranks_per_node": RANKS,
+                "threads_per_rank": 1,
+            },
+        ],
+    }
+    planned = plan_trials(load_spec(spec).experiment, {}, RANKS)
+    (trial,) = (each for each in planned if not each.is_baseline)
+    launcher_for(trial.launcher).preflight(trial)
+    outcome = run_trial(trial, TrialFiles(folder / "run" / "trials" / trial.id))
+    if outcome.status != "ok":
+        raise RuntimeError(outcome.message)
+    return ends_in(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=60)
+    arguments = parser.parse_args()
+    ways: Ways = {
+        "plain torchrun": partial(bare, "gloo", arguments.steps),
+        "plain torchrun, same resources": partial(with_same_resources, arguments.steps),
+        "paceline run --script": partial(as_script, arguments.steps),
+    }
+    raw = interleaved(ways, arguments.repeats)
+    own = "paceline run --script"
+    claims = [
+        ("own cost: speed with records over without", own, "plain torchrun, same resources", 0.99),
+        ("speed over plain torchrun", own, "plain torchrun", 0.99),
+    ]
+    write_results(arguments.out, "script_cost", conclude(raw, claims))
+
+
+if __name__ == "__main__":
+    main()

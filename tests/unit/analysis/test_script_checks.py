@@ -1,0 +1,100 @@
+"""A script is equivalent if its tensors agree; if not, only equal conditions prove anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from paceline.analysis.compare import compare_run
+from paceline.analysis.equivalence import check_equivalence
+
+WRONG = {"weights_error": 1.0, "gradient_error": 1.0}
+
+
+def script_run(fabricate, root, changes, *, samples=True):
+    """A run of a script under MPI, and its baseline."""
+    mpi = dataclasses.replace(fabricate.MPI, **changes)
+    run = fabricate.make_run(root, [mpi, fabricate.SEQUENTIAL], cases=[fabricate.Case()])
+    script = {"path": "/t.py", "arguments": [], "directory": "/", "samples_per_step": None}
+    for _, files in run.trials():
+        trial = json.loads(files.trial.read_text())
+        fabricate.edit_json(
+            files.trial, training={**trial["training"], "script": script, "global_batch": 0}
+        )
+        if not samples:
+            edit_steps(files, samples=None, global_samples=None, loss_sum=None)
+    return run
+
+
+def edit_steps(files, **changes):
+    for _, rank in files.ranks():
+        rows = [json.loads(line) for line in rank.steps.read_text().splitlines()]
+        rank.steps.write_text("".join(json.dumps({**row, **changes}) + "\n" for row in rows))
+
+
+def pair(run):
+    found = {files.root.name: files for _, files in run.trials()}
+    trial = next(files for name, files in found.items() if ".mpi." in name)
+    baseline = next(files for name, files in found.items() if ".sequential." in name)
+    return trial, baseline
+
+
+def verdict(run):
+    """Whether the script is equivalent, and the reason why that was not decided."""
+    found = check_equivalence(*pair(run))
+    reasons = [c.reason for c in found.checks if c.decisive and c.passed is None]
+    return found.equivalent, " ".join(reasons)
+
+
+@pytest.mark.parametrize("samples", [True, False])
+def test_tensors_that_agree_are_equivalent_without_known_samples(fabricate, tmp_path, samples):
+    changes = {"weights_error": 1e-4, "gradient_error": 1e-5}
+    run = script_run(fabricate, tmp_path, changes, samples=samples)
+    assert verdict(run) == (True, "")
+
+
+def test_tensors_that_differ_with_equal_samples_are_not_equivalent(fabricate, tmp_path):
+    assert verdict(script_run(fabricate, tmp_path, WRONG))[0] is False
+
+
+def test_unknown_samples_leave_a_difference_undecided(fabricate, tmp_path):
+    equivalent, reason = verdict(script_run(fabricate, tmp_path, WRONG, samples=False))
+    assert equivalent is None
+    assert reason.startswith("the samples of a step are not known, so the batches may differ; ")
+
+
+def test_another_batch_leaves_a_difference_undecided(fabricate, tmp_path):
+    run = script_run(fabricate, tmp_path, WRONG)
+    edit_steps(pair(run)[0], samples=1000)
+    equivalent, reason = verdict(run)
+    assert equivalent is None
+    assert "divide a fixed global batch by WORLD_SIZE in the script" in reason
+
+
+def test_other_first_weights_are_named_even_if_the_tensors_agree(fabricate, tmp_path):
+    run = script_run(fabricate, tmp_path, {})
+    for _, rank in pair(run)[0].ranks():
+        fabricate.edit_json(rank.environment, initial_weights_sha256="other")
+    equivalent, reason = verdict(run)
+    assert equivalent is None
+    assert "started from other weights than the baseline; fix the seed" in reason
+
+
+def test_different_parameters_on_each_rank_are_not_compared(fabricate, tmp_path):
+    run = script_run(fabricate, tmp_path, {})
+    fabricate.edit_json(pair(run)[0].result, not_compared="rank 1 ended with other weights")
+    assert verdict(run) == (None, "rank 1 ended with other weights")
+
+
+def test_rows_that_were_not_checked_are_ranked_in_steps_per_second(fabricate, tmp_path):
+    comparison = compare_run(script_run(fabricate, tmp_path, WRONG, samples=False))
+    row = next(row for row in comparison.rows if row.launcher == "mpi")
+    assert (row.equivalent, row.ranked, row.global_batch) == (None, True, None)
+    assert row.samples_per_s is None
+    assert row.speedup is not None
+    assert row.equivalence_reason is not None
+    assert row.equivalence_reason.startswith("not checked: the samples of a step are not known")
+    assert any("compared in steps per second" in note for note in row.notes)
+    assert "Not all of them were checked" in next(iter(comparison.verdicts.values())).sentence
