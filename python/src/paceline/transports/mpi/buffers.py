@@ -99,6 +99,14 @@ def concatenated(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
+def flattened_if_alike(tensors: list[Tensor]) -> list[Tensor]:
+    """Concatenate tensors of one type and device, so that one operation suffices; otherwise return
+    `tensors`."""
+    if len(tensors) > 1 and len({(t.dtype, t.device) for t in tensors}) == 1:
+        return [concatenated(tensors)]
+    return tensors
+
+
 def scatter_into(flat: Tensor, tensors: Iterable[Tensor]) -> None:
     """Copy consecutive parts of a flat tensor into `tensors`, each of its own size."""
     start = 0

@@ -14,7 +14,13 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 from paceline.transports.mpi.all_reduce import CollectiveStatistics, combined_statistics
-from paceline.transports.mpi.buffers import concatenated, copy_back, message_of
+from paceline.transports.mpi.buffers import (
+    concatenated,
+    copy_back,
+    flattened_if_alike,
+    message_of,
+    scatter_into,
+)
 from paceline.transports.mpi.group_core import BACKEND, GroupCore
 from paceline.transports.mpi.reduce_operations import Reduction, reduction_of
 
@@ -40,8 +46,12 @@ class MpiProcessGroup(GroupCore):
         reductions = [reduction_of(reduce_op, tensor.dtype) for tensor in tensors]
 
         def call() -> CollectiveStatistics | None:
-            pairs = zip(tensors, reductions, strict=True)
-            return combined_statistics([self._reduce_over_all(*pair) for pair in pairs])
+            buffers = flattened_if_alike(tensors)
+            pairs = zip(buffers, reductions, strict=False)  # perhaps one buffer
+            statistics = [self._reduce_over_all(*pair) for pair in pairs]
+            if buffers is not tensors:
+                scatter_into(buffers[0], tensors)
+            return combined_statistics(statistics)
 
         # All-reduce synchronises the ranks itself.
         return self._submit("allreduce", call, tensors, tensors, synchronise=False)
