@@ -20,6 +20,7 @@ from tests.unit.strategies.pipeline.node import (
 )
 from torch import nn
 
+from paceline.errors import UsageError
 from paceline.plan.trial import Placement
 from paceline.strategies import create_strategy
 from paceline.training.dropout import set_sample_keys
@@ -29,6 +30,8 @@ from paceline.workloads.build import build_model, task_of
 
 TASK = Path(__file__).parents[3] / "examples" / "own-task" / "my_task.py"
 SIZES = [8, 8, 3, 1]
+# The batch normalisation of a single vector is not defined. Of three replicas one has no sample.
+RESNET_SIZES = [8, 7, 2]
 # Float32 sums in another order; Adam divides by the gradients' own size, which enlarges relative
 # differences of small ones.
 TOLERANCE = 2e-4
@@ -69,7 +72,7 @@ def task_for(trial):
     return task_of(trial.training, classes=CLASSES, steps=len(SIZES))
 
 
-def train(trial):
+def train(trial, sizes=SIZES):
     """Weights after a step of each size, on every rank; ranks are threads of this process."""
     ranks, board = trial.placement.ranks_per_node, Board()
     models = [build_model(task_for(trial)) for _ in range(ranks)]  # torch's generator is shared
@@ -79,7 +82,7 @@ def train(trial):
         try:
             context, peers = context_of(local_rank, ranks), BoardPeers(board, local_rank, ranks)
             strategy.prepare(task_for(trial), models[local_rank], context, trial, peers)
-            for step, samples in enumerate(SIZES):
+            for step, samples in enumerate(sizes):
                 batch = batch_of(trial, step, samples)
                 own = batch if ranks == 1 else share(trial, local_rank, batch)
                 strategy.gradient(own)
@@ -96,13 +99,13 @@ def train(trial):
         return [future.result() for future in [pool.submit(rank, r) for r in range(ranks)]]
 
 
-def train_by_hand(trial):
+def train_by_hand(trial, sizes=SIZES):
     """The same with torch alone: clipping, schedule and all; the whole batch in one pass."""
     task = task_for(trial)
     model = build_model(task)
     optimizer = task.optimizer(list(model.named_parameters()))
     schedule = task.schedule(optimizer)
-    for step, samples in enumerate(SIZES):
+    for step, samples in enumerate(sizes):
         batch = batch_of(trial, step, samples)
         set_sample_keys(model, trial.training.seed, batch.epoch, batch.sample_ids)
         optimizer.zero_grad()
@@ -157,6 +160,79 @@ def test_attention_layer_norm_and_tied_weights_are_equivalent(name):
     for _, found in ranks:
         assert distance(found, weights) < TOLERANCE
     assert distance(ranks[0][0], gradients) < TOLERANCE
+
+
+class Residual(nn.Module):
+    """Two convolutions with batch normalisation, and a shortcut."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, bias=False)
+        self.shortcut_norm = nn.BatchNorm2d(outputs, momentum=None)
+
+    def forward(self, x):
+        shortcut = self.shortcut_norm(self.shortcut(x))
+        return torch.relu(self.norm(self.conv(x)) + shortcut)
+
+
+class ResNet(Task):
+    """A small residual network with batch normalisation."""
+
+    def model(self):
+        return nn.Sequential(
+            nn.Conv2d(3, 4, 3, stride=2, bias=False),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            Residual(4, 6),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(1),
+            nn.Linear(24, 8),
+            nn.BatchNorm1d(8, affine=False),
+            nn.Linear(8, self.settings.classes),
+        )
+
+
+def resnet_trial(name):
+    trial = trial_of(**TRIALS[name], task=f"{__name__}:ResNet")
+    if not hasattr(trial.strategy_options, "micro_batches"):
+        return trial
+    options = trial.strategy_options.model_copy(update={"micro_batches": 1})
+    return trial.model_copy(update={"strategy_options": options})
+
+
+@pytest.fixture(scope="module")
+def resnet_by_hand():
+    return train_by_hand(resnet_trial("sequential"), RESNET_SIZES)
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_batch_norm_over_the_global_batch_is_equivalent(name, resnet_by_hand):
+    gradients, weights = resnet_by_hand
+    ranks = train(resnet_trial(name), RESNET_SIZES)
+    for _, found in ranks:
+        assert list(found) == list(weights)
+        for key, tensor in weights.items():
+            torch.testing.assert_close(found[key], tensor, rtol=TOLERANCE, atol=1e-6)
+    largest = max(gradient.abs().max() for gradient in gradients.values())
+    for key, tensor in gradients.items():
+        torch.testing.assert_close(ranks[0][0][key], tensor, rtol=1e-3, atol=1e-5 * float(largest))
+
+
+@pytest.mark.parametrize("name", ["threads-2", "processes-2", "hybrid-2x2"])
+def test_batch_norm_of_each_replica_alone_is_found(name, resnet_by_hand, monkeypatch):
+    for module in ("threads.strategy", "processes.strategy", "pipeline.stage"):
+        monkeypatch.setattr(f"paceline.strategies.{module}.synchronise", lambda *_: None)
+    # equal shares of at least two samples, so that every replica has statistics of its own
+    found = train(resnet_trial(name), RESNET_SIZES[:1])
+    gradients, _ = train_by_hand(resnet_trial("sequential"), RESNET_SIZES[:1])
+    assert distance(found[0][0], gradients) > 0.1
+
+
+def test_batch_norm_of_micro_batches_is_refused_with_the_layer():
+    with pytest.raises(UsageError, match=r"layer 1 normalises .* expected 1, got 2"):
+        train(trial_of(**TRIALS["pipeline-2"], task=f"{__name__}:ResNet"))
 
 
 @pytest.fixture(scope="module")

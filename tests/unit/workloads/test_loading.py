@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from pathlib import Path
 
 import pytest
 
@@ -140,6 +141,13 @@ def test_dropout_of_the_model_belongs_to_samples(file):
 def test_dropout_that_cannot_belong_to_samples_is_refused_with_the_layer(file):
     with pytest.raises(UsageError, match=r"layer 1 \(Dropout1d\)"):
         build_model(make_task(f"{file}:OwnMasks"))
+
+
+def test_every_strategy_can_train_the_example():
+    example = Path(__file__).parents[3] / "examples" / "own-task" / "my_task.py"
+    facts = derive_facts(f"{example}:MyTask")
+    assert (facts.splitting_fault, facts.sharding_fault) == (None, None)
+    assert facts.optimizer == "AdamW"
 
 
 @pytest.mark.parametrize(

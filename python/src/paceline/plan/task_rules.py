@@ -30,6 +30,17 @@ def own_task_faults(
             f"workers, but {facts.sharding_fault}; or use a strategy and transport in which each "
             "replica updates all parameters"
         )
+    micro_batches = getattr(options, "micro_batches", 1)
+    if facts.batch_norms and micro_batches > 1:
+        yield (
+            f"micro_batches: layer {facts.batch_norms[0]} of {workload.model} normalises over the "
+            f"whole batch, so expected 1, got {micro_batches}"
+        )
+    if facts.batch_norms and getattr(options, "averaging", None) is not None:
+        yield (
+            f"averaging_period_steps: layer {facts.batch_norms[0]} of {workload.model} has running "
+            "statistics, which local SGD does not average; remove one of the two"
+        )
     if TRANSPORTS.get(transport).averages_weights and facts.optimizer != "SGD":
         yield (
             f'transport "{transport}" averages weights and the momentum of SGD; {workload.model} '

@@ -30,6 +30,7 @@ class ModelFacts(BaseModel):
     parameters: int
     parameter_bytes: int
     split_points: tuple[int, ...]  # layers at which a pipeline stage may begin, ascending
+    batch_norms: tuple[str, ...] = ()  # layers with batch statistics
     optimizer: str = "SGD"  # class name
     # why a pipeline cannot split the model, and why workers cannot update shards of parameters
     splitting_fault: str | None = None

@@ -16,10 +16,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.strategies.reduction import buckets
+from paceline.training.batch_norm import synchronise
 from paceline.training.devices import (
     InputMover,
     Stopwatch,
@@ -72,6 +74,7 @@ class ReplicaStrategy(LocalStrategy):
         self._optimizer = TaskOptimizer(task, model.named_parameters())
         if context.world_size == 1:
             return
+        synchronise(model, _total)
         self._buckets = buckets.Buckets(self._stopwatch, create_sum(trial))
         parallel = DistributedDataParallel(
             model,
@@ -129,3 +132,10 @@ class ReplicaStrategy(LocalStrategy):
         """Close the gradient sum. The process group belongs to the transport."""
         if self._buckets is not None:
             self._buckets.gradient_sum.close(failed=failed)
+
+
+def _total(values: Tensor) -> Tensor:
+    """Sum a small vector over all ranks."""
+    summed = values.clone()
+    dist.all_reduce(summed)
+    return summed

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.errors import UsageError
+from paceline.training.batch_norm import placeholders
 from paceline.training.dropout import set_sample_keys
 from paceline.training.precision import autocast
 
@@ -31,9 +32,11 @@ def sum_of_losses(task: Task, model: nn.Module, batch: TrainBatch, training: Tra
         targets = targets.new_zeros((1, *targets.shape[1:]))
         ids, weight = np.zeros(1, dtype=np.int64), 0.0
     set_sample_keys(model, training.seed, batch.epoch, ids)
-    with autocast(training, inputs.device.type):
-        loss = summed_loss(task, model(inputs), targets)
-    return loss * weight if weight != 1.0 else loss
+    if weight == 1.0:
+        with autocast(training, inputs.device.type):
+            return summed_loss(task, model(inputs), targets)
+    with placeholders(model), autocast(training, inputs.device.type):
+        return summed_loss(task, model(inputs), targets) * weight
 
 
 def summed_loss(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:

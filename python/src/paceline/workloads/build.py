@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from paceline.errors import UsageError
 from paceline.spec.extensions import WORKLOADS
 from paceline.spec.sentences import sentences
+from paceline.training.batch_norm import batch_norms
 from paceline.training.dropout import use_sample_dropout
 from paceline.training.task import Task, TaskSettings
 from paceline.workloads.loading import load_task_class
@@ -66,7 +67,7 @@ def build_model(task: Task) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(task.settings.seed)
         model = task.model()
-    use_sample_dropout(model, enabled=task.settings.dropout)
+    _adapt(task, model)
     return model
 
 
@@ -74,8 +75,19 @@ def on_meta_device(task: Task) -> nn.Module:
     """Return the model without memory for its weights, and without drawing them."""
     with torch.device("meta"):
         model = task.model()
-    use_sample_dropout(model, enabled=task.settings.dropout)
+    _adapt(task, model)
     return model
+
+
+def _adapt(task: Task, model: nn.Module) -> None:
+    """Make the model compute the same in every layout; raise UsageError if it cannot."""
+    use_sample_dropout(model, enabled=task.settings.dropout)
+    names = list(batch_norms(model))
+    if names and task.accumulation_steps > 1:
+        raise UsageError(
+            f"layer {names[0]} normalises over the whole batch, so {type(task).__name__} cannot "
+            f"divide it: expected accumulation_steps = 1, got {task.accumulation_steps}"
+        )
 
 
 def _created(task_class: type[Task], settings: TaskSettings) -> Task:

@@ -109,4 +109,4 @@ def _train(
             else:
                 whole = torch.randn(2 * parameter.numel(), generator=generator)
                 parameter.grad = whole.chunk(2)[worker].clone()
-        optimizer.step()
+        optimizer.step(squared_norm=0.0)  # clipping uses the norm of all parameters anyway

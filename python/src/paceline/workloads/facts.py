@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
 from paceline.spec.model_facts import CLASSES, ModelFacts
+from paceline.training.batch_norm import batch_norms
 from paceline.workloads.build import make_task, on_meta_device
 from paceline.workloads.conditions import sharding_fault, small_parameters, splitting_fault
 
@@ -31,6 +32,7 @@ def derive_facts(task_path: str, options: Mapping[str, Any] | None = None) -> Mo
         parameters=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         split_points=() if unsplit else tuple(legal_split_points(task.blocks(built))),
+        batch_norms=tuple(batch_norms(built)),
         optimizer=type(task.optimizer(small_parameters(built))).__name__,
         splitting_fault=unsplit,
         sharding_fault=sharding_fault(task, built),

@@ -62,6 +62,12 @@ class Link:
         moved.record_stream(computing)
         return moved
 
+    def placeholder(self) -> Tensor:
+        """Return zeros like the message of one sample."""
+        activation = self._activation
+        zeros = torch.zeros(activation.bytes_per_sample, dtype=torch.uint8)
+        return activation.view(zeros, 1).to(self._device)
+
     def release(self) -> None:
         self._slots.release()
 

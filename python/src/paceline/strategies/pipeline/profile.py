@@ -96,6 +96,7 @@ def profile_layers(
         for low, high in stage_bounds(legal_split_points(layers), len(layers))
     ]
     inputs = _random_inputs(task.example_input(), samples, training).to(device)
+    buffers = [(b, b.clone()) for block in blocks for b in block.module.buffers()]
     for block in blocks:
         set_sample_keys(block.module, training.seed, 0, range(samples))
     with torch.autocast(device.type, enabled=False):  # keeps cast weights, as in a step
@@ -107,6 +108,8 @@ def profile_layers(
             _run(blocks, inputs, micro_batches)
             if run > 0 and time.perf_counter() - started_s > _BUDGET_S:
                 break
+    for buffer, before in buffers:  # running statistics
+        buffer.copy_(before)
     return Profile(
         [0, *legal_split_points(layers)],
         [block.times() for block in blocks],

@@ -11,7 +11,7 @@ import torch
 # Tensors on torch's meta device do not.
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from paceline.training.dropout import SampleDropout
+from paceline.training.modes import evaluating
 from paceline.training.precision import autocast
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def trace(task: Task, layers: Layers, training: Training) -> list[Activation]:
     with FakeTensorMode(allow_non_fake_inputs=True), autocast(training), torch.no_grad():
         units = torch.zeros(example.shape, dtype=example.dtype)
         for _, layer in layers:
-            # Dropout masks are computed with numpy; they change neither shape nor type.
-            units = units if isinstance(layer, SampleDropout) else layer(units)
+            with evaluating(layer):
+                units = layer(units)
             shape = tuple(units.shape[1:])
             result.append(Activation(shape, units.dtype, channels_last and len(shape) == 3))
     return result

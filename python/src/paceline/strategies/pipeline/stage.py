@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from paceline.plan.sample_order import share_bounds
 from paceline.strategies.pipeline.deferred import DeferredLinear, deferred
 from paceline.strategies.pipeline.schedules import Action, Forward
+from paceline.training.batch_norm import batch_norms, placeholders, synchronise
 from paceline.training.devices import CPU, InputMover, synchronize
 from paceline.training.dropout import set_sample_keys
 from paceline.training.loss import summed_loss
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Training
     from paceline.strategies.pipeline.links import SplitPoint
     from paceline.strategies.pipeline.split_points import Layers
+    from paceline.training.batch_norm import Total
     from paceline.training.strategy import TrainBatch
     from paceline.training.task import Task
 
@@ -90,6 +92,12 @@ class Stage:
         self._mover = InputMover(device)
         self._passes: dict[int, _Pass] = {}
         self._loss_sum = 0.0
+        self._has_shared_statistics = False
+
+    def synchronise(self, total: Total) -> None:
+        """Sum the statistics of batch normalisation over the replicas of the stage."""
+        synchronise(self._module, total)
+        self._has_shared_statistics = bool(batch_norms(self._module))
 
     def run(self, batch: TrainBatch) -> StageResult:
         """Compute the gradient of the replica's loss into `.grad` of all parameters of the stage.
@@ -125,7 +133,11 @@ class Stage:
             timer.ended("forward")
             self._before.activations.wait(index)
             timer.ended("bubble")
-        output = self._compute(index, batch, low, high) if high > low else None
+        output = None
+        if high > low:
+            output = self._compute(index, batch, low, high)
+        elif self._has_shared_statistics:
+            self._passes[index] = _Pass(None, self._placeholder(batch))
         if self._after is not None:
             if index == 0:
                 timer.ended("forward")
@@ -154,6 +166,20 @@ class Stage:
         self._passes[index] = _Pass(received, output)
         return output
 
+    def _placeholder(self, batch: TrainBatch) -> Tensor:
+        """Pass a sample that does not count, because other replicas sum statistics with this one.
+
+        Return a zero whose backward pass gives zero gradients.
+        """
+        if self._before is None:
+            inputs = self._mover.move(batch.inputs.new_zeros((1, *batch.inputs.shape[1:])))
+        else:
+            inputs = self._before.activations.placeholder()
+        set_sample_keys(self._module, self._training.seed, batch.epoch, [0])
+        with placeholders(self._module), autocast(self._training, self._device.type):
+            output: Tensor = self._module(inputs)
+        return output.float().sum() * 0
+
     def _backward(self, index: int, batch: TrainBatch, timer: StageTimer) -> None:
         gradient = None
         if self._after is not None:
@@ -164,7 +190,8 @@ class Stage:
             gradient = self._after.gradients.received(index, high - low)
         done = self._passes.pop(index, None)
         if done is not None and done.result.requires_grad:
-            torch.autograd.backward(done.result, gradient)
+            is_scalar = done.result.dim() == 0  # a loss, or the zero of a placeholder
+            torch.autograd.backward(done.result, None if is_scalar else gradient)
         if self._before is not None:
             if index == 0:
                 timer.ended("backward")

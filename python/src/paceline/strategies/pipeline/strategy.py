@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from paceline.errors import UsageError
 from paceline.strategies.pipeline.buffers import SharedBuffers
 from paceline.strategies.pipeline.links import Link, SplitPoint, pin
 from paceline.strategies.pipeline.partition import (
@@ -35,9 +36,11 @@ from paceline.strategies.pipeline.schedules import actions
 from paceline.strategies.pipeline.split_points import stage_bounds
 from paceline.strategies.pipeline.stage import Stage
 from paceline.strategies.pipeline.stage_weights import StageReplicas, StageWeights
-from paceline.strategies.reduction.flat_layout import FlatLayout, shared_doubles, shared_floats
+from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.shared_gradients import SharedGradients
+from paceline.strategies.reduction.shared_sum import SharedSum, shared_rows
+from paceline.training.batch_norm import batch_norms, statistics_width
 from paceline.training.devices import CPU, device_of, use_device
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
@@ -45,9 +48,6 @@ from paceline.transports.shared.barrier import Barrier
 from paceline.transports.shared.node import SharedNode
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from paceline.plan.trial import Trial
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.training.context import RankContext
@@ -92,8 +92,7 @@ class PipelineStrategy(LocalStrategy):
         self._aliases: dict[str, str]  # name in the state -> name of the parameter
         self._state_names: tuple[str, ...] = ()
         self._is_first_replica = True
-        self._sums: NDArray[np.float64]  # by local rank
-        self._local_rank = 0
+        self._total_of_node: SharedSum
         self._bounds = (0, 0)  # of the stage's weights in the layout
         self._siblings = ""  # name of the node's workers with this stage in the records
         self._replicas = 1  # on this node
@@ -110,6 +109,7 @@ class PipelineStrategy(LocalStrategy):
         ranks cannot share memory.
         """
         self._task = task
+        _check_batch_norms(model, trial)
         layers, place = task.blocks(model), _Place.of(context, trial.placement.stages)
         self._siblings = f"node {context.node_index} stage {place.stage}"
         self._replicas, self._is_first_replica = place.replicas, place.replica == 0
@@ -145,13 +145,14 @@ class PipelineStrategy(LocalStrategy):
             _parameter_names(layers[low:high])
             for low, high in stage_bounds(division.split_points, len(layers))
         ]
-        self._share_weights(dict(model.named_parameters()), place, names, device)
+        self._share_weights(dict(model.named_parameters()), place, names, layers, device)
 
     def _share_weights(
         self,
         parameters: dict[str, nn.Parameter],
         place: _Place,
         names: list[list[str]],
+        layers: Layers,
         device: torch.device,
     ) -> None:
         """Move the stage's weights into shared memory, and free those of other stages.
@@ -176,8 +177,20 @@ class PipelineStrategy(LocalStrategy):
             task=self._task,
             device=None if device == CPU else device,
         )
-        self._sums = shared_doubles(shared, "sums", place.replicas * place.stages)
-        self._local_rank = place.local_rank(place.replica, place.stage)
+        workers = place.replicas * place.stages
+        width = max(1, *(statistics_width(layer) for _, layer in layers))
+        rows = shared_rows(shared, "sums", workers, width)
+        own_rank = place.local_rank(place.replica, place.stage)
+        self._total_of_node = SharedSum(rows, range(workers), own_rank, self._everyone.wait)
+        if not self._alone:
+            total = SharedSum(
+                rows,
+                place.siblings(place.stage),
+                own_rank,
+                replicas.synchronise,
+                self._replicate_group,
+            )
+            self._stage.synchronise(total)
         self._everyone.wait()  # all weights have been copied
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
@@ -207,11 +220,8 @@ class PipelineStrategy(LocalStrategy):
         if self._task.clip_norm is None:
             self._weights.step()
             return
-        # No worker writes its next value before all have read these: its next gradient needs the
-        # other stages, and the replicas synchronise in `reduce`.
-        self._sums[self._local_rank] = self._weights.shard.squared_norm()
-        self._everyone.wait()
-        self._weights.step(float(self._sums.sum()))
+        own = torch.tensor([self._weights.shard.squared_norm()], dtype=torch.float64)
+        self._weights.step(float(self._total_of_node(own)))
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradients in shared memory, complete on all ranks of the node."""
@@ -245,6 +255,17 @@ class PipelineStrategy(LocalStrategy):
     def _running(self) -> SharedNode:
         assert self._shared is not None, "prepare comes first"
         return self._shared
+
+
+def _check_batch_norms(model: nn.Module, trial: Trial) -> None:
+    """Raise UsageError if a layer would see the statistics of a micro-batch only."""
+    micro_batches = settings_of(trial).micro_batches
+    names = list(batch_norms(model))
+    if names and micro_batches > 1:
+        raise UsageError(
+            f"micro_batches: layer {names[0]} normalises over the whole batch, so expected 1, got "
+            f"{micro_batches}"
+        )
 
 
 def _open_split_points(

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.node import SoloNode
-from paceline.strategies.reduction.flat_layout import FlatLayout, shared_doubles, shared_floats
+from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.shared_gradients import SharedGradients
+from paceline.strategies.reduction.shared_sum import SharedSum, shared_rows
 from paceline.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,
     SharedFactors,
@@ -32,6 +33,7 @@ from paceline.strategies.reduction.sufficient_factors import (
     mark_summed_layers,
     rows_of,
 )
+from paceline.training.batch_norm import statistics_width, synchronise
 from paceline.training.passes import run_passes
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
@@ -40,9 +42,6 @@ from paceline.transports.shared.node import SharedNode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import numpy as np
-    from numpy.typing import NDArray
 
     from paceline.plan.trial import Trial
     from paceline.strategies.reduction.flat_layout import ParameterShard
@@ -69,7 +68,8 @@ class ProcessesStrategy(LocalStrategy):
         self._shared_gradients: list[SharedGradients]
         self._shared_factors: list[SharedFactors]
         self._shard: OptimizerShard
-        self._sums: NDArray[np.float64]  # by local rank
+        self._total: SharedSum  # over all replicas
+        self._total_of_node: SharedSum
         self._replicate_group = ReplicateGroup()
 
     def prepare(
@@ -104,8 +104,13 @@ class ProcessesStrategy(LocalStrategy):
             self._rows,
             low_precision,
         )
-        self._sums = shared_doubles(shared, "sums", self._ranks)
         self._replicate_group = ReplicateGroup.join(trial, context, peers)
+        rows = shared_rows(shared, "sums", self._ranks, max(1, statistics_width(model)))
+        place, wait = (range(self._ranks), self._rank), self._barrier.wait
+        self._total = SharedSum(rows, *place, wait, self._replicate_group)
+        self._total_of_node = SharedSum(rows, *place, wait)
+        if trial.placement.replicas > 1:
+            synchronise(model, self._total)
         self._barrier.wait()  # rank 0 has copied the weights
         self._shard.refresh()
         self._barrier.wait()
@@ -172,7 +177,8 @@ class ProcessesStrategy(LocalStrategy):
         """Step the optimiser; ends when the slowest rank of the node has stepped."""
         squared_norm = None
         if self._task.clip_norm is not None:
-            squared_norm = self._sum_over_node(self._shard.squared_norm())
+            own = torch.tensor([self._shard.squared_norm()], dtype=torch.float64)
+            squared_norm = float(self._total_of_node(own))
         self._shard.step(squared_norm)
         self._barrier.wait()
 
@@ -212,9 +218,3 @@ class ProcessesStrategy(LocalStrategy):
         others = [g.read for rank, g in enumerate(self._shared_gradients) if rank != self._rank]
         factors = [replica.read() for replica in self._shared_factors]
         self._shard.reduce(own, others, factors)
-
-    def _sum_over_node(self, value: float) -> float:
-        """Return the sum over the node's processes; call it once a step, before `step` ends."""
-        self._sums[self._rank] = value
-        self._barrier.wait()
-        return float(self._sums.sum())

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,8 +16,6 @@ from paceline.plan.sample_order import share_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-    from numpy.typing import NDArray
 
     from paceline.transports.shared.node import SharedNode
 
@@ -196,12 +193,6 @@ def copy_shards(shards: Iterable[ParameterShard], source: Tensor, target: Tensor
     """Copy shards from one flat array to another."""
     for shard in shards:
         target[shard.place].copy_(source[shard.place])
-
-
-def shared_doubles(shared: SharedNode, name: str, elements: int) -> NDArray[np.float64]:
-    """Return zeros of shape (elements,), float64, in memory that all processes of the node share;
-    collective."""
-    return shared.memory(name, 8 * elements).view(np.float64)
 
 
 def shared_floats(shared: SharedNode, name: str, elements: int) -> Tensor:

@@ -121,6 +121,11 @@ class ReplicateGroup:
             summed.wait()
             bucket.empty_into(part)
 
+    def sum_vector(self, values: Tensor) -> None:
+        """Sum a small vector in place over the group; nothing to do on a single node."""
+        if self._trial is not None:
+            dist.all_reduce(values, group=self._group)
+
     def describe(self) -> dict[str, Any]:
         """Return sizes and traffic; empty on a single node."""
         if self._trial is None:

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paceline.strategies.reduction.flat_layout import copy_shards
 from paceline.training.linear import bias_gradient, joined, linear_that_keeps, weight_gradient
+from paceline.training.modes import evaluating
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
@@ -77,18 +78,18 @@ def _calls(
         )
         for name, layer in layers.items()
     ]
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()  # without dropout masks and running statistics
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        with (
+            evaluating(model),
+            FakeTensorMode(allow_non_fake_inputs=True) as mode,
+            torch.no_grad(),
+        ):
             model(mode.from_tensor(example))
     except Exception:  # noqa: BLE001  (any model of a user; sums are always right)
         calls = {name: [] for name in layers}
     finally:
         for hook in hooks:
             hook.remove()
-        for module, was_training in modes:
-            module.training = was_training
     return calls
 
 

@@ -25,6 +25,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +33,7 @@ from paceline.plan.sample_order import share_bounds
 from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard, shard_of
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
+from paceline.strategies.reduction.shared_sum import SharedSum
 from paceline.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,
     SufficientFactors,
@@ -40,6 +42,7 @@ from paceline.strategies.reduction.sufficient_factors import (
     rows_of,
 )
 from paceline.strategies.threads.worker_pool import WorkerPool
+from paceline.training.batch_norm import statistics_width, synchronise
 from paceline.training.cores import worker_cores
 from paceline.training.devices import unix_s
 from paceline.training.linear import joined
@@ -109,10 +112,21 @@ class ThreadsStrategy(LocalStrategy):
             OptimizerShard(self._layout, owned, weights, task, rows, low_precision)
             for owned in self._layout.shards(replicas, rows)
         ]
+        if trial.placement.replicas > 1:
+            self._synchronise_statistics(model)
         self._factors = [{} for _ in range(replicas)]
         for replica, factors in zip(self._replicas, self._factors, strict=True):
             capture_sufficient_factors(replica, partial(_store, factors), low_precision)
             _stop_between_layers(replica, self._pool)
+
+    def _synchronise_statistics(self, model: nn.Module) -> None:
+        """Sum the statistics of batch normalisation over all replicas, also of other nodes."""
+        pool, replicas = self._running(), len(self._replicas)
+        rows = np.zeros((2 * replicas, max(1, statistics_width(model))))
+        nodes = self._replicate_group
+        for worker, replica in enumerate(self._replicas):
+            wait = partial(pool.barrier, worker)
+            synchronise(replica, SharedSum(rows, range(replicas), worker, wait, nodes))
 
     def for_parts(self, samples: int, task: Callable[[slice], None]) -> None:
         """Let each thread prepare the images of its own replica."""

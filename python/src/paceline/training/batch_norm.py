@@ -1,0 +1,164 @@
+"""Batch normalisation over the global batch, wherever its samples are.
+
+torch's layer normalises with the statistics of the samples that it sees, so a replica with half of
+a batch computes something else than one with the whole. Here the statistics are summed over all
+replicas in the forward pass, and their gradients in the backward pass (as in
+torch.nn.SyncBatchNorm, which is for GPUs with one process each).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+# Returns the sum of a vector (float64) over all replicas; collective over them.
+Total = Callable[[Tensor], Tensor]
+_EXCLUDED = "paceline_excluded"  # attribute of a layer whose samples do not count
+
+
+def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers with batch statistics, by name."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
+
+
+def statistics_width(model: nn.Module) -> int:
+    """Return the elements of the longest vector that `synchronise` sums; 0 without such layers."""
+    return max((2 * layer.num_features + 1 for layer in _layers(model)), default=0)
+
+
+def synchronise(model: nn.Module, total: Total) -> None:
+    """Make the layers of one replica use the statistics of all replicas in training mode.
+
+    total: called in the same order by all replicas, twice for each layer in a step.
+    """
+    for layer in _layers(model):
+        # only `forward` is replaced: the module keeps its names, parameters and buffers
+        layer.forward = partial(_forward, layer, total)  # type: ignore[method-assign]
+
+
+@contextmanager
+def placeholders(model: nn.Module) -> Iterator[None]:
+    """Pass forward with samples that do not count, to take part in the sums of other replicas."""
+    for layer in _layers(model):
+        setattr(layer, _EXCLUDED, True)
+    try:
+        yield
+    finally:
+        for layer in _layers(model):
+            setattr(layer, _EXCLUDED, False)
+
+
+def _layers(model: nn.Module) -> Iterable[_BatchNorm]:
+    return (module for module in model.modules() if isinstance(module, _BatchNorm))
+
+
+def _forward(layer: _BatchNorm, total: Total, inputs: Tensor) -> Tensor:
+    if not layer.training:
+        return type(layer).forward(layer, inputs)
+    excluded = getattr(layer, _EXCLUDED, False)
+    mean, variance, count = _statistics(inputs.detach(), total, excluded=excluded)
+    _track(layer, mean, variance, count)
+    output: Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
+        inputs, layer.weight, layer.bias, mean, variance, layer.eps, count, total, excluded
+    )
+    return output
+
+
+def _statistics(inputs: Tensor, total: Total, *, excluded: bool) -> tuple[Tensor, Tensor, float]:
+    """Return mean and biased variance of each channel, float32, and the number of values."""
+    channels = inputs.shape[1]
+    sums = torch.zeros(2 * channels + 1, dtype=torch.float64)
+    if not excluded:
+        values = inputs.float()
+        variance, mean = torch.var_mean(values, _reduced(inputs), unbiased=False)
+        own = inputs.numel() // channels
+        mean64 = mean.cpu().double()
+        sums[:channels] = own * mean64
+        sums[channels:-1] = own * (variance.cpu().double() + mean64.square())
+        sums[-1] = own
+    sums = total(sums)
+    count = float(sums[-1])
+    mean64 = sums[:channels] / count
+    variance64 = (sums[channels:-1] / count - mean64.square()).clamp_min(0)
+    return mean64.float().to(inputs.device), variance64.float().to(inputs.device), count
+
+
+@torch.no_grad()
+def _track(layer: _BatchNorm, mean: Tensor, variance: Tensor, count: float) -> None:
+    """Update the running statistics as torch does."""
+    if not layer.track_running_stats or layer.running_mean is None:
+        return
+    assert layer.running_var is not None
+    assert layer.num_batches_tracked is not None
+    layer.num_batches_tracked += 1
+    momentum = layer.momentum
+    if momentum is None:
+        momentum = 1 / float(layer.num_batches_tracked)
+    unbiased = variance * (count / max(1.0, count - 1))
+    layer.running_mean.lerp_(mean, momentum)
+    layer.running_var.lerp_(unbiased, momentum)
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: PLR0913, PLR0917  (as torch passes them)
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        variance: Tensor,
+        epsilon: float,
+        count: float,
+        total: Total,
+        excluded: bool,
+    ) -> Tensor:
+        deviation = torch.rsqrt(variance + epsilon)
+        ctx.save_for_backward(inputs, weight, mean, deviation)
+        ctx.count, ctx.total, ctx.excluded = count, total, excluded
+        scale = deviation if weight is None else deviation * weight
+        shift = -mean * scale if bias is None else bias - mean * scale
+        shape = _shape(inputs)
+        return torch.addcmul(shift.view(shape), inputs.float(), scale.view(shape)).to(inputs.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight, mean, deviation = ctx.saved_tensors
+        gradient = gradients[0].float()
+        shape, dims = _shape(inputs), _reduced(inputs)
+        normalised = (inputs.float() - mean.view(shape)) * deviation.view(shape)
+        own = torch.cat([gradient.sum(dims), (gradient * normalised).sum(dims)])
+        if ctx.excluded:
+            own = torch.zeros_like(own)
+        channels = len(mean)
+        sums = ctx.total(own.detach().cpu().double()).float().to(inputs.device) / ctx.count
+        to_inputs = None
+        if ctx.needs_input_grad[0]:
+            scale = deviation if weight is None else deviation * weight
+            centred = gradient - sums[:channels].view(shape)
+            centred -= normalised * sums[channels:].view(shape)
+            to_inputs = (centred * scale.view(shape)).to(inputs.dtype)
+            if ctx.excluded:
+                to_inputs.zero_()
+        to_weight = own[channels:] if ctx.needs_input_grad[1] else None
+        to_bias = own[:channels] if ctx.needs_input_grad[2] else None
+        return to_inputs, to_weight, to_bias, None, None, None, None, None, None
+
+
+def _reduced(inputs: Tensor) -> list[int]:
+    """Return all dimensions but that of the channels."""
+    return [dim for dim in range(inputs.dim()) if dim != 1]
+
+
+def _shape(inputs: Tensor) -> list[int]:
+    """Return the shape in which a vector of channels is broadcast to the inputs."""
+    return [1, inputs.shape[1], *[1] * (inputs.dim() - 2)]
