@@ -83,3 +83,12 @@ def test_the_cache_lies_where_the_environment_says(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert default_cache_dir() == Path(expected)
+
+
+def test_list_of_packages_does_not_depend_on_what_was_imported(tmp_path, monkeypatch):
+    before = all_packages()
+    copy = tmp_path / "setuptools" / "_vendor"
+    (copy / "numpy-0.1.dist-info").mkdir(parents=True)
+    (copy / "numpy-0.1.dist-info" / "METADATA").write_text("Name: numpy\nVersion: 0.1\n")
+    monkeypatch.syspath_prepend(copy)
+    assert all_packages() == before

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import socket
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,13 @@ def torch_cuda() -> str | None:
 
 def all_packages() -> dict[str, str]:
     """Return the versions of all installed distributions, by name."""
-    found = {dist.name: dist.version for dist in metadata.distributions()}
-    return {name: found[name] for name in sorted(found, key=str.lower) if name}
+    # setuptools adds the copies that it contains to the path once something imports it
+    places = [place for place in sys.path if Path(place).name != "_vendor"]
+    found: dict[str, str] = {}
+    for distribution in metadata.distributions(path=places):
+        if distribution.name:  # None for a damaged one
+            found.setdefault(distribution.name, distribution.version)
+    return {name: found[name] for name in sorted(found, key=str.lower)}
 
 
 def cpu_governor(system: Path = SYSTEM) -> str | None:
