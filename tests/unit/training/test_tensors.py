@@ -29,3 +29,12 @@ def test_update_is_measured_for_each_tensor():
     initial = {"w": torch.zeros(2), "b": torch.ones(1)}
     final = {"w": torch.tensor([3.0, 4.0]), "b": torch.ones(1)}
     assert update_l2(final, initial) == pytest.approx({"w": 5.0, "b": 0.0})
+
+
+def test_tied_weights_are_saved_under_both_names(tmp_path):
+    weight = torch.arange(6.0).reshape(2, 3)
+    save_tensors(tmp_path / "w.safetensors", {"a": weight, "b": weight, "n": torch.tensor(3)})
+    found = load_file(tmp_path / "w.safetensors")
+    assert torch.equal(found["a"], weight)
+    assert torch.equal(found["b"], weight)
+    assert found["n"].item() == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -12,10 +13,12 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
+from paceline.analysis.tensors import tensor_differences
 from paceline.data.reading import Batch
-from paceline.errors import RankFailed
+from paceline.errors import RankFailed, UsageError
 from paceline.records.files import read_json, read_jsonl
 from paceline.records.layout import TrialFiles
+from paceline.records.planned_trial import write_trial
 from paceline.training.dropout import set_sample_keys
 from paceline.training.transforms import to_input
 from paceline.worker import worker
@@ -168,3 +171,51 @@ def test_memory_format_changes_no_sample_and_hardly_a_weight(photos, make_trial,
     )
     for name, tensor in one.items():
         torch.testing.assert_close(tensor, two[name], rtol=1e-4, atol=1e-6)
+
+
+TASK = """
+import torch
+from torch import nn
+import paceline
+
+class Mine(paceline.Task):
+    clip_norm = 0.5
+
+    def model(self):
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 3, stride=4, bias=False), nn.BatchNorm2d(4), nn.Flatten(1),
+            nn.Linear(256, 8, bias=False), nn.Linear(8, 8), nn.Linear(8, self.settings.classes),
+        )
+        return model
+
+    def optimizer(self, parameters):
+        return torch.optim.AdamW(parameters, lr=self.settings.learning_rate)
+
+    def schedule(self, optimizer):
+        return torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=self.settings.steps)
+"""
+
+
+def test_task_in_a_users_file_travels_with_the_trial(photos, make_trial, solo, tmp_path):
+    source = tmp_path / "my_task.py"
+    source.write_text(TASK)
+    sha256 = hashlib.sha256(source.read_bytes()).hexdigest()
+    trial = make_trial(task=f"{source}:Mine", task_sha256=sha256)
+    files = [TrialFiles(tmp_path / name) for name in ("one", "two")]
+    for each in files:
+        each.root.mkdir()
+        write_trial(trial, each)
+    source.unlink()  # the ranks read the copy
+    for each in files:
+        worker.train(trial, solo, each)
+    weights = load_file(files[0].weights)
+    assert weights["1.num_batches_tracked"].item() == 3
+    assert all(d.max_abs == 0 for d in tensor_differences(files[0].weights, files[1].weights))
+
+
+def test_file_of_a_task_that_was_changed_is_refused(photos, make_trial, solo, tmp_path):
+    (tmp_path / "my_task.py").write_text(TASK + "# changed")
+    sha256 = hashlib.sha256(TASK.encode()).hexdigest()
+    trial = make_trial(task=f"{tmp_path}/my_task.py:Mine", task_sha256=sha256)
+    with pytest.raises(UsageError, match="has changed since the trial was planned"):
+        worker.train(trial, solo, TrialFiles(tmp_path))

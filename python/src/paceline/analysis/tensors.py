@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _PART_ELEMENTS = 1 << 20
+_TYPES = {"F32", "F64", "I64", "I32", "U8", "BOOL"}  # of parameters and buffers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +37,8 @@ class TensorDifference:
 def tensor_differences(ours: Path, baseline: Path) -> list[TensorDifference]:
     """Compare every tensor, in order of name.
 
-    Raises NotComparable if names or shapes differ or a tensor is not fp32, DataError if a file
-    cannot be read.
+    Raises NotComparable if names, shapes or types differ, or a tensor is of another type than the
+    weights, counters and running statistics of fp32 models; DataError if a file cannot be read.
     """
     try:
         with (
@@ -59,17 +60,18 @@ def tensor_differences(ours: Path, baseline: Path) -> list[TensorDifference]:
 
 def _difference(name: str, ours: Any, baseline: Any, path: Path) -> TensorDifference:
     a, b = ours.get_slice(name), baseline.get_slice(name)
-    if a.get_shape() != b.get_shape() or {a.get_dtype(), b.get_dtype()} != {"F32"}:
+    types = {a.get_dtype(), b.get_dtype()}
+    if a.get_shape() != b.get_shape() or len(types) > 1 or not types <= _TYPES:
         raise NotComparable(
-            f"{path}: tensor {name}: expected F32 of shape {b.get_shape()}, "
+            f"{path}: tensor {name}: expected {b.get_dtype()} of shape {b.get_shape()}, "
             f"got {a.get_dtype()} {a.get_shape()} (baseline: {b.get_dtype()})"
         )
     squares = base = 0.0
     largest = 0.0
     for x, y in _parts(name, ours, baseline, a.get_shape()):
-        difference = x.astype(np.float64) - y
+        difference = x.astype(np.float64) - y.astype(np.float64)
         squares += float(np.vdot(difference, difference))
-        base += float(np.vdot(y, y.astype(np.float64)))
+        base += float(np.vdot(y.astype(np.float64), y.astype(np.float64)))
         if difference.size:
             # np.maximum keeps NaN, max does not
             largest = float(np.maximum(largest, np.abs(difference).max()))

@@ -31,10 +31,23 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
     try:
-        save_file({name: t.detach().contiguous() for name, t in tensors.items()}, temporary)
+        save_file(_separate(tensors), temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous tensors; copy those that share memory with another, as tied weights do."""
+    separate: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in tensors.items():
+        own = tensor.detach().contiguous()
+        if own.data_ptr() in places and own.numel():
+            own = own.clone()
+        places.add(own.data_ptr())
+        separate[name] = own
+    return separate
 
 
 def update_l2(final: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, float]:
