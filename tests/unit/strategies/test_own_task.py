@@ -20,9 +20,12 @@ from tests.unit.strategies.pipeline.node import (
 )
 from torch import nn
 
+from paceline.analysis.tolerances import tolerance
 from paceline.errors import UsageError
 from paceline.plan.trial import Placement
 from paceline.strategies import create_strategy
+from paceline.strategies.reduction.optimizer_shard import OptimizerShard
+from paceline.training import passes
 from paceline.training.dropout import set_sample_keys
 from paceline.training.task import Task
 from paceline.training.tensors import sha256_of
@@ -247,3 +250,68 @@ def test_own_optimizer_schedule_loss_clipping_and_accumulation_are_equivalent(na
         assert distance(weights, by_hand[1]) < TOLERANCE
     assert distance(found[0][0], by_hand[0]) < 10 * TOLERANCE
     assert len({sha256_of(weights) for _, weights in found}) == 1
+
+
+def update_difference(trial, found, wanted):
+    """The largest difference of a tensor, relative to how far training moved it."""
+    initial = build_model(task_for(trial)).state_dict()
+    return max(
+        float((found[n] - wanted[n]).norm() / (wanted[n] - initial[n]).norm()) for n in wanted
+    )
+
+
+def step_the_schedule_twice(monkeypatch):
+    """On the worker that owns the first parameter."""
+    step = OptimizerShard.step
+
+    def twice(self, squared_norm=None):
+        step(self, squared_norm)
+        if self.parameter_shards[0].offset == 0:
+            self._optimizer._schedule.step()
+
+    monkeypatch.setattr(OptimizerShard, "step", twice)
+
+
+def sum_tied_weights_twice(monkeypatch):
+    """As if each of the two layers had handed in the gradient of both."""
+    reduce = OptimizerShard.reduce
+
+    def doubled(self, own, others, factors=()):
+        reduce(self, own, others, factors)
+        for shard, parameter in zip(self.parameter_shards, self._parameters, strict=True):
+            if shard.name == "3.up.weight":
+                parameter.grad.mul_(2)
+
+    monkeypatch.setattr(OptimizerShard, "reduce", doubled)
+
+
+def see_a_sample_twice(monkeypatch):
+    """The second replica trains on the last sample of the first one, too."""
+    bounds = passes.share_bounds
+
+    def overlapping(samples, replica, replicas):
+        low, high = bounds(samples, replica, replicas)
+        return (low - 1, high) if replica == 1 and replicas == 2 else (low, high)
+
+    monkeypatch.setattr(passes, "share_bounds", overlapping)
+
+
+@pytest.mark.parametrize(
+    ("fault", "task"),
+    [
+        (None, f"{TASK}:MyTask"),
+        (step_the_schedule_twice, f"{TASK}:MyTask"),
+        (see_a_sample_twice, f"{TASK}:MyTask"),
+        (None, f"{__name__}:Transformer"),
+        (sum_tied_weights_twice, f"{__name__}:Transformer"),
+    ],
+)
+def test_faults_in_the_parts_of_a_task_are_not_equivalent(fault, task, monkeypatch):
+    trial = trial_of(**TRIALS["threads-2"], task=task)
+    _, wanted = train_by_hand(trial)
+    if fault is not None:
+        fault(monkeypatch)
+    ((_, found),) = train(trial)
+    limit = tolerance("fp32", "fp32", len(SIZES)).weights
+    difference = update_difference(trial, found, wanted)
+    assert difference < limit / 10 if fault is None else difference > limit
