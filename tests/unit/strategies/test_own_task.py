@@ -155,6 +155,74 @@ class Transformer(Task):
         )
 
 
+class Tied(Task):
+    """The first and the last linear layer share their weight, across the stages of a pipeline."""
+
+    clip_norm = 0.5
+
+    def model(self):
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 8, stride=8),
+            nn.Flatten(1),
+            nn.Linear(64, 16),
+            nn.Linear(16, 16),
+            nn.Tanh(),
+            nn.Linear(16, 16, bias=False),
+            nn.Tanh(),
+            nn.Linear(16, 16),
+            nn.Linear(16, self.settings.classes),
+        )
+        model[7].weight = model[3].weight
+        return model
+
+
+@pytest.mark.parametrize("name", [n for n in TRIALS if n != "sequential"])
+def test_weights_that_stages_share_are_equivalent(name):
+    trial = trial_of(**TRIALS[name], task=f"{__name__}:Tied")
+    if hasattr(trial.strategy_options, "split_points"):
+        options = trial.strategy_options.model_copy(update={"split_points": (5,), "balance": None})
+        trial = trial.model_copy(update={"strategy_options": options})
+    gradients, weights = train_by_hand(trial)
+    ranks = train(trial)
+    for _, found in ranks:
+        assert distance(found, weights) < TOLERANCE
+    assert distance(ranks[0][0], gradients) < TOLERANCE
+
+
+class Reordered(nn.Module):
+    """Uses its layers in another order than it names them."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.head = nn.Linear(8, classes)
+        self.body = nn.Linear(64, 8)
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 8, stride=8), nn.Flatten(1))
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(self.stem(x))))
+
+
+class Blocks(Task):
+    """Names the blocks of a model that is no sequence."""
+
+    def model(self):
+        return Reordered(self.settings.classes)
+
+    def blocks(self, model):
+        names = ("stem", "body", "tanh", "head")
+        return [(name, getattr(model, name, None) or nn.Tanh()) for name in names]
+
+
+@pytest.mark.parametrize("name", ["pipeline-2", "hybrid-2x2"])
+def test_blocks_in_another_order_than_the_parameters_are_equivalent(name):
+    trial = trial_of(**TRIALS[name], task=f"{__name__}:Blocks")
+    gradients, weights = train_by_hand(trial)
+    for found_gradients, found in train(trial):
+        assert found.keys() == weights.keys()
+        assert distance({n: found[n] for n in weights}, weights) < TOLERANCE
+        assert found_gradients.keys() == gradients.keys()
+
+
 @pytest.mark.parametrize("name", [n for n in TRIALS if n != "sequential"])
 def test_attention_layer_norm_and_tied_weights_are_equivalent(name):
     trial = trial_of(**TRIALS[name], task=f"{__name__}:Transformer")

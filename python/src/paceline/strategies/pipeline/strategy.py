@@ -36,6 +36,7 @@ from paceline.strategies.pipeline.schedules import actions
 from paceline.strategies.pipeline.split_points import stage_bounds
 from paceline.strategies.pipeline.stage import Stage
 from paceline.strategies.pipeline.stage_weights import StageReplicas, StageWeights
+from paceline.strategies.pipeline.tied import Ownership, TiedGradients
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.shared_gradients import SharedGradients
@@ -89,6 +90,8 @@ class PipelineStrategy(LocalStrategy):
         self._stage: Stage
         self._weights: StageWeights
         self._buffers: SharedBuffers
+        self._tied: TiedGradients
+        self._has_ties = False
         self._aliases: dict[str, str]  # name in the state -> name of the parameter
         self._state_names: tuple[str, ...] = ()
         self._is_first_replica = True
@@ -136,39 +139,51 @@ class PipelineStrategy(LocalStrategy):
             device,
         )
         self._buffers = SharedBuffers(shared, model, layers[low:high])
-        named = {id(p): name for name, p in reversed(list(model.named_parameters()))}
+        named = {id(p): name for name, p in model.named_parameters()}
         # tied weights have several names
         state = model.state_dict(keep_vars=True)
         self._aliases = {name: named[id(t)] for name, t in state.items() if id(t) in named}
         self._state_names = tuple(state)
-        names = [
-            _parameter_names(layers[low:high])
-            for low, high in stage_bounds(division.split_points, len(layers))
-        ]
-        self._share_weights(dict(model.named_parameters()), place, names, layers, device)
+        bounds = stage_bounds(division.split_points, len(layers))
+        ownership = Ownership.of(model, [layers[low:high] for low, high in bounds])
+        if ownership.has_ties and device != CPU:
+            raise UsageError(
+                f"parameter {next(filter(None, ownership.borrowed))[0]} belongs to several stages, "
+                "which share it in the memory of CPUs; expected device cpu, or other split_points"
+            )
+        self._share_weights(dict(model.named_parameters()), place, ownership, layers, device)
 
     def _share_weights(
         self,
         parameters: dict[str, nn.Parameter],
         place: _Place,
-        names: list[list[str]],
+        ownership: Ownership,
         layers: Layers,
         device: torch.device,
     ) -> None:
-        """Move the stage's weights into shared memory, and free those of other stages.
-
-        names: parameter names by stage.
-        """
-        shared = self._running()
-        self._layout = FlatLayout.of(parameters.items())
+        """Move the stage's weights into shared memory, and free those of other stages."""
+        shared, names = self._running(), ownership.owned
+        self._tied = TiedGradients(
+            shared,
+            ownership,
+            dict(parameters),
+            replica=place.replica,
+            replicas=place.replicas,
+            stage=place.stage,
+        )
+        self._has_ties = ownership.has_ties
+        # In the order of the stages, so that each has consecutive memory.
+        self._layout = FlatLayout.of((n, parameters[n]) for stage in names for n in stage)
         self._shared_weights = shared_floats(shared, "the weights", self._layout.elements)
         layouts = [FlatLayout.of((name, parameters[name]) for name in stage) for stage in names]
         replicas = _open_replicas(shared, place, layouts)
         whole = self._layout.only(names[place.stage])
         self._bounds = (whole.begin, whole.end)
         own = {name: parameters.pop(name) for name in names[place.stage]}
+        borrowed = {name: parameters.pop(name) for name in ownership.borrowed[place.stage]}
         for parameter in parameters.values():
             parameter.data = torch.empty(0)
+        self._layout.only(borrowed).bind(borrowed, self._shared_weights, copy=False)
         self._weights = StageWeights(
             layouts[place.stage],
             own,
@@ -202,6 +217,10 @@ class PipelineStrategy(LocalStrategy):
         ready_s, ready_unix_s = time.perf_counter(), time.time()
         low, high = self._bounds
         operation = begin_operation(self._siblings, self._replicas, SHARED_REDUCE, 4 * (high - low))
+        if self._has_ties:
+            self._tied.publish()
+            self._everyone.wait()
+            self._tied.collect()
         self._weights.reduce()
         if self._replicas > 1:
             operation.end()
@@ -305,7 +324,3 @@ def _open_replicas(shared: SharedNode, place: _Place, layouts: list[FlatLayout])
     return StageReplicas(
         place.replica, shards[place.stage], shared_gradients, barriers[place.stage]
     )
-
-
-def _parameter_names(layers: Layers) -> list[str]:
-    return [f"{name}.{own}" for name, layer in layers for own, _ in layer.named_parameters()]

@@ -1,0 +1,31 @@
+"""The example task, as its README runs it: certified equivalent under every local strategy."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.functional.cli_runs import Cli
+
+pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own-task"
+STRATEGIES = {"sequential", "intraop", "threads", "processes", "pipeline", "hybrid"}
+
+
+def test_every_local_strategy_trains_the_example_equivalently(cache, tiny_dataset, tmp_path):
+    folder = shutil.copytree(EXAMPLE, tmp_path / "own-task")
+    (folder / "dataset").symlink_to(tiny_dataset)
+    environment = {**os.environ, "PACELINE_CACHE": str(cache), "NO_COLOR": "1"}
+    cli = Cli(environment=environment, cwd=folder)
+    ran = cli("run", "own-task.toml", "--out", "run")
+    assert ran.returncode == 0, ran.stderr
+    compared = cli("compare", "run", "--json")
+    rows = json.loads(compared.stdout)["rows"]
+    assert {row["local_strategy"] for row in rows} == STRATEGIES
+    assert [row["equivalence_reason"] for row in rows if row["equivalent"] is not True] == []
+    for trial in (folder / "run" / "trials").iterdir():
+        assert (trial / "my_task.py").read_text() == (EXAMPLE / "my_task.py").read_text()
