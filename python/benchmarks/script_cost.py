@@ -7,6 +7,9 @@ itself when each step ended. It runs under torchrun alone, and as `paceline run 
 Its own times are compared, so the ratio contains hooks, records, recorded process group and
 sidecar. "same resources" gives plain torchrun the cores and the allocator settings that Paceline
 gives every rank; without them Paceline gains more than its records cost.
+
+Before that, the CPU time of the records alone: a training of one small layer in this process, with
+and without them, interleaved. It hardly depends on other programs on the machine.
 """
 
 from __future__ import annotations
@@ -15,17 +18,25 @@ import argparse
 import json
 import os
 import sys
+import tempfile
+import time
 from functools import partial
 from pathlib import Path
 
-from common import call, write_results
+import torch
+
+from common import call, median_interval, shown, write_results
+from paceline.job.context import rank_context
 from paceline.launchers.base import launcher_for
 from paceline.plan.planning import plan_trials
-from paceline.records.layout import TrialFiles
+from paceline.records.layout import RankFiles, TrialFiles
 from paceline.runner import run_trial
+from paceline.script.training import TrainingRecorder
 from paceline.spec import load_spec
+from paceline.transports.recorder import Recorder
 from training_ways import BATCH, LIMIT_S, RANKS, StepEnds, Ways, bare, conclude, interleaved
 
+STEPS_OF_LAYER = 2000
 SCRIPT = Path(__file__).with_name("bare_ddp.py")
 # Runs a script with the cores and the allocator settings that Paceline gives each rank.
 SAME_RESOURCES = """
@@ -87,12 +98,54 @@ def as_script(steps: int, folder: Path) -> StepEnds:
     return ends_in(folder)
 
 
+def small_training(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> float:
+    """Return the CPU time of `STEPS_OF_LAYER` steps of a small layer, in seconds per step."""
+    batch = torch.ones(4, 8)
+    began_s = time.thread_time()
+    for _ in range(STEPS_OF_LAYER):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+    return (time.thread_time() - began_s) / STEPS_OF_LAYER
+
+
+def records_alone(repeats: int) -> dict[str, list[float]]:
+    """Return the CPU seconds per step with and without records, by repeat."""
+    spec = {
+        "schema": 2,
+        "name": "script-cost",
+        "workloads": [{"script": str(SCRIPT)}],
+        "trials": [{"launcher": "local", "local_strategy": "sequential"}],
+    }
+    training = plan_trials(load_spec(spec).experiment, {}, 1)[0].training
+    context = rank_context(0, ["host"], None)
+    found: dict[str, list[float]] = {"with": [], "without": []}
+    torch.set_num_threads(1)
+    for repeat in range(repeats + 1):
+        model = torch.nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+        without = small_training(optimizer, model)
+        with tempfile.TemporaryDirectory() as folder:
+            files = RankFiles(Path(folder))
+            operations = Recorder(files.communication)
+            recorder = TrainingRecorder(training, context, files, operations, lambda _: None)
+            with recorder.recording():
+                recorded = small_training(optimizer, model)
+        if repeat:  # the first one warms up
+            found["without"].append(without)
+            found["with"].append(recorded)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--steps", type=int, default=60)
     arguments = parser.parse_args()
+    records = records_alone(arguments.repeats)
+    added = [1e6 * (a - b) for a, b in zip(records["with"], records["without"], strict=True)]
+    shown("CPU time of the records, a step", median_interval(added), "us")
     ways: Ways = {
         "plain torchrun": partial(bare, "gloo", arguments.steps),
         "plain torchrun, same resources": partial(with_same_resources, arguments.steps),
@@ -104,7 +157,8 @@ def main() -> None:
         ("own cost: speed with records over without", own, "plain torchrun, same resources", 0.99),
         ("speed over plain torchrun", own, "plain torchrun", 0.99),
     ]
-    write_results(arguments.out, "script_cost", conclude(raw, claims))
+    results = {"records_cpu_us": added, "records_cpu_s_per_step": records, **conclude(raw, claims)}
+    write_results(arguments.out, "script_cost", results)
 
 
 if __name__ == "__main__":

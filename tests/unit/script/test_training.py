@@ -133,3 +133,29 @@ def test_weights_and_gradient_are_kept_with_zeros_for_unused_parameters(tmp_path
     assert record.count == 4
     assert sha256 != record.initial_sha256
     assert not files.initial_weights.exists()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_closure_computes_the_gradient_within_the_step(tmp_path, named):
+    run = Run(tmp_path)
+    optimizer = torch.optim.SGD([run.parameter], lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (3 * run.parameter).sum()
+        loss.backward()
+        return loss
+
+    with run.recorder.recording():
+        for _ in range(2):
+            loss = optimizer.step(closure=closure) if named else optimizer.step(closure)
+    assert run.first == [3.0]
+    assert loss.item() == pytest.approx(2.1)
+    rows = list(read_jsonl(run.files.steps))
+    assert rows[1]["backward_s"] > 0
+    assert rows[1]["optimizer_s"] < rows[1]["step_s"] - rows[1]["backward_s"]
+
+
+def test_a_step_without_any_gradient_is_noticed(tmp_path):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    assert not ParameterRecord(optimizer, TrialFiles(tmp_path)).has_gradient

@@ -188,6 +188,8 @@ def _footnotes(comparison: Comparison) -> list[RenderableType]:
         elif not row.ranked and not row.failed:
             reason = row.equivalence_reason or "it has no steady step"
             lines.append(Text(f"{mark_of(row)} {name} is not ranked: {reason}"))
+    if any(row.step_s is not None and row.samples_per_s is None for row in comparison.rows):
+        lines.append(Text("Without known samples, speedups compare steps per second."))
     if any(row.repeats == 1 for row in comparison.rows):
         lines.append(
             Text("Rows of one repeat: ± covers the steps, not the run-to-run noise.", style="dim")

@@ -146,7 +146,9 @@ class _ScriptRank:
         if not self._context.is_first:
             return
         reason = None
-        if differing:
+        if not self._parameters.has_gradient:
+            reason = "no parameter had a gradient when the first step of the optimiser began"
+        elif differing:
             listed = ", ".join(map(str, differing))
             reason = (
                 f"rank {listed} ended with other weights than rank 0: they are sharded, or the "

@@ -36,6 +36,8 @@ class ParameterRecord:
             for place, parameter in enumerate(group["params"])
         }
         self._is_sharded = any(isinstance(p, DTensor) for p in self._parameters.values())
+        # Without any, a comparison of first gradients would compare zeros.
+        self.has_gradient = any(p.grad is not None for p in self._parameters.values())
         self.count = sum(p.numel() for p in self._parameters.values())
         self._final: tuple[str, dict[str, float]] | None = None
         weights = self._weights()

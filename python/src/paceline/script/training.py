@@ -113,15 +113,39 @@ class TrainingRecorder:
         self._step_began_s = now_s
         self._timer.begin(now_s)
 
-    def _before_step(self, optimizer: Optimizer, _arguments: Any, _named: Any) -> None:
-        now_s = time.perf_counter()
-        if self._optimizer is None:
-            self._optimizer = optimizer
-            if self.started_unix_s is None:  # no module was called
-                self._begin(now_s)
+    def _before_step(
+        self, optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Take the step's gradient: now, or after the closure that computes it (Lightning has one).
+
+        Return the arguments of `step`, the optimiser included, where they change.
+        """
+        self._optimizer = self._optimizer or optimizer
         if optimizer is not self._optimizer:
-            return
+            return None
         self._write()
+        self._times = None
+        if len(arguments) > 1 and arguments[1] is not None:
+            own = self._with_gradient(optimizer, arguments[1])
+            return (arguments[0], own, *arguments[2:]), named
+        if named.get("closure") is not None:
+            return arguments, {**named, "closure": self._with_gradient(optimizer, named["closure"])}
+        self._gradient_ready(optimizer)
+        return None
+
+    def _with_gradient(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            loss = closure()
+            if self._times is None:  # an optimiser may call it several times
+                self._gradient_ready(optimizer)
+            return loss
+
+        return call
+
+    def _gradient_ready(self, optimizer: Optimizer) -> None:
+        now_s = time.perf_counter()
+        if self.started_unix_s is None:  # no module was called
+            self._begin(now_s)
         operations = self._operations.ended()
         self._times = self._timer.end(now_s, operations, self._unix_offset_s)
         self._optimizer_began_s = now_s
