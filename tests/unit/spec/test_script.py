@@ -101,3 +101,9 @@ def test_a_name_of_a_built_in_workload_is_refused():
 def test_arguments_need_a_script():
     spec = {**SPEC, "workloads": [{"name": "tiny", "arguments": ["x"]}]}
     assert "workloads[1].arguments: belongs to a script" in faults(spec)
+
+
+def test_options_of_our_own_training_do_not_name_a_script_on_several_nodes():
+    spec = changed("trials", 1, nodes=2) | {"network": {"interface": "eth0"}}
+    names = {trial.configuration for trial in plan_trials(check_spec(spec, "spec"), {}, 4)}
+    assert "my-train.mpi.mpi.processes.n2r2t1.fp32" in names

@@ -124,7 +124,7 @@ def _planned(arguments: argparse.Namespace) -> tuple[Experiment, list[Trial]]:
     from paceline.host.machine import usable_cores
     from paceline.plan.planning import plan_trials
     from paceline.plan.selection import selected_trials
-    from paceline.runner import expected_dataset
+    from paceline.runner import built_in, expected_dataset
     from paceline.spec import load_spec
 
     experiment = load_spec(arguments.spec).experiment
@@ -139,7 +139,7 @@ def _planned(arguments: argparse.Namespace) -> tuple[Experiment, list[Trial]]:
             f'{arguments.spec}: repeats = "auto" needs `paceline run`, which looks at the ranking '
             "after each repeat; write a number to render jobs"
         )
-    datasets = {str(w.name): str(expected_dataset(experiment, w)) for w in experiment.workloads}
+    datasets = {w.name: str(expected_dataset(experiment, w)) for w in built_in(experiment)}
     trials = plan_trials(experiment, datasets, arguments.cores or usable_cores())
     return experiment, selected_trials(trials, experiment.only, experiment.baseline)
 

@@ -129,7 +129,10 @@ def _trial(
     transport = transport_of(request)
     if transport is None:
         raise UsageError("transport: no installed transport can join these ranks")
-    options = strategy.options(request, counts, replica_batch, transport)
+    if workload.script is None:
+        options = strategy.options(request, counts, replica_batch, transport)
+    else:
+        options = strategy.Options()  # a script has its own training
     for fault in own_task_faults(workload, strategy, transport, options):
         raise UsageError(fault)
     own = {

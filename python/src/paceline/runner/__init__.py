@@ -15,6 +15,7 @@ from paceline.runner.equivalence import check_equivalences
 from paceline.runner.experiment import Progress, preflight, run
 from paceline.runner.planning import (
     Planned,
+    built_in,
     expected_dataset,
     make_datasets,
     manifest_of,
@@ -25,6 +26,7 @@ from paceline.runner.trial import failure_of, failure_of_all, is_finished, run_t
 __all__ = [
     "Planned",
     "Progress",
+    "built_in",
     "check_equivalences",
     "check_run_dir",
     "default_run_dir",
