@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from paceline.analysis.tensors import tensor_differences
 from paceline.data.reading import Batch
 from paceline.errors import RankFailed, UsageError
+from paceline.job.trial import read_trial
 from paceline.records.files import read_json, read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.records.planned_trial import write_trial
@@ -219,3 +220,11 @@ def test_file_of_a_task_that_was_changed_is_refused(photos, make_trial, solo, tm
     trial = make_trial(task=f"{tmp_path}/my_task.py:Mine", task_sha256=sha256)
     with pytest.raises(UsageError, match="has changed since the trial was planned"):
         worker.train(trial, solo, TrialFiles(tmp_path))
+
+
+def test_file_beside_the_trial_is_the_one_that_a_job_reads(make_trial, tmp_path):
+    (tmp_path / "my_task.py").write_text(TASK)
+    sha256 = hashlib.sha256(TASK.encode()).hexdigest()
+    planned = make_trial(task="/elsewhere/my_task.py:Mine", task_sha256=sha256)
+    (tmp_path / "trial.json").write_text(planned.model_dump_json())
+    assert read_trial(tmp_path / "trial.json").training.task == f"{tmp_path}/my_task.py:Mine"

@@ -74,8 +74,7 @@ def sample_log_check(trial: TrialRecord, baseline: TrialRecord, order: SampleOrd
 
 
 def training_check(trial: TrialRecord, baseline: TrialRecord) -> Check:
-    ours = trial.trial.training.model_dump(exclude=_COMPARED_ON_PURPOSE)
-    theirs = baseline.trial.training.model_dump(exclude=_COMPARED_ON_PURPOSE)
+    ours, theirs = _training_values(trial), _training_values(baseline)
     faults = [
         f"{name} is {value!r}, the baseline has {theirs[name]!r}"
         for name, value in ours.items()
@@ -86,6 +85,15 @@ def training_check(trial: TrialRecord, baseline: TrialRecord) -> Check:
         passed=not faults,
         reason="; ".join(faults) or "seed, batch, optimiser, data and all other values are equal",
     )
+
+
+def _training_values(record: TrialRecord) -> dict[str, object]:
+    """Return the values that must be equal, with the checksum of a user's file, not its path."""
+    training = record.trial.training
+    values = training.model_dump(exclude=_COMPARED_ON_PURPOSE)
+    if training.task_sha256 is not None:
+        values["task"] = training.task.rpartition(":")[2]
+    return values
 
 
 def initial_weights_check(trial: TrialRecord, baseline: TrialRecord) -> Check:

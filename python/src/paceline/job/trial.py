@@ -85,15 +85,28 @@ def job_of(
 
 
 def read_trial(path: Path) -> Trial:
-    """Read a planned trial. Raises UsageError if the file has none."""
+    """Read a planned trial, whose task may be in a file beside it.
+
+    Raises UsageError if the file has no trial.
+    """
     try:
-        return Trial.model_validate_json(path.read_bytes())
+        return _with_own_file(Trial.model_validate_json(path.read_bytes()), path.parent)
     except OSError as error:
         raise UsageError(f"--trial {path}: expected a readable file: {error}") from error
     except ValidationError as error:
         raise UsageError(
             f"--trial {path}: expected a trial of this version of Paceline: {error}"
         ) from error
+
+
+def _with_own_file(trial: Trial, folder: Path) -> Trial:
+    """Return the trial with the task's file of this folder, if it is there."""
+    place, _, name = trial.training.task.rpartition(":")
+    own = folder / Path(place).name
+    if trial.training.task_sha256 is None or not own.is_file():
+        return trial
+    training = trial.training.model_copy(update={"task": f"{own.resolve()}:{name}"})
+    return trial.model_copy(update={"training": training})
 
 
 def asked_ranks(options: JobOptions) -> int | None:

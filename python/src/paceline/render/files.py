@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.errors import UsageError
 from paceline.spec.models import TelemetrySettings
 
 if TYPE_CHECKING:
@@ -57,6 +58,20 @@ def telemetry_paths(trial: Trial) -> dict[str, Path]:
     """Return the paths that the sidecar reads and writes, by key of [telemetry]."""
     given = ((name, getattr(trial.telemetry, name)) for name in TelemetrySettings.PATHS)
     return {name: Path(path) for name, path in given if path is not None}
+
+
+def task_files(trial: Trial) -> dict[str, str]:
+    """Return the user's file with the trial's task, by name; it belongs beside the trial.
+
+    Raises UsageError if it cannot be read.
+    """
+    if trial.training.task_sha256 is None:
+        return {}
+    path = Path(trial.training.task.rpartition(":")[0])
+    try:
+        return {path.name: path.read_text()}
+    except OSError as error:
+        raise UsageError(f"task: expected the file {path}, got: {error.strerror}") from error
 
 
 def trial_text(trial: Trial) -> str:

@@ -23,6 +23,7 @@ from paceline.render.files import (
     limit_s,
     render,
     shipped_trial,
+    task_files,
     telemetry_paths,
     trial_text,
 )
@@ -108,7 +109,10 @@ def _trial_map(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _metadata(_configuration_name(trial), settings),
-        "data": {_TRIAL_FILE: trial_text(shipped_trial(trial, settings.places))},
+        "data": {
+            _TRIAL_FILE: trial_text(shipped_trial(trial, settings.places)),
+            **task_files(trial),
+        },
     }
 
 

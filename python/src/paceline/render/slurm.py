@@ -19,6 +19,7 @@ from paceline.render.files import (
     limit_s,
     render,
     shipped_trial,
+    task_files,
     trial_text,
 )
 from paceline.spec.extensions import LAUNCHERS, load_object
@@ -56,6 +57,7 @@ def render_slurm(trials: Sequence[Trial], settings: SlurmSettings) -> Rendered:
         return {
             f"{first.configuration}.sbatch": "\n".join(script) + "\n",
             f"{first.configuration}.json": trial_text(shipped_trial(first, settings.places)),
+            **task_files(first),
         }
 
     return render(trials, files_of)
