@@ -17,7 +17,7 @@ def test_users_file_is_rendered_beside_the_trial(make_trial, tmp_path):
     trial = make_trial(task=f"{file}:Mine", task_sha256=sha256)
     assert task_files(trial) == {"mine.py": "number = 1\n"}
     file.unlink()
-    with pytest.raises(UsageError, match="expected the file .*mine.py, got: No such file"):
+    with pytest.raises(UsageError, match=r"expected the file .*mine.py, got: No such"):
         task_files(trial)
 
 

@@ -7,18 +7,24 @@ import re
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.spec.extensions import WORKLOADS
 from paceline.training.dropout import SampleDropout
+from paceline.training.tensors import sha256_of
 from paceline.workloads.build import build_model, make_task
 from paceline.workloads.facts import derive_facts
 from paceline.workloads.loading import load_task_class
 
 TASK = """
 import torch
+from pathlib import Path
+from safetensors.torch import load_file
 from torch import nn
 import paceline
+
+FILE = Path(__file__).with_name("weights.safetensors")
 
 class Net(nn.Module):
     def __init__(self):
@@ -65,6 +71,12 @@ class Tied(Small):
     def model(self):
         model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
         model[2].weight = model[0].weight
+        return model
+
+class Pretrained(Small):
+    def model(self):
+        model = super().model()
+        model.load_state_dict(load_file(FILE))
         return model
 
 class OwnMasks(Small):
@@ -125,7 +137,7 @@ def test_file_that_changed_since_the_plan_is_refused(file):
 
 def test_options_of_the_spec_reach_the_model(file):
     model = build_model(make_task(f"{file}:Small", options={"width": 5}))
-    assert model[0].out_features == 5
+    assert model.get_submodule("0").out_features == 5
 
 
 def test_unknown_option_is_refused_with_its_name(file):
@@ -134,13 +146,23 @@ def test_unknown_option_is_refused_with_its_name(file):
 
 
 def test_dropout_of_the_model_belongs_to_samples(file):
-    assert isinstance(build_model(make_task(f"{file}:Small"))[1], SampleDropout)
-    assert build_model(make_task(f"{file}:Small", dropout=False))[1].p == 0
+    assert isinstance(build_model(make_task(f"{file}:Small")).get_submodule("1"), SampleDropout)
+    model = build_model(make_task(f"{file}:Small", dropout=False))
+    assert model.get_submodule("1").p == 0
 
 
 def test_dropout_that_cannot_belong_to_samples_is_refused_with_the_layer(file):
     with pytest.raises(UsageError, match=r"layer 1 \(Dropout1d\)"):
         build_model(make_task(f"{file}:OwnMasks"))
+
+
+def test_pretrained_weights_come_from_a_file(file):
+    weights = build_model(make_task(f"{file}:Small", seed=7)).state_dict()
+    save_file(weights, file.with_name("weights.safetensors"))
+    model = build_model(make_task(f"{file}:Pretrained", seed=8))
+    assert sha256_of(model.state_dict()) == sha256_of(weights)
+    with pytest.warns(UserWarning, match="no-op"):  # on the meta device
+        assert derive_facts(f"{file}:Pretrained").parameters == 50
 
 
 def test_every_strategy_can_train_the_example():
