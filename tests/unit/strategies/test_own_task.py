@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ from tests.unit.strategies.pipeline.node import (
     copied,
     distance,
     pipeline_trial,
-    share,
 )
 from torch import nn
 
@@ -75,7 +75,7 @@ def task_for(trial):
     return task_of(trial.training, classes=CLASSES, steps=len(SIZES))
 
 
-def train(trial, sizes=SIZES):
+def train(trial, sizes=SIZES, make_batch=batch_of):
     """Weights after a step of each size, on every rank; ranks are threads of this process."""
     ranks, board = trial.placement.ranks_per_node, Board()
     models = [build_model(task_for(trial)) for _ in range(ranks)]  # torch's generator is shared
@@ -86,9 +86,10 @@ def train(trial, sizes=SIZES):
             context, peers = context_of(local_rank, ranks), BoardPeers(board, local_rank, ranks)
             strategy.prepare(task_for(trial), models[local_rank], context, trial, peers)
             for step, samples in enumerate(sizes):
-                batch = batch_of(trial, step, samples)
-                own = batch if ranks == 1 else share(trial, local_rank, batch)
-                strategy.gradient(own)
+                batch = make_batch(trial, step, samples)
+                replica = local_rank // trial.placement.stages
+                replicas = ranks // trial.placement.stages
+                strategy.gradient(passes.share_of(batch, replica, replicas))
                 gradients = copied(strategy.gradients())
                 strategy.step()
             weights = copied(strategy.state_dict())
@@ -102,14 +103,14 @@ def train(trial, sizes=SIZES):
         return [future.result() for future in [pool.submit(rank, r) for r in range(ranks)]]
 
 
-def train_by_hand(trial, sizes=SIZES):
+def train_by_hand(trial, sizes=SIZES, make_batch=batch_of):
     """The same with torch alone: clipping, schedule and all; the whole batch in one pass."""
     task = task_for(trial)
     model = build_model(task)
     optimizer = task.optimizer(list(model.named_parameters()))
     schedule = task.schedule(optimizer)
     for step, samples in enumerate(sizes):
-        batch = batch_of(trial, step, samples)
+        batch = make_batch(trial, step, samples)
         set_sample_keys(model, trial.training.seed, batch.epoch, batch.sample_ids)
         optimizer.zero_grad()
         task.loss(model(batch.inputs), batch.targets).mean().backward()
@@ -128,7 +129,7 @@ class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True, bias=False)
         self.up = nn.Linear(width, width)
         self.down = nn.Linear(width, width, bias=False)
         self.down.weight = self.up.weight
@@ -187,6 +188,69 @@ def test_weights_that_stages_share_are_equivalent(name):
     for _, found in ranks:
         assert distance(found, weights) < TOLERANCE
     assert distance(ranks[0][0], gradients) < TOLERANCE
+
+
+WORDS, LENGTH = 11, 6
+
+
+class Embedding(nn.Module):
+    """Embeddings of tokens and positions."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.token = nn.Embedding(WORDS, width)
+        self.position = nn.Parameter(0.1 * torch.randn(LENGTH, width))
+
+    def forward(self, tokens):
+        return self.token(tokens) + self.position
+
+
+class GPT(Task):
+    """Predicts the next token; input and output share the embedding."""
+
+    clip_norm = 1.0
+
+    def model(self):
+        embedding, head = Embedding(16), nn.Linear(16, WORDS, bias=False)
+        head.weight = embedding.token.weight
+        return nn.Sequential(embedding, Block(16), nn.Dropout(0.2), nn.LayerNorm(16), head)
+
+    def loss(self, outputs, targets):
+        predicted = outputs[:, :-1].transpose(1, 2)
+        losses = nn.functional.cross_entropy(predicted, targets[:, 1:], reduction="none")
+        return losses.mean(1)
+
+    def optimizer(self, parameters):
+        return torch.optim.AdamW(parameters, lr=0.01)
+
+    def example_input(self):
+        return torch.zeros(1, LENGTH, dtype=torch.long)
+
+
+def tokens_of(trial, step, samples):
+    generator = torch.Generator().manual_seed(50 + step)
+    tokens = torch.randint(WORDS, (samples, LENGTH), generator=generator)
+    return replace(batch_of(trial, step, samples), inputs=tokens, targets=tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "balance"),
+    [
+        *((name, "size") for name in TRIALS if name != "sequential"),
+        ("pipeline-2", "time"),
+        ("hybrid-2x2", "time"),
+    ],
+)
+def test_small_gpt_on_tokens_is_equivalent(name, balance):
+    trial = trial_of(**TRIALS[name], task=f"{__name__}:GPT")
+    if hasattr(trial.strategy_options, "balance"):
+        options = trial.strategy_options.model_copy(update={"balance": balance})
+        trial = trial.model_copy(update={"strategy_options": options})
+    gradients, weights = train_by_hand(trial, make_batch=tokens_of)
+    ranks = train(trial, make_batch=tokens_of)
+    for _, found in ranks:
+        assert distance(found, weights) < TOLERANCE
+    assert distance(ranks[0][0], gradients) < 10 * TOLERANCE
 
 
 class Reordered(nn.Module):
