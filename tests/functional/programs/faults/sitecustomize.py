@@ -1,8 +1,9 @@
-"""On PYTHONPATH: makes one worker of a trial raise in the middle of its training.
+"""On PYTHONPATH: makes one worker of a trial raise in the middle of its training, or slows all.
 
 FAULT_RANK: the rank that raises (of `local` ranks that are children, or 0), or FAULT_THREAD: the
-end of the name of the thread that does. The patch waits for the training loop to be imported, since
-torch must not be imported before the rank has been given its threads.
+end of the name of the thread that does. SLEEP_S: seconds that each forward pass takes longer. The
+patch waits for the training loop to be imported, since torch must not be imported before the rank
+has been given its threads.
 """
 
 import importlib.abc
@@ -10,6 +11,7 @@ import importlib.util
 import os
 import sys
 import threading
+import time
 
 _AFTER = "paceline.training.loop"
 _CALLS = 40  # of ReLU.forward: some steps
@@ -25,7 +27,10 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module):
             load(module)
-            _seed_fault()
+            if "SLEEP_S" in os.environ:
+                _slow_down(float(os.environ["SLEEP_S"]))
+            else:
+                _seed_fault()
 
         spec.loader.exec_module = exec_module
         return spec
@@ -48,6 +53,18 @@ def _seed_fault():
     nn.ReLU.forward = forward
 
 
+def _slow_down(seconds):
+    from torch.nn import AdaptiveAvgPool2d  # each of our models has one
+
+    quick = AdaptiveAvgPool2d.forward
+
+    def forward(self, units):
+        time.sleep(seconds)
+        return quick(self, units)
+
+    AdaptiveAvgPool2d.forward = forward
+
+
 def _is_here():
     thread = os.environ.get("FAULT_THREAD")
     if thread is not None:
@@ -55,5 +72,5 @@ def _is_here():
     return os.environ.get("PACELINE_RANK", "0") == os.environ["FAULT_RANK"]
 
 
-if {"FAULT_RANK", "FAULT_THREAD"} & set(os.environ):
+if {"FAULT_RANK", "FAULT_THREAD", "SLEEP_S"} & set(os.environ):
     sys.meta_path.insert(0, _Finder())
