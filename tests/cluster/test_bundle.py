@@ -109,7 +109,7 @@ def spark_submit(python: Path, arguments: Sequence[str | Path], cwd: Path) -> st
         SPARK_HOME=str(home),
         SPARK_LOCAL_IP="127.0.0.1",
         PYSPARK_PYTHON=str(python),
-        **QUICK_JVM,
+        **{name: os.environ[name] for name in QUICK_JVM},
     )
     options: list[str | Path] = ["--master", f"local[{RANKS}]", "--conf", "spark.ui.enabled=false"]
     submit: list[str | Path] = [home / "bin" / "spark-submit", *options, *arguments]
@@ -132,11 +132,12 @@ def dataset(
     photos, target = folder / "photos", folder / "dataset"
     options = ["--preset", "tiny", "--images", "12"]
     succeed([BIN / "paceline", "data", "synth", photos, *options], cwd=folder, env=bare_env())
-    spark_submit(
+    said = spark_submit(
         cluster_python,
         ["--py-files", "paceline.zip", "ingest.py", photos, target],
         cwd=unpacked["spark"],
     )
+    assert said.strip() == f"12 samples in 12 row groups: {target}"
     return target
 
 

@@ -347,14 +347,8 @@ def spark_submit(script: Path, *arguments: object) -> subprocess.CompletedProces
     )  # fmt: skip
 
 
-def test_spark_submit_runs_it_from_the_archives(bundle: Path, tiny: Path, tmp_path: Path) -> None:
-    done = spark_submit(bundle, tiny, tmp_path / "out", "--seed", 2)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == f"40 samples in 16 row groups: {tmp_path / 'out'}"
-    assert open_dataset(tmp_path / "out").samples == 40
-
-
 def test_spark_submit_exits_4_for_a_bad_folder(bundle: Path, tmp_path: Path) -> None:
+    """tests/cluster/test_bundle.py ingests a good one by the job of the archives."""
     done = spark_submit(bundle, tmp_path, tmp_path / "out")
     assert done.returncode == 4, done.stderr
     printed = done.stdout + done.stderr  # spark-submit merges the two of a Python script

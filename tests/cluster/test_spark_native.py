@@ -93,28 +93,26 @@ def test_rounds_record_what_they_exchange_with_the_step_that_ends_them(rows):
     assert not list(run_dir.glob("trials/*/claims"))
 
 
-def endless(transport, dataset, tmp_path):
+def endless(dataset, tmp_path):
     """Return a trial that the test ends; its first round has no end."""
     words = (
         f"--workload tiny --data {dataset} --out {tmp_path / 'run'} --global-batch 8 "
-        f"--image-size 32 --epochs 100000 --max-steps 100000 --no-sidecar --transport {transport} "
-        "--local-strategy processes --oversubscribe"
+        "--image-size 32 --epochs 100000 --max-steps 100000 --no-sidecar --transport spark-rounds "
+        "--local-strategy processes --oversubscribe --averaging-period-steps 100000"
     ).split()
-    if transport == "spark-rounds":
-        words += ["--averaging-period-steps", "100000"]
     job = job_of(parse_options("test", words), "spark", nodes=1, ranks_per_node=2)
     job.files.root.mkdir(parents=True)
     job.files.trial.write_text(job.trial.model_dump_json())
     return job.trial, job.files
 
 
-@pytest.mark.parametrize("transport", ["spark-rounds", "spark-allgather"])
-def test_killed_worker_is_named_and_leaves_no_process(
-    transport, tmp_path, tiny_dataset, monkeypatch
+def test_killed_worker_of_a_round_is_named_and_leaves_no_process(
+    tmp_path, tiny_dataset, monkeypatch
 ):
-    token = f"test{os.getpid()}{transport}"
+    """tests/cluster/test_launch.py kills a worker of a barrier stage."""
+    token = f"test{os.getpid()}rounds"
     monkeypatch.setattr(supervise_module.secrets, "token_hex", lambda _n: token)
-    trial, files = endless(transport, tiny_dataset, tmp_path)
+    trial, files = endless(tiny_dataset, tmp_path)
     starter = launcher_for("spark")
     seen = {}
 

@@ -74,7 +74,7 @@ class Training:
         assert started(), self._log()
         for rank in range(self.ranks):
             steps = self.files.rank(rank).steps
-            self._wait_until(partial(has_rows, steps, 3))
+            self._wait_until(partial(has_rows, steps, 2))
         assert self._all_run()
 
     def _all_run(self) -> bool:

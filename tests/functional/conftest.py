@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 
 import pytest
@@ -29,11 +30,15 @@ def paceline(cache, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def small_run(cache, tmp_path_factory):
-    """Directory of a finished run of SMALL alone: to be looked at, or copied to be changed."""
-    folder = tmp_path_factory.mktemp("small-run")
-    spec, out = folder / "small.toml", folder / "run"
-    spec.write_text(SMALL, "utf-8")
-    result = cli(cache, folder)("run", spec, "--out", out)
-    assert result.returncode == 0, result.stderr
-    return out
+def small_run(cache, shared_folder):
+    """Return the directory of a finished run of SMALL alone. Read only."""
+    folder = shared_folder / "small-run"
+    with (shared_folder / "small-run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one worker runs it, others wait
+        if not (folder / "finished").exists():
+            folder.mkdir()
+            (folder / "small.toml").write_text(SMALL, "utf-8")
+            result = cli(cache, folder)("run", "small.toml", "--out", folder / "run")
+            assert result.returncode == 0, result.stderr
+            (folder / "finished").touch()
+    return folder / "run"

@@ -123,10 +123,10 @@ def test_run_that_is_asked_to_end_ends_everything(paceline, tmp_path, number, st
 
 def test_trial_that_exceeds_its_limit_ends_the_run_with_6(paceline, tmp_path):
     spec, out = tmp_path / "endless.toml", tmp_path / "run"
-    spec.write_text(ENDLESS.replace("trial_s = 120", "trial_s = 8"))
+    spec.write_text(ENDLESS.replace("trial_s = 120", "trial_s = 5"))
     result = paceline("run", spec, "--out", out)
     assert result.returncode == 6, result.stderr
-    assert "8 s" in result.stderr
+    assert "5 s" in result.stderr
     assert "--resume" in result.stderr
     assert "Traceback" not in result.stderr
     assert alive(out) == {}

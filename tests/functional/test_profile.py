@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.functional, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 SLOWED = ROOT / "python" / "benchmarks" / "slowed_rank.py"
 JOB = ROOT / "mpi-jobs" / "train.py"
-STEPS, WARMUP = 14, 2
+STEPS, WARMUP = 8, 2
 SLOW_S = 0.3  # some ten times the rest of the step, so that no other process hides it
 OPTIONS = [
     "--workload", "tiny", "--seed", "1", "--max-steps", str(STEPS), "--warmup-steps", str(WARMUP),

@@ -185,13 +185,14 @@ RANK_FIGURES: dict[str, Callable[[RankSample], float | None]] = {
     "paceline_rank_threads": lambda row: row.threads,
 }
 SAMPLED = "paceline_sidecar_last_sample_timestamp_seconds"
-BUSY = "while True: pass"
+# About a fifth of a core: enough for CPU times that grow.
+BUSY = "import time\nwhile True: sum(range(100_000)); time.sleep(0.01)"
 ROWS = 10
 
 
 @pytest.fixture
 def busy_ranks(tmp_path: Path) -> Iterator[TrialFiles]:
-    """Two processes that compute, and what ranks leave behind of 5 steps each."""
+    """Two processes that compute now and then, and what ranks leave behind of 5 steps each."""
     files = TrialFiles(tmp_path / "trial")
     with ExitStack() as stack:
         for rank in range(2):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 
 import pytest
 from tests.functional.cli_runs import SMALL, Cli, trial
@@ -13,7 +12,6 @@ CONFIGURATIONS = {
     ("local", "none", "sequential"),
     ("torchrun", "gloo", "processes"),
     ("mpi", "mpi", "processes"),
-    ("mpi", "gloo", "processes"),
     ("spark", "gloo", "processes"),
     ("local", "gloo", "processes"),
 }
@@ -105,20 +103,6 @@ def test_finished_run_resumes_to_nothing(finished):
     before = {p: p.stat().st_mtime_ns for p in run_dir.glob("trials/*/outcome.json")}
     assert cli("run", spec, "--out", run_dir, "--resume").returncode == 0
     assert {p: p.stat().st_mtime_ns for p in run_dir.glob("trials/*/outcome.json")} == before
-
-
-def test_unfinished_trial_is_repeated_and_kept_aside(finished, tmp_path):
-    cli, spec, run_dir, _ = finished
-    copy = tmp_path / "copy"
-    shutil.copytree(run_dir, copy)
-    victim = next((copy / "trials").glob("*intraop*"), None) or next(
-        (copy / "trials").glob("*local.gloo*")
-    )
-    (victim / "outcome.json").unlink()
-    result = cli("run", spec, "--out", copy, "--resume")
-    assert result.returncode == 0, result.stderr
-    assert (victim / "outcome.json").exists()
-    assert [p.name for p in (copy / "attempts").iterdir()] == [f"{victim.name}.1"]
 
 
 def test_resume_with_another_spec_is_refused(finished, tmp_path):

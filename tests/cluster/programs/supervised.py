@@ -9,6 +9,7 @@ OPTIONS are those of the job scripts; without --ranks-per-node there is a rank o
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,9 +32,13 @@ def placed(trial: Trial, launcher: str, where: str) -> Trial:
     if launcher == "mpi":
         options: dict[str, Any] = {"hostfile": where}
     else:
-        # Executors of a busy machine take longer to start than the launcher waits for them.
-        patient = {"spark.scheduler.maxRegisteredResourcesWaitingTime": "60s"}
-        options = {"master": where, "conf": patient}
+        own = os.environ["SPARK_SUBMIT_OPTS"].split()
+        conf = {
+            # Executors of a busy machine take longer to start than the launcher waits for them.
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+            "spark.executor.extraJavaOptions": " ".join(w for w in own if w[:2] != "-D"),
+        }
+        options = {"master": where, "conf": conf}
     return trial.model_copy(
         update={"launcher_options": trial.launcher_options.model_copy(update=options)}
     )
