@@ -62,6 +62,8 @@ def _task_faults(workload: WorkloadRequest, place: str) -> Iterator[str]:
     if workload.task is None:
         if workload.name not in WORKLOADS:
             yield WORKLOADS.unknown(workload.name, f"{place}.name")
+        if workload.options is not None:
+            yield f'{place}.options: belong to a task; add task = "FILE.py:CLASS", or remove them'
         return
     if workload.data is None:
         yield f"{place}.data: a task of your own needs a data set; expected its path, got none"

@@ -1,0 +1,132 @@
+"""Specs with a task of the user: what is planned, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.plan.planning import plan_trials
+from paceline.spec import own_task
+from paceline.spec.loading import check_spec
+from paceline.spec.model_facts import ModelFacts
+
+FACTS = {"parameters": 10, "parameter_bytes": 40, "split_points": (1, 2)}
+
+
+@pytest.fixture
+def facts(monkeypatch):
+    """Sets what the model's facts are, instead of deriving them in another process."""
+
+    def known(**values: Any) -> list[tuple[str, str]]:
+        asked = []
+
+        def model_facts(path: str, options: str) -> ModelFacts:
+            asked.append((path, options))
+            return ModelFacts(**FACTS, **values)
+
+        monkeypatch.setattr(own_task, "model_facts", model_facts)
+        return asked
+
+    return known
+
+
+@pytest.fixture
+def spec(tmp_path, monkeypatch):
+    """A spec with a task in the current directory and the baseline; more trials can be added."""
+    (tmp_path / "my_task.py").write_text("number = 1\n")
+    monkeypatch.chdir(tmp_path)
+
+    def made(*trials: dict[str, Any], **workload: Any) -> dict[str, Any]:
+        own = {"name": "mine", "task": "my_task.py:Mine", "data": "d", "max_steps": 9}
+        return {
+            "schema": 2,
+            "name": "own",
+            "workloads": [{k: v for k, v in {**own, **workload}.items() if v is not None}],
+            "trials": [{"launcher": "local", "local_strategy": "sequential"}, *trials],
+        }
+
+    return made
+
+
+def faults(document: dict[str, Any]) -> str:
+    with pytest.raises(UsageError) as caught:
+        plan_trials(check_spec(document, "spec"), {"mine": "/d", "tiny": "/d"}, 4)
+    return str(caught.value)
+
+
+def test_trial_names_the_file_its_checksum_and_the_options(spec, facts, tmp_path):
+    asked = facts()
+    experiment = check_spec(spec(options={"width": 3}), "spec")
+    trial = plan_trials(experiment, {"mine": "/d"}, 4)[0].training
+    assert (trial.workload, trial.model) == ("mine", "Mine")
+    assert trial.task == f"{tmp_path}/my_task.py:Mine"
+    assert trial.task_sha256 == hashlib.sha256(b"number = 1\n").hexdigest()
+    assert trial.options == {"width": 3}
+    assert set(asked) == {(f"{tmp_path}/my_task.py:Mine", '{"width": 3}')}
+
+
+def test_a_task_needs_a_data_set(spec, facts):
+    facts()
+    assert "workloads[1].data: a task of your own needs a data set" in faults(spec(data=None))
+
+
+def test_options_without_a_task_are_refused(spec):
+    document = spec(task=None, name="tiny", options={"width": 3})
+    assert 'workloads[1].options: belong to a task; add task = "FILE.py:CLASS"' in faults(document)
+
+
+def test_a_workload_is_a_script_or_a_task(spec):
+    document = spec(script="train.py", data=None)
+    assert "workloads[1].task: a script decides this itself; remove it" in faults(document)
+
+
+@pytest.mark.parametrize(
+    ("trial", "known", "message"),
+    [
+        (
+            {"local_strategy": "pipeline", "stages": 2},
+            {"splitting_fault": "it is no sequence"},
+            'local_strategy "pipeline": it is no sequence',
+        ),
+        (
+            {"local_strategy": "threads", "replicas": 2},
+            {"sharding_fault": "its optimiser is odd"},
+            ('local_strategy "threads" divides the update of Mine among workers, but its optimiser '
+            "is odd"),
+        ),
+        (
+            {"local_strategy": "hybrid", "replicas": 2, "stages": 2, "micro_batches": 4},
+            {"batch_norms": ("1.norm",)},
+            ("micro_batches: layer 1.norm of Mine normalises over the whole batch, so expected 1, "
+            "got 4"),
+        ),
+        (
+            {"local_strategy": "processes", "transport": "gloo", "ranks_per_node": 2,
+             "averaging_period_steps": 2},
+            {"batch_norms": ("1.norm",)},
+            "averaging_period_steps: layer 1.norm of Mine has running statistics",
+        ),
+        (
+            {"launcher": "spark", "local_strategy": "processes", "transport": "spark-rounds",
+             "ranks_per_node": 2},
+            {"optimizer": "AdamW"},
+            'transport "spark-rounds" averages weights and the momentum of SGD',
+        ),
+    ],
+)  # fmt: skip
+def test_strategy_that_cannot_train_the_task_is_refused(spec, facts, trial, known, message):
+    facts(**known)
+    assert message in faults(spec({"launcher": "local", **trial}))
+
+
+def test_strategies_that_do_not_need_a_condition_are_planned(spec, facts):
+    facts(splitting_fault="no", sharding_fault="no", batch_norms=("1",), optimizer="LBFGS")
+    gloo = {
+        "launcher": "local", "local_strategy": "processes", "transport": "gloo",
+        "ranks_per_node": 2,
+    }  # fmt: skip
+    document = spec(gloo, {"launcher": "local", "local_strategy": "intraop"})
+    assert len(plan_trials(check_spec(document, "spec"), {"mine": "/d"}, 4)) == 3 * 3
