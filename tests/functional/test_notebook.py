@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from unittest import mock
@@ -28,10 +29,11 @@ def outputs(cache, tmp_path_factory):
         notebook,
         timeout=LIMIT_S,
         startup_timeout=LIMIT_S,
-        resources={"metadata": {"path": str(folder)}},
-        config=Config({"KernelManager": {"transport": "ipc"}}),  # no TCP port
+        # no TCP port; the sockets are in the current directory
+        config=Config({"KernelManager": {"transport": "ipc"}}),
     )
-    with mock.patch.dict("os.environ", {"PACELINE_CACHE": str(cache)}):
+    environment = {"PACELINE_CACHE": str(cache)}
+    with contextlib.chdir(folder), mock.patch.dict("os.environ", environment):
         client.execute()
     return {cell["id"]: cell.get("outputs", []) for cell in notebook.cells}, folder
 
