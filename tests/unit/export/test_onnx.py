@@ -70,10 +70,13 @@ def test_weights_of_another_model_are_refused(run, alone, tmp_path):
         export(run, "onnx", tmp_path / "out", alone)
 
 
-def test_a_script_exports_its_model_itself(run, pair, fabricate, tmp_path):
+SCRIPT = {"path": "/t.py", "arguments": [], "directory": "/", "samples_per_step": None}
+
+
+@pytest.mark.parametrize("own", [{"script": SCRIPT}, {"task": "my_task.py:MyTask"}])
+def test_code_of_the_user_exports_its_model_itself(run, pair, fabricate, tmp_path, own):
     files = run.files.trial(pair)
-    script = {"path": "/t.py", "arguments": [], "directory": "/", "samples_per_step": None}
     training = json.loads(files.trial.read_text("utf-8"))["training"]
-    fabricate.edit_json(files.trial, training={**training, "script": script})
-    with pytest.raises(UsageError, match=r"ran a script\. Only the script can build its model"):
+    fabricate.edit_json(files.trial, training={**training, **own})
+    with pytest.raises(UsageError, match=r"ran code of yours\. Call torch\.onnx\.export there"):
         export(run, "onnx", tmp_path / "out", pair)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from paceline.analysis.reading import TrialRecord
     from paceline.export.run_data import RunData
+    from paceline.plan.trial import Training
 
 _BATCHES = (1, 3)  # sizes with which the model is checked
 # What `torch.testing.assert_close` allows for float32 is for one operation; a network sums many.
@@ -33,20 +34,26 @@ def write_onnx(run: RunData, out: Path, trial: str | None) -> list[Path]:
 
     The model takes "images" (float32: batch, 3, height, width; normalised as for training) and
     returns "logits" (batch, classes).
-    Raises EnvironmentLacks without the libraries; UsageError if only scripts ran; DataError if no
-    weights were kept, or if ONNX Runtime computes something else than torch.
+    Raises EnvironmentLacks without the libraries; UsageError for scripts and tasks of the user;
+    DataError if no weights were kept, or if ONNX Runtime computes something else than torch.
     """
     require("onnx", "onnx", "onnxscript", "onnxruntime")
-    records = [r for r in run.chosen(trial) if r.trial.training.script is None]
+    records = [r for r in run.chosen(trial) if _is_built_in(r.trial.training)]
     if not records:
         raise UsageError(
-            f"{run.files.root}: expected a trial of a workload, {trial or 'all trials'} ran a "
-            "script. Only the script can build its model: call torch.onnx.export there."
+            f"{run.files.root}: expected a trial of a built-in workload, {trial or 'all trials'} "
+            "ran code of yours. Call torch.onnx.export there; with `keep_tensors = true` the "
+            "trained weights are in tensors/weights_final.safetensors of the trial."
         )
     kept = [record for record in records if record.files.weights.exists()]
     if not kept:
         raise DataError(_nothing_kept(run, trial))
     return [_write(record, out) for record in kept]
+
+
+def _is_built_in(training: Training) -> bool:
+    """Return whether inputs and outputs of the model are known: images and logits."""
+    return training.script is None and not training.task
 
 
 def _nothing_kept(run: RunData, trial: str | None) -> str:
