@@ -1,0 +1,36 @@
+"""`paceline export` of a real run."""
+
+import csv
+import json
+from importlib.util import find_spec
+
+import pytest
+
+pytestmark = pytest.mark.functional
+
+
+def test_csv_has_the_rows_of_compare_and_the_steps(small_run, paceline, tmp_path):
+    result = paceline.main("export", small_run, "--to", "csv", "-o", tmp_path / "out")
+    assert result.returncode == 0, result.stderr
+    names = ["rows", "steps", "host_trace", "rank_trace"]  # one rank does not communicate
+    assert result.stdout.splitlines() == [str(tmp_path / f"out/{name}.csv") for name in names]
+    (expected,) = json.loads(paceline.main("compare", small_run, "--json").stdout)["rows"]
+    with (tmp_path / "out/rows.csv").open(encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["samples_per_s.median"]) == expected["samples_per_s"]["median"]
+    assert row["configuration"] == expected["configuration"]
+    with (tmp_path / "out/steps.csv").open(encoding="utf-8") as file:
+        assert [int(step["step"]) for step in csv.DictReader(file)] == list(range(20))
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is not None, reason="tensorboard is installed")
+def test_a_missing_library_ends_with_exit_code_3(small_run, paceline, tmp_path):
+    result = paceline.main("export", small_run, "--to", "tensorboard", "-o", tmp_path / "out")
+    assert result.returncode == 3
+    assert "pip install 'paceline[tensorboard]'" in result.stderr
+
+
+def test_an_unknown_trial_is_a_usage_error(small_run, paceline, tmp_path):
+    result = paceline.main("export", small_run, "--to", "perfetto", "--trial", "x")
+    assert result.returncode == 2
+    assert "no trial 'x'; there are tiny.local" in result.stderr
