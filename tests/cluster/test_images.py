@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.lab import why_not as why_no_lab
 from paceline.lab.session import Lab
 from paceline.lab.settings import LabSettings
-from paceline.lab.settings import why_not as why_no_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_LIMIT_S = 1800

