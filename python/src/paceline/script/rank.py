@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 # The first optimiser imports this module anyway, which takes a second or more; here it counts as
@@ -49,18 +50,8 @@ def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
         set_threads(trial.placement.threads_per_worker)
         with spans("rendezvous"):
             peers = join_peers(context, trial, open_transport=False)
-        try:
+        with peers.leaving(partial(failure_of, trial.training.script)):
             _ScriptRank(trial, context, files, spans, peers, operations).run()
-        except Exception as error:
-            meaning = peers.explain(error) or failure_of(trial.training.script, error)
-            peers.leave(failed=True)
-            if meaning is error:
-                raise
-            raise meaning from error
-        except BaseException:
-            peers.leave(failed=True)
-            raise
-        peers.leave(failed=False)
 
 
 class _ScriptRank:

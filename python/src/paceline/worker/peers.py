@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_c10d import PrefixStore
@@ -24,6 +25,8 @@ from paceline.transports.store_sockets import limit_answers
 from paceline.worker.clock import SAME_CLOCK, ClockOffset, measure_offset
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from torch._C._distributed_c10d import TCPStore
 
     from paceline.plan.trial import Trial
@@ -117,6 +120,28 @@ class Peers:
         if isinstance(error, PacelineError) and not isinstance(error, RankFailed):
             return None  # not an error of the transport
         return self._transport.explain(error)
+
+    @contextmanager
+    def leaving(
+        self, explain: Callable[[Exception], PacelineError | None] = lambda _error: None
+    ) -> Iterator[None]:
+        """Leave when the block ends, whether it ends well or not.
+
+        An error of a collective is raised as its meaning (`Peers.explain`), another one as what
+        `explain` returns, or unchanged if that is None.
+        """
+        try:
+            yield
+        except Exception as error:
+            meaning = self.explain(error) or explain(error)
+            self.leave(failed=True)
+            if meaning is None or meaning is error:
+                raise
+            raise meaning from error
+        except BaseException:
+            self.leave(failed=True)
+            raise
+        self.leave(failed=False)
 
     def leave(self, *, failed: bool) -> None:
         """Close everything. Without a failure rank 0, which serves the store, leaves last."""

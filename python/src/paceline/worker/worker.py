@@ -52,18 +52,8 @@ def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
         set_threads(trial.placement.threads_per_worker)
         with spans("rendezvous"):
             peers = join_peers(context, trial)
-        try:
+        with peers.leaving():
             _Worker(trial, context, files, spans, peers, recorder).run()
-        except Exception as error:
-            meaning = peers.explain(error)
-            peers.leave(failed=True)
-            if meaning is None or meaning is error:
-                raise
-            raise meaning from error
-        except BaseException:
-            peers.leave(failed=True)
-            raise
-        peers.leave(failed=False)
 
 
 @contextmanager
