@@ -140,16 +140,22 @@ def test_ranks_beyond_the_last_batch_get_empty_batches(uneven: MadeDataset, mode
     assert last[2].images.shape == (0, SIZE, SIZE, 3)
 
 
-def test_memory_mode_decodes_each_used_image_once_a_node(
-    uneven: MadeDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded = []
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Images that reading mode `memory` has decoded."""
+    found: list[bytes] = []
 
     def counting(data: bytes, image_size: int) -> Any:
-        decoded.append(data)
+        found.append(data)
         return decode(data, image_size)
 
     monkeypatch.setattr("paceline.data.memory_feed.decode", counting)
+    return found
+
+
+def test_memory_mode_decodes_each_used_image_once_a_node(
+    uneven: MadeDataset, decoded: list[bytes]
+) -> None:
     order = sample_order_of(uneven, max_steps=2)
     feed_all(uneven, order, "memory", 3)
     used = [uneven.images[i] for i in order.used_sample_ids()]
@@ -158,15 +164,8 @@ def test_memory_mode_decodes_each_used_image_once_a_node(
 
 
 def test_a_rank_alone_on_its_node_decodes_its_own_samples_only(
-    uneven: MadeDataset, monkeypatch: pytest.MonkeyPatch
+    uneven: MadeDataset, decoded: list[bytes]
 ) -> None:
-    decoded = []
-
-    def counting(data: bytes, image_size: int) -> Any:
-        decoded.append(data)
-        return decode(data, image_size)
-
-    monkeypatch.setattr("paceline.data.memory_feed.decode", counting)
     order = sample_order_of(uneven, max_steps=2)
     with open_feed(
         open_dataset(uneven.path), order, mode="memory", image_size=SIZE, rank=1, world_size=2
