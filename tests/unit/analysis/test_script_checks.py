@@ -42,7 +42,7 @@ def pair(run):
 
 
 def verdict(run):
-    """Whether the script is equivalent, and the reason why that was not decided."""
+    """Return whether the script is equivalent, and why that was not decided."""
     found = check_equivalence(*pair(run))
     reasons = [c.reason for c in found.checks if c.decisive and c.passed is None]
     return found.equivalent, " ".join(reasons)

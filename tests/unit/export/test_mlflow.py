@@ -1,4 +1,4 @@
-"""What MLflow reads back from the export. Needs the extra `mlflow`."""
+"""MLflow reads the export back. Needs the extra `mlflow`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorBoard reads back from the export. Needs the extra `tensorboard`."""
+"""TensorBoard reads the export back. Needs the extra `tensorboard`."""
 
 from __future__ import annotations
 

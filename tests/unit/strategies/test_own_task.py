@@ -405,7 +405,7 @@ def step_the_schedule_twice(monkeypatch):
 
 
 def sum_tied_weights_twice(monkeypatch):
-    """As if each of the two layers had handed in the gradient of both."""
+    """Double the gradient of the tied weight, as a reducer does that adds it once per layer."""
     reduce = OptimizerShard.reduce
 
     def doubled(self, own, others, factors=()):

@@ -63,8 +63,8 @@ def clock_errors(record: TrialRecord, operations: pl.DataFrame | None = None) ->
 
     This is the error measured at the rendezvous. It is larger where operations show that the clocks
     have drifted since: no rank can end an all-reduce before all ranks have begun it. The drift is
-    at least the time by which the operation ended too early, and at most the time of both ranks in
-    it more.
+    at least the time by which the operation ended too early. It is at most that time plus the
+    time that both ranks spent in the operation.
     """
     errors_s = {rank.rank: rank.clock_error_s for rank in record.ranks}
     if operations is None:
@@ -93,8 +93,8 @@ def operation_times(
     """Add to `operations` their step and the division of their time, in seconds.
 
     step: in which it was requested; null outside of steps. wait_s + transfer_s = time_s; null where
-    other ranks' rows are missing. exposed_s + overlapped_s is the same but for the time of
-    operations that began earlier.
+    other ranks' rows are missing. exposed_s + overlapped_s = time_s as well, unless an earlier
+    operation still ran: time in which both ran counts for the earlier one.
 
     errors_s: of each rank's clock, from `clock_errors`.
     """

@@ -82,7 +82,7 @@ def joined(frames: Iterable[pl.DataFrame]) -> pl.DataFrame:
 
 
 def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turn `{"speedup": {"low": 1.0}}` into `{"speedup.low": 1.0}`; lists stay as they are."""
+    """Turn `{"speedup": {"low": 1.0}}` into `{"speedup.low": 1.0}`; lists are not changed."""
     found: dict[str, Any] = {}
     for name, value in document.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What the ranks of test_processes.py do: `processes_program.py LOCAL_RANK RANKS FOLDER`.
+"""A rank of test_processes.py: `processes_program.py LOCAL_RANK RANKS FOLDER`.
 
 FOLDER has job.json (the trial, what to do) and data.safetensors; each rank leaves what it found.
 """
