@@ -176,7 +176,7 @@ def test_what_was_ingested_is_fed(ingested: Ingested, mode: Any) -> None:
         fed = {
             int(sample_id): int(label)
             for batch in feed
-            for sample_id, label in zip(batch.sample_ids, batch.labels, strict=True)
+            for sample_id, label in zip(batch.sample_ids, batch.targets, strict=True)
         }
     assert fed == {row["sample_id"]: row["label"] for row in rows_of(ingested.path)}
 

@@ -112,15 +112,15 @@ def test_ranks_together_get_the_planned_samples_and_pixels(
         assert max(sizes) - min(sizes) <= 1
         for part in parts:
             assert (part.step, part.epoch) == (number, expected.epoch)
-            assert part.images.shape == (len(part.sample_ids), SIZE, SIZE, 3)
-            assert part.images.dtype == np.uint8
-            assert part.labels.dtype == np.int64
+            assert part.inputs.shape == (len(part.sample_ids), SIZE, SIZE, 3)
+            assert part.inputs.dtype == np.uint8
+            assert part.targets.dtype == np.int64
             for row, sample_id in enumerate(part.sample_ids.tolist()):
                 pixels = decode(uneven.images[sample_id], SIZE)
                 if SampleRandom(7, part.epoch, sample_id).coin:
                     pixels = pixels[:, ::-1]
-                assert np.array_equal(part.images[row], pixels)
-                assert part.labels[row] == uneven.labels[sample_id]
+                assert np.array_equal(part.inputs[row], pixels)
+                assert part.targets[row] == uneven.labels[sample_id]
 
 
 @pytest.mark.contract
@@ -137,7 +137,7 @@ def test_ranks_beyond_the_last_batch_get_empty_batches(uneven: MadeDataset, mode
     order = sample_order_of(uneven, global_batch=11, epochs=1)  # 23 = 11 + 11 + 1
     last = [batches[-1] for batches in feed_all(uneven, order, mode, 3)]
     assert [len(batch.sample_ids) for batch in last] == [1, 0, 0]
-    assert last[2].images.shape == (0, SIZE, SIZE, 3)
+    assert last[2].inputs.shape == (0, SIZE, SIZE, 3)
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_ranks_that_cannot_share_memory_decode_alone(
     private = feed_all(uneven, sample_order_of(uneven), "memory", 2)
     for ours, theirs in zip(shared, private, strict=True):
         for a, b in zip(ours, theirs, strict=True):
-            assert np.array_equal(a.images, b.images)
+            assert np.array_equal(a.inputs, b.inputs)
 
 
 def test_memory_of_another_process_under_the_same_name_is_not_taken(tmp_path: Path) -> None:

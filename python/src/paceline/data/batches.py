@@ -40,8 +40,8 @@ class Batch:
     step: int
     epoch: int
     sample_ids: NDArray[np.int64]  # shape (n,)
-    images: NDArray[np.uint8]  # shape (n, S, S, 3), RGB, already flipped; S = 0 without pixels
-    labels: NDArray[np.int64]  # shape (n,)
+    inputs: NDArray[Any]  # shape (n, ...), already augmented; () per sample without inputs
+    targets: NDArray[Any]  # shape (n, ...)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,8 +99,8 @@ class Loop:
             TrainBatch(
                 step=batch.step,
                 epoch=batch.epoch,
-                inputs=self._to_input(batch.images),
-                targets=torch.from_numpy(batch.labels),
+                inputs=self._to_input(batch.inputs),
+                targets=torch.from_numpy(batch.targets),
                 sample_ids=batch.sample_ids,
                 global_samples=global_samples,
                 is_last=batch.step == self._order.steps - 1,
