@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import polars as pl
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from paceline.plan.link_cost import ALL_REDUCE, all_reduce
 
 # Upper bounds of the sizes that are taken together, those of the fourth paper's figures, made with
 # hvprof (Awan, Jain, Chu, Subramoni and Panda: Communication Profiling and Characterization of Deep
@@ -103,44 +100,11 @@ def _expected(sized: pl.DataFrame) -> dict[tuple[str, str, int], tuple[float, fl
     found: dict[tuple[str, str, int], tuple[float, float]] = {}
     counted = sized.group_by(*_KIND, "ranks").agg(pl.len(), pl.col("payload_bytes").sum())
     for operation, algorithm, size, ranks, count, payload_bytes in counted.iter_rows():
-        if operation == "allreduce" and algorithm in _FORMULAS:
-            messages, volumes = _FORMULAS[algorithm](ranks)
+        if operation == "allreduce" and algorithm in ALL_REDUCE:
+            cost = all_reduce(algorithm, ranks)
             before = found.get((operation, algorithm, size), (0.0, 0.0))
             found[operation, algorithm, size] = (
-                before[0] + volumes / ranks * payload_bytes,
-                before[1] + messages / ranks * count,
+                before[0] + cost.volumes / ranks * payload_bytes,
+                before[1] + cost.messages / ranks * count,
             )
     return found
-
-
-def _ring(n: int) -> tuple[int, int]:
-    return 2 * n * (n - 1), 2 * (n - 1)
-
-
-def _doubling(n: int) -> tuple[int, int]:
-    stages = n.bit_length() - 1
-    power = 2**stages
-    exchanged = power * stages + 2 * (n - power)
-    return exchanged, exchanged
-
-
-def _halving(n: int) -> tuple[int, int]:
-    stages = n.bit_length() - 1
-    power = 2**stages
-    folded = 2 * (n - power)
-    return 2 * power * stages + folded, 2 * (power - 1) + folded
-
-
-# For n ranks: messages, and bytes over the payload, that all ranks send together. naive: everybody
-# to everybody; parameter-server: to rank 0 and back. ring: the least bytes there can be (Patarasuk
-# and Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 69(2), 2009).
-# The rest: Thakur, Rabenseifner and Gropp: Optimization of Collective Communication Operations in
-# MPICH, IJHPCA 19(1), 2005; ranks beyond a power of two send their part to a neighbour and receive
-# the result from it.
-_FORMULAS: dict[str, Callable[[int], tuple[int, int]]] = {
-    "naive": lambda n: (n * (n - 1), n * (n - 1)),
-    "parameter-server": lambda n: (2 * (n - 1), 2 * (n - 1)),
-    "ring": _ring,
-    "recursive-doubling": _doubling,
-    "rabenseifner": _halving,
-}
