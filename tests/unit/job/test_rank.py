@@ -1,15 +1,17 @@
 """A rank's life as others see it: status, log, exit code, whatever the training does."""
 
 import dataclasses
+import gc
 import json
 import os
 import sys
+from contextlib import nullcontext
 
 import pytest
 
 from paceline.errors import DataError, RankFailed, TimedOut
 from paceline.job import rank as module
-from paceline.job.rank import run_rank
+from paceline.job.rank import import_worker, run_rank
 from paceline.job.rank_status import RankEnd, is_secondary
 from paceline.job.run_directory import prepare
 from paceline.transports import PeerLost
@@ -156,3 +158,23 @@ def caused_by(error, cause):
 )
 def test_secondary_errors_are_told_apart(error, secondary):
     assert is_secondary(error) is secondary
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_worker_is_imported_without_the_garbage_collector(fails, make_trial, monkeypatch):
+    collected = []
+
+    def import_module(name):
+        collected.append((name, gc.isenabled()))
+        if fails:
+            raise ImportError(name)
+
+    monkeypatch.setattr(module, "import_module", import_module)
+    try:
+        with pytest.raises(ImportError) if fails else nullcontext():
+            import_worker(make_trial())
+        assert collected == [("paceline.worker.worker", False)]
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()

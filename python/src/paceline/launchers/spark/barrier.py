@@ -6,7 +6,6 @@ The module works without Spark: the job script passes what it needs of a task.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from paceline.host.machine import host_name
 from paceline.host.processes import parent_of
 from paceline.job.context import nodes_of, rank_context
 from paceline.job.failure import FirstFailure, first_failure
-from paceline.job.rank import run_rank, worker_module
+from paceline.job.rank import import_worker, run_rank
 from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import check_reachable, close_listener, listen_on
 from paceline.launchers.spark.configuration import EXECUTORS_ADVICE, wrong_nodes
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from paceline.job.trial import Job
+    from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
 
 # The driver finds a rank's error by this line in the stack traces that Spark wraps around it.
@@ -110,7 +110,7 @@ def _importing_worker(job: Job) -> Iterator[None]:
     set_thread_variables(job.trial.placement.threads_per_worker)
     # If it fails, the training's own import fails again and is reported there.
     thread = threading.Thread(
-        target=_import_quietly, args=(worker_module(job.trial),), name="imports", daemon=True
+        target=_import_quietly, args=(job.trial,), name="imports", daemon=True
     )
     thread.start()
     try:
@@ -119,9 +119,9 @@ def _importing_worker(job: Job) -> Iterator[None]:
         thread.join(job.trial.limits.rendezvous_s)
 
 
-def _import_quietly(name: str) -> None:
+def _import_quietly(trial: Trial) -> None:
     with contextlib.suppress(Exception):
-        importlib.import_module(name)
+        import_worker(trial)
 
 
 def failed_stage(job: Job, message: str) -> RankEnd:
