@@ -25,18 +25,18 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
+# Threads of torch spin while they wait for each other: with two on a busy machine of two cores,
+# tests/unit/strategies took 58 s of CPU time, with one thread 16 s. Torch reads this at its import,
+# which a conftest.py of a folder may do.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The folders with long tests come first, so that short ones fill the gaps at the end.
 _ORDER = ("cluster", "functional", "contract", "unit")
 
 
 def pytest_configure() -> None:
-    """Let tests and the programs they start find ip, tc and prometheus, and use one thread each.
-
-    Threads of torch spin while they wait for each other: with two on a busy machine of two cores,
-    tests/unit/strategies took 58 s of CPU time, with one thread 16 s.
-    """
+    """Let tests and the programs they start find ip, tc and prometheus."""
     os.environ["PATH"] = capabilities.path_with_system_folders(os.environ.get("PATH", os.defpath))
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,24 +3,28 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.forking import LOADED_WITH
 
 ROOT = Path(__file__).parents[4]
-PROGRAM = "tests.unit.transports.shared.rank_program"
+PROGRAM = Path(__file__).with_name("rank_program.py")
 
 
 @pytest.fixture
-def start_ranks(tmp_path):
-    """Starts the ranks of a case of `rank_program`; they are ended with the test."""
+def start_ranks(forks, tmp_path):
+    """Starts the ranks of a case of `rank_program`; they are ended with the test.
+
+    python: the words in front of the program. A fork ends after its client has been killed, not
+    before; where that matters, start interpreters.
+    """
     started = []
 
-    def start(case, ranks):
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    def start(case, ranks, python=forks.python):
+        environment = {**os.environ, **LOADED_WITH, "PYTHONPATH": str(ROOT)}
         for rank in range(ranks):
-            command = [sys.executable, "-m", PROGRAM, case, str(rank), str(ranks), str(tmp_path)]
+            command = [*python, str(PROGRAM), case, str(rank), str(ranks), str(tmp_path)]
             started.append(
                 subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE)
             )

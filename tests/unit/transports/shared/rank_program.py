@@ -1,4 +1,4 @@
-"""What the ranks of the sharing tests do: `python -m ...rank_program CASE LOCAL_RANK RANKS FOLDER`.
+"""What the ranks of the sharing tests do: `rank_program.py CASE LOCAL_RANK RANKS FOLDER`.
 
 Each case is a function; what it returns is printed as JSON, and so is the error that ends it. The
 ranks find one another through files in FOLDER.

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +78,7 @@ def test_if_one_rank_cannot_share_memory_all_say_so(run_ranks):
 
 def test_nothing_is_left_when_all_ranks_are_killed(start_ranks, tmp_path):
     before = set(Path("/dev/shm").iterdir())
-    processes = start_ranks("waits_to_be_killed", 2)
+    processes = start_ranks("waits_to_be_killed", 2, python=[sys.executable])
     share = FileShare(tmp_path, 2, 2)
     used = [set(json.loads(share.lookup(f"inodes {rank}", 30))) for rank in (0, 1)]
     assert used[0] == used[1]
