@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline import runner
+from paceline.analysis.explain.run import explain_pair
 from paceline.errors import NotComparable, UsageError
 from paceline.export.formats import export
 from paceline.export.run_data import RunData
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
+    from paceline.analysis.explain.explanation import Explanation
     from paceline.analysis.verdict import Verdict
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
@@ -103,6 +105,14 @@ class Run(RunData):
     def to_pandas(self) -> pd.DataFrame:
         """Return the rows as a pandas frame."""
         return self.to_polars().to_pandas()
+
+    def explain(self, first: str, second: str) -> Explanation:
+        """Split the difference in step time of two configurations into parts, with causes.
+
+        first, second: names, or shell patterns that match one configuration each.
+        Raises UsageError if a pattern matches none or several.
+        """
+        return explain_pair(self.comparison, first, second)
 
     def figures(self) -> dict[str, go.Figure]:
         """Return the figures of the report as Plotly figures, by their titles.

@@ -375,18 +375,30 @@ def _make_trace(
         trace.write({"schema": SCHEMA, "host": host, "cores": CORES, "interval_s": 0.5})
         ticks = np.arange(launched + 0.5, ended, 0.5)
         cpu_seconds = dict.fromkeys(("user", "system", "idle", "iowait", "steal", "other"), 100.0)
-        run_cpu_seconds = 0.0
+        run_cpu_seconds, trained_s = 0.0, 0.0
         for number, now in enumerate(ticks):
             training = train_start < now <= train_end
             loading = not training and train_start - way.data_load_s - 0.2 < now <= train_start
             busy = way.cpu_percent if training else 25.0
-            iowait = 10.0 if loading else 1.0
+            iowait = 10.0 if loading else way.iowait_percent if training else 1.0
+            steal = way.steal_percent if training else 0.0
             if number:
-                percent = {"user": busy - 5, "system": 4.0, "other": 1.0, "iowait": iowait}
-                percent["idle"] = 100.0 - busy - iowait
+                percent = {"user": busy - 5, "system": 4.0, "other": 1.0}
+                percent |= {"iowait": iowait, "steal": steal}
+                percent["idle"] = 100.0 - busy - iowait - steal
                 for mode, share in percent.items():
                     cpu_seconds[mode] += CORES * 0.5 * share / 100
-                run_cpu_seconds += 0.5 * 2 * busy / 100
+                others = way.others_percent if training else 0.0
+                run_cpu_seconds += 0.5 * 2 * (busy - others) / 100
+                trained_s += 0.5 * training
+            # a reading of what is expensive to read on every fourth tick
+            is_read = way.full_trace and not number % 4
+            switches = round(way.switches_per_s * trained_s) if is_read else None
+            pressure = {
+                "cpu": {"some_s": way.cpu_pressure_percent / 100 * trained_s},
+                "io": {"some_s": way.io_pressure_percent / 100 * trained_s},
+            }
+            cgroup = {"throttled_s": way.throttled_percent / 100 * trained_s}
             trace.write(
                 HostSample(
                     unix_s=float(now),
@@ -398,13 +410,26 @@ def _make_trace(
                     run_rss_bytes=way.run_rss_bytes,
                     run_pss_bytes=None if number % 4 else way.run_pss_bytes,
                     run_threads=threads + (number % 2 if not training else 0),
-                    run_voluntary_context_switches=None,
-                    run_involuntary_context_switches=None,
+                    run_voluntary_context_switches=switches,
+                    run_involuntary_context_switches=switches,
                     sidecar_cpu_seconds=0.5 + 0.002 * number,
                     sidecar_rss_bytes=30_000_000,
                     cpu_seconds=dict(cpu_seconds),
-                    disks={"sda": {"read_bytes": 0, "written_bytes": 0}},
-                    networks={"eth0": {"sent_bytes": 0, "received_bytes": 0}},
+                    cpu_frequency_hertz=way.frequency_hertz if way.full_trace else None,
+                    pressure=pressure if way.full_trace else {},
+                    cgroup=cgroup if way.full_trace else None,
+                    disks={
+                        "sda": {
+                            "read_bytes": round(way.disk_bytes_per_s * trained_s),
+                            "written_bytes": 0,
+                        }
+                    },
+                    networks={
+                        "eth0": {
+                            "sent_bytes": round(way.network_bytes_per_s * trained_s),
+                            "received_bytes": 0,
+                        }
+                    },
                 )
             )
 

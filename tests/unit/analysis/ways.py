@@ -47,6 +47,18 @@ class Way:
     run_rss_bytes: int = 10**9
     run_pss_bytes: int | None = None  # read on every fourth tick
     run_threads: int | None = None  # default 7 a rank
+    # of the host while training; without full_trace, an old trace has none of these
+    full_trace: bool = False
+    others_percent: float = 0.0  # of cpu_percent, used by other processes
+    iowait_percent: float = 1.0
+    steal_percent: float = 0.0
+    throttled_percent: float = 0.0
+    cpu_pressure_percent: float = 0.0
+    io_pressure_percent: float = 0.0
+    disk_bytes_per_s: float = 0.0
+    network_bytes_per_s: float = 0.0
+    switches_per_s: float = 0.0
+    frequency_hertz: float = 2.5e9
     weights_error: float = 0.0  # relative to the update
     gradient_error: float = 0.0
     compression: dict[str, object] | None = None

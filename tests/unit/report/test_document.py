@@ -112,8 +112,8 @@ def test_every_chart_has_its_data_and_its_place(page: _Page) -> None:
     places = [a["data-chart"] for _, a in page.tags if "data-chart" in a]
     data = {a["id"] for t, a in page.tags if t == "script" and "id" in a}
     assert set(places) == data
-    # 6 a workload, strategies over time; for each of 16 trials a pair, its speed, and its traffic
-    assert len(places) == 2 * 7 + 4 * 16
+    # 7 a workload, strategies over time; for each of 16 trials a pair, its speed, and its traffic
+    assert len(places) == 2 * 8 + 4 * 16
     for text in page.scripts[: len(places)]:
         assert {"data", "layout"} <= set(json.loads(text))
 
@@ -252,3 +252,11 @@ def test_chosen_baseline_is_named_and_the_paper_is_left_out(
     page = render(compare_run(run, baseline="*.mpi.*"))
     assert paper.SOURCE not in page
     assert "simple-big: speedups are over mpi" in page
+
+
+def test_causes_of_differences_are_shown(fabricate: ModuleType, tmp_path: Path) -> None:
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI]
+    run = fabricate.make_run(tmp_path, ways, repeats=3, jitter=0.01)
+    page = render(compare_run(run))
+    assert "Causes of the differences" in page
+    assert "fewer allocated cores" in page

@@ -18,6 +18,8 @@ from paceline.analysis.background_load import disturbance_flags
 from paceline.analysis.comparison import Comparison, Tie, UnfinishedTrial
 from paceline.analysis.compression import compression_effects
 from paceline.analysis.configuration import node_setup
+from paceline.analysis.explain.difference import part_noise
+from paceline.analysis.explain.explanation import ExplainedTrials, explain
 from paceline.analysis.local_global import relate
 from paceline.analysis.pairwise import Pairwise
 from paceline.analysis.reading import TrialRecord, load_manifest, load_run
@@ -38,6 +40,7 @@ from paceline.records.stopping import read_stopping
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from paceline.analysis.explain.explanation import Explanation
     from paceline.analysis.row import Row
     from paceline.records.layout import RunFiles, TrialFiles
 
@@ -145,7 +148,13 @@ class _Workload:
             for faster, slower, ratio in pairs.ties()
         ]
         self.verdict = make_verdict(
-            name, self.rows, pairs, self._ratio, sequential=self.sequential, no_baseline=no_baseline
+            name,
+            self.rows,
+            pairs,
+            self._ratio,
+            self._explain,
+            sequential=self.sequential,
+            no_baseline=no_baseline,
         )
         setups = {name: node_setup(found[0].record.trial) for name, found in self.trials.items()}
         self.local_global = relate(name, ranked, setups, self._ratio, pairs.is_tie)
@@ -167,6 +176,13 @@ class _Workload:
                 "has finished, so speedups are over the sequential baseline"
             )
         return max(usable, key=lambda name: usable[name], default=None)
+
+    def _explain(self, faster: str, slower: str) -> Explanation:
+        sides = [
+            ExplainedTrials(name, [trial.record for trial in self.trials[name]])
+            for name in (faster, slower)
+        ]
+        return explain(sides[0], sides[1], part_noise(list(self.trials.values())))
 
     def _ratio(self, faster: str, slower: str) -> Interval | None:
         return ratio_interval(self._rates[faster], self._rates[slower], self._noise)

@@ -32,7 +32,9 @@ _DEVICE_RATES = {
     "network_sent_bytes_per_s": ("networks", "sent_bytes"),
     "network_received_bytes_per_s": ("networks", "received_bytes"),
 }
-_RUN_RATES = {
+_SELDOM_RATES = {
+    "minor_page_faults_per_s": "minor_page_faults",
+    "major_page_faults_per_s": "major_page_faults",
     "run_voluntary_context_switches_per_s": "run_voluntary_context_switches",
     "run_involuntary_context_switches_per_s": "run_involuntary_context_switches",
 }
@@ -43,8 +45,9 @@ def host_frame(trace: HostTrace) -> pl.DataFrame:
 
     Columns beside those of the trace: interval_s; cpu_busy_percent, cpu_idle_percent,
     cpu_iowait_percent and cpu_steal_percent of all cores; core_busy_percent, a list by core;
-    ram_percent; run_cpu_percent of one core; rates per second of disks, network and context
-    switches; pressure_<resource>_percent of the time. Null where it was not measured.
+    ram_percent; run_cpu_percent of one core; rates per second of disks, network, page faults and
+    context switches; pressure_<resource>_percent of the time; load_1m; cgroup_throttled_percent of
+    the time, at most 100. Null where it was not measured.
     """
     if trace.samples.is_empty():
         return trace.samples
@@ -56,7 +59,9 @@ def host_frame(trace: HostTrace) -> pl.DataFrame:
         "ram_percent": ram_percent(samples),
         "run_cpu_percent": run_cpu_percent(samples),
         **{name: rate(_over_devices(samples, *of), unix_s) for name, of in _DEVICE_RATES.items()},
-        **{name: _seldom_rate(column(samples, c), unix_s) for name, c in _RUN_RATES.items()},
+        **{name: _seldom_rate(column(samples, c), unix_s) for name, c in _SELDOM_RATES.items()},
+        "load_1m": _of_struct(samples, "load", "1m"),
+        "cgroup_throttled_percent": _throttled_percent(samples, unix_s),
     }
     if struct_fields(samples, "pressure"):
         pressure = samples["pressure"].struct.unnest()
@@ -161,6 +166,22 @@ def struct_fields(frame: pl.DataFrame, column: str) -> list[str]:
 def field(column: str, name: str) -> pl.Expr:
     """Select one key of a dictionary column."""
     return pl.col(column).struct.field(name)
+
+
+def _of_struct(frame: pl.DataFrame, name: str, key: str) -> NDArray[np.float64]:
+    """Return one key of a dictionary column; NaN where the trace does not have it."""
+    if key not in struct_fields(frame, name):
+        return np.full(len(frame), np.nan)
+    return frame[name].struct.field(key).cast(pl.Float64).to_numpy()
+
+
+def _throttled_percent(samples: pl.DataFrame, unix_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the share of the time in which the CPU quota stopped the run's control group.
+
+    The kernel adds up the time over CPUs, so several throttled CPUs count as 100 % at most.
+    """
+    throttled_s = _of_struct(samples, "cgroup", "throttled_s")
+    return np.clip(100 * rate(throttled_s, unix_s), 0, 100)
 
 
 def _over_devices(samples: pl.DataFrame, devices: str, counter: str) -> NDArray[np.float64]:

@@ -146,10 +146,36 @@ def mean_interval(
     """
     if not len(values):
         return None
-    generator = np.random.default_rng([_SEED, zlib.crc32(key.encode())])
-    draws = _mean_draws(values, generator)
+    draws = mean_draws(values[None, :], key)[:, 0]
     low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Mean(mean=float(np.mean(values)), low=float(low), high=float(high))
+
+
+def mean_draws(values: NDArray[np.float64], key: str) -> NDArray[np.float64]:
+    """Return the means of DRAWS moving-block resamples of several series at once.
+
+    Every draw resamples the same steps of all series, so sums of series stay sums. From _LONG steps
+    on, the means are drawn from their normal distribution, whose covariance is that of the sums of
+    blocks.
+    values: shape (series, steps), at least one step. key: names the values. Returns shape (DRAWS,
+    series).
+    """
+    generator = np.random.default_rng([_SEED, zlib.crc32(key.encode())])
+    steps = values.shape[1]
+    length = _block_length(steps)
+    blocks = -(-steps // length)
+    sums = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
+    means = (sums[:, length:] - sums[:, :-length]) / length
+    if steps < _LONG:
+        starts = generator.integers(0, steps - length + 1, (DRAWS, blocks))
+        draws: NDArray[np.float64] = means[:, starts].mean(axis=2).T
+        return draws
+    covariance = np.atleast_2d(np.cov(means)) / blocks
+    # a sum of parts is singular; rounding can make an eigenvalue slightly negative
+    size, vectors = np.linalg.eigh(covariance)
+    normal = generator.standard_normal((DRAWS, len(values))) * np.sqrt(np.maximum(size, 0.0))
+    drawn: NDArray[np.float64] = means.mean(axis=1) + normal @ vectors.T
+    return drawn
 
 
 def run_noise(configurations: Sequence[Mapping[int, Series]]) -> RunNoise | None:
@@ -160,18 +186,28 @@ def run_noise(configurations: Sequence[Mapping[int, Series]]) -> RunNoise | None
     """
     if all(len(found) < 2 for found in configurations):
         return None
-    cells = [
-        (number, repeat, found[repeat].log_median)
-        for number, found in enumerate(configurations)
-        for repeat in sorted(found)
-    ]
+    return two_way_noise(
+        [
+            (number, repeat, found[repeat].log_median)
+            for number, found in enumerate(configurations)
+            for repeat in sorted(found)
+        ]
+    )
+
+
+def two_way_noise(cells: Sequence[tuple[int, int, float]]) -> RunNoise | None:
+    """Estimate the noise of one cell from the residuals of configuration + repeat.
+
+    cells: number of the configuration, repeat, value. None if no degree of freedom is left.
+    """
     if not cells:
         return None
+    rows = {number: row for row, number in enumerate(sorted({number for number, _, _ in cells}))}
     repeats = sorted({repeat for _, repeat, _ in cells})
-    design = np.zeros((len(cells), len(configurations) + len(repeats)))
+    design = np.zeros((len(cells), len(rows) + len(repeats)))
     for row, (number, repeat, _) in enumerate(cells):
-        design[row, number] = 1
-        design[row, len(configurations) + repeats.index(repeat)] = 1
+        design[row, rows[number]] = 1
+        design[row, len(rows) + repeats.index(repeat)] = 1
     values = np.array([value for _, _, value in cells])
     fitted, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
     degrees = len(cells) - int(rank)
@@ -227,6 +263,16 @@ def bootstrap_medians(draws: NDArray[np.float64]) -> NDArray[np.float64]:
     which, column = _chosen_draws(repeats)
     medians: NDArray[np.float64] = np.median(draws[which, column], axis=1)
     return medians
+
+
+def bootstrap_means(draws: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return DRAWS means over repeats that are drawn with replacement.
+
+    draws: of the means of each repeat, shape (repeats, DRAWS, series). Returns (DRAWS, series).
+    """
+    which, column = _chosen_draws(len(draws))
+    means: NDArray[np.float64] = draws[which, column].mean(axis=1)
+    return means
 
 
 def _log_median_draws(
@@ -297,18 +343,6 @@ def _share_below(
     mean = in_block.mean(axis=1)
     variance = np.einsum("ij,ij->i", in_block, in_block) / in_block.shape[1] - mean**2
     return mean / length, np.sqrt(np.maximum(variance, 0.0) / blocks) / length
-
-
-def _mean_draws(values: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.float64]:
-    """Return the means of DRAWS moving-block resamples of `values`."""
-    steps = len(values)
-    length = _block_length(steps)
-    blocks = -(-steps // length)
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    means = (sums[length:] - sums[:-length]) / length
-    starts = generator.integers(0, steps - length + 1, (DRAWS, blocks))
-    draws: NDArray[np.float64] = means[starts].mean(axis=1)
-    return draws
 
 
 def _interval(

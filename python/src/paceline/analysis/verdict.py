@@ -6,26 +6,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.analysis.configuration import TIMES
+from paceline.analysis.explain.parts import PART_LABELS
 from paceline.analysis.labels import short_name
-from paceline.records.phases import LABELS, STEP_PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline.analysis.explain.explanation import Explanation
     from paceline.analysis.pairwise import Pairwise
     from paceline.analysis.row import Row
     from paceline.analysis.statistics import Interval
 
 DASH = "\N{EN DASH}"
 _MOST_NAMED = 3  # tied configurations in a sentence
-_EXPLAINS = 0.5  # of the difference: a phase that explains less is not the cause
+_EXPLAINS = 0.5  # of the difference: a part that explains less is not the cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """The step phase that explains at least half of a difference, seconds per step."""
+    """The part of a step that explains at least half of a difference, seconds per step."""
 
-    phase: str
+    phase: str  # one of analysis.explain.parts
     faster_s: float
     slower_s: float
 
@@ -40,7 +41,7 @@ class Verdict:
     speedup: Interval | None  # of the best over the baseline
     runner_up: str | None  # the fastest configuration that is not tied with the best
     over_runner_up: Interval | None  # speed of the best over that of the runner-up
-    cause: Cause | None  # None: the difference is spread over several phases
+    cause: Cause | None  # None: the difference is spread over several parts
     sentence: str
 
 
@@ -49,14 +50,16 @@ def make_verdict(
     rows: Sequence[Row],
     pairs: Pairwise,
     ratio: Callable[[str, str], Interval | None],
+    explain: Callable[[str, str], Explanation],
     *,
     sequential: str | None = None,
     no_baseline: str | None = None,
 ) -> Verdict:
     """Judge the rows of one workload, which are in order of speed.
 
-    ratio: of the speeds of two configurations. sequential: the configuration that equivalence is
-    relative to; another baseline is named. no_baseline: why no baseline has finished.
+    ratio: of the speeds of two configurations. explain: their difference. sequential: the
+    configuration that equivalence is relative to; another baseline is named. no_baseline: why no
+    baseline has finished.
     """
     ranked = [row for row in rows if row.ranked]
     if not ranked:
@@ -65,7 +68,10 @@ def make_verdict(
     tied = [r for r in ranked[1:] if pairs.is_tie(best.configuration, r.configuration)]
     behind = next((r for r in ranked[1:] if r not in tied), None)
     over = None if behind is None else ratio(best.configuration, behind.configuration)
-    cause = None if behind is None else find_cause(best, behind)
+    cause = None
+    if behind is not None:
+        name = best.configuration
+        cause = main_cause(explain(name, behind.configuration), name)
     return Verdict(
         workload=workload,
         best=best.configuration,
@@ -78,22 +84,17 @@ def make_verdict(
     )
 
 
-def find_cause(faster: Row, slower: Row) -> Cause | None:
-    """Return the phase that explains at least half of the difference of the mean steps.
+def main_cause(explanation: Explanation, faster: str) -> Cause | None:
+    """Return the part that explains at least half of the difference; None if there is none.
 
-    None if there is none. A phase that only one of them has (communication, the pipeline bubble)
-    counts as 0 for the other.
+    None also if the mean steps are in another order than the medians.
     """
-    pairs = {
-        name: (faster.step_phases_s.get(name) or 0.0, slower.step_phases_s.get(name) or 0.0)
-        for name in STEP_PHASES
-    }
-    name = max(pairs, key=lambda phase: pairs[phase][1] - pairs[phase][0])
-    saved = pairs[name][1] - pairs[name][0]
-    difference = sum(theirs - ours for ours, theirs in pairs.values())
-    if saved <= 0 or saved < _EXPLAINS * difference:
+    part, whole = explanation.main_part, explanation.difference.difference_s
+    if explanation.faster != faster:
         return None
-    return Cause(phase=name, faster_s=pairs[name][0], slower_s=pairs[name][1])
+    if part.difference_s.mean <= 0 or part.difference_s.mean < _EXPLAINS * whole.mean:
+        return None
+    return Cause(phase=part.part, faster_s=part.faster_s, slower_s=part.slower_s)
 
 
 def milliseconds(seconds: float) -> str:
@@ -173,6 +174,6 @@ def _speed(best: Row, baseline: str) -> str:
 def _why(best: Row, behind: Row, cause: Cause | None) -> str:
     if cause is not None:
         spent = f"{milliseconds(cause.faster_s)} instead of {milliseconds(cause.slower_s)} per step"
-        return f", mainly because of {LABELS[cause.phase]}: {spent}"
+        return f", mainly because of {PART_LABELS[cause.phase]}: {spent}"
     measured = all(row.step_phases_s.get("forward") is not None for row in (best, behind))
-    return "; the difference is spread over several phases" if measured else ""
+    return "; the difference is spread over several parts" if measured else ""

@@ -20,6 +20,7 @@ from paceline.records.phases import ALL_PHASES, OTHER_SPANS
 from paceline.report import (
     communication,
     compression,
+    explain,
     figures,
     paper,
     sections,
@@ -118,6 +119,7 @@ def _context(comparison: Comparison, book: ChartBook) -> dict[str, Any]:
         "paper_source": paper.SOURCE,
         "paper_table": sections.paper_table(comparison),
         "workloads": [_workload(comparison, w, book) for w in comparison.workloads],
+        "explanations": explain.explanations(comparison, book.add),
         "phases": ALL_PHASES,
         "other_spans": OTHER_SPANS,
         "shades": figures.shades(gaps=_has_gaps(comparison)),

@@ -10,6 +10,7 @@ from paceline.report.figures.charts import Chart, colours, first_repeats, plotly
 from paceline.report.figures.hosts import resource_charts, shades, telemetry_charts
 from paceline.report.figures.speed import loss_chart, speedup_chart, step_distribution_chart
 from paceline.report.figures.strategies import local_global_chart, local_use_chart
+from paceline.report.figures.waterfall import waterfall_chart
 
 __all__ = [
     "Chart",
@@ -28,4 +29,5 @@ __all__ = [
     "step_distribution_chart",
     "step_time_chart",
     "telemetry_charts",
+    "waterfall_chart",
 ]

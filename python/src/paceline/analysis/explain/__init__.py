@@ -1,0 +1,1 @@
+"""Explain why one configuration is slower than another: parts that add up, and their causes."""

@@ -1,0 +1,129 @@
+"""Figures of a trial's hosts while it trained: the evidence for causes, from the sidecars' traces.
+
+A figure is None where no host measured it. Percentages and frequencies are means over the hosts,
+rates and counts are sums. Pressure (PSI) counts tasks of the whole machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from paceline.analysis.background_load import disturbance
+from paceline.analysis.host_frames import column, host_frame
+from paceline.analysis.reading import read_hosts
+from paceline.analysis.usage import span_on_host
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paceline.analysis.reading import HostTrace, TrialRecord
+
+    Values = dict[str, float | None]
+
+Unit = Literal["%", "1/s", "bytes/s", "cores", "GHz", "s", ""]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A column of `host_frame`, as evidence. factor: from the unit of the column."""
+
+    name: str
+    label: str
+    unit: Unit
+    column: str
+    factor: float = 1.0
+
+    @property
+    def is_sum(self) -> bool:
+        return self.unit in ("1/s", "bytes/s", "cores", "")
+
+
+FIGURES = (
+    Figure("cpu_idle", "CPU idle", "%", "cpu_idle_percent"),
+    Figure("iowait", "IOWait", "%", "cpu_iowait_percent"),
+    Figure("steal", "CPU time stolen by the hypervisor", "%", "cpu_steal_percent"),
+    Figure("throttled", "time stopped by the CPU quota", "%", "cgroup_throttled_percent"),
+    Figure("run_cores", "CPU time of the run", "cores", "run_cpu_percent", 0.01),
+    Figure("threads", "threads of the run", "", "run_threads"),
+    Figure(
+        "voluntary_switches",
+        "voluntary context switches",
+        "1/s",
+        "run_voluntary_context_switches_per_s",
+    ),
+    Figure(
+        "involuntary_switches",
+        "involuntary context switches",
+        "1/s",
+        "run_involuntary_context_switches_per_s",
+    ),
+    Figure("load", "run queue (load average, 1 minute)", "", "load_1m"),
+    Figure("cpu_pressure", "time in which a task waited for a core", "%", "pressure_cpu_percent"),
+    Figure("io_pressure", "time in which a task waited for I/O", "%", "pressure_io_percent"),
+    Figure(
+        "memory_pressure", "time in which a task waited for memory", "%", "pressure_memory_percent"
+    ),
+    Figure("minor_faults", "minor page faults", "1/s", "minor_page_faults_per_s"),
+    Figure("major_faults", "major page faults", "1/s", "major_page_faults_per_s"),
+    Figure("disk_read", "read from disks", "bytes/s", "disk_read_bytes_per_s"),
+    Figure("network_sent", "sent over the network", "bytes/s", "network_sent_bytes_per_s"),
+    Figure("frequency", "clock frequency", "GHz", "cpu_frequency_hertz", 1e-9),
+)
+OTHERS = Figure("others", "CPU time of other processes", "%", "")
+ALL_FIGURES = (*FIGURES, OTHERS)
+FIGURES_BY_NAME = {figure.name: figure for figure in ALL_FIGURES}
+HARDWARE_COUNTERS = "not available: the sidecar records no hardware counters (perf_event_open)"
+
+
+def amount(value: float | None, unit: str) -> str:
+    """Format a figure with its unit, with three significant digits."""
+    if value is None:
+        return "not measured"
+    if unit == "bytes/s":
+        return f"{value / 1e6:.3g} MB/s"
+    if unit == "s":
+        return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
+    digits = f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{digits} {unit}".rstrip()
+
+
+def trial_evidence(record: TrialRecord) -> Values:
+    """Return the figures of one trial by name. Raises DataError if a trace is damaged."""
+    hosts = read_hosts(record.files)
+    by_host = [_host_values(record, host) for host in hosts if not host.samples.is_empty()]
+    values = {figure.name: _combined(figure, by_host) for figure in FIGURES}
+    load = disturbance(record, hosts)
+    return {**values, OTHERS.name: None if load is None else load.others_percent}
+
+
+def median_evidence(trials: Sequence[Mapping[str, float | None]]) -> Values:
+    """Return the median of each figure over the repeats that measured it."""
+    found: Values = {}
+    for figure in ALL_FIGURES:
+        known = [value for trial in trials if (value := trial[figure.name]) is not None]
+        found[figure.name] = float(np.median(known)) if known else None
+    return found
+
+
+def _host_values(record: TrialRecord, host: HostTrace) -> Values:
+    """Return the mean of each figure over the samples in the training."""
+    span = span_on_host(record, host.host, "train") or (0.0, -1.0)
+    frame = host_frame(host)
+    unix_s = frame["unix_s"].to_numpy()
+    inside = (unix_s > span[0]) & (unix_s <= span[1])
+    values: Values = {}
+    for figure in FIGURES:
+        measured = column(frame, figure.column)[inside]
+        known = measured[~np.isnan(measured)]
+        values[figure.name] = figure.factor * float(known.mean()) if len(known) else None
+    return values
+
+
+def _combined(figure: Figure, by_host: Sequence[Mapping[str, float | None]]) -> float | None:
+    known = [value for host in by_host if (value := host[figure.name]) is not None]
+    if not known:
+        return None
+    return sum(known) if figure.is_sum else sum(known) / len(known)

@@ -1,0 +1,114 @@
+"""Intervals of differences cover the truth, and equal configurations rarely differ."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.analysis.explain.difference import TOTAL, difference
+from paceline.analysis.explain.factors import TimeOnCores, split_time_on_cores
+from paceline.analysis.explain.parts import PART_NAMES, PARTS, TrialParts
+from paceline.analysis.statistics import mean_draws, two_way_noise
+
+STEP_S = np.array([0.6, 0.05, 0.0, 0.1, 0.15, 0.05, 0.05, 0.0])
+RUN_NOISE, STEP_NOISE = 0.02, 0.1
+
+
+def repeats_of(random: np.random.Generator, mean_s, count: int, steps: int, key: str):
+    found = {}
+    for repeat in range(count):
+        run = np.exp(RUN_NOISE * random.standard_normal())
+        noise = np.exp(STEP_NOISE * random.standard_normal((len(PARTS), steps)))
+        values = mean_s[:, None] * run * noise
+        key_ = f"{key}.{repeat}.{random.integers(1 << 40)}"
+        draws = mean_draws(values, key_)
+        found[repeat] = TrialParts(means=values.mean(axis=1), draws=draws, steps=steps)
+    return found
+
+
+def noise_of(configurations):
+    cells: dict[str, list[tuple[int, int, float]]] = {}
+    for number, found in enumerate(configurations):
+        whole = float(np.mean([parts.means.sum() for parts in found.values()]))
+        for repeat, parts in found.items():
+            values = dict(zip(PART_NAMES, parts.means, strict=True)) | {TOTAL: parts.means.sum()}
+            for name, seconds in values.items():
+                cells.setdefault(name, []).append((number, repeat, seconds / whole))
+    return {name: two_way_noise(found) for name, found in cells.items()}
+
+
+@pytest.mark.parametrize("repeats", [2, 5])
+def test_equal_configurations_rarely_differ_and_intervals_cover_zero(repeats: int) -> None:
+    random = np.random.default_rng(repeats)
+    claims, covered, trials = 0, 0, 60
+    for number in range(trials):
+        sides = [repeats_of(random, STEP_S, repeats, 30, f"{number}.{k}") for k in range(5)]
+        found = difference(sides[0], sides[1], noise_of(sides))
+        claims += found.is_significant
+        covered += found.difference_s.low <= 0 <= found.difference_s.high
+    assert claims <= 0.05 * trials
+    assert covered >= 0.9 * trials
+
+
+def test_a_true_difference_is_found_in_its_part() -> None:
+    random = np.random.default_rng(7)
+    longer = STEP_S + np.array([0, 0.2, 0, 0, 0, 0, 0, 0.0])
+    sides = [repeats_of(random, mean, 3, 40, str(k)) for k, mean in enumerate([STEP_S, longer])]
+    found = difference(
+        sides[0], sides[1], noise_of([*sides, repeats_of(random, STEP_S, 3, 40, "third")])
+    )
+    assert found.is_significant
+    assert found.difference_s.mean == pytest.approx(0.2, abs=0.05)
+    part = found.part("data_wait")
+    assert part.difference_s.low > 0.15
+    assert part.difference_s.high < 0.25
+    assert part.share == pytest.approx(1.0, abs=0.3)
+    assert found.part("comm_transfer").difference_s.low < 0.01
+
+
+def test_one_repeat_needs_a_larger_difference() -> None:
+    random = np.random.default_rng(3)
+    for factor, expected in ((1.03, False), (1.5, True)):
+        sides = [
+            repeats_of(random, mean, 1, 2000, f"{factor}") for mean in (STEP_S, STEP_S * factor)
+        ]
+        assert difference(sides[0], sides[1], {}).is_significant is expected
+
+
+def test_configurations_without_a_common_repeat_are_not_paired() -> None:
+    random = np.random.default_rng(5)
+    first = repeats_of(random, STEP_S, 2, 30, "a")
+    second = {n + 10: p for n, p in repeats_of(random, 2 * STEP_S, 3, 30, "b").items()}
+    found = difference(first, second, noise_of([first, second]))
+    assert found.repeats == 0
+    assert found.difference_s.mean == pytest.approx(1.0, rel=0.1)
+    assert found.difference_s.low > 0.7
+
+
+def test_factors_of_the_time_on_cores_by_hand() -> None:
+    # 1 s of CPU time on 2 cores at 100 %; then 1.5 s on 1 core at 75 %: 0.5 s become 2 s
+    before = TimeOnCores(wall_s=0.5, cpu_s=1.0, cores=2)
+    after = TimeOnCores(wall_s=2.0, cpu_s=1.5, cores=1)
+    cpu, allocated, share = split_time_on_cores(before, after)
+    mean = 1.5 / np.log(4)
+    assert cpu.difference_s == pytest.approx(mean * np.log(1.5))
+    assert allocated.difference_s == pytest.approx(mean * np.log(2))
+    assert share.difference_s == pytest.approx(mean * np.log(1 / 0.75))
+    assert (share.faster, share.slower) == (1.0, 0.75)
+
+
+def test_equal_factors_make_no_difference() -> None:
+    same = TimeOnCores(wall_s=0.5, cpu_s=1.0, cores=2)
+    assert [f.difference_s for f in split_time_on_cores(same, same)] == [0.0, 0.0, 0.0]
+
+
+def test_long_series_have_the_spread_of_short_ones() -> None:
+    """Means of 1,000 steps and more are drawn from a normal distribution, others resampled."""
+    random = np.random.default_rng(1)
+    values = np.exp(0.3 * random.standard_normal((2, 1200)))
+    values[1] = 3 * values[0]
+    drawn = mean_draws(values, "long")
+    resampled = mean_draws(values[:, :999], "short")
+    assert drawn.mean(axis=0) == pytest.approx(values.mean(axis=1), rel=0.01)
+    assert drawn.std(axis=0) == pytest.approx(resampled.std(axis=0) * np.sqrt(999 / 1200), rel=0.1)
+    assert drawn[:, 1] == pytest.approx(3 * drawn[:, 0], rel=1e-6)

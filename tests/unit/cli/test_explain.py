@@ -1,0 +1,67 @@
+"""What `paceline explain` shows: a pair, two trials, or the fastest against all others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from paceline.cli.main import main
+
+
+@pytest.fixture
+def run_dir(fabricate: ModuleType, tmp_path: Path) -> Path:
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.TORCHRUN]
+    fabricate.make_run(tmp_path / "run", ways, repeats=3, jitter=0.01)
+    return tmp_path / "run"
+
+
+def test_all_configurations_are_compared_with_the_fastest(run_dir: Path, capsys: Any) -> None:
+    assert main(["explain", str(run_dir)]) == 0
+    out = capsys.readouterr().out
+    assert "Steps compared with those of" in out
+    assert "paceline explain RUN_DIR tiny." in out
+    assert all(len(line) <= 80 for line in out.splitlines()[:-1])
+
+
+def test_a_pair_is_shown_with_parts_causes_and_evidence(run_dir: Path, capsys: Any) -> None:
+    assert main(["explain", str(run_dir), "*.mpi.*", "*.sequential.*"]) == 0
+    out = capsys.readouterr().out
+    for words in ("whole step", "fewer allocated cores", "CPU idle", "not available", "imports"):
+        assert words in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_json_has_parts_that_add_up(run_dir: Path, capsys: Any) -> None:
+    assert main(["explain", str(run_dir), "*.sequential.*", "*.mpi.*", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["explanations"]
+    assert found["faster"].startswith("tiny.mpi.")
+    assert found["significant"]
+    whole = found["difference_s"]["mean"]
+    assert sum(p["difference_s"]["mean"] for p in found["parts"]) == pytest.approx(whole)
+    assert {e["name"] for e in found["evidence"]} >= {"cpu_idle", "iowait", "threads", "others"}
+
+
+def test_two_trials_of_one_configuration(run_dir: Path, capsys: Any) -> None:
+    trials = [f"tiny.local.none.sequential.n1r1t1.fp32.r{n}" for n in (0, 1)]
+    words = ["explain", str(run_dir), "--trial", trials[0], "--trial", trials[1]]
+    assert main(words) == 0
+    assert "No cause is named" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["*.mpi.*"], "expected two configurations"),
+        (["*.mpi.*", "tiny.mpi*"], "both are"),
+        (["*", "*.mpi.*"], "it matches"),
+        (["*.spark.*", "*.mpi.*"], "no configuration matches"),
+        (["--trial", "no", "--trial", "no"], "no trial 'no'"),
+    ],
+)
+def test_wrong_use_says_what_to_do(run_dir: Path, capsys: Any, words, expected) -> None:
+    assert main(["explain", str(run_dir), *words]) == 2
+    assert expected in capsys.readouterr().err
