@@ -214,12 +214,12 @@ def test_spark_has_a_slot_for_every_thread_and_loopback_only(make_launch_trial, 
     assert conf["spark.dynamicAllocation.enabled"] == "false"
     assert conf["spark.task.maxFailures"] == "1"
     assert conf["spark.barrier.sync.timeout"] == "60"
+    assert conf["spark.pyspark.python"] == "/venv/bin/python"
+    assert conf["spark.pyspark.driver.python"] == "/venv/bin/python"
     assert made.environment == {
         **THREADS,
         "JAVA_HOME": "/jdk",
         "SPARK_HOME": "/opt/spark",
-        "PYSPARK_DRIVER_PYTHON": "/venv/bin/python",
-        "PYSPARK_PYTHON": "/venv/bin/python",
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
 
@@ -248,7 +248,8 @@ def test_spark_master_passes_through_and_conf_has_the_last_word(make_launch_tria
     assert conf["spark.cores.max"] == "4"
     assert conf["spark.executorEnv.OMP_NUM_THREADS"] == "1"
     assert "spark.driver.host" not in conf
-    assert "PYSPARK_PYTHON" not in made.environment
+    assert conf["spark.pyspark.python"] == "./env/bin/python"
+    assert conf["spark.pyspark.driver.python"] == "/venv/bin/python"
     assert "SPARK_LOCAL_IP" not in made.environment
 
 

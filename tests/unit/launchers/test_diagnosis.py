@@ -103,6 +103,19 @@ def test_job_that_refused_before_any_rank_keeps_its_code_and_words(outcome_of):
     assert "  | paceline: world size: expected 2 ranks, got 1" in outcome.message
 
 
+def test_job_that_failed_before_any_rank_is_told_in_its_last_error(outcome_of):
+    error = 'Exception in thread "main" java.io.IOException: Cannot run program "./env/bin/python"'
+    log = (
+        "26/11/22 12:26:21 WARN Utils: Your hostname resolves to a loopback address\n"
+        f"{error}\n"
+        "\tat java.base/java.lang.ProcessBuilder.start(Unknown Source)\n"
+        "Caused by: java.io.IOException: error=2, No such file or directory\n"
+        "26/11/22 12:26:21 INFO ShutdownHookManager: Shutdown hook called\n"
+    )
+    first_line = outcome_of(ended(1), launcher="spark", log=log).message.splitlines()[0]
+    assert first_line.endswith(f"0 of 2 ranks finished; the launcher's log says: {error}")
+
+
 def test_time_limit_says_which_ranks_were_not_done(outcome_of, write_status):
     write_status(0, "done")
     write_status(1, "running")

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 LOG_TAIL_LINES = 20
 # Stack frames of a JVM, and of torch's C++ (c10), which prints them whenever a connection ends.
 _FRAME = re.compile(r"\s+at [\w.$/<>]+\(|\s+\.\.\. \d+ more|frame #\d+: |Exception raised from ")
+# The first line of a Python or Java error. The lines "Caused by" that follow it say less.
+_ERROR_LINE = re.compile(r"^(?!Caused by: |\s).*?(?:\w(?:Error|Exception))\b.*$", re.MULTILINE)
+_LONGEST_REASON = 300  # characters
 _TAIL_BYTES = 64 * 1024
 # Errors whose exit codes say more than that a rank failed.
 SPECIFIC_ERRORS: dict[int, type[PacelineError]] = {
@@ -119,7 +122,8 @@ def _what_happened(
         )
     if failure.rank is None:
         finished = len([s for s in statuses if s.state == "done"])
-        return f"the launcher {how} and {finished} of {ranks} ranks finished; no rank says why"
+        says = f"the launcher's log says: {reported}" if reported else "no rank says why"
+        return f"the launcher {how} and {finished} of {ranks} ranks finished; {says}"
     name = f"rank {failure.rank} of {ranks}"
     if status is None:
         return f"{name} failed before it could write a status; the launcher {how}"
@@ -132,7 +136,10 @@ def _what_happened(
 
 
 def _reported_by_launcher(files: TrialFiles, rank: int | None) -> str | None:
-    """Return the reason that the job script printed for a rank."""
+    """Return the reason that the job script printed for a rank, without a rank the last error."""
+    if rank is None:
+        errors = _ERROR_LINE.findall(_log_text(files.launcher_log))
+        return errors[-1][:_LONGEST_REASON] if errors else None
     for found in RANK_FAILED_LINE.finditer(_log_text(files.launcher_log)):
         if rank == int(found.group(1)):
             return found.group(2)

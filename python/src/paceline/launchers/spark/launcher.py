@@ -54,7 +54,8 @@ class SparkLauncher:
         spark = find_spark()
         argv = [str(spark.path / "bin" / "spark-submit"), "--master", master_of(trial)]
         argv += ["--driver-memory", driver_memory(trial)]
-        for name, value in {**configuration(trial), **trial.options_as(SparkOptions).conf}.items():
+        conf = {**_python(), **configuration(trial), **trial.options_as(SparkOptions).conf}
+        for name, value in conf.items():
             argv += ["--conf", f"{name}={value}"]
         script = job_script("spark-jobs", "train.py")
         argv += [str(script), "--trial", str(files.trial)]
@@ -81,20 +82,25 @@ def _runs_on_this_python(trial: Trial) -> bool:
     return is_local(master_of(trial)) or "spark.pyspark.python" not in conf
 
 
+def _python() -> dict[str, str]:
+    """Return the settings of the Python of executors and driver.
+
+    A spec that sends an environment to the executors sets the first one, which would then be the
+    driver's as well, before any environment variable.
+    """
+    return {"spark.pyspark.python": sys.executable, "spark.pyspark.driver.python": sys.executable}
+
+
 def _environment(trial: Trial) -> dict[str, str]:
     java_home = find_java().path.resolve().parent.parent
     spark = find_spark()
-    environment = {
+    local = {"SPARK_LOCAL_IP": "127.0.0.1"} if is_local(master_of(trial)) else {}
+    return {
         **rank_environment(trial),
         "JAVA_HOME": str(java_home),
         "SPARK_HOME": str(spark.path),
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        **local,
     }
-    if is_local(master_of(trial)):
-        environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    elif "spark.pyspark.python" not in trial.options_as(SparkOptions).conf:
-        environment["PYSPARK_PYTHON"] = sys.executable
-    return environment
 
 
 def _check_local_slots(trial: Trial) -> None:
