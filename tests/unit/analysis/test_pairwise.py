@@ -53,6 +53,12 @@ def test_configurations_without_a_common_repeat_are_not_tested() -> None:
     assert not pairs.is_tie("a", "c")
 
 
+def test_pair_with_one_common_repeat_has_the_noise_of_all() -> None:
+    rates = {"a": repeats(0.05), "b": repeats(0.0)}
+    assert not Pairwise(["a", "b"], rates, RunNoise(deviation=0.01, degrees=10)).is_tie("a", "b")
+    assert Pairwise(["a", "b"], rates, RunNoise(deviation=0.02, degrees=10)).is_tie("a", "b")
+
+
 def test_equal_configurations_rarely_differ_in_the_whole_family() -> None:
     random = np.random.default_rng(8)
     wrong = 0

@@ -128,6 +128,14 @@ def test_noise_known_from_other_configurations_narrows_two_repeats() -> None:
     assert informed.high < alone.high
 
 
+def test_one_repeat_has_the_noise_of_the_other_configurations() -> None:
+    one = series(np.full(9, 1.0), "0")
+    assert one is not None
+    interval = median_interval({0: one}, RunNoise(deviation=0.01, degrees=10))
+    assert interval is not None
+    assert math.log(interval.high) == pytest.approx(0.0222814, rel=1e-5)  # t(10) = 2.22814
+
+
 @pytest.mark.parametrize(("confidence", "least"), [(0.95, 0.9), (0.99, 0.96)])
 def test_intervals_of_a_mean_cover_it_about_as_often_as_they_say(
     confidence: float, least: float

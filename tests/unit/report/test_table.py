@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from paceline.analysis.compare import compare_run
+from paceline.analysis.statistics import Interval
 from paceline.records.stopping import LookRecord, Stopping, write_stopping
 from paceline.report.table import comparison_text, comparison_view
 from paceline.report.wording import number
@@ -70,6 +71,26 @@ def test_a_tie_is_called_a_tie(fabricate: ModuleType, tmp_path: Path) -> None:
     text = " ".join(comparison_text(compare_run(run), 120).split())
     assert "tiny: Tie: " in text
     assert text.count("=1.") >= 2
+
+
+def test_one_repeat_is_said_to_decide_nothing(fabricate: ModuleType, tmp_path: Path) -> None:
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI]
+    once = compare_run(fabricate.make_run(tmp_path / "1", ways, jitter=0.01))
+    text = " ".join(comparison_text(once, 80).split())
+    assert "With one repeat the run-to-run noise is unknown: this may be chance." in text
+    assert "One repeat: ± covers the steps" in text
+    twice = compare_run(fabricate.make_run(tmp_path / "2", ways, repeats=2, jitter=0.01))
+    assert "ne repeat" not in comparison_text(twice, 80)
+
+
+def test_interval_without_meaning_is_cut(comparison: Comparison) -> None:
+    rows = [
+        row if row.is_baseline or row.speedup is None
+        else dataclasses.replace(row, speedup=Interval(median=1.5, low=0.001, high=70_000))
+        for row in comparison.rows
+    ]  # fmt: skip
+    text = comparison_text(dataclasses.replace(comparison, rows=tuple(rows)), 80)
+    assert "1.50 ±>999%" in text
 
 
 def test_without_a_baseline_there_is_no_column_of_speedups(

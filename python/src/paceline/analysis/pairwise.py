@@ -127,14 +127,13 @@ def _compare(
     within = np.where(known, variances[:, None, :] + variances[None, :, :], 0.0).sum(axis=2)
     error = efficiency * np.sqrt(within) / count
     degrees = np.full(common.shape, np.inf)
-    repeated = common > 1
     if noise is None:
-        between, own_degrees = own, np.maximum(count - 1.0, 1.0)
+        has_noise, between, own_degrees = common > 1, own, np.maximum(count - 1.0, 1.0)
     else:
-        between = np.maximum(own, math.sqrt(2) * noise.deviation)
+        has_noise, between = common > 0, np.maximum(own, math.sqrt(2) * noise.deviation)
         own_degrees = np.full(common.shape, float(noise.degrees))
-    error = np.where(repeated, np.maximum(error, efficiency * between / np.sqrt(count)), error)
-    degrees = np.where(repeated, own_degrees, degrees)
+    error = np.where(has_noise, np.maximum(error, efficiency * between / np.sqrt(count)), error)
+    degrees = np.where(has_noise, own_degrees, degrees)
     centre = np.where(common > 0, _median(differences, known), np.nan)
     return centre, error, degrees
 

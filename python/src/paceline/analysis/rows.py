@@ -267,7 +267,7 @@ def _notes(
             f"no efficiency: the baseline ran in {baseline.training.precision}, this in "
             f"{first.training.precision}"
         )
-    if measured.rates[configuration] and len(measured.rates[configuration]) == 1:
+    if len(measured.rates[configuration]) == 1 and measured.noise is None:
         yield "one repeat: the interval covers its steps, not the run-to-run noise"
     if baseline is not None:
         base = measured.rates[baseline.configuration]

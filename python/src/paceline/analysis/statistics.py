@@ -15,8 +15,8 @@ configuration. If one configuration alone has more noise, its own noise counts.
 In simulations with lognormal steps the intervals cover the truth in 92 % (one repeat) to over 99 %
 (many repeats) of cases: tests/unit/analysis/test_statistics.py.
 
-With a single repeat the run-to-run noise is unknown, and the interval covers the steps only. Tables
-and reports say so.
+If every configuration has a single repeat, the run-to-run noise is unknown, and intervals cover the
+steps only. Tables and reports say so.
 """
 
 from __future__ import annotations
@@ -369,13 +369,10 @@ def _chosen_draws(repeats: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _least_half_width(medians: NDArray[np.float64], noise: RunNoise | None) -> float:
-    """Return half the width that Student's t gives for the noise; 0 for a single repeat."""
+    """Return half the width that Student's t gives for the noise; 0 where it is unknown."""
     repeats = len(medians)
-    if repeats < 2:
-        return 0.0
-    own = float(np.std(medians, ddof=1))
-    efficiency = median_efficiency(repeats)
+    own = float(np.std(medians, ddof=1)) if repeats > 1 else 0.0
     if noise is None:
-        return t_quantile(repeats - 1) * own * efficiency / math.sqrt(repeats)
-    deviation = max(own, noise.deviation)
-    return t_quantile(noise.degrees) * deviation * efficiency / math.sqrt(repeats)
+        noise = RunNoise(deviation=own, degrees=max(repeats - 1, 1))
+    width = median_efficiency(repeats) / math.sqrt(repeats)
+    return t_quantile(noise.degrees) * max(own, noise.deviation) * width

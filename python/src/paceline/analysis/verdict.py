@@ -150,6 +150,8 @@ def _sentence(
             f"It is {over.median:.2f}{TIMES} as fast as {next_one} ({bounds(over)})"
             f"{_why(best, behind, cause)}."
         )
+    if all(row.repeats == 1 for row in rows if row.ranked):
+        words.append("With one repeat the run-to-run noise is unknown: this may be chance.")
     if any(row.is_unchecked_script for row in rows):
         words.append("Not all of them were checked for equivalence (see ?).")
     return " ".join(words)

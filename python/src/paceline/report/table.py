@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _WIDE = 120  # columns from which more figures are shown
 _LAYOUT_WIDTH = 9
+_WIDEST_PERCENT = 999  # a wider interval says only that nothing is known
 _MARK_STYLES = {"✓": "green", "✗": "bold red", "?": "yellow", "~": "cyan"}
 _LEGEND = "eq.: equivalent to the baseline. Main cost: largest part beside computation."
 _HTML = '<pre style="line-height: normal; overflow-x: auto">{code}</pre>'
@@ -168,6 +169,8 @@ def _half_width_percent(interval: Interval) -> str:
     """Return the larger distance of a bound from the median, in percent of the median."""
     distance = max(interval.high - interval.median, interval.median - interval.low)
     share = 100 * distance / interval.median
+    if share > _WIDEST_PERCENT:
+        return f">{_WIDEST_PERCENT}"
     return f"{share:.0f}" if share >= 1 or share == 0 else "<1"
 
 
@@ -190,10 +193,8 @@ def _footnotes(comparison: Comparison) -> list[RenderableType]:
             lines.append(Text(f"{mark_of(row)} {name} is not ranked: {reason}"))
     if any(row.step_s is not None and row.samples_per_s is None for row in comparison.rows):
         lines.append(Text("Without known samples, speedups compare steps per second."))
-    if any(row.repeats == 1 for row in comparison.rows):
-        lines.append(
-            Text("Rows of one repeat: ± covers the steps, not the run-to-run noise.", style="dim")
-        )
+    if all(row.repeats == 1 for row in comparison.rows if not row.failed):
+        lines.append(Text("One repeat: ± covers the steps, not the run-to-run noise.", style="dim"))
     for trial in comparison.unfinished:
         text = Text(f"✗ {trial.trial_id}: {trial.status}", style="red")
         if trial.message:
