@@ -45,7 +45,7 @@ def model_facts(implementation: str, options: str = "{}") -> ModelFacts:
 
     Raises EnvironmentLacks if the model cannot be built, TimedOut if that takes over 120 s.
     """
-    command = [sys.executable, "-m", "paceline.workloads.facts", implementation, options]
+    command = [sys.executable, "-m", "paceline.workloads", implementation, options]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         done = subprocess.run(

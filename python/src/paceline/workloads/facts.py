@@ -1,15 +1,9 @@
-"""Derive a model's facts from the model itself, on torch's meta device: no memory, no arithmetic.
-
-Run as a program, `python -m paceline.workloads.facts TASK OPTIONS_JSON` prints the facts as JSON.
-"""
+"""Facts of a model, derived from the model itself on torch's meta device, without data."""
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import PacelineError
 from paceline.spec.model_facts import CLASSES, ModelFacts
 from paceline.training.batch_norm import batch_norms
 from paceline.workloads.build import make_task, on_meta_device
@@ -46,10 +40,3 @@ def legal_split_points(layers: Sequence[tuple[str, nn.Module]]) -> list[int]:
     splitting after it costs the same.
     """
     return [i for i in range(1, len(layers)) if not getattr(layers[i][1], "inplace", False)]
-
-
-if __name__ == "__main__":
-    try:
-        print(derive_facts(sys.argv[1], json.loads(sys.argv[2])).model_dump_json())
-    except PacelineError as error:
-        sys.exit(str(error))

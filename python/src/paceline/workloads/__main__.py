@@ -1,0 +1,25 @@
+"""`python -m paceline.workloads TASK OPTIONS_JSON`: print the facts of a task's model as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from paceline.errors import PacelineError
+from paceline.host.garbage import permanent_objects
+
+
+def main() -> None:
+    task, options = sys.argv[1:]
+    with permanent_objects():
+        from paceline.workloads.facts import derive_facts  # noqa: PLC0415  (imports torch)
+
+        try:
+            facts = derive_facts(task, json.loads(options))
+        except PacelineError as error:
+            sys.exit(str(error))
+    print(facts.model_dump_json())
+
+
+if __name__ == "__main__":
+    main()
