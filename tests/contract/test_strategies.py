@@ -81,6 +81,18 @@ SETUPS = {
     ),
     "hybrid-2x2": ("shared", 4, {"local_strategy": "hybrid", "pipeline": pipeline(2, 2)}),
     "two-nodes-sequential": ("gloo", 2, {"nodes": 2, "local_strategy": "sequential"}),
+    "two-nodes-sequential-factors": (
+        "gloo", 2,
+        {"nodes": 2, "local_strategy": "sequential", "sufficient_factors": "always"},
+    ),
+    "two-nodes-sequential-factors-mpi": (
+        "mpi", 2,
+        {"nodes": 2, "local_strategy": "sequential", "sufficient_factors": "always"},
+    ),
+    "three-nodes-sequential-factors": (
+        "gloo", 3,
+        {"nodes": 3, "local_strategy": "sequential", "sufficient_factors": "always"},
+    ),
     "two-nodes-threads-2": (
         "mpi", 2, {"nodes": 2, "local_strategy": "threads", "thread_replicas": 2},
     ),

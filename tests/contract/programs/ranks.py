@@ -64,6 +64,7 @@ def make_trial(
     reduction: str | None = None,
     collective_s: float = 20.0,
     bucket_mb: float | None = None,
+    sufficient_factors: str = "never",
     **training: Any,
 ) -> Trial:
     """A tiny trial on `ranks` ranks in all; `training` overrides values of its training."""
@@ -78,6 +79,7 @@ def make_trial(
     if reduction is not None:
         options["reduction"] = reduction
     sends = bucket_mb is not None and TRANSPORTS.get(transport).sends_gradients
+    sending = {"bucket_mb": bucket_mb, "sufficient_factors": sufficient_factors}
     return Trial(
         id="t",
         experiment="contract",
@@ -95,7 +97,7 @@ def make_trial(
         ),
         training=Training(**{**values, **training}),
         strategy_options=options,
-        transport_options={"bucket_mb": bucket_mb} if sends else {},
+        transport_options=sending if sends else {},
         launcher_options={},
         limits=Limits(rendezvous_s=_MEET_S, collective_s=collective_s),
     )

@@ -42,7 +42,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 def train(
     context: Any, trial: Any, peers: Any, data: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return gradients, weights and losses, and the strategy's description."""
     training = trial.training
     order = SampleOrder([20, 21], training.seed, training.global_batch, training.epochs)
     strategy = create_strategy(trial)
@@ -84,8 +85,9 @@ def train(
     weights = strategy.state_dict()
     left |= {f"weights/{name}": t.contiguous().clone() for name, t in weights.items()}
     left["losses"] = torch.tensor(losses)
+    said = strategy.describe()
     strategy.close(failed=False)
-    return left
+    return left, said
 
 
 class Case:
@@ -113,7 +115,7 @@ def run_setup(
     for case in cases:
         training = trial.training.model_copy(update=CASES[case])
         own = trial.model_copy(update={"training": training})
-        left = train(context, own, Case(peers, case), data)
+        left, _ = train(context, own, Case(peers, case), data)
         save_file(left, folder / f"{case}.{context.rank}.safetensors")
     peers.leave(failed=False)
 

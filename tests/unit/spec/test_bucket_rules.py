@@ -1,4 +1,4 @@
-"""Keys about buckets of gradients are for trials that reduce in buckets."""
+"""Keys about buckets of gradients and about sufficient factors."""
 
 import pytest
 
@@ -72,3 +72,33 @@ def test_buckets_are_of_25_mb_where_nothing_is_said():
         None,
         25.0,
     }
+
+
+TWO_NODES = {"local_strategy": "sequential", "nodes": 2}
+
+
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        ({"compression": "bf16"}, "compression compresses gradients"),
+        ({"device": "cuda"}, 'needs device = "cpu"'),
+        ({"averaging_period_steps": 4, "local_strategy": "processes"}, "exchanges weights"),
+    ],
+)
+def test_factors_are_refused_where_no_gradients_are_sent(where, reason):
+    with pytest.raises(UsageError, match=f'sufficient_factors: "always" .*{reason}'):
+        parsed(**{**TWO_NODES, **where}, sufficient_factors="always")
+
+
+def test_setting_of_factors_is_auto_and_part_of_the_name_where_it_is_not():
+    settings = {}
+    for setting in (None, "always", "never"):
+        experiment = parsed(
+            **TWO_NODES, **({} if setting is None else {"sufficient_factors": setting})
+        )
+        trials = plan_trials(experiment, {"tiny": "data"}, 4)
+        (trial,) = [t for t in trials if not t.is_baseline and not t.repeat]
+        settings[setting] = trial.option("sufficient_factors")
+        assert ("factors" in trial.configuration) == (setting is not None)
+        assert trial.is_exact
+    assert settings == {None: "auto", "always": "always", "never": "never"}

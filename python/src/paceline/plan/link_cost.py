@@ -66,6 +66,21 @@ def all_gather(ranks: int) -> CollectiveCost:
     )
 
 
+def all_reduce_bytes(payload_bytes: float, ranks: int) -> float:
+    """Return the bytes that each rank sends in an all-reduce that sends no byte twice: the ring."""
+    return all_reduce("ring", ranks).path * payload_bytes
+
+
+def all_gather_bytes(payload_bytes: float, ranks: int) -> float:
+    """Return the bytes that each rank sends in an all-gather of its payload."""
+    return all_gather(ranks).path * payload_bytes
+
+
+def exchange_bytes(payload_bytes: float, ranks: int) -> float:
+    """Return the bytes that each rank sends in an all-to-all of its payload."""
+    return payload_bytes * (ranks - 1) / ranks
+
+
 def _ring(ranks: int) -> CollectiveCost:
     return CollectiveCost(
         rounds=2 * (ranks - 1),

@@ -1,7 +1,8 @@
 """One replica per rank: sequential, intraop, and processes connected by a transport.
 
 With peers the replica is wrapped in torch's DistributedDataParallel, which reduces buckets while
-the backward pass still runs (Li et al.: PyTorch Distributed, VLDB 2020).
+the backward pass still runs (Li et al.: PyTorch Distributed, VLDB 2020). Linear layers may exchange
+sufficient factors instead (see replica_factors.py); DDP then ignores their parameters.
 
 A rank's loss is the sum over its samples divided by the number of samples of the *global* batch,
 and gradients are summed over ranks. The result is the gradient of the global mean, whatever the
@@ -11,7 +12,7 @@ more pass over all gradients.)
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.strategies.reduction import buckets
+from paceline.strategies.reduction.factor_choice import (
+    factors_dtype,
+    samples_of_a_replica,
+    setting_of,
+)
+from paceline.strategies.reduction.replica_factors import ReplicaFactors
 from paceline.training.batch_norm import synchronise
 from paceline.training.devices import (
     InputMover,
@@ -36,7 +43,12 @@ from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.compression.create import create_sum
 from paceline.transports.gradients import gradient_options_of
 
+# Where the large gradients are not sent, smaller buckets begin earlier and keep the link busy.
+_REST_BUCKET_MB = 2.0
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
     from paceline.training.strategy import RankGroups
@@ -48,6 +60,7 @@ class ReplicaStrategy(LocalStrategy):
 
     def __init__(self) -> None:
         self._buckets: buckets.Buckets | None = None
+        self._factors: ReplicaFactors
         self._parallel: nn.Module
         self._model: nn.Module
         self._task: Task
@@ -75,11 +88,27 @@ class ReplicaStrategy(LocalStrategy):
         if context.world_size == 1:
             return
         synchronise(model, _total)
-        self._buckets = buckets.Buckets(self._stopwatch, create_sum(trial))
+        self._factors = ReplicaFactors(setting_of(trial))
+        samples = samples_of_a_replica(trial.training.global_batch, trial)
+        self._factors.join(model, task.example_input(), samples, factors_dtype(trial))
+        self._wrap(model, self._factors.parameter_names)
+
+    def _wrap(self, model: nn.Module, elsewhere: list[str]) -> None:
+        """Wrap the model in DDP. elsewhere: parameters whose gradients others compute."""
+        trial, bucket_mb = self._trial, gradient_options_of(self._trial).bucket_mb
+        self._buckets = buckets.Buckets(self._stopwatch, create_sum(trial), defers=bool(elsewhere))
+        if elsewhere:
+            bucket_mb = min(bucket_mb, _REST_BUCKET_MB)
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]  # noqa: SLF001
+                model, elsewhere
+            )
+        rest = [p for name, p in model.named_parameters() if name not in set(elsewhere)]
+        if not any(parameter.requires_grad for parameter in rest):
+            return  # DDP refuses a model without gradients of its own
         parallel = DistributedDataParallel(
             model,
             device_ids=None if self._device.type == "cpu" else [self._device.index],
-            bucket_cap_mb=gradient_options_of(trial).bucket_mb,
+            bucket_cap_mb=bucket_mb,
             forward_sync_buffers=False,
             gradient_as_bucket_view=True,
         )
@@ -88,6 +117,8 @@ class ReplicaStrategy(LocalStrategy):
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
         training, stopwatch = self._trial.training, self._stopwatch
+        if self._buckets is not None:
+            self._factors.begin(samples_of_a_replica(batch.global_samples, self._trial))
         passed = run_passes(
             self._task,
             self._parallel,
@@ -99,14 +130,25 @@ class ReplicaStrategy(LocalStrategy):
         )
         if self._buckets is None:
             return passed.result(alone=True)
-        ready_s = stopwatch.reached_s(self._buckets.ready)
-        return replace(passed, ready_s=ready_s).result(alone=False)
+        ready_s = max(stopwatch.reached_s(self._buckets.ready), self._factors.ready_s)
+        # The buckets are summed meanwhile.
+        products_s = self._factors.finish()
+        self._buckets.wait()
+        result = replace(passed, ready_s=ready_s).result(alone=False)
+        assert result.comm_s is not None, "there are peers"
+        return replace(
+            result, backward_s=result.backward_s + products_s, comm_s=result.comm_s - products_s
+        )
 
-    def _no_reduction(self) -> AbstractContextManager[None]:
-        """Return a context in which DistributedDataParallel only accumulates gradients."""
-        if isinstance(self._parallel, DistributedDataParallel):
-            return self._parallel.no_sync()
-        return nullcontext()
+    @contextmanager
+    def _no_reduction(self) -> Iterator[None]:
+        """Only accumulate gradients meanwhile."""
+        with ExitStack() as stack:
+            if isinstance(self._parallel, DistributedDataParallel):
+                stack.enter_context(self._parallel.no_sync())
+            if self._buckets is not None:
+                stack.enter_context(self._factors.accumulating())
+            yield
 
     def step(self) -> None:
         self._optimizer.step()
@@ -124,7 +166,7 @@ class ReplicaStrategy(LocalStrategy):
             return self._device_settings
         return {
             **self._device_settings,
-            **self._buckets.describe(),
+            **self._factors.with_traffic(self._buckets.describe()),
             "requested_bucket_mb": gradient_options_of(self._trial).bucket_mb,
         }
 

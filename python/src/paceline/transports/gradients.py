@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from paceline.spec.descriptors import KeyModel, OptionModel, TransportDescriptor
-from paceline.spec.extensions import COMPRESSIONS
+from paceline.spec.extensions import COMPRESSIONS, TRANSPORTS
 from paceline.spec.fields import PositiveFloat, PositiveInt
-from paceline.spec.transport_rules import strategy_of
+from paceline.spec.transport_rules import strategy_of, transport_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from paceline.spec.placement import Placement
 
 DEFAULT_BUCKET_MB = 25.0  # as in torch's DistributedDataParallel
+# How gradients of linear layers cross the network: "auto" chooses for each layer by its costs.
+FactorSetting = Literal["auto", "always", "never"]
 
 
 class GradientKeys(KeyModel):
@@ -30,6 +32,9 @@ class GradientKeys(KeyModel):
     )
     compression: str | None = Field(
         default=None, description="gradient compression; the result is then not equivalent"
+    )
+    sufficient_factors: FactorSetting | None = Field(
+        default=None, description="exchange factors of linear layers instead of gradients"
     )
 
 
@@ -50,6 +55,7 @@ class GradientOptions(OptionModel):
     bucket_mb: float = DEFAULT_BUCKET_MB
     buckets_in_flight: int | None = Field(default=None, ge=1)  # None: as they become ready
     compression: CompressionSettings | None = None
+    sufficient_factors: FactorSetting = "auto"
 
     @property
     def inexact_reason(self) -> str | None:
@@ -64,6 +70,8 @@ class GradientOptions(OptionModel):
             yield f"f{self.buckets_in_flight}"
         if self.compression is not None:  # not `bf16` alone, which is a precision
             yield "send-" + str(self.compression).replace(" ", "")
+        if self.sufficient_factors != "auto":
+            yield f"factors-{self.sufficient_factors}"
 
     def labels(self) -> Iterator[str]:
         if self.bucket_mb != DEFAULT_BUCKET_MB:
@@ -72,6 +80,8 @@ class GradientOptions(OptionModel):
             yield f"{self.buckets_in_flight} in flight"
         if self.compression is not None:
             yield f"send {self.compression}"
+        if self.sufficient_factors != "auto":
+            yield f"factors {self.sufficient_factors}"
 
 
 def gradient_options_of(trial: Trial) -> GradientOptions:
@@ -107,9 +117,34 @@ class GradientTransport(TransportDescriptor):
                 "compression: compresses gradients, but averaging_period_steps exchanges weights; "
                 "use one of the two"
             )
+        if keys.sufficient_factors == "always":
+            yield from _factor_faults(request, keys)
 
     def options(self, request: TrialRequest) -> GradientOptions:
         return GradientOptions(**planned_options(request))
+
+
+def _factor_faults(request: TrialRequest, keys: GradientKeys) -> Iterator[str]:
+    """Yield what contradicts the exchange of factors."""
+    strategy = strategy_of(request)
+    if keys.compression is not None:
+        yield (
+            'sufficient_factors: "always" sends factors, but compression compresses gradients; use '
+            "one of the two"
+        )
+    if request.device == "cuda":
+        yield 'sufficient_factors: "always" needs device = "cpu", got "cuda"; remove it'
+    transport = transport_of(request)
+    if transport is not None and TRANSPORTS.get(transport).joins_flat_only:
+        yield (
+            'sufficient_factors: "always" needs a second process group of all ranks, which '
+            f'transport "{transport}" does not have; use "gloo" or "mpi"'
+        )
+    if strategy is not None and not strategy.exchanges_gradients(request):
+        yield (
+            'sufficient_factors: "always" replaces gradients, but averaging_period_steps exchanges '
+            "weights; use one of the two"
+        )
 
 
 def planned_options(request: TrialRequest) -> dict[str, Any]:
@@ -123,4 +158,5 @@ def planned_options(request: TrialRequest) -> dict[str, Any]:
         "bucket_mb": keys.bucket_mb or DEFAULT_BUCKET_MB,
         "buckets_in_flight": keys.buckets_in_flight,
         "compression": compression,
+        "sufficient_factors": keys.sufficient_factors or "auto",
     }

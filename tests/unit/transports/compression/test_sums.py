@@ -7,7 +7,8 @@ import threading
 import pytest
 import torch
 
-from paceline.transports.compression.base import Meter, all_gather_bytes, all_reduce_bytes
+from paceline.plan.link_cost import all_gather_bytes, all_reduce_bytes
+from paceline.transports.compression.base import Meter
 from paceline.transports.compression.compressed import CompressedSum
 from paceline.transports.compression.flat_bucket import FlatBucket, pack
 from paceline.transports.compression.plain import InFlight

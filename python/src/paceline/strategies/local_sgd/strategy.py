@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from paceline.plan.link_cost import all_reduce_bytes
 from paceline.strategies.local_sgd.steps import LocalReplica
 from paceline.strategies.processes.descriptor import AveragingSettings, ProcessesOptions
 from paceline.strategies.reduction.replicate_group import all_reduce_tensors
 from paceline.training.devices import device_of, synchronize
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch, WeightAveraging
-from paceline.transports.compression.base import all_reduce_bytes, bytes_of
+from paceline.transports.compression.base import bytes_of
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial

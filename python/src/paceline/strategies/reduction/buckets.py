@@ -17,13 +17,18 @@ from paceline.transports.compression.base import GradientSum
 class Buckets:
     """Record the sizes of DDP's buckets, and when the last one was ready on this rank."""
 
-    def __init__(self, stopwatch: Stopwatch, gradient_sum: GradientSum) -> None:
-        """gradient_sum: sums the buckets over the ranks."""
+    def __init__(
+        self, stopwatch: Stopwatch, gradient_sum: GradientSum, *, defers: bool = False
+    ) -> None:
+        """gradient_sum: sums the buckets over the ranks. defers: DDP's backward pass does not wait
+        for the sums, but `wait` does; for gradients that are views of the buckets, on a CPU."""
         self._stopwatch = stopwatch
         self.gradient_sum = gradient_sum
         self.ready: Mark = stopwatch.mark()
         self.sizes_bytes: list[int] = []
         self._current: list[int] = []
+        self._defers = defers
+        self._sums: list[torch.futures.Future[Tensor]] = []
 
     def record(self, bucket: GradBucket) -> None:
         self.ready = self._stopwatch.mark()
@@ -32,11 +37,27 @@ class Buckets:
         if bucket.is_last():
             self.sizes_bytes, self._current = self._current, []
 
+    def sum(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Begin to sum a bucket in place; return the future for which DDP is to wait."""
+        self.record(bucket)
+        summed = self.gradient_sum.start(bucket)
+        if not self._defers:
+            return summed
+        self._sums.append(summed)
+        nothing: torch.futures.Future[Tensor] = torch.futures.Future()
+        nothing.set_result(bucket.buffer())
+        return nothing
+
+    def wait(self) -> None:
+        """Wait for the sums that DDP did not wait for; raises the error of a sum."""
+        sums, self._sums = self._sums, []
+        for summed in sums:
+            summed.wait()
+
     def describe(self) -> dict[str, Any]:
         return {"bucket_bytes": self.sizes_bytes, **self.gradient_sum.describe()}
 
 
 def sum_gradients(buckets: Buckets, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Sum a bucket over all ranks in place, beside the backward pass (DDP communication hook)."""
-    buckets.record(bucket)
-    return buckets.gradient_sum.start(bucket)
+    return buckets.sum(bucket)

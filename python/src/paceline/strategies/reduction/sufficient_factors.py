@@ -187,30 +187,44 @@ def _lines_of_bytes(size: int) -> int:
 def capture_sufficient_factors(
     model: nn.Module,
     store: Callable[[str, Tensor, Tensor], None],
-    low_precision: LowPrecisionWeights | None,
+    low_precision: LowPrecisionWeights | None = None,
+    *,
+    only: Container[str] | None = None,
+    store_inputs: Callable[[str, Tensor], None] | None = None,
 ) -> None:
     """Make backward passes through `model` pass the factors of each linear layer to `store` with
-    the name of the layer, instead of setting the gradients of its parameters."""
+    the name of the layer, instead of setting the gradients of its parameters.
+
+    only: names of layers; None means all. store_inputs: gets the inputs in the forward pass.
+    """
     for name, layer in linear_layers(model).items():
-        # only `forward` is replaced: the module keeps its names and hooks
-        layer.forward = partial(_forward, layer, name, partial(store, name), low_precision)  # type: ignore[method-assign]
+        if only is not None and name not in only:
+            continue
+        keep_inputs = None if store_inputs is None else partial(store_inputs, name)
+        forward = partial(_forward, layer, name, partial(store, name), keep_inputs, low_precision)
+        layer.forward = forward  # type: ignore[method-assign]  # the module keeps names and hooks
 
 
 def _forward(
     layer: nn.Linear,
     name: str,
     keep: Callable[[Tensor, Tensor], None],
+    keep_inputs: Callable[[Tensor], None] | None,
     low_precision: LowPrecisionWeights | None,
     inputs: Tensor,
 ) -> Tensor:
-    bias: Tensor | None = layer.bias
-    bias = None if bias is None else bias.detach()
-    if low_precision is None:
-        return linear_that_keeps(inputs, layer.weight.detach(), bias, keep)
-    weight = low_precision.of(f"{name}.weight")
-    bias = None if bias is None else bias.to(weight.dtype)
+    weight = layer.weight.detach()
+    if low_precision is not None:
+        weight = low_precision.of(f"{name}.weight")
+    elif torch.is_autocast_enabled("cpu"):
+        weight = weight.to(torch.get_autocast_dtype("cpu"))
+    inputs = inputs.to(weight.dtype)
+    own_bias: Tensor | None = layer.bias
+    bias = None if own_bias is None else own_bias.detach().to(weight.dtype)
+    if keep_inputs is not None and torch.is_grad_enabled():
+        keep_inputs(inputs.detach().flatten(0, -2))
     with torch.autocast("cpu", enabled=False):  # all operands already have their precision
-        return linear_that_keeps(inputs.to(weight.dtype), weight, bias, keep)
+        return linear_that_keeps(inputs, weight, bias, keep)
 
 
 class RowGradients:

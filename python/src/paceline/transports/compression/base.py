@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed as dist
 
+from paceline.plan.link_cost import all_reduce_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -68,7 +70,8 @@ class Meter:
     """Bytes that a rank sent in the last complete step.
 
     They are the bytes that a network would transfer with algorithms that send no byte twice (see
-    the functions below). Bytes that ranks of one host write into shared memory are counted alike.
+    `plan.link_cost`). Bytes that ranks of one host write into shared memory are counted
+    alike.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -93,23 +96,6 @@ class Meter:
             "sent_bytes_per_step": round(sent),
             "uncompressed_bytes_per_step": round(uncompressed),
         }
-
-
-def all_reduce_bytes(payload_bytes: float, ranks: int) -> float:
-    """Return the bytes that each of n ranks sends in an all-reduce: (n - 1) / n of the payload to
-    reduce, and the same to distribute (Patarasuk and Yuan: Bandwidth optimal all-reduce
-    algorithms, JPDC 69(2), 2009)."""
-    return 2 * exchange_bytes(payload_bytes, ranks)
-
-
-def exchange_bytes(payload_bytes: float, ranks: int) -> float:
-    """Return the bytes that each of n ranks sends in an all-to-all of its payload."""
-    return payload_bytes * (ranks - 1) / ranks
-
-
-def all_gather_bytes(payload_bytes: float, ranks: int) -> float:
-    """Return the bytes that each of n ranks sends in an all-gather of its payload."""
-    return payload_bytes * (ranks - 1)
 
 
 def bytes_of(tensor: Tensor) -> int:

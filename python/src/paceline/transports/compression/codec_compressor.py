@@ -24,13 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from paceline.transports.compression.base import (
-    all_gather,
-    all_gather_bytes,
-    all_to_all,
-    bytes_of,
-    exchange_bytes,
-)
+from paceline.plan.link_cost import all_gather_bytes, exchange_bytes
+from paceline.transports.compression.base import all_gather, all_to_all, bytes_of
 from paceline.transports.compression.residuals import Residuals
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from paceline.transports.compression.base import all_gather, all_gather_bytes, bytes_of
+from paceline.plan.link_cost import all_gather_bytes
+from paceline.transports.compression.base import all_gather, bytes_of
 
 if TYPE_CHECKING:
     from paceline.transports.compression.base import Bucket

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.transports.compression.base import all_gather, all_gather_bytes, bytes_of
+from paceline.plan.link_cost import all_gather_bytes
+from paceline.transports.compression.base import all_gather, bytes_of
 from paceline.transports.compression.residuals import Residuals
 
 if TYPE_CHECKING:

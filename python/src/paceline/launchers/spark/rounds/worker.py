@@ -20,6 +20,7 @@ from paceline.errors import RankFailed
 from paceline.launchers.spark.rounds.exchange import Carry, RankReport, Report, steps_of_round
 from paceline.launchers.spark.rounds.records import Exchange, set_clock, write_exchange
 from paceline.launchers.spark.rounds.state import load_state, scaled_state, state_bytes
+from paceline.plan.link_cost import all_reduce_bytes
 from paceline.plan.sample_order import sample_order_of
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.rows import TrainingResult
@@ -30,7 +31,6 @@ from paceline.training.resources import RankCores, read_back, set_threads
 from paceline.training.spans import Spans
 from paceline.training.tensors import save_tensors, sha256_of, update_l2
 from paceline.training.transforms import put_in_memory_format
-from paceline.transports.compression.base import all_reduce_bytes
 from paceline.transports.recorder import payload_bytes
 from paceline.workloads.build import build_model, task_of
 

@@ -1,0 +1,152 @@
+"""Choose for each linear layer how its gradient crosses the network, the same on all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline.errors import EnvironmentLacks
+from paceline.plan.factor_cost import Cost, all_reduce_cost, factor_cost
+from paceline.spec.extensions import TRANSPORTS
+from paceline.strategies.reduction.calibration import measure
+from paceline.transports.gradients import gradient_options_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch.distributed as dist
+
+    from paceline.plan.factor_cost import LinearShape, Speeds
+    from paceline.plan.trial import Trial
+    from paceline.transports.gradients import FactorSetting
+
+_DIFFERENT_BITS = "products of equal factors differ between the ranks' processors"
+
+
+def setting_of(trial: Trial) -> FactorSetting:
+    """Return the setting that a trial's training uses.
+
+    "auto" means "never" within a node, on GPUs, with gradient compression, which is compared with
+    all gradients, and where the transport has only one process group.
+    """
+    options = gradient_options_of(trial)
+    may_send = (
+        trial.placement.nodes > 1
+        and trial.device == "cpu"
+        and options.compression is None
+        and not TRANSPORTS.get(trial.transport).joins_flat_only
+    )
+    if options.sufficient_factors == "auto" and not may_send:
+        return "never"
+    return options.sufficient_factors
+
+
+def samples_of_a_replica(global_samples: int, trial: Trial) -> int:
+    """Return the largest number of samples of one of the trial's replicas."""
+    return -(-global_samples // trial.placement.replicas)
+
+
+def factors_dtype(trial: Trial) -> torch.dtype:
+    """Return the type in which a trial's precision computes the factors."""
+    return torch.bfloat16 if trial.training.precision == "bf16" else torch.float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerChoice:
+    """The two costs of one layer, and the choice."""
+
+    layer: str
+    all_reduce: Cost
+    factors: Cost
+    sends_factors: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactorChoice:
+    """The choices of all linear layers that have sufficient factors."""
+
+    setting: FactorSetting
+    layers: tuple[LayerChoice, ...] = ()
+    speeds: Speeds | None = None  # None: not measured, because no layer depends on them
+    reason: str | None = None  # why no layer sends factors although its costs are lower
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Names of the layers that send factors."""
+        return tuple(each.layer for each in self.layers if each.sends_factors)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the choice for the records; empty without a linear layer."""
+        if not self.layers:
+            return {}
+        return {
+            "setting": self.setting,
+            "speeds": None if self.speeds is None else asdict(self.speeds),
+            "reason": self.reason,
+            "layers": [asdict(each) for each in self.layers],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceContext:
+    """Conditions that are equal for all layers of a trial."""
+
+    setting: FactorSetting
+    samples: int  # of one rank, at most
+    dtype: torch.dtype  # of the factors
+    gathering: dist.ProcessGroup | None  # gathers factors
+    reducing: dist.ProcessGroup | None  # sums gradients
+    ranks: int  # of each of both groups
+
+
+def choose(shapes: Mapping[str, LinearShape], context: ChoiceContext) -> FactorChoice:
+    """Choose for every layer; collective over all ranks.
+
+    Speeds are measured only if factors would save bytes. Raises EnvironmentLacks if factors must be
+    used but processors would compute different gradients from them.
+    """
+    setting = context.setting
+    by_bytes = _choices(shapes, context, None)
+    may_send = setting == "always" or (setting == "auto" and any(map(_saves_bytes, by_bytes)))
+    if not shapes or not may_send:
+        return FactorChoice(setting=setting, layers=by_bytes)
+    largest = max(shapes.values(), key=lambda shape: shape.gradient_bytes)
+    rows = context.samples * context.ranks * largest.owners
+    speeds, bits_are_equal = measure(
+        context.gathering, context.reducing, largest, rows, context.dtype
+    )
+    if not bits_are_equal:
+        if setting == "always":
+            raise EnvironmentLacks(
+                f'sufficient_factors = "always": {_DIFFERENT_BITS}, so the weights of the ranks '
+                'would become different; use processors of one kind, or "never"'
+            )
+        return FactorChoice(setting=setting, layers=by_bytes, speeds=speeds, reason=_DIFFERENT_BITS)
+    return FactorChoice(setting=setting, layers=_choices(shapes, context, speeds), speeds=speeds)
+
+
+def _choices(
+    shapes: Mapping[str, LinearShape], context: ChoiceContext, speeds: Speeds | None
+) -> tuple[LayerChoice, ...]:
+    """Return both costs of each layer. Without speeds no layer sends factors."""
+    found = []
+    for name, shape in shapes.items():
+        reduced = all_reduce_cost(shape, context.ranks, speeds)
+        item_bytes = context.dtype.itemsize
+        gathered = factor_cost(shape, context.samples, item_bytes, context.ranks, speeds)
+        is_faster = (
+            reduced.seconds is not None
+            and gathered.seconds is not None
+            and gathered.seconds < reduced.seconds
+        )
+        sends = speeds is not None and (context.setting == "always" or is_faster)
+        found.append(
+            LayerChoice(layer=name, all_reduce=reduced, factors=gathered, sends_factors=sends)
+        )
+    return tuple(found)
+
+
+def _saves_bytes(choice: LayerChoice) -> bool:
+    return choice.factors.sent_bytes < choice.all_reduce.sent_bytes

@@ -1,0 +1,154 @@
+"""Exchange sufficient factors of linear layers between ranks, beside the backward pass.
+
+Each rank sends the inputs of a layer in the forward pass, and the gradients of its outputs as soon
+as the backward pass has computed them, to all ranks of a group. Then every rank has the factors of
+all samples. Messages of all ranks have the same number of rows: a rank with fewer samples adds rows
+of zeros, which add nothing to a product.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.errors import UsageError
+from paceline.plan.link_cost import all_gather_bytes
+from paceline.training.linear import joined
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch._C._distributed_c10d import Work
+
+    from paceline.plan.factor_cost import LinearShape
+
+
+class FactorExchange:
+    """Gathers the factors of some layers over the ranks of a group.
+
+    A step is: `begin`; in the passes of each worker `keep_inputs` and `keep_gradients`; then `wait`
+    for each layer. A worker is a replica of this rank; its passes before the last one of a step are
+    marked with `is_last=False`. All ranks call every layer in the same order.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, LinearShape],
+        samples: int,
+        dtype: torch.dtype,
+        group: dist.ProcessGroup | None,
+        workers: int = 1,
+    ) -> None:
+        """samples: maximum number of samples of this rank in a step, equal on all ranks."""
+        ranks = dist.get_world_size(group)
+        self._inputs = {
+            name: _GatheredFactor(shape.inputs, samples, ranks, dtype, group, workers)
+            for name, shape in shapes.items()
+        }
+        self._gradients = {
+            name: _GatheredFactor(shape.outputs, samples, ranks, dtype, group, workers)
+            for name, shape in shapes.items()
+        }
+        self._lock = threading.Lock()  # workers may be threads
+        self._sent = 0
+        self._ranks = ranks
+
+    def begin(self, samples: int) -> None:
+        """Begin a step in which no rank has more than `samples` samples."""
+        self._sent = 0
+        for factor in (*self._inputs.values(), *self._gradients.values()):
+            factor.begin(samples)
+
+    def keep_inputs(
+        self, layer: str, inputs: Tensor, worker: int = 0, *, is_last: bool = True
+    ) -> None:
+        """Keep the inputs of a forward pass, shape (samples, inputs), and send those of the step
+        if they are complete."""
+        self._keep(self._inputs[layer], inputs, worker, is_last=is_last)
+
+    def keep_gradients(
+        self, layer: str, gradients: Tensor, worker: int = 0, *, is_last: bool = True
+    ) -> None:
+        """Keep the gradients of the outputs, shape (samples, outputs), like `keep_inputs`."""
+        self._keep(self._gradients[layer], gradients, worker, is_last=is_last)
+
+    def wait(self, layer: str) -> tuple[Tensor, Tensor]:
+        """Return inputs and gradients of the outputs of all ranks, shapes (ranks x samples, …).
+
+        They are valid until the next `begin`. Raises UsageError if a pass did not reach the layer.
+        """
+        for factor in (self._inputs[layer], self._gradients[layer]):
+            if factor.work is None:
+                raise UsageError(
+                    f"layer {layer}: expected one forward and backward pass in every step, got "
+                    'none; use sufficient_factors = "never"'
+                )
+        return self._inputs[layer].wait(), self._gradients[layer].wait()
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that this rank has sent since `begin`."""
+        return all_gather_bytes(self._sent, self._ranks)
+
+    def _keep(self, factor: _GatheredFactor, part: Tensor, worker: int, *, is_last: bool) -> None:
+        # The lock also keeps the order of messages equal on all ranks.
+        with self._lock, torch.no_grad():
+            self._sent += factor.keep(part.detach(), worker, is_last=is_last)
+
+
+class _GatheredFactor:
+    """One factor of one layer: the parts of this rank, and the rows of all ranks."""
+
+    def __init__(
+        self,
+        features: int,
+        samples: int,
+        ranks: int,
+        dtype: torch.dtype,
+        group: dist.ProcessGroup | None,
+        workers: int,
+    ) -> None:
+        self.work: Work | None = None
+        self._group = group
+        self._ranks = ranks
+        self._own = torch.empty(samples, features, dtype=dtype)
+        self._all = torch.empty(ranks * samples, features, dtype=dtype)
+        self._rows = samples
+        self._parts: list[list[Tensor]] = [[] for _ in range(workers)]
+        self._complete: set[int] = set()
+
+    def begin(self, samples: int) -> None:
+        self.work = None
+        self._rows = samples
+        self._complete.clear()
+        for parts in self._parts:
+            parts.clear()
+
+    def keep(self, part: Tensor, worker: int, *, is_last: bool) -> int:
+        """Keep a part; send all if it was the last one of all workers. Return the bytes sent."""
+        if worker in self._complete:  # a layer may be computed again in the backward pass
+            return 0
+        self._parts[worker].append(part)
+        if is_last:
+            self._complete.add(worker)
+        if len(self._complete) < len(self._parts):
+            return 0
+        return self._send()
+
+    def _send(self) -> int:
+        own = self._own[: self._rows]
+        kept = joined([part for parts in self._parts for part in parts])
+        own[: len(kept)].copy_(kept)
+        own[len(kept) :].zero_()
+        everyone = self._all[: self._ranks * self._rows]
+        self.work = dist.all_gather_into_tensor(everyone, own, group=self._group, async_op=True)
+        return own.numel() * own.element_size()
+
+    def wait(self) -> Tensor:
+        assert self.work is not None, "the caller has checked it"
+        self.work.wait()
+        return self._all[: self._ranks * self._rows]

@@ -1,0 +1,157 @@
+"""Linear layers of a replica whose gradients are computed from the factors of all ranks."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.plan.factor_cost import LinearShape
+from paceline.strategies.reduction.factor_choice import ChoiceContext, FactorChoice, choose
+from paceline.strategies.reduction.factor_exchange import FactorExchange
+from paceline.strategies.reduction.sufficient_factors import (
+    capture_sufficient_factors,
+    linear_layers,
+    mark_summed_layers,
+)
+from paceline.training.linear import bias_gradient, weight_gradient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor, nn
+
+    from paceline.transports.gradients import FactorSetting
+
+
+class ReplicaFactors:
+    """The exchange and the products of one replica per rank, among all ranks.
+
+    A step is `begin`, the passes, `finish`. Without a layer that sends factors it does nothing.
+    """
+
+    def __init__(self, setting: FactorSetting) -> None:
+        self._choice = FactorChoice(setting=setting)
+        self._layers: dict[str, nn.Linear] = {}
+        self._exchange: FactorExchange | None = None
+        self._gradients: dict[str, Tensor] = {}  # memory of weight gradients, by layer
+        self._is_last_pass = True
+        self.ready_s = 0.0  # when the last factor of this rank was ready, time of perf_counter
+
+    def join(self, model: nn.Module, example: Tensor, samples: int, dtype: torch.dtype) -> None:
+        """Choose the layers of `model` and capture their factors; collective over all ranks.
+
+        example: an input of one sample. samples: maximum number of samples of a rank in a step.
+        dtype: of the factors. Raises EnvironmentLacks if the ranks would compute different
+        gradients.
+        """
+        setting = self._choice.setting
+        if setting == "never":
+            return
+        mark_summed_layers(model, example)
+        layers = trained_layers(model)
+        shapes = {name: shape_of(layer) for name, layer in layers.items()}
+        group = dist.new_group() if layers else None
+        context = ChoiceContext(
+            setting=setting,
+            samples=samples,
+            dtype=dtype,
+            gathering=group,
+            reducing=None,
+            ranks=dist.get_world_size(),
+        )
+        self._choice = choose(shapes, context)
+        self._layers = {name: layers[name] for name in self._choice.chosen}
+        if not self._layers:
+            return
+        chosen = {name: shapes[name] for name in self._layers}
+        exchange = self._exchange = FactorExchange(chosen, samples, dtype, group)
+        self._gradients = {n: torch.empty_like(layer.weight) for n, layer in self._layers.items()}
+        capture_sufficient_factors(
+            model,
+            partial(self._store, exchange),
+            only=self._layers,
+            store_inputs=lambda layer, inputs: exchange.keep_inputs(
+                layer, inputs, is_last=self._is_last_pass
+            ),
+        )
+
+    @property
+    def parameter_names(self) -> list[str]:
+        """Names of the parameters whose gradients are computed here."""
+        return [
+            f"{name}.{own}"
+            for name, layer in self._layers.items()
+            for own, _ in layer.named_parameters()
+        ]
+
+    def begin(self, samples: int) -> None:
+        """Begin a step in which no rank has more than `samples` samples."""
+        if self._exchange is not None:
+            self._exchange.begin(samples)
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Send nothing meanwhile, because a later pass has more samples of the step."""
+        self._is_last_pass = False
+        yield
+        self._is_last_pass = True
+
+    def finish(self) -> float:
+        """Compute the gradients of the layers as their factors arrive. Return the seconds of the
+        products."""
+        spent_s = 0.0
+        for name, layer in reversed(self._layers.items()):
+            assert self._exchange is not None, "join has set it with the layers"
+            inputs, gradients = self._exchange.wait(name)
+            started_s = time.perf_counter()
+            weight_gradient(inputs, gradients, self._gradients[name])
+            layer.weight.grad = self._gradients[name]
+            if layer.bias is not None:
+                layer.bias.grad = torch.empty_like(layer.bias)
+                bias_gradient(gradients, layer.bias.grad)
+            spent_s += time.perf_counter() - started_s
+        return spent_s
+
+    def with_traffic(self, described: dict[str, Any]) -> dict[str, Any]:
+        """Return a description of the other gradients, with the choice and the bytes of factors."""
+        choice = self._choice.describe()
+        if self._exchange is None:
+            return {**described, "sufficient_factors": choice} if choice else described
+        instead = sum(c.all_reduce.sent_bytes for c in self._choice.layers if c.sends_factors)
+        more = {
+            "sent_bytes_per_step": self._exchange.sent_bytes,
+            "uncompressed_bytes_per_step": instead,
+        }
+        traffic = {name: round(described.get(name, 0) + value) for name, value in more.items()}
+        return {**described, **traffic, "sufficient_factors": choice}
+
+    def _store(
+        self, exchange: FactorExchange, layer: str, inputs: Tensor, gradients: Tensor
+    ) -> None:
+        del inputs  # kept in the forward pass
+        exchange.keep_gradients(layer, gradients, is_last=self._is_last_pass)
+        self.ready_s = time.perf_counter()
+
+
+def trained_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """Return the linear layers with sufficient factors of which all parameters are trained."""
+    return {
+        name: layer
+        for name, layer in linear_layers(model).items()
+        if all(parameter.requires_grad for parameter in layer.parameters())
+    }
+
+
+def shape_of(layer: nn.Linear, owners: int = 1) -> LinearShape:
+    """Return the shape for the cost model. owners: ranks of a node that divide the rows."""
+    return LinearShape(
+        inputs=layer.in_features,
+        outputs=layer.out_features,
+        has_bias=layer.bias is not None,
+        owners=owners,
+    )

@@ -1,0 +1,51 @@
+"""Run by mpirun: trains tasks with factors between nodes and leaves weights and traffic.
+
+usage: factors.py TRANSPORT FOLDER SETUPS_JSON TASK…
+
+setups: as of strategies.py. TASK: a class of factor_tasks.py. FOLDER/SETUP/TASK.RANK.safetensors
+holds the weights and gradients, FOLDER/SETUP/TASK.RANK.json the description of the communication,
+FOLDER/SETUP/TASK.RANK.jsonl its records.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+sys.path.insert(0, str(Path(__file__).parent))
+from ranks import make_context, make_trial
+from strategies import Case, train
+
+from paceline.transports.recorder import recording
+from paceline.worker.peers import join_peers
+
+TASKS = Path(__file__).with_name("factor_tasks.py")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    transport, folder, setups = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+    data = load_file(folder / "data.safetensors")
+    for name, values in setups.items():
+        place = folder / name
+        place.mkdir(exist_ok=True)
+        context = make_context(place, values["nodes"])
+        trial = make_trial(transport, context.world_size, bucket_mb=0.02, **values)
+        peers = join_peers(context, trial)
+        for task in sys.argv[4:]:
+            training = trial.training.model_copy(update={"task": f"{TASKS}:{task}"})
+            own = trial.model_copy(update={"training": training})
+            files = place / f"{task}.{context.rank}"
+            with recording(files.with_name(f"{files.name}.jsonl")):
+                left, said = train(context, own, Case(peers, task), data)
+            save_file(left, files.with_name(f"{files.name}.safetensors"))
+            files.with_name(f"{files.name}.json").write_text(json.dumps(said))
+        peers.leave(failed=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Factors between nodes: gradient accumulation, clipping, and the bytes that are sent.
+
+tests/contract/test_strategies.py has the equivalence of every strategy. The oracle is torch alone.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.contract.programs.factor_tasks import CLIP_NORM
+from torch.nn.functional import cross_entropy
+
+from paceline.plan.sample_order import SampleOrder
+from paceline.records.files import read_jsonl
+from paceline.workloads.build import build_model, make_task
+
+pytestmark = pytest.mark.contract
+
+SEED, BATCH, SAMPLES, STEPS = 3, 10, 41, 10  # as in programs/ranks.py and programs/strategies.py
+TOLERANCE = 1e-4  # as in test_strategies.py
+TASKS = ("Convolutional", "Accumulated", "Linear")
+FACTORS = {"sufficient_factors": "always"}
+# name -> (transport, ranks, what else the trial says)
+SETUPS = {
+    "sequential": ("gloo", 3, {"nodes": 3, "local_strategy": "sequential", **FACTORS}),
+    "sequential-mpi": ("mpi", 2, {"nodes": 2, "local_strategy": "sequential", **FACTORS}),
+}
+
+
+@pytest.fixture(scope="module")
+def data():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (SAMPLES,), generator=generator)
+    return {"images": torch.randn(SAMPLES, 3, 32, 32, generator=generator), "labels": labels}
+
+
+@pytest.fixture(scope="module", params=SETUPS)
+def trained(request, run_ranks, tmp_path_factory, data):
+    """The setup's name, number of ranks, and the folder of what its ranks left."""
+    transport, ranks, values = SETUPS[request.param]
+    folder = tmp_path_factory.mktemp("factors")
+    save_file(data, folder / "data.safetensors")
+    run_ranks(ranks, transport, "factors", folder, json.dumps({request.param: values}), *TASKS)
+    return request.param, ranks, folder / request.param
+
+
+def task_named(name):
+    from tests.contract.programs import factor_tasks
+
+    return make_task(f"{factor_tasks.__file__}:{name}", classes=3, dropout=True, seed=SEED)
+
+
+def train_by_hand(data, name):
+    order = SampleOrder([20, 21], SEED, BATCH, 4)
+    model = build_model(task_named(name))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for number in range(STEPS):
+        ids = order.step(number).sample_ids
+        optimizer.zero_grad()
+        cross_entropy(model(data["images"][ids]), data["labels"][ids]).backward()
+        if name == "Accumulated":
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+            assert norm > CLIP_NORM
+        optimizer.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_weights_are_those_of_one_process(trained, data, task):
+    _, ranks, folder = trained
+    wanted, initial = train_by_hand(data, task), build_model(task_named(task)).state_dict()
+    found = [load_file(folder / f"{task}.{rank}.safetensors") for rank in range(ranks)]
+    for name, tensor in wanted.items():
+        weights = found[0][f"weights/{name}"]
+        assert (weights - tensor).norm() < TOLERANCE * (tensor - initial[name]).norm()
+        assert all(torch.equal(weights, other[f"weights/{name}"]) for other in found)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_sent_bytes_equal_the_formulas(trained, task):
+    setup, ranks, folder = trained
+    # The records of MPI count the gathered tensor, those of Gloo the tensor of this rank.
+    recorded = ranks if SETUPS[setup][0] == "mpi" else 1
+    order, model = SampleOrder([20, 21], SEED, BATCH, 4), build_model(task_named(task))
+    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    features = sum(layer.in_features + layer.out_features for layer in linear)
+    rows = [-(-len(order.step(number).sample_ids) // ranks) for number in range(STEPS)]
+    for rank in range(ranks):
+        sent = [
+            row["payload_bytes"]
+            for row in read_jsonl(folder / f"{task}.{rank}.jsonl")
+            if row["operation"] == "allgather"
+        ]
+        # The first ones belong to the calibration.
+        assert sum(sent[-2 * len(linear) * STEPS :]) == recorded * 4 * features * sum(rows)
+        said = json.loads((folder / f"{task}.{rank}.json").read_text())
+        gathered = 4 * features * rows[-1] * (ranks - 1)
+        others = sum(p.numel() for p in model.parameters()) - sum(
+            p.numel() for layer in linear for p in layer.parameters()
+        )
+        assert sum(said["bucket_bytes"]) == 4 * others
+        reduced = 2 * 4 * others * (ranks - 1) / ranks
+        assert said["sent_bytes_per_step"] == round(reduced + gathered)
+
+
+def test_choice_and_speeds_are_recorded(trained):
+    _, _, folder = trained
+    said = json.loads((folder / "Convolutional.0.json").read_text())["sufficient_factors"]
+    assert said["setting"] == "always"
+    assert [layer["layer"] for layer in said["layers"]] == ["3", "5"]
+    assert all(layer["sends_factors"] for layer in said["layers"])
+    assert all(layer["factors"]["seconds"] > 0 for layer in said["layers"])
+    assert all(speed > 0 for speed in said["speeds"].values())
