@@ -92,8 +92,9 @@ def _show(comparison: Comparison, explanations: list[Explanation]) -> None:
         return
     for workload in comparison.workloads:
         own = [e for e in explanations if comparison.row(e.faster).workload == workload]
-        if own:
-            console.print(overview(own, name))
+        reference = comparison.verdicts[workload].best
+        if own and reference is not None:
+            console.print(overview(own, reference, name))
             print()
     clear = next((e for e in explanations if e.causes), explanations[0])
     print(f"in detail: paceline explain RUN_DIR {clear.faster} {clear.slower}")

@@ -14,6 +14,7 @@ from paceline.analysis.explain.evidence import amount
 from paceline.analysis.explain.explanation import OUTSIDE
 from paceline.analysis.explain.run import explain_workload
 from paceline.analysis.labels import short_name
+from paceline.analysis.statistics import Mean
 from paceline.records.phases import LABELS
 from paceline.report.figures import waterfall_chart
 from paceline.report.wording import NOT_MEASURED, listed, milliseconds, number
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.explain.causes import Cause
     from paceline.analysis.explain.explanation import Explanation
-    from paceline.analysis.statistics import Mean
     from paceline.report.figures import Chart
 
     Name = Callable[[str], str]
@@ -57,22 +57,30 @@ def explanation_view(explanation: Explanation, name: Name) -> RenderableType:
     return Group(*parts)
 
 
-def overview(explanations: Sequence[Explanation], name: Name) -> RenderableType:
-    """Show one line for each configuration that is compared with the fastest one."""
-    fastest = explanations[0].faster
+def overview(explanations: Sequence[Explanation], reference: str, name: Name) -> RenderableType:
+    """Show one line for each configuration that is compared with `reference`.
+
+    The reference has the best median. In a tie another configuration may have the shorter mean.
+    """
     table = _table("configuration", "ms more\na step", "interval", "main cause", "share")
     for each in explanations:
         whole = each.difference.difference_s
-        sign = 1 if each.faster == fastest else -1
-        cause = each.causes[0] if each.causes and sign == 1 else None
+        is_slower = each.faster == reference
+        if not is_slower:
+            whole = Mean(mean=-whole.mean, low=-whole.high, high=-whole.low)
+        share, label = NOT_MEASURED, "not significant"
+        if each.causes:
+            share, label = f"{100 * each.causes[0].share:.0f} %", each.causes[0].label
+        elif each.difference.is_significant:
+            label = "spread over several parts"
         table.add_row(
-            name(each.slower if sign == 1 else each.faster),
-            number(1000 * sign * whole.mean),
-            bounds_ms(whole) if sign == 1 else NOT_MEASURED,
-            "no significant difference" if cause is None else cause.label,
-            NOT_MEASURED if cause is None else f"{100 * cause.share:.0f} %",
+            name(each.slower if is_slower else each.faster),
+            number(1000 * whole.mean),
+            bounds_ms(whole),
+            label,
+            share,
         )
-    heading = Text(f"Steps compared with those of {name(fastest)}", style="bold")
+    heading = Text(f"Steps compared with those of {name(reference)}", style="bold")
     return Group(Padding(heading, (0, 0, 1, 0)), table)
 
 
