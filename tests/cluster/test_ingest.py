@@ -27,6 +27,7 @@ from paceline.data.ingest_session import local_session
 from paceline.data.ingest_target import HadoopTarget
 from paceline.data.ingest_tasks import rows_of as write_rows
 from paceline.data.reading import open_feed
+from paceline.data.row_groups import ParquetSource
 from paceline.data.synth import image_bytes, synthesise
 from paceline.errors import DataError, UsageError
 from paceline.host.java import find_java
@@ -110,7 +111,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     manifest = open_dataset(folder).manifest
     rows: list[dict[str, Any]] = []
     for group in manifest.row_groups:
-        rows += pq.ParquetFile(folder / group.file).read().to_pylist()
+        rows += pq.ParquetFile(folder / group.file.path).read().to_pylist()
     return rows
 
 
@@ -172,7 +173,8 @@ def test_any_petastorm_reader_can_read_it(ingested: Ingested) -> None:
 def test_what_was_ingested_is_fed(ingested: Ingested, mode: Any) -> None:
     dataset = open_dataset(ingested.path)
     order = SampleOrder(dataset.row_group_rows, seed=1, global_batch=16, epochs=1)
-    with open_feed(dataset, order, mode=mode, image_size=32, rank=0, world_size=1) as feed:
+    source = ParquetSource(dataset, "image", "label", image_size=32)
+    with open_feed(source, order, mode=mode, rank=0, world_size=1) as feed:
         fed = {
             int(sample_id): int(label)
             for batch in feed

@@ -58,7 +58,7 @@ class Plan:
         # the name of a default run directory contains the time: all commands use one
         files = RunFiles(runner.default_run_dir(planned.experiment.name))
         self.experiment: Experiment = planned.experiment
-        self.datasets: Mapping[str, Path] = planned.datasets  # by workload; made by `run`
+        self.datasets: Mapping[str, str] = planned.datasets  # by workload; made by `run`
         self.trials: Sequence[Trial] = planned.trials
         self.commands: Mapping[str, str] = {  # by trial id, as shell lines
             trial.id: launcher_for(trial.launcher)

@@ -10,7 +10,6 @@ import json
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[3]))
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
+from tests.fabricated_samples import opening
 from tests.trials import changed
 
 from paceline.data.reading import Batch
@@ -45,18 +45,13 @@ class Feed(contextlib.AbstractContextManager):
         return None
 
 
-def open_feed(
-    dataset: Any, order: Any, *, rank: int, world_size: int, share_of_node: Any, **_: Any
-) -> Feed:
+def make_feed(order: Any, *, rank: int, world_size: int, share_of_node: Any, **_: Any) -> Feed:
     return Feed(order, rank, world_size, share_of_node)
 
 
 def main() -> None:
     transport, folder = sys.argv[1], Path(sys.argv[2])
-    worker.open_dataset = lambda *_, **__: SimpleNamespace(
-        row_group_rows=(11, 10), classes=("a", "b", "c")
-    )
-    worker.open_feed = open_feed
+    worker.open_samples = opening((11, 10), make_feed)
     context = make_context(folder)
     files = TrialFiles(folder)
     trial = make_trial(transport, context.world_size, epochs=2)

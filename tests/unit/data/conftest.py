@@ -14,7 +14,13 @@ import pytest
 
 from paceline.data import synth
 from paceline.data.ingest import petastorm_schema
-from paceline.data.manifest import MANIFEST_NAME, DatasetManifest, ImageStats, RowGroup
+from paceline.data.manifest import (
+    MANIFEST_NAME,
+    DataFile,
+    DatasetManifest,
+    ImageStats,
+    image_fields,
+)
 from paceline.records.files import write_json
 
 if TYPE_CHECKING:
@@ -47,7 +53,7 @@ def make_dataset(
     schema_pickle = schema_pickle or pickle.dumps(petastorm_schema())
     names = [f"part-{number:05d}.parquet" for number in range(len(rows))]
     metadata = {UNISCHEMA_KEY: schema_pickle, ROW_GROUPS_KEY: json.dumps(dict.fromkeys(names, 1))}
-    groups, first = [], 0
+    files, first = [], 0
     for name, count in zip(names, rows, strict=True):
         ids = list(range(first, first + count))
         table = pa.table(
@@ -62,11 +68,10 @@ def make_dataset(
         )
         pq.write_table(table, folder / name, compression="none")
         data = (folder / name).read_bytes()
-        groups.append(
-            RowGroup(
-                file=name,
-                rows=count,
-                first_sample_id=first,
+        files.append(
+            DataFile(
+                path=name,
+                row_group_rows=(count,),
                 size_bytes=len(data),
                 sha256=hashlib.sha256(data).hexdigest(),
             )
@@ -76,12 +81,14 @@ def make_dataset(
         pq.write_metadata(table.schema, folder / name)
     size = sum(map(len, images))
     manifest = DatasetManifest(
+        fields=image_fields(3),
+        id_field="sample_id",
         classes=synth.CLASSES,
         class_counts=tuple(labels.count(label) for label in range(3)),
         samples=len(images),
         seed=0,
         content_sha256="0" * 64,
-        row_groups=tuple(groups),
+        files=tuple(files),
         image_stats=ImageStats(
             total_bytes=size,
             mean_bytes=size // len(images),

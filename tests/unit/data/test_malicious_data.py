@@ -12,6 +12,7 @@ from petastorm.etl.dataset_metadata import get_schema_from_dataset_url
 
 from paceline.data.dataset import inspect_dataset, open_dataset
 from paceline.data.reading import open_feed
+from paceline.data.row_groups import ParquetSource
 from paceline.plan.sample_order import SampleOrder
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # Petastorm on pyarrow 14
@@ -55,7 +56,7 @@ def test_inspect_does_not_execute_it(malicious: Path, mark: Path) -> None:
 @pytest.mark.parametrize("mode", ["memory", "stream"])
 def test_training_does_not_execute_it(malicious: Path, mark: Path, mode: Any) -> None:
     order = SampleOrder(row_group_rows=(3, 3), seed=0, global_batch=6, epochs=1)
-    dataset = open_dataset(malicious)
-    with open_feed(dataset, order, mode=mode, image_size=16, rank=0, world_size=1) as feed:
+    source = ParquetSource(open_dataset(malicious), "image", "label", image_size=16)
+    with open_feed(source, order, mode=mode, rank=0, world_size=1) as feed:
         assert [len(batch.sample_ids) for batch in feed] == [6]
     assert not mark.exists()

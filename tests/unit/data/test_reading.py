@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import shutil
 import threading
@@ -20,9 +21,11 @@ from tests.unit.fabricated_cgroups import Machine
 
 from paceline.data import batches as batches_module
 from paceline.data import node as node_module
-from paceline.data.dataset import COLUMNS, Dataset, inspect_dataset, open_dataset
+from paceline.data.batches import mirror_at_random
+from paceline.data.dataset import Dataset, inspect_dataset, open_dataset
 from paceline.data.images import decode
 from paceline.data.reading import Batch, Feed, SoloNode, open_feed
+from paceline.data.row_groups import ParquetSource
 from paceline.errors import DataError, EnvironmentLacks, TimedOut, UsageError
 from paceline.plan.sample_order import SampleOrder, SampleRandom
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 MadeDataset = Any  # of conftest.py, which cannot be imported
 SIZE = 24
+COLUMNS = {"sample_id", "label", "image", "sha256", "source"}
 
 
 class ThreadNode:
@@ -65,6 +69,10 @@ class ThreadRank:
         self._node.line.wait(timeout_s)
 
 
+def images_of(dataset: Dataset) -> ParquetSource:
+    return ParquetSource(dataset, "image", "label", image_size=SIZE)
+
+
 def sample_order_of(dataset: MadeDataset, **changes: int) -> SampleOrder:
     rows = open_dataset(dataset.path).row_group_rows
     values = {"seed": 7, "global_batch": 5, "epochs": 2, "window_row_groups": 2} | changes
@@ -77,12 +85,12 @@ def feed_all(dataset: MadeDataset, order: SampleOrder, mode: Any, world: int) ->
 
     def run(rank: int) -> list[Batch]:
         feed = open_feed(
-            open_dataset(dataset.path),
+            images_of(open_dataset(dataset.path)),
             order,
             mode=mode,
-            image_size=SIZE,
             rank=rank,
             world_size=world,
+            augment=mirror_at_random,
             share_of_node=node.of(rank) if world > 1 else SoloNode(),
             decode_threads=2,
             timeout_s=30,
@@ -119,6 +127,7 @@ def test_ranks_together_get_the_planned_samples_and_pixels(
                 pixels = decode(uneven.images[sample_id], SIZE)
                 if SampleRandom(7, part.epoch, sample_id).coin:
                     pixels = pixels[:, ::-1]
+                assert part.inputs is not None
                 assert np.array_equal(part.inputs[row], pixels)
                 assert part.targets[row] == uneven.labels[sample_id]
 
@@ -149,7 +158,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         found.append(data)
         return decode(data, image_size)
 
-    monkeypatch.setattr("paceline.data.memory_feed.decode", counting)
+    monkeypatch.setattr("paceline.data.fields.decode", counting)
     return found
 
 
@@ -168,7 +177,7 @@ def test_a_rank_alone_on_its_node_decodes_its_own_samples_only(
 ) -> None:
     order = sample_order_of(uneven, max_steps=2)
     with open_feed(
-        open_dataset(uneven.path), order, mode="memory", image_size=SIZE, rank=1, world_size=2
+        images_of(open_dataset(uneven.path)), order, mode="memory", rank=1, world_size=2
     ) as feed:
         seen = [i for batch in feed for i in batch.sample_ids.tolist()]
     assert sorted(decoded) == sorted(uneven.images[i] for i in seen)
@@ -210,10 +219,9 @@ def test_too_little_memory_proposes_the_stream_mode_on_every_rank(
     for rank in (0, 1):
         with pytest.raises(EnvironmentLacks, match='"stream"'):
             open_feed(
-                open_dataset(uneven.path),
+                images_of(open_dataset(uneven.path)),
                 sample_order_of(uneven),
                 mode="memory",
-                image_size=SIZE,
                 rank=rank,
                 world_size=2,
                 share_of_node=node.of(rank),
@@ -233,7 +241,7 @@ def test_free_memory_is_the_least_of_system_and_cgroup(tmp_path: Path) -> None:
 
 def open_feed_of(dataset: Dataset, order: SampleOrder, mode: Any) -> Feed:
     """The feed of a single rank."""
-    return open_feed(dataset, order, mode=mode, image_size=SIZE, rank=0, world_size=1)
+    return open_feed(images_of(dataset), order, mode=mode, rank=0, world_size=1)
 
 
 def read_all(folder: Path, mode: Any) -> list[Batch]:
@@ -264,7 +272,7 @@ def test_a_damaged_page_of_any_column_is_detected(uneven: MadeDataset, mode: Any
     file = uneven.path / "part-00001.parquet"
     data = file.read_bytes()
     found = pages(file)
-    assert {name.split()[0] for name in found} == set(COLUMNS)
+    assert {name.split()[0] for name in found} == COLUMNS
     try:
         for first, end in found.values():
             for position in (first, (first + end) // 2, end - 1):
@@ -272,9 +280,7 @@ def test_a_damaged_page_of_any_column_is_detected(uneven: MadeDataset, mode: Any
                 changed[position] ^= 1
                 file.write_bytes(changed)
                 for read in (inspect_dataset, lambda path: read_all(path, mode)):
-                    with pytest.raises(
-                        DataError, match=r"part-00001\.parquet \(row group 1\): expected sha256"
-                    ):
+                    with pytest.raises(DataError, match=r"part-00001\.parquet: expected sha256"):
                         read(uneven.path)
     finally:
         file.write_bytes(data)
@@ -290,7 +296,7 @@ def test_a_changed_label_is_detected(dataset_of_rows: Any, mode: Any) -> None:
     padding = (made.path / name).stat().st_size - (changed.path / name).stat().st_size
     assert padding == 0
     (made.path / name).write_bytes((changed.path / name).read_bytes())
-    with pytest.raises(DataError, match=r"\(row group 0\): expected sha256"):
+    with pytest.raises(DataError, match=r"part-00000\.parquet: expected sha256"):
         read_all(made.path, mode)
 
 
@@ -299,7 +305,7 @@ def test_a_changed_label_is_detected(dataset_of_rows: Any, mode: Any) -> None:
 @pytest.mark.parametrize("label", [-1, 3])
 def test_a_label_that_is_no_class_is_refused(dataset_of_rows: Any, mode: Any, label: int) -> None:
     made = dataset_of_rows(5, 4, first_label=label)
-    with pytest.raises(DataError, match=r"part-00000.*\(row group 0\): expected labels 0\.\.2"):
+    with pytest.raises(DataError, match=r"part-00000.*\(row group 0\): field label: .* 0\.\.2"):
         read_all(made.path, mode)
 
 
@@ -312,7 +318,7 @@ def test_a_file_that_disappears_while_training_is_named(
     dataset = open_dataset(tmp_path / "set")
     (tmp_path / "set" / "part-00003.parquet").unlink()
     order = sample_order_of(uneven)
-    with pytest.raises(DataError, match=r"part-00003.*\(row group 3\): cannot be read"):
+    with pytest.raises(DataError, match=r"part-00003.*cannot be read"):
         list(open_feed_of(dataset, order, mode))
 
 
@@ -326,23 +332,26 @@ def test_rows_that_are_missing_are_detected(uneven: MadeDataset, tmp_path: Path,
     file = folder / "part-00002.parquet"
     table = pq.read_table(file, use_legacy_dataset=False)
     pq.write_table(pa.concat_tables([table.slice(0, 1), table.slice(2)]), file)
-    groups = list(opened.manifest.row_groups)
+    files = list(opened.manifest.files)
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
-    groups[2] = groups[2].model_copy(update={"sha256": sha256})
-    manifest = opened.manifest.model_copy(update={"row_groups": tuple(groups)})
+    files[2] = files[2].model_copy(update={"sha256": sha256})
+    manifest = opened.manifest.model_copy(update={"files": tuple(files)})
     with pytest.raises(
         DataError, match=r"part-00002.*\(row group 2\): expected samples 8..11, got 3 rows"
     ):
-        list(open_feed_of(Dataset(folder, manifest), sample_order_of(uneven), mode))
+        list(
+            open_feed_of(
+                dataclasses.replace(opened, manifest=manifest), sample_order_of(uneven), mode
+            )
+        )
 
 
 def test_closing_early_ends_the_threads(uneven: MadeDataset) -> None:
     for _ in range(3):
         feed = open_feed(
-            open_dataset(uneven.path),
+            images_of(open_dataset(uneven.path)),
             sample_order_of(uneven, epochs=100),
             mode="stream",
-            image_size=SIZE,
             rank=0,
             world_size=1,
         )
@@ -355,10 +364,9 @@ def test_closing_early_ends_the_threads(uneven: MadeDataset) -> None:
 
 def test_a_consumer_that_closed_the_feed_meanwhile_is_let_go(uneven: MadeDataset) -> None:
     with open_feed(
-        open_dataset(uneven.path),
+        images_of(open_dataset(uneven.path)),
         sample_order_of(uneven, epochs=100),
         mode="stream",
-        image_size=SIZE,
         rank=0,
         world_size=1,
     ) as feed:
@@ -388,10 +396,9 @@ def test_a_feed_stays_within_its_bound() -> None:
 def test_an_order_of_another_data_set_is_refused(uneven: MadeDataset) -> None:
     with pytest.raises(UsageError, match="other row groups"):
         open_feed(
-            open_dataset(uneven.path),
+            images_of(open_dataset(uneven.path)),
             SampleOrder(row_group_rows=(23,), seed=0, global_batch=4, epochs=1),
             mode="memory",
-            image_size=SIZE,
             rank=0,
             world_size=1,
         )

@@ -113,7 +113,7 @@ class MadeUp:
 @pytest.fixture
 def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeUp:
     found = MadeUp(tmp_path)
-    monkeypatch.setattr(experiment, "make_datasets", lambda *_: {"tiny": tmp_path})
+    monkeypatch.setattr(experiment, "make_datasets", lambda *_: {"tiny": str(tmp_path)})
     monkeypatch.setattr(experiment, "preflight", lambda _: None)
     monkeypatch.setattr(experiment, "check_equivalences", lambda *_, **__: None)
     monkeypatch.setattr(experiment, "run_trial", found.run_trial)

@@ -70,7 +70,7 @@ def test_trial_names_the_file_its_checksum_and_the_options(spec, facts, tmp_path
 
 def test_a_task_needs_a_data_set(spec, facts):
     facts()
-    assert "workloads[1].data: a task of your own needs a data set" in faults(spec(data=None))
+    assert "workloads[1].data: a task of your own needs samples" in faults(spec(data=None))
 
 
 def test_options_without_a_task_are_refused(spec):

@@ -39,7 +39,7 @@ def stages(spec, monkeypatch, tmp_path):
             raise KeyboardInterrupt
         return []
 
-    monkeypatch.setattr(tune_then_run, "make_datasets", lambda *_: {"tiny": tmp_path})
+    monkeypatch.setattr(tune_then_run, "make_datasets", lambda *_: {"tiny": str(tmp_path)})
     monkeypatch.setattr(tune_then_run, "tune_local", search)
     monkeypatch.setattr(tune_then_run.runner, "run", run)
     return calls, interrupted

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.fabricated_samples import opening
 from torch.nn.functional import cross_entropy
 
 from paceline.analysis.tensors import tensor_differences
@@ -53,13 +53,11 @@ def photos(monkeypatch):
     """Replaces the data set; returns the sample orders that the worker made."""
     orders = []
 
-    def open_feed(dataset, order, **_):
+    def make_feed(order, **_):
         orders.append(order)
         return FakeFeed(order)
 
-    dataset = SimpleNamespace(row_group_rows=ROWS, classes=("a", "b", "c"))
-    monkeypatch.setattr(worker, "open_dataset", lambda *_, **__: dataset)
-    monkeypatch.setattr(worker, "open_feed", open_feed)
+    monkeypatch.setattr(worker, "open_samples", opening(ROWS, make_feed))
     # pytest's process has threads of its own; test_resources.py looks at a fresh one.
     monkeypatch.setattr(worker, "set_threads", lambda _: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
@@ -158,7 +156,8 @@ def test_diverged_loss_names_the_step(photos, make_trial, solo, tmp_path):
 
 
 def test_reader_that_ends_early_is_a_failure(photos, make_trial, solo, tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "open_feed", lambda _, order, **__: FakeFeed(order, 2))
+    short = opening(ROWS, lambda order, **_: FakeFeed(order, 2))
+    monkeypatch.setattr(worker, "open_samples", short)
     with pytest.raises(RankFailed, match=r"expected 3 steps.*after 2"):
         worker.train(make_trial(), solo, TrialFiles(tmp_path))
     assert not TrialFiles(tmp_path).result.exists()

@@ -120,7 +120,7 @@ def plan(arguments: argparse.Namespace) -> int:
             {
                 "schema": SCHEMA,
                 "experiment": planned.experiment.name,
-                "data": {name: str(path) for name, path in planned.datasets.items()},
+                "data": dict(planned.datasets),
                 "trials": [
                     {**trial.model_dump(mode="json"), "command": planned.commands[trial.id]}
                     for trial in planned.trials
@@ -223,6 +223,27 @@ def data_ingest(arguments: argparse.Namespace) -> int:
     for skipped in manifest.skipped:
         print(f"paceline: skipped {skipped.path}: {skipped.reason}", file=sys.stderr)
     print(arguments.out_dataset)
+    return ExitCode.OK
+
+
+def data_register(arguments: argparse.Namespace) -> int:
+    from paceline.cli.progress import data_progress
+    from paceline.data.register import register
+
+    pairs = [text.partition("=") for text in arguments.codec]
+    for name, sign, codec in pairs:
+        if not (name and sign and codec):
+            raise UsageError(f"--codec {name}{sign}{codec}: expected NAME=CODEC")
+    with data_progress("files") as progress:
+        manifest = register(
+            arguments.dataset,
+            manifest_dir=arguments.manifest_dir,
+            codecs={name: codec for name, _, codec in pairs},
+            progress=progress,
+        )
+    for name, reason in manifest.ignored.items():
+        print(f"paceline: column {name} cannot be used: {reason}", file=sys.stderr)
+    print(arguments.manifest_dir or arguments.dataset)
     return ExitCode.OK
 
 

@@ -72,7 +72,7 @@ def search_plan_json(plan: SearchPlan) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "experiment": plan.context.experiment.name,
-        "data": {name: str(path) for name, path in plan.context.datasets.items()},
+        "data": dict(plan.context.datasets),
         "search": [
             {
                 "workload": space.target.workload,

@@ -259,7 +259,7 @@ def _add_report(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _add_data(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    data = verbs.add_parser("data", help="synthesise, ingest and inspect data sets")
+    data = verbs.add_parser("data", help="synthesise, ingest, register and inspect data sets")
     actions = data.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     synth = actions.add_parser("synth", help="make images in class folders")
@@ -278,8 +278,24 @@ def _add_data(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     ingest.set_defaults(command=commands.data_ingest)
 
+    register = actions.add_parser(
+        "register", help="use Parquet files or a Petastorm data set as they are"
+    )
+    register.add_argument("dataset", metavar="DATASET", help="folder or URL (s3, gs, hdfs)")
+    register.add_argument(
+        "--manifest-dir", type=Path, metavar="DIR",
+        help="folder for the manifest, where DATASET must not be written to; DIR is then the data "
+        "set",
+    )  # fmt: skip
+    register.add_argument(
+        "--codec", action="append", default=[], metavar="NAME=CODEC",
+        help="how the bytes of a column are encoded, where they do not show it: image, array, "
+        "compressed_array",
+    )  # fmt: skip
+    register.set_defaults(command=commands.data_register)
+
     inspect = actions.add_parser("inspect", help="show the contents of a data set")
-    inspect.add_argument("dataset", type=Path, metavar="DATASET")
+    inspect.add_argument("dataset", metavar="DATASET", help="folder or URL")
     inspect.add_argument("--json", action="store_true")
     inspect.set_defaults(command=commands.data_inspect)
 

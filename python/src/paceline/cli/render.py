@@ -80,6 +80,7 @@ def _cores(text: str) -> int:
 
 
 def _slurm(arguments: argparse.Namespace) -> int:
+    from paceline.data.names import is_remote
     from paceline.render.files import Places
     from paceline.render.slurm import SlurmSettings, render_slurm
 
@@ -90,7 +91,7 @@ def _slurm(arguments: argparse.Namespace) -> int:
         python=arguments.python or sys.executable,
     )
     for dataset in sorted({settings.places.dataset(trial) for trial in trials}):
-        if not Path(dataset).exists():
+        if dataset and not is_remote(dataset) and not Path(dataset).exists():
             print(
                 f"paceline: note: {dataset} does not exist yet; make it with `paceline data "
                 "synth` and `paceline data ingest` on storage that all nodes share (--data-dir)",
@@ -124,7 +125,7 @@ def _planned(arguments: argparse.Namespace) -> tuple[Experiment, list[Trial]]:
     from paceline.host.machine import usable_cores
     from paceline.plan.planning import plan_trials
     from paceline.plan.selection import selected_trials
-    from paceline.runner import built_in, expected_dataset
+    from paceline.runner import expected_dataset, with_dataset
     from paceline.spec import load_spec
 
     experiment = load_spec(arguments.spec).experiment
@@ -139,7 +140,7 @@ def _planned(arguments: argparse.Namespace) -> tuple[Experiment, list[Trial]]:
             f'{arguments.spec}: repeats = "auto" needs `paceline run`, which looks at the ranking '
             "after each repeat; write a number to render jobs"
         )
-    datasets = {w.name: str(expected_dataset(experiment, w)) for w in built_in(experiment)}
+    datasets = {w.name: expected_dataset(experiment, w) for w in with_dataset(experiment)}
     trials = plan_trials(experiment, datasets, arguments.cores or usable_cores())
     return experiment, selected_trials(trials, experiment.only, experiment.baseline)
 

@@ -9,14 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from paceline.errors import TimedOut
 from paceline.plan.sample_order import SampleRandom
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy as np
     from numpy.typing import NDArray
 
 _POLL_S = 0.2  # interval at which a blocked thread checks whether it should end
@@ -40,36 +39,37 @@ class Batch:
     step: int
     epoch: int
     sample_ids: NDArray[np.int64]  # shape (n,)
-    inputs: NDArray[Any]  # shape (n, ...), already augmented; () per sample without inputs
+    inputs: NDArray[Any] | None  # shape (n, ...), augmented; None in later pipeline stages
     targets: NDArray[Any]  # shape (n, ...)
 
 
 @dataclass(frozen=True, slots=True)
 class FeedOptions:
-    """Rank, size and preparation of the batches."""
+    """Rank, and preparation of the batches. augment: None leaves inputs unchanged."""
 
-    image_size: int
     rank: int
     world_size: int
     decode_threads: int
     prefetch_batches: int
-    pixels: bool = True
-    augment: Augment = mirror_at_random
+    with_inputs: bool = True
+    augment: Augment | None = None
 
 
 def augment(
-    images: NDArray[np.uint8],
-    transform: Augment,
+    inputs: NDArray[Any],
+    transform: Augment | None,
     seed: int,
     epoch: int,
     sample_ids: NDArray[np.int64],
 ) -> None:
-    """Replace each image by its random transform, in place."""
+    """Replace each input by its random transform, in place; without a transform do nothing."""
+    if transform is None:
+        return
     for row, sample_id in enumerate(sample_ids.tolist()):
-        image = images[row]
-        changed = transform(image, SampleRandom(seed, epoch, sample_id))
-        if changed is not image:
-            images[row] = changed.copy()
+        given = inputs[row]
+        changed = transform(given, SampleRandom(seed, epoch, sample_id))
+        if changed is not given:
+            inputs[row] = changed.copy()
 
 
 class Feed:

@@ -45,7 +45,8 @@ def ensure_dataset(
     target = dataset_path(preset, images=count, seed=seed, cache_dir=cache_dir)
     folder = target.parent
     if target.is_dir():
-        return open_dataset(target).path
+        open_dataset(target)  # raises if it is damaged
+        return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -61,7 +62,8 @@ def ensure_dataset(
     with exclusive_lock(lock, lock_timeout_s, busy):
         if not target.is_dir():
             _make(target, preset, count, seed, progress)
-    return open_dataset(target).path
+    open_dataset(target)
+    return target
 
 
 def _make(

@@ -1,4 +1,4 @@
-"""Open a Petastorm data set that `ingest` wrote, and verify it against its manifest.
+"""Open a data set, local or remote, and verify it against its manifest.
 
 Nothing here unpickles anything: Petastorm's pickled schema in `_common_metadata` may run any code
 when it is loaded (uber/petastorm#741). `row_groups` reads Parquet files by name, for which
@@ -8,32 +8,41 @@ Petastorm takes the schema from the Parquet footers.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from paceline.data.manifest import MANIFEST_NAME, DatasetManifest, from_json
+from paceline.data.location import Location, location_of
+from paceline.data.manifest import MANIFEST_NAME, DataFile, DatasetManifest, from_json
+from paceline.data.node_files import fetched
 from paceline.errors import DataError, EnvironmentLacks, UsageError
-from paceline.records.files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-COLUMNS = ("sample_id", "label", "image", "sha256", "source")
-_URL_RESERVED = "#?;"
-_HOW_TO_MAKE = "make one with `paceline data ingest IMAGES_DIR OUT_DATASET`"
+    from paceline.data.fields import Field
+
+_HOW_TO_MAKE = (
+    "make one from images with `paceline data ingest IMAGES_DIR OUT_DATASET`, or use Parquet files "
+    "with `paceline data register DATASET`"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """An opened data set: its folder and its manifest."""
+    """An opened data set: its name, its manifest and the location of its files.
 
-    path: Path
+    copies: folder for local copies of the files of a remote data set.
+    """
+
+    name: str
     manifest: DatasetManifest
+    location: Location
+    copies: Path | None = None
 
     @property
     def row_group_rows(self) -> tuple[int, ...]:
@@ -46,126 +55,160 @@ class Dataset:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names; label i is classes[i]."""
+        """Class names; label i is classes[i]. Empty if they are not known."""
         return self.manifest.classes
 
-    def row_group_path(self, index: int) -> Path:
-        """Return the Parquet file of row group `index`."""
-        return self.path / self.manifest.row_groups[index].file
+    def with_copies(self, folder: Path | None) -> Dataset:
+        """Return the same data set, whose remote files are copied to `folder`."""
+        return replace(self, copies=folder)
 
-    def verify_row_group(self, index: int) -> None:
-        """Read the file of row group `index` and compare it with the manifest's checksum.
+    def field(self, name: str) -> Field:
+        """Return a field. Raises UsageError with those that exist."""
+        for field in self.manifest.fields:
+            if field.name == name:
+                return field
+        known = ", ".join(field.describe() for field in self.manifest.fields)
+        ignored = self.manifest.ignored.get(name)
+        why = f"; the column {name} cannot be used: {ignored}" if ignored else ""
+        raise UsageError(
+            f'{self.name}: expected a field "{name}", found {known or "no fields"}{why}; set '
+            "input_field and target_field of the task"
+        )
 
-        The checksum covers every page of every column, labels included. Raises DataError.
+    def file_of(self, index: int) -> Path:
+        """Return the local path of the file of row group `index`, whose checksum is right.
+
+        The checksum covers every page of every column, labels included. A remote file is copied
+        first. Raises DataError, EnvironmentLacks.
         """
-        expected = self.manifest.row_groups[index].sha256
+        file = self.manifest.row_groups[index].file
+        if not self.location.is_local:
+            assert self.copies is not None, "a remote data set is read from copies"
+            return fetched(self.location, file, self.copies)
+        self.verify_file(file)
+        return self.location.local_path(file.path)
+
+    def verify_file(self, file: DataFile) -> None:
+        """Read a file where it is and compare it with its checksum. Raises DataError,
+        EnvironmentLacks."""
+        digest = hashlib.sha256()
         try:
-            with self.row_group_path(index).open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-        except OSError as error:
-            raise self.damaged(index, f"cannot be read ({error.strerror})") from None
-        if found != expected:
-            raise self.damaged(
-                index, f"expected sha256 {expected}, found {found}: it was changed or damaged"
+            for block in self.location.blocks(file.path):
+                digest.update(block)
+        except EnvironmentLacks as error:
+            raise self.damaged_file(file, f": {error}") from None
+        if digest.hexdigest() != file.sha256:
+            raise self.damaged_file(
+                file,
+                f": expected sha256 {file.sha256}, found {digest.hexdigest()}: it was changed or "
+                "damaged",
             )
 
     def damaged(self, index: int, what: str) -> DataError:
         """Return the error about the file of row group `index`."""
-        return DataError(
-            f"{self.row_group_path(index)} (row group {index}): {what}; ingest the images again "
-            "with `paceline data ingest`"
+        return self.damaged_file(
+            self.manifest.row_groups[index].file, f" (row group {index}): {what}"
         )
 
+    def damaged_file(self, file: DataFile, what: str) -> DataError:
+        """Return the error about a file."""
+        again = (
+            "ingest the images again with `paceline data ingest`"
+            if self.manifest.id_field
+            else "if that is intended, register the data set again with `paceline data register`"
+        )
+        return DataError(f"{self.location.root}/{file.path}{what}; {again}")
 
-def local_path(path: str | Path) -> Path:
-    """Return the local folder that a path or file:// URL names.
 
-    Raises UsageError for another scheme, and for characters that Petastorm would cut off because
-    it reads paths as URLs.
+def open_dataset(name: str | Path) -> Dataset:
+    """Open the data set with this path or URL.
+
+    Checks the manifest, and that each file has the size, and in a local folder the columns and row
+    groups, that the manifest states. Checksums are verified when a file is read.
+    Raises EnvironmentLacks if there is no data set or it cannot be reached, DataError if it is
+    damaged.
     """
-    text = str(path)
-    parts = urlsplit(text)
-    if "://" in text and parts.scheme == "file":
-        text = unquote(parts.path)
-    elif "://" in text:
-        raise UsageError(
-            f"{text}: expected a folder that every node sees, or its file:// URL, got a "
-            f"{parts.scheme}:// URL; copy the data set to a shared or local folder first"
-        )
-    if any(character in text for character in _URL_RESERVED):
-        raise UsageError(
-            f"{text}: the path of a data set must not contain any of {' '.join(_URL_RESERVED)} "
-            "(Petastorm reads paths as URLs); choose another folder"
-        )
-    return Path(text).absolute()
-
-
-def open_dataset(path: str | Path) -> Dataset:
-    """Open the data set at `path` (a folder or a file:// URL).
-
-    Checks the manifest, and that the file of each row group has the size, the columns and the
-    number of rows that the manifest states. Checksums are verified when a file is read.
-    Raises EnvironmentLacks if there is no data set, DataError if it is damaged.
-    """
-    folder = local_path(path)
-    if not folder.is_dir():
-        raise EnvironmentLacks(f"{folder}: there is no such data set; {_HOW_TO_MAKE}")
-    if not (folder / MANIFEST_NAME).is_file():
+    place = location_of(name)
+    if place.is_local and not Path(place.root).is_dir():
+        raise EnvironmentLacks(f"{place.name}: there is no such data set; {_HOW_TO_MAKE}")
+    content = place.read(MANIFEST_NAME)
+    if content is None:
         raise EnvironmentLacks(
-            f"{folder}: expected a data set with {MANIFEST_NAME}, found none; {_HOW_TO_MAKE}"
+            f"{place.name}: expected a data set with {MANIFEST_NAME}, found none; {_HOW_TO_MAKE}"
         )
-    manifest = from_json(read_json(folder / MANIFEST_NAME), str(folder / MANIFEST_NAME))
-    dataset = Dataset(folder, manifest)
-    for index in range(len(manifest.row_groups)):
-        _check_row_group(dataset, index)
+    manifest = from_json(_json(content, place.name), f"{place.name}/{MANIFEST_NAME}")
+    location = place if manifest.location is None else location_of(manifest.location)
+    dataset = Dataset(place.name, manifest, location)
+    _check_files(dataset)
     return dataset
 
 
-def _check_row_group(dataset: Dataset, index: int) -> None:
-    file, group = dataset.row_group_path(index), dataset.manifest.row_groups[index]
-    if not file.is_file():
-        raise dataset.damaged(index, "the manifest lists this file, but it is missing")
-    size = file.stat().st_size
-    if size != group.size_bytes:
-        raise dataset.damaged(index, f"expected {group.size_bytes} bytes, found {size}")
+def _json(content: bytes, where: str) -> dict[str, Any]:
     try:
-        footer = pq.read_metadata(file)
+        document = json.loads(content)
+    except ValueError as error:
+        raise DataError(f"{where}/{MANIFEST_NAME}: expected JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise DataError(f"{where}/{MANIFEST_NAME}: expected a JSON object, got {document!r:.50}")
+    return document
+
+
+def _check_files(dataset: Dataset) -> None:
+    sizes = dataset.location.sizes()
+    for file in dataset.manifest.files:
+        size = sizes.get(file.path)
+        if size is None:
+            raise dataset.damaged_file(file, ": the manifest lists this file, but it is missing")
+        if size != file.size_bytes:
+            raise dataset.damaged_file(file, f": expected {file.size_bytes} bytes, found {size}")
+        if dataset.location.is_local:
+            _check_footer(dataset, file)
+
+
+def _check_footer(dataset: Dataset, file: DataFile) -> None:
+    try:
+        footer = pq.read_metadata(dataset.location.local_path(file.path))
     except (pa.ArrowException, OSError) as error:
-        raise dataset.damaged(index, f"its Parquet footer is damaged: {error}") from None
-    if (footer.num_rows, footer.num_row_groups) != (group.rows, 1):
-        raise dataset.damaged(
-            index,
-            f"expected {group.rows} rows in 1 row group, found {footer.num_rows} in "
-            f"{footer.num_row_groups}",
+        raise dataset.damaged_file(file, f": its Parquet footer is damaged: {error}") from None
+    rows = tuple(footer.row_group(n).num_rows for n in range(footer.num_row_groups))
+    if rows != file.row_group_rows:
+        raise dataset.damaged_file(
+            file, f": expected row groups of {file.row_group_rows} rows, found {rows}"
         )
-    missing = set(COLUMNS) - set(footer.schema.names)
+    missing = {field.name for field in dataset.manifest.fields} - set(
+        footer.schema.to_arrow_schema().names
+    )
     if missing:
-        raise dataset.damaged(index, f"columns missing: {', '.join(sorted(missing))}")
+        raise dataset.damaged_file(file, f": columns missing: {', '.join(sorted(missing))}")
 
 
 def inspect_dataset(
-    path: str | Path, progress: Callable[[int, int], None] | None = None
+    name: str | Path, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Any]:
     """Return the facts that `paceline data inspect` shows, after verifying every checksum.
 
-    Values are JSON values; sizes are in bytes. progress(done, total) counts row groups.
-    Raises as `open_dataset` and `Dataset.verify_row_group`.
+    Values are JSON values; sizes are in bytes. progress(done, total) counts files. Raises as
+    `open_dataset` and `Dataset.file_of`.
     """
-    dataset = open_dataset(path)
+    dataset = open_dataset(name)
     manifest, rows = dataset.manifest, dataset.row_group_rows
-    for index in range(len(rows)):
-        dataset.verify_row_group(index)
+    for done, file in enumerate(manifest.files, start=1):
+        dataset.verify_file(file)
         if progress is not None:
-            progress(index + 1, len(rows))
+            progress(done, len(manifest.files))
     document = manifest.as_json()
     return {
         "schema": manifest.schema_version,
-        "path": str(dataset.path),
+        "path": dataset.name,
+        "location": dataset.location.name,
         "samples": manifest.samples,
+        "fields": {f.pop("name"): f for f in document["fields"]},
+        "ignored": manifest.ignored,
         "classes": dict(zip(manifest.classes, manifest.class_counts, strict=True)),
+        "files": len(manifest.files),
         "row_groups": len(rows),
         "row_group_rows": {"min": min(rows), "max": max(rows)},
-        "size_bytes": sum(group.size_bytes for group in manifest.row_groups),
+        "size_bytes": sum(file.size_bytes for file in manifest.files),
         "images": document["image_stats"],
         "seed": manifest.seed,
         "content_sha256": manifest.content_sha256,

@@ -21,7 +21,13 @@ from paceline.data.ingest_progress import counted, reported
 from paceline.data.ingest_session import local_session, spark_failures
 from paceline.data.ingest_target import Target, open_target
 from paceline.data.ingest_tasks import Assignment, Finding, examine, rows_of
-from paceline.data.manifest import DatasetManifest, ImageStats, RowGroup, SkippedImage
+from paceline.data.manifest import (
+    DataFile,
+    DatasetManifest,
+    ImageStats,
+    SkippedImage,
+    image_fields,
+)
 from paceline.data.row_groups import quiet_petastorm
 from paceline.errors import DataError, UsageError
 from paceline.plan.sample_order import share_bounds
@@ -195,8 +201,8 @@ def petastorm_schema() -> Any:
 
 def _read_back(
     spark: SparkSession, url: str, plan: list[list[Assignment]]
-) -> tuple[tuple[RowGroup, ...], str, int]:
-    """Return the row groups, the checksum of the content and the size of all images in bytes.
+) -> tuple[tuple[DataFile, ...], str, int]:
+    """Return the files, the checksum of the content and the size of all images in bytes.
 
     Raises DataError if the stored samples are not the planned ones.
     """
@@ -228,10 +234,9 @@ def _read_back(
             raise DataError(f"{url}: expected samples {first}..{last} in a file of their own")
         size_bytes, sha256 = files[file := names.pop()]
         groups.append(
-            RowGroup(
-                file=file,
-                rows=len(group),
-                first_sample_id=first,
+            DataFile(
+                path=file,
+                row_group_rows=(len(group),),
                 size_bytes=size_bytes,
                 sha256=sha256,
             )
@@ -254,17 +259,19 @@ def _manifest(
     """Return the manifest of what was written, as read back."""
     from paceline import __version__  # noqa: PLC0415  (a job archive has no package metadata)
 
-    row_groups, content_sha256, total_bytes = _read_back(spark, target.partial_url, plan)
+    files, content_sha256, total_bytes = _read_back(spark, target.partial_url, plan)
     infos = [finding.info for finding in good if finding.info is not None]
     labels = [folder.images[finding.index].label for finding in good]
     widths, heights = [info.width for info in infos], [info.height for info in infos]
     return DatasetManifest(
+        fields=image_fields(len(folder.classes)),
+        id_field="sample_id",
         classes=tuple(printable(name) for name in folder.classes),
         class_counts=tuple(labels.count(label) for label in range(len(folder.classes))),
         samples=len(good),
         seed=seed,
         content_sha256=content_sha256,
-        row_groups=row_groups,
+        files=files,
         image_stats=ImageStats(
             total_bytes=total_bytes,
             mean_bytes=total_bytes // len(good),

@@ -7,8 +7,8 @@ import shutil
 import uuid
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from paceline.data.dataset import local_path
 from paceline.data.manifest import MANIFEST_NAME
+from paceline.data.names import local_path
 from paceline.errors import DataError, UsageError
 from paceline.records.files import write_json
 

@@ -14,7 +14,7 @@ from paceline.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-Row = tuple[int, int, bytearray, str, str]  # in the order of dataset.COLUMNS
+Row = tuple[int, int, bytearray, str, str]  # in the order of the columns of ingest.petastorm_schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,34 +1,48 @@
-"""The manifest of a data set: what it contains, in which order, with checksums.
+"""The manifest of a data set: its fields and files, in which order, with checksums.
 
-The file is `_paceline_manifest.json` in the data set's folder. Parquet readers ignore names that
-begin with an underscore.
+The file is `_paceline_manifest.json` in the data set's folder, or in a folder of its own that names
+the location of the data. Parquet readers ignore names that begin with an underscore.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import Field as Value
 
+from paceline.data.fields import Field
 from paceline.errors import DataError
 
 MANIFEST_NAME = "_paceline_manifest.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class RowGroup(_Model):
-    """One Parquet file, which contains one row group."""
+class DataFile(_Model):
+    """A Parquet file of the data set."""
 
-    file: str  # name within the data set
-    rows: int = Field(ge=1)
-    first_sample_id: int  # its samples are first_sample_id .. first_sample_id + rows - 1
+    path: str  # relative to the location of the data set
+    row_group_rows: tuple[int, ...] = Value(min_length=1)
     size_bytes: int
-    sha256: str  # of the file
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A row group of the data set; its samples have consecutive ids."""
+
+    file: DataFile
+    number: int  # in its file
+    rows: int
+    first_sample_id: int
 
 
 class SkippedImage(_Model):
@@ -51,19 +65,34 @@ class ImageStats(_Model):
 
 
 class DatasetManifest(_Model):
-    """Everything about a data set except its samples."""
+    """Everything about a data set except its samples.
 
-    schema_version: int = Field(default=SCHEMA_VERSION, alias="schema")
-    classes: tuple[str, ...]  # label i is classes[i]
-    class_counts: tuple[int, ...]
+    The values from `classes` to `skipped` are known only of data sets that `paceline data ingest`
+    wrote.
+    """
+
+    schema_version: int = Value(default=SCHEMA_VERSION, alias="schema")
+    location: str | None = None  # folder or URL of the files; None: the manifest's own folder
+    fields: tuple[Field, ...]
+    ignored: dict[str, str] = {}  # columns that are no fields, and the reasons
+    id_field: str | None = None  # column whose values must be the sample ids
     samples: int
-    seed: int  # of the order of the samples
-    content_sha256: str  # over (sample id, label, sha256 of the image) in order
-    row_groups: tuple[RowGroup, ...]
-    image_stats: ImageStats
-    skipped: tuple[SkippedImage, ...]
+    files: tuple[DataFile, ...] = Value(min_length=1)
+    classes: tuple[str, ...] = ()  # label i is classes[i]
+    class_counts: tuple[int, ...] = ()
+    seed: int | None = None  # of the order in which the samples are stored
+    content_sha256: str | None = None  # over (sample id, label, sha256 of the image) in order
+    image_stats: ImageStats | None = None
+    skipped: tuple[SkippedImage, ...] = ()
     versions: dict[str, str]
     created: str  # ISO 8601, UTC
+
+    @cached_property
+    def row_groups(self) -> tuple[RowGroup, ...]:
+        """All row groups in order."""
+        places = [(f, n, rows) for f in self.files for n, rows in enumerate(f.row_group_rows)]
+        firsts = accumulate((rows for *_, rows in places), initial=0)
+        return tuple(RowGroup(*place, first) for place, first in zip(places, firsts, strict=False))
 
     def as_json(self) -> dict[str, Any]:
         """Return the document that `from_json` reads."""
@@ -71,31 +100,42 @@ class DatasetManifest(_Model):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        expected_id = 0
-        for group in self.row_groups:
-            if group.first_sample_id != expected_id:
-                raise ValueError(f"row group {group.file}: sample ids are not consecutive")
-            if PurePosixPath(group.file).name != group.file or group.file.startswith("."):
-                raise ValueError(f"row group file {group.file!r} is not a plain name")
-            expected_id += group.rows
-        in_classes = sum(self.class_counts)
-        if not self.row_groups or not expected_id == self.samples == in_classes:
+        for file in self.files:
+            path = PurePosixPath(file.path)
+            if path.is_absolute() or ".." in path.parts or path.name.startswith((".", "_")):
+                raise ValueError(f"file {file.path!r} is not a path within the data set")
+            if min(file.row_group_rows) < 1:
+                raise ValueError(f"file {file.path!r} has a row group without rows")
+        in_files = sum(sum(file.row_group_rows) for file in self.files)
+        in_classes = sum(self.class_counts) if self.classes else self.samples
+        if not in_files == self.samples == in_classes:
             raise ValueError(
-                "expected row groups and classes to contain the same samples, got "
-                f"{expected_id} in row groups, {in_classes} in classes, {self.samples} in total"
+                "expected files and classes to contain the same samples, got "
+                f"{in_files} in files, {in_classes} in classes, {self.samples} in total"
             )
         if len(self.classes) != len(self.class_counts):
             raise ValueError(f"{len(self.classes)} classes, but {len(self.class_counts)} counts")
         return self
 
 
+def image_fields(classes: int) -> tuple[Field, ...]:
+    """Return the fields of a data set that `paceline data ingest` writes."""
+    return (
+        Field(name="image", codec="image", dtype="uint8"),
+        Field(name="label", codec="scalar", dtype="int32", classes=classes),
+        Field(name="sample_id", codec="scalar", dtype="int64"),
+    )
+
+
 def from_json(document: dict[str, Any], where: str) -> DatasetManifest:
     """Return the manifest in `document`. Raises DataError with `where` and what is wrong."""
     version = document.get("schema")
-    if version != SCHEMA_VERSION:
+    if version == 1:
+        document = _from_version_1(document)
+    elif version != SCHEMA_VERSION:
         raise DataError(
-            f"{where}: expected manifest schema {SCHEMA_VERSION}, got {version!r}; ingest the "
-            "images again with `paceline data ingest` of this version"
+            f"{where}: expected manifest schema {SCHEMA_VERSION}, got {version!r}; make it again "
+            "with `paceline data ingest` or `paceline data register` of this version"
         )
     try:
         return DatasetManifest.model_validate(document)
@@ -105,3 +145,23 @@ def from_json(document: dict[str, Any], where: str) -> DatasetManifest:
             for fault in error.errors()
         )
         raise DataError(f"{where}: not a valid manifest of a Paceline data set: {faults}") from None
+
+
+def _from_version_1(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the same manifest as version 2: version 1 knew only images in files of one row
+    group."""
+    others = {k: v for k, v in document.items() if k not in ("schema", "row_groups")}
+    return {
+        **others,
+        "fields": image_fields(len(document.get("classes") or ())),
+        "id_field": "sample_id",
+        "files": [
+            {
+                "path": group.get("file"),
+                "row_group_rows": [group.get("rows")],
+                "size_bytes": group.get("size_bytes"),
+                "sha256": group.get("sha256"),
+            }
+            for group in document.get("row_groups") or ()
+        ],
+    }

@@ -1,6 +1,6 @@
 """Memory that the ranks of one node share.
 
-Decoded images, for example, are kept once per node instead of once per rank. Local rank 0 creates
+Decoded samples, for example, are kept once per node instead of once per rank. Local rank 0 creates
 an anonymous memory file (memfd_create, Linux) and the others open it through /proc. The file has
 no name in any file system, so nothing is left behind however the ranks end.
 """
@@ -78,13 +78,13 @@ class MemoryUse:
     advice: str
 
 
-IMAGES = MemoryUse(
-    "the decoded images", 'use data mode "stream", a smaller image size or fewer steps'
+SAMPLES = MemoryUse(
+    "the decoded samples", 'use reading = "stream", a smaller image size or fewer steps'
 )
 
 
 def node_memory(
-    share: NodeShare, size: int, timeout_s: float, use: MemoryUse = IMAGES
+    share: NodeShare, size: int, timeout_s: float, use: MemoryUse = SAMPLES
 ) -> NodeMemory:
     """Return memory that all ranks of the node share, or private memory if any rank cannot.
 

@@ -1,6 +1,6 @@
-"""Mode `stream`: bounded memory; images are read and decoded while the training runs.
+"""Mode `stream`: bounded memory; samples are read and decoded while the training runs.
 
-A rank keeps the encoded images of its samples of one shuffle window, and reads those of the next
+A rank keeps its samples of one shuffle window as they are stored, and reads those of the next
 window meanwhile. Decoded batches are prepared `prefetch_batches` ahead.
 """
 
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import cv2
 import numpy as np
 
 from paceline.data.batches import Batch, Feed, FeedOptions, augment
-from paceline.data.images import decode
-from paceline.data.row_groups import RowGroupReader
 from paceline.plan.sample_order import share_bounds
 
 if TYPE_CHECKING:
@@ -23,59 +21,71 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from paceline.data.dataset import Dataset
+    from paceline.data.source import Columns, Source, Values
     from paceline.plan.sample_order import GlobalStep, SampleOrder
 
-Encoded = dict[int, tuple[bytes, int]]  # sample id -> encoded image, label
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Samples of a rank in order of training, as they are stored."""
+
+    ids: NDArray[np.int64]
+    columns: Columns
+
+    def take(self, count: int) -> tuple[_Stored, _Stored]:
+        """Return the first `count` samples, and the others."""
+        low = _Stored(self.ids[:count], tuple(c[:count] for c in self.columns))
+        return low, _Stored(self.ids[count:], tuple(c[count:] for c in self.columns))
+
+    def followed_by(self, later: _Stored) -> _Stored:
+        """Return the samples of both."""
+        if not len(self.ids):
+            return later
+        pairs = zip(self.columns, later.columns, strict=True)
+        return _Stored(
+            np.concatenate([self.ids, later.ids]), tuple(np.concatenate(pair) for pair in pairs)
+        )
 
 
 class StreamFeed(Feed):
     """Batches decoded when they are needed; a rank decodes its own samples only."""
 
-    def __init__(self, dataset: Dataset, order: SampleOrder, options: FeedOptions) -> None:
-        self._row_groups = RowGroupReader(dataset)
+    def __init__(self, source: Source, order: SampleOrder, options: FeedOptions) -> None:
+        self._source = source
         self._order, self._options = order, options
         super().__init__(self._batches, options.prefetch_batches)
 
     def _batches(self, stopped: threading.Event) -> Iterator[Batch]:
-        cv2.setNumThreads(0)
         with (
             ThreadPoolExecutor(1, "paceline-read") as reader,
             ThreadPoolExecutor(self._options.decode_threads, "paceline-decode") as decoders,
         ):
-            loaded: Encoded = {}
+            loaded = _Stored(np.empty(0, np.int64), ())
             windows = self._windows(reader, stopped)
             for number in range(self._order.steps):
                 if stopped.is_set():
                     return
                 step = self._order.step(number)
                 ids = step.share(self._options.rank, self._options.world_size)
-                while not all(sample_id in loaded for sample_id in ids.tolist()):
-                    loaded |= next(windows)
-                samples = [loaded.pop(sample_id) for sample_id in ids.tolist()]
-                yield self._batch(step, ids, samples, decoders)
+                while len(loaded.ids) < len(ids):
+                    loaded = loaded.followed_by(next(windows))
+                samples, loaded = loaded.take(len(ids))
+                assert np.array_equal(samples.ids, ids), "windows are in order of training"
+                yield self._batch(step, samples, decoders)
 
-    def _batch(
-        self,
-        step: GlobalStep,
-        ids: NDArray[np.int64],
-        samples: list[tuple[bytes, int]],
-        decoders: ThreadPoolExecutor,
-    ) -> Batch:
-        size = self._options.image_size if self._options.pixels else 0
-        images = np.empty((len(ids), size, size, 3), dtype=np.uint8)
-        if size:
-            pixels = decoders.map(lambda sample: decode(sample[0], size), samples)
-            for row, image in enumerate(pixels):
-                images[row] = image
-        if size:
-            augment(images, self._options.augment, self._order.seed, step.epoch, ids)
-        labels = np.array([label for _, label in samples], dtype=np.int64)
-        return Batch(step.step, step.epoch, ids, images, labels)
+    def _batch(self, step: GlobalStep, samples: _Stored, decoders: ThreadPoolExecutor) -> Batch:
+        count, source = len(samples.ids), self._source
+        targets = _empty(source.targets, count)
+        inputs = _empty(source.inputs, count) if self._options.with_inputs else None
+        if count:
+            source.decode(samples.ids, samples.columns, inputs, targets, decoders)
+        if inputs is not None:
+            augment(inputs, self._options.augment, self._order.seed, step.epoch, samples.ids)
+        return Batch(step.step, step.epoch, samples.ids, inputs, targets)
 
-    def _windows(self, reader: ThreadPoolExecutor, stopped: threading.Event) -> Iterator[Encoded]:
-        """Yield this rank's images by window; the next window is read while one is used."""
-        upcoming: Future[Encoded] | None = None
+    def _windows(self, reader: ThreadPoolExecutor, stopped: threading.Event) -> Iterator[_Stored]:
+        """Yield this rank's samples by window; the next window is read while one is used."""
+        upcoming: Future[_Stored] | None = None
         for own in self._samples_by_window():
             current, upcoming = upcoming, reader.submit(self._load, own, stopped)
             if current is not None:
@@ -85,8 +95,9 @@ class StreamFeed(Feed):
         if upcoming is not None:
             yield upcoming.result()
 
-    def _samples_by_window(self) -> Iterator[set[int]]:
-        """Yield this rank's samples in each window that the training reaches, unless empty."""
+    def _samples_by_window(self) -> Iterator[NDArray[np.int64]]:
+        """Yield this rank's samples of each window that the training reaches, in order of training,
+        unless there are none."""
         remaining, epoch = self._order.steps, 0
         while remaining > 0:
             steps = min(remaining, self._order.steps_per_epoch)
@@ -94,7 +105,8 @@ class StreamFeed(Feed):
             start = 0
             for window in self._order.windows(epoch):
                 end = start + len(window.sample_ids)
-                if own := set(window.sample_ids[mine[start:end]].tolist()):
+                own = window.sample_ids[mine[start:end]]
+                if len(own):
                     yield own
                 start = end
             remaining -= steps
@@ -110,14 +122,21 @@ class StreamFeed(Feed):
             mine[start + low : start + high] = True
         return mine
 
-    def _load(self, own: set[int], stopped: threading.Event) -> Encoded:
+    def _load(self, own: NDArray[np.int64], stopped: threading.Event) -> _Stored:
         """Read a window's row groups and keep own samples; stop early if the feed is closed."""
-        kept: Encoded = {}
-        for rows in self._row_groups.read(self._order.row_groups_of(list(own))):
+        columns: Columns | None = None
+        groups = self._order.row_groups_of(own)
+        for rows in self._source.read(groups, with_inputs=self._options.with_inputs):
             if stopped.is_set():
                 break
+            if columns is None:
+                columns = tuple(np.empty((len(own), *c.shape[1:]), c.dtype) for c in rows.columns)
             first = rows.first_sample_id
-            for sample_id in own.intersection(range(first, first + len(rows.images))):
-                image = rows.image(sample_id) if self._options.pixels else b""
-                kept[sample_id] = (image, rows.label(sample_id))
-        return kept
+            places = np.flatnonzero((own >= first) & (own < first + rows.count))
+            for column, stored in zip(columns, rows.columns, strict=True):
+                column[places] = stored[own[places] - first]
+        return _Stored(own, columns or ())
+
+
+def _empty(values: Values, samples: int) -> NDArray[Any]:
+    return np.empty((samples, *values.shape), values.dtype)

@@ -17,7 +17,8 @@ def check_inputs(trial: Trial) -> None:
     """Raise EnvironmentLacks if this host lacks the trial's data set, or its script."""
     script = trial.training.script
     if script is None:
-        check_dataset(trial.training.dataset)
+        if trial.training.items is None:
+            check_dataset(trial.training.dataset)
         return
     if not Path(script.path).is_file():
         raise EnvironmentLacks(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from paceline.data.names import absolute_name
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.job.launched_by import launching_pid
 from paceline.job.options import DEFAULT_NAME, JobOptions, option_name, parse_options
@@ -64,7 +65,8 @@ def job_of(
     """
     if options.trial_file is not None:
         return _planned_job(options, launcher, ranks_per_node and nodes * ranks_per_node)
-    missing = [option_name(*key) for key in _REQUIRED if options.value(*key) is None]
+    required = _REQUIRED[:1] if options.value("workloads", "task") else _REQUIRED
+    missing = [option_name(*key) for key in required if options.value(*key) is None]
     if options.out is None:
         missing.append("--out")
     if options.out is None or missing:
@@ -189,7 +191,8 @@ def _trial(options: JobOptions, launcher: str, nodes: int, ranks_per_node: int |
     if ranks_per_node is not None:
         request["ranks_per_node"] = ranks_per_node
     workload = dict(options.tables["workloads"])
-    workload["data"] = _absolute(workload["data"])
+    if "data" in workload:  # a task may have samples of its own
+        workload["data"] = absolute_name(workload["data"])
     # A spec needs the baseline; a run directory gets it when it is run.
     is_baseline = _BASELINE.items() <= request.items()
     document: dict[str, Any] = {
@@ -205,7 +208,7 @@ def _trial(options: JobOptions, launcher: str, nodes: int, ranks_per_node: int |
         experiment = check_spec(document, "options")
         (trial,) = plan_trials(
             experiment.model_copy(update={"trials": experiment.trials[:1]}),
-            {str(workload["name"]): workload["data"]},
+            {str(workload["name"]): workload.get("data", "")},
             _node_cores(),
         )
     except UsageError as error:
@@ -231,7 +234,3 @@ def _default_strategy(keys: Mapping[str, Any], ranks_per_node: int | None) -> st
 def _node_cores() -> int:
     """Return the cores of this node: those of the launcher, as mpirun may have bound this rank."""
     return len(os.sched_getaffinity(launching_pid()))
-
-
-def _absolute(dataset: str) -> str:
-    return dataset if "://" in dataset else str(Path(dataset).resolve())

@@ -34,7 +34,7 @@ _OF_SCRIPTS = ("max_steps", "warmup_steps")  # the values of [training] that app
 def plan_trials(experiment: Experiment, datasets: Mapping[str, str], cores: int) -> list[Trial]:
     """Return all trials of `experiment`, interleaved.
 
-    datasets: path of the data set of each built-in workload, by the workload's name.
+    datasets: path or URL of the data set of each workload that reads one, by its name.
     cores: cores of this node that ranks may use.
     Raises UsageError where a trial cannot be placed, all of them at once.
     """
@@ -45,7 +45,7 @@ def plan_trials(experiment: Experiment, datasets: Mapping[str, str], cores: int)
             if not applies(request, workload):
                 continue
             try:
-                dataset = "" if workload.script is not None else datasets[workload.name]
+                dataset = datasets[workload.name] if workload.reads_dataset else ""
                 trial = _trial(experiment, workload, request, dataset, cores)
                 _check_new(trial, blocks)
                 blocks.append(trial)
@@ -83,6 +83,7 @@ def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset:
         reading=value("reading", "memory"),
         precision=value("precision", "fp32"),
         memory_format=value("memory_format", "contiguous"),
+        cache=None if workload.cache is None else str(Path(workload.cache).absolute()),
         script=None if workload.script is None else _script(workload.script, workload),
     )
 

@@ -43,7 +43,7 @@ class Training(_Value):
 
     workload: str
     model: str
-    dataset: str
+    dataset: str  # absolute path or URL; "" with a script or items
     seed: int
     image_size: int
     global_batch: int
@@ -60,6 +60,8 @@ class Training(_Value):
     task: str = ""  # "module:Class" or "file.py:Class"; "" is the class of the workload
     task_sha256: str | None = None  # of the file
     options: dict[str, Any] = {}  # of the task
+    items: int | None = None  # samples of the task's own map-style data set
+    cache: str | None = None  # folder on each node that keeps files of a remote data set
 
 
 def task_facts(training: Training) -> ModelFacts:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.data.names import is_remote
 from paceline.errors import UsageError
 from paceline.spec.models import TelemetrySettings
 
@@ -40,7 +41,8 @@ class Places:
 
     def dataset(self, trial: Trial) -> str:
         training = trial.training
-        return training.dataset if self.data_dir is None else f"{self.data_dir}/{training.workload}"
+        stays = self.data_dir is None or is_remote(training.dataset) or training.items is not None
+        return training.dataset if stays else f"{self.data_dir}/{training.workload}"
 
 
 def shipped_trial(trial: Trial, places: Places) -> Trial:

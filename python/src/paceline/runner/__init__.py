@@ -15,18 +15,17 @@ from paceline.runner.equivalence import check_equivalences
 from paceline.runner.experiment import Progress, preflight, run
 from paceline.runner.planning import (
     Planned,
-    built_in,
     expected_dataset,
     make_datasets,
     manifest_of,
     plan,
+    with_dataset,
 )
 from paceline.runner.trial import failure_of, failure_of_all, is_finished, run_trial
 
 __all__ = [
     "Planned",
     "Progress",
-    "built_in",
     "check_equivalences",
     "check_run_dir",
     "default_run_dir",
@@ -41,4 +40,5 @@ __all__ = [
     "preflight",
     "run",
     "run_trial",
+    "with_dataset",
 ]

@@ -6,8 +6,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from paceline.analysis.equivalence import check_equivalence
-from paceline.data.dataset import open_dataset
-from paceline.plan.sample_order import sample_order_of
+from paceline.data.order import order_of
 from paceline.runner.trial import is_finished
 
 if TYPE_CHECKING:
@@ -41,8 +40,7 @@ def _order(trial: Trial) -> SampleOrder | None:
     """Return the samples that the trial's steps should have used; None for a script."""
     if trial.training.script is not None:
         return None
-    dataset = open_dataset(trial.training.dataset)
-    return sample_order_of(trial.training, dataset.row_group_rows)
+    return order_of(trial.training)
 
 
 def _baseline(

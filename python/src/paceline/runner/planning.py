@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.data.catalogue import dataset_path, ensure_dataset
 from paceline.data.dataset import open_dataset
+from paceline.data.names import absolute_name
+from paceline.errors import UsageError
 from paceline.host.machine import (
     all_packages,
     default_cache_dir,
@@ -21,8 +23,10 @@ from paceline.plan.planning import plan_trials
 from paceline.plan.selection import selected_trials
 from paceline.records.rows import SCHEMA
 from paceline.spec.extensions import WORKLOADS
+from paceline.spec.own_task import workload_of
 
 if TYPE_CHECKING:
+    from paceline.data.dataset import Dataset
     from paceline.plan.trial import Trial
     from paceline.runner.experiment import Progress
     from paceline.spec import Experiment, Spec, WorkloadRequest
@@ -34,21 +38,21 @@ class Planned:
 
     experiment: Experiment
     spec_text: str
-    datasets: dict[str, Path]
+    datasets: dict[str, str]
     trials: list[Trial]
 
 
 def plan(spec: Spec) -> Planned:
     """Return what `run` would do. Writes nothing; the data sets need not exist yet."""
     experiment = spec.experiment
-    datasets = {w.name: expected_dataset(experiment, w) for w in built_in(experiment)}
+    datasets = {w.name: expected_dataset(experiment, w) for w in with_dataset(experiment)}
     return planned_trials(spec, datasets)
 
 
-def planned_trials(spec: Spec, datasets: dict[str, Path]) -> Planned:
+def planned_trials(spec: Spec, datasets: dict[str, str]) -> Planned:
     """Plan the trials for this machine that the spec selects."""
     experiment = spec.experiment
-    trials = plan_trials(experiment, {n: str(p) for n, p in datasets.items()}, usable_cores())
+    trials = plan_trials(experiment, datasets, usable_cores())
     return Planned(
         experiment=experiment,
         spec_text=spec.text,
@@ -57,41 +61,59 @@ def planned_trials(spec: Spec, datasets: dict[str, Path]) -> Planned:
     )
 
 
-def expected_dataset(experiment: Experiment, workload: WorkloadRequest) -> Path:
-    """Return the path of the workload's data set, which may not exist yet."""
+def expected_dataset(experiment: Experiment, workload: WorkloadRequest) -> str:
+    """Return the path or URL of the workload's data set, which may not exist yet."""
     if workload.data is not None:
-        return Path(workload.data).resolve()
-    return dataset_path(
+        return absolute_name(workload.data)
+    path = dataset_path(
         workload.name,
         images=_samples(workload),
         seed=experiment.seed,
         cache_dir=default_cache_dir(),
     )
+    return str(path)
 
 
-def built_in(experiment: Experiment) -> list[WorkloadRequest]:
-    """Return the workloads that need a data set: those that are no script."""
-    return [workload for workload in experiment.workloads if workload.script is None]
+def with_dataset(experiment: Experiment) -> list[WorkloadRequest]:
+    """Return the workloads that read a data set."""
+    return [workload for workload in experiment.workloads if workload.reads_dataset]
 
 
-def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, Path]:
-    """Return the data set of each workload by its name; synthesise the missing ones."""
-    datasets: dict[str, Path] = {}
-    for workload in built_in(experiment):
+def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, str]:
+    """Return the data set of each workload by its name; synthesise the missing ones.
+
+    Raises UsageError if one lacks a field of its task, EnvironmentLacks if one is missing or cannot
+    be reached, DataError if one is damaged.
+    """
+    datasets: dict[str, str] = {}
+    for workload in with_dataset(experiment):
         if workload.data is not None:
-            path = Path(workload.data).resolve()
-            open_dataset(path)
+            path = absolute_name(workload.data)
+            _check_fields(open_dataset(path), workload)
         else:
             progress.stage(f"data set for {workload.name}")
-            path = ensure_dataset(
+            made = ensure_dataset(
                 workload.name,
                 images=_samples(workload),
                 seed=experiment.seed,
                 cache_dir=default_cache_dir(),
                 progress=progress.data,
             )
+            path = str(made)
         datasets[workload.name] = path
     return datasets
+
+
+def _check_fields(dataset: Dataset, workload: WorkloadRequest) -> None:
+    """Raise UsageError if the data set lacks a field of the workload's task."""
+    input_field, target_field = workload_of(workload).fields
+    dataset.field(input_field)
+    target = dataset.field(target_field)
+    if workload.task is None and target.classes is None:
+        raise UsageError(
+            f"{dataset.name}: {workload.name} classifies images, so it needs class indices from 0 "
+            f"in the field {target.describe()}; use such a data set, or a task of your own"
+        )
 
 
 def _samples(workload: WorkloadRequest) -> int:
@@ -108,7 +130,7 @@ def manifest_of(planned: Planned) -> dict[str, Any]:
         "spec_toml": planned.spec_text,
         "baseline": planned.experiment.baseline,
         "trials": [trial.id for trial in planned.trials],
-        "data": {name: str(path) for name, path in planned.datasets.items()},
+        "data": planned.datasets,
         "git": repository_state(Path.cwd()),
         "versions": package_versions(),
         "packages": all_packages(),

@@ -241,6 +241,8 @@ class WorkloadDescriptor(Descriptor):
     model: ClassVar[str]  # name of the model, for messages and files
     samples: ClassVar[int]  # in the data set that is synthesised
     shorter_side: ClassVar[tuple[int, int]] = (480, 864)  # range in synthetic images, pixels
+    # of the data set: those of the task's input and target
+    fields: tuple[str, str] = ("image", "label")
     image_size: ClassVar[int]  # of the model's input, pixels, square
     global_batch: ClassVar[int]  # samples
     learning_rate: ClassVar[float] = 0.001

@@ -32,6 +32,9 @@ class ModelFacts(BaseModel):
     split_points: tuple[int, ...]  # layers at which a pipeline stage may begin, ascending
     batch_norms: tuple[str, ...] = ()  # layers with batch statistics
     optimizer: str = "SGD"  # class name
+    input_field: str = "image"
+    target_field: str = "label"
+    items: int | None = None  # samples of the task's own map-style data set
     # why a pipeline cannot split the model, and why workers cannot update shards of parameters
     splitting_fault: str | None = None
     sharding_fault: str | None = None

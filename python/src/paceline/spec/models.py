@@ -67,11 +67,19 @@ class WorkloadRequest(_WorkloadOverrides):
         str | None, Field(description="class of your own: FILE.py:CLASS or MODULE:CLASS")
     ] = None
     options: Annotated[dict[str, Any] | None, Field(description="options of the task")] = None
-    data: str | None = None
+    data: Annotated[str | None, Field(description="path or URL of a data set")] = None
+    cache: Annotated[
+        str | None, Field(description="folder that keeps files of a remote data set on each node")
+    ] = None
     samples: Annotated[int, Field(ge=8)] | None = None
     script: str | None = None
     arguments: Annotated[tuple[str, ...], FROM_LIST] = ()
     samples_per_step: PositiveInt | None = None
+
+    @property
+    def reads_dataset(self) -> bool:
+        """Return whether there is a data set: a given one, or a synthesised one."""
+        return self.data is not None or (self.script is None and self.task is None)
 
     @model_validator(mode="before")
     @classmethod

@@ -52,6 +52,11 @@ class OwnTask(WorkloadDescriptor):
     def facts(self) -> ModelFacts:
         return model_facts(self.implementation, self._options)
 
+    @property
+    def fields(self) -> tuple[str, str]:  # type: ignore[override]  # derived here
+        facts = self.facts()
+        return facts.input_field, facts.target_field
+
 
 def split_task_path(path: str) -> tuple[str, str]:
     """Return (module or file, class). Raises UsageError if the path is not of that form."""
@@ -77,6 +82,8 @@ def task_values(request: WorkloadRequest) -> dict[str, Any]:
     values: dict[str, Any] = {"task": workload.implementation, "model": workload.model}
     if isinstance(workload, OwnTask):
         values |= {"task_sha256": workload.source_sha256, "options": request.options or {}}
+        if request.data is None:
+            values["items"] = workload.facts().items
     elif request.options:
         values["options"] = request.options
     return values

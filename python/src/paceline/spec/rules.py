@@ -65,10 +65,17 @@ def _task_faults(workload: WorkloadRequest, place: str) -> Iterator[str]:
         if workload.options is not None:
             yield f'{place}.options: belong to a task; add task = "FILE.py:CLASS", or remove them'
         return
-    if workload.data is None:
-        yield f"{place}.data: a task of your own needs a data set; expected its path, got none"
     try:
-        OwnTask(workload).facts()
+        items = OwnTask(workload).facts().items
+        if workload.data is None and not items:
+            yield (
+                f"{place}.data: a task of your own needs samples; expected the path or URL of a "
+                f"data set, or a task whose dataset() returns some, got neither"
+            )
+        if workload.data is not None and items is not None:
+            yield (
+                f"{place}.data: the task has samples of its own (dataset()); leave out one of both"
+            )
     except (UsageError, EnvironmentLacks) as error:
         yield f"{place}.task: {str(error).removeprefix('task: ')}"
 
@@ -85,9 +92,13 @@ def known_steps(workload: WorkloadRequest, experiment: Experiment) -> int | None
     if workload.data is not None or workload.script is not None:
         return cast("int | None", limit)
     defaults = workload_of(workload)
+    if isinstance(defaults, OwnTask):
+        samples = defaults.facts().items or 1
+    else:
+        samples = workload.samples or defaults.samples
     batch = first_given("global_batch", workload, experiment) or defaults.global_batch
     epochs = first_given("epochs", workload, experiment) or DEFAULT_EPOCHS
-    whole = math.ceil((workload.samples or defaults.samples) / batch) * epochs
+    whole = math.ceil(samples / batch) * epochs
     return whole if limit is None else min(whole, limit)
 
 

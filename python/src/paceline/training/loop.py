@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,7 +16,6 @@ from paceline.training.strategy import GradientResult, TrainBatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from paceline.data.reading import Batch
@@ -99,7 +98,7 @@ class Loop:
             TrainBatch(
                 step=batch.step,
                 epoch=batch.epoch,
-                inputs=self._to_input(batch.inputs),
+                inputs=self._to_input(batch),
                 targets=torch.from_numpy(batch.targets),
                 sample_ids=batch.sample_ids,
                 global_samples=global_samples,
@@ -145,8 +144,11 @@ class Loop:
         )
         return row, ended_s
 
-    def _to_input(self, samples: NDArray[Any]) -> Tensor:
+    def _to_input(self, batch: Batch) -> Tensor:
         """Convert the stored inputs of a batch, shape (n, ...), to `TrainBatch.inputs`."""
+        samples = batch.inputs
+        if samples is None:
+            return torch.empty(len(batch.sample_ids), 0)
         inputs = self._task.empty_input(samples)
 
         def convert(part: slice) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from paceline.data.batches import mirror_at_random
+from paceline.data.fields import is_image
 from paceline.errors import UsageError
 from paceline.spec.values import MemoryFormat
 from paceline.training import transforms
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
+    from paceline.data.batches import Augment
+    from paceline.data.items import MapStyleDataset
     from paceline.plan.sample_order import SampleRandom
 
 NamedParameters = list[tuple[str, nn.Parameter]]
@@ -43,7 +46,7 @@ class TaskOptions(BaseModel):
 class TaskSettings:
     """Values of the spec and facts of the data set that a task may use."""
 
-    classes: int = 0  # number of class names in the data set
+    classes: int = 0  # number of classes of the target; 0 if it is not known
     image_size: int = 224  # side of an input image, pixels
     learning_rate: float = 0.001
     momentum: float = 0.9
@@ -51,6 +54,9 @@ class TaskSettings:
     seed: int = 1
     steps: int = 1  # optimiser steps of the whole training
     memory_format: MemoryFormat = "contiguous"
+    # of a stored input; None: an RGB image of image_size
+    input_shape: tuple[int, ...] | None = None
+    input_dtype: str = "uint8"
     options: Mapping[str, Any] = field(default_factory=dict)  # `options` of the workload
 
 
@@ -59,6 +65,9 @@ class Task:
     `Options`)."""
 
     Options: ClassVar[type[TaskOptions]] = TaskOptions
+    # Fields of the data set, which are columns of its Parquet files; they may be the same one.
+    input_field: str = "image"
+    target_field: str = "label"
     # Parts into which a worker divides its samples of a step, to need less memory. The
     # micro-batches of a pipeline have the same effect, so pipelines ignore it.
     accumulation_steps: int = 1
@@ -77,6 +86,15 @@ class Task:
         the seed of the spec. Planning calls this on torch's meta device.
         """
         raise NotImplementedError(f"{type(self).__name__} must define model()")
+
+    def dataset(self) -> MapStyleDataset | None:
+        """Return a map-style data set (torch.utils.data.Dataset) of (input, target) pairs.
+
+        The pairs contain arrays, tensors or numbers. An index must always give the same pair, on
+        every host; random transforms belong to `augment`. Default: None, the fields of the data set
+        that the spec names.
+        """
+        return None
 
     def blocks(self, model: nn.Module) -> Blocks:
         """Return the model as a sequence of named modules: calling them in turn is its forward.
@@ -121,41 +139,50 @@ class Task:
         """Return a sample's input, transformed at random; same shape and type.
 
         random: the same numbers for a sample and epoch on every rank. Default: half of the images
-        are mirrored left to right.
+        (uint8, shape (height, width, 3)) are mirrored left to right; others stay unchanged.
         """
-        return mirror_at_random(sample, random)
+        return mirror_at_random(sample, random) if is_image(sample.shape, sample.dtype) else sample
 
     def to_input(self, samples: NDArray[Any]) -> Tensor:
         """Return the model's input for the stored inputs of some samples.
 
         samples: shape (n, ...). Default: uint8 RGB images of shape (n, height, width, 3) become
         float32 of shape (n, 3, height, width), normalised with the mean and standard deviation of
-        ImageNet.
+        ImageNet. Other floating-point numbers become float32, and integers int64.
         """
-        return transforms.to_input(samples, self.settings.memory_format)
+        if is_image(samples.shape[1:], samples.dtype):
+            return transforms.to_input(samples, self.settings.memory_format)
+        values = torch.from_numpy(samples)
+        return values.float() if samples.dtype.kind == "f" else values.long()
 
     def example_input(self) -> Tensor:
         """Return an input of one sample, whose values have no meaning."""
         side = self.settings.image_size
-        return self.to_input(np.zeros((1, side, side, 3), dtype=np.uint8))
+        shape = self.settings.input_shape or (side, side, 3)
+        return self.to_input(np.zeros((1, *shape), dtype=self.settings.input_dtype))
 
     def empty_input(self, samples: NDArray[Any]) -> Tensor:
         """Allocate the result of `to_input(samples)`."""
-        if self._has_default_input:
+        if self._converts_images(samples):
             return transforms.empty_input(samples, self.settings.memory_format)
         first = self.to_input(samples[:1])
         return first.new_empty((len(samples), *first.shape[1:]))
 
     def fill_input(self, samples: NDArray[Any], out: Tensor) -> None:
         """Write `to_input(samples)` to `out`; the default conversion needs no further copy."""
-        if self._has_default_input:
+        if self._converts_images(samples):
             transforms.to_input(samples, self.settings.memory_format, out=out)
         else:
             out.copy_(self.to_input(samples))
 
-    @property
-    def _has_default_input(self) -> bool:
-        return type(self).to_input is Task.to_input
+    def transform_of(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Augment | None:
+        """Return `augment` if it may change stored inputs of this shape and type, else None."""
+        is_default = type(self).augment is Task.augment
+        return None if is_default and not is_image(shape, dtype) else self.augment
+
+    def _converts_images(self, samples: NDArray[Any]) -> bool:
+        is_default = type(self).to_input is Task.to_input
+        return is_default and is_image(samples.shape[1:], samples.dtype)
 
 
 def _flattened(model: nn.Sequential, prefix: str = "") -> Iterable[tuple[str, nn.Module]]:

@@ -52,7 +52,7 @@ class LocalSearch:
                 context.short,
                 workload,
                 strategy,
-                str(context.datasets[workload.name]),
+                context.datasets.get(workload.name, ""),
                 cores=context.cores,
                 settings=context.settings,
             )

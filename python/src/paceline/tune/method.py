@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from paceline.plan.trial import Trial
     from paceline.records.layout import RunFiles
@@ -26,7 +25,7 @@ class SearchContext:
     settings: TuneSettings
     short: Experiment  # the experiment with the number of steps of a search
     cores: int
-    datasets: Mapping[str, Path]
+    datasets: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

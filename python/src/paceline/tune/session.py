@@ -20,6 +20,7 @@ from paceline.runner import (
     manifest_of,
     only_runner,
     preflight,
+    with_dataset,
 )
 from paceline.spec import TuneSettings
 from paceline.tune.findings import Findings, findings_of
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 def plan_search(method: SearchMethod, spec: Spec) -> SearchPlan:
     """Return what `run_search` would measure; creates nothing, and needs no existing data set."""
     experiment = spec.experiment
-    datasets = {str(w.name): expected_dataset(experiment, w) for w in experiment.workloads}
+    datasets = {w.name: expected_dataset(experiment, w) for w in with_dataset(experiment)}
     return _plan(method, spec, datasets)
 
 
@@ -72,7 +73,7 @@ def run_search(
         return _search(method, plan, files, progress, limit_s)
 
 
-def _plan(method: SearchMethod, spec: Spec, datasets: Mapping[str, Path]) -> SearchPlan:
+def _plan(method: SearchMethod, spec: Spec, datasets: Mapping[str, str]) -> SearchPlan:
     experiment = spec.experiment
     settings = experiment.tune or TuneSettings()
     context = SearchContext(

@@ -63,7 +63,7 @@ def tune_and_run(
     return findings, failed
 
 
-def _smallest_trials(experiment: Experiment, datasets: Mapping[str, Path]) -> list[Trial]:
+def _smallest_trials(experiment: Experiment, datasets: Mapping[str, str]) -> list[Trial]:
     """Return the smallest trial of every launcher on its number of nodes, so that missing
     prerequisites are found before the search."""
     wanted = dict.fromkeys((t.launcher, t.nodes) for t in experiment.trials)

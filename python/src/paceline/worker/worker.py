@@ -6,17 +6,15 @@ Call `resources.apply_resources` first, then import this module (it imports torc
 from __future__ import annotations
 
 import dataclasses
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 # The first optimiser imports this module anyway, which takes a second or more. Imported here, it
 # counts as import time instead of model build time.
 import torch._dynamo  # noqa: F401
 
-from paceline.data.dataset import open_dataset
-from paceline.data.reading import Feed, SoloNode, open_feed
+from paceline.data.reading import Feed, SoloNode
 from paceline.errors import RankFailed
-from paceline.plan.sample_order import sample_order_of
 from paceline.records.files import write_json
 from paceline.records.rows import TrainingResult
 from paceline.strategies import LocalStrategy, create_strategy
@@ -27,10 +25,12 @@ from paceline.training.tensors import save_tensors, sha256_of, update_l2
 from paceline.training.transforms import put_in_memory_format
 from paceline.transports.recorder import recording
 from paceline.worker.peers import Peers, join_peers
-from paceline.workloads.build import build_model, task_of
+from paceline.worker.samples import Samples, open_samples
+from paceline.workloads.build import build_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from paceline.plan.sample_order import SampleOrder
     from paceline.plan.trial import Trial
@@ -57,10 +57,10 @@ def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
 
 
 @contextmanager
-def _closing(strategy: LocalStrategy) -> Iterator[None]:
+def _closing(strategy: LocalStrategy) -> Iterator[LocalStrategy]:
     """Close the strategy in any case; after an error, notify the peers that wait for this rank."""
     try:
-        yield
+        yield strategy
     except BaseException:
         strategy.close(failed=True)
         raise
@@ -87,17 +87,17 @@ class _Worker:
         self._recorder = recorder
 
     def run(self) -> None:
-        with self._spans("data_load"):
-            order, task, feed = self._open_feed()
-        with feed:
-            strategy = create_strategy(self._trial)
-            with _closing(strategy):
-                with self._spans("model_build"):
-                    self._prepare(strategy, task)
-                with self._spans("train"):
-                    steps = self._train(strategy, task, order, feed)
-                with self._spans("bookkeeping"):
-                    self._finish(strategy, task, steps)
+        with ExitStack() as opened:
+            with self._spans("data_load"):
+                samples = opened.enter_context(self._open_samples())
+                feed = opened.enter_context(self._open_feed(samples))
+            strategy = opened.enter_context(_closing(create_strategy(self._trial)))
+            with self._spans("model_build"):
+                self._prepare(strategy, samples.task)
+            with self._spans("train"):
+                steps = self._train(strategy, samples.task, samples.order, feed)
+            with self._spans("bookkeeping"):
+                self._finish(strategy, samples.task, steps)
 
     def _train(self, strategy: LocalStrategy, task: Task, order: SampleOrder, feed: Feed) -> int:
         rank = self._context.rank
@@ -123,32 +123,20 @@ class _Worker:
     def _stage(self) -> int:
         return self._context.local_rank % self._trial.placement.stages
 
-    def _open_feed(self) -> tuple[SampleOrder, Task, Feed]:
-        training, context = self._trial.training, self._context
-        shares_on_node = context.ranks_on_node // self._trial.placement.stages
-        dataset = open_dataset(training.dataset)
-        order = sample_order_of(training, dataset.row_group_rows)
-        task = task_of(
-            training,
-            classes=len(dataset.classes),
-            steps=order.steps,
-            folder=self._files.root,
+    def _open_samples(self) -> AbstractContextManager[Samples]:
+        share = self._peers.node("files") or SoloNode()
+        return open_samples(self._trial.training, self._files.root, share)
+
+    def _open_feed(self, samples: Samples) -> Feed:
+        context, place = self._context, self._trial.placement
+        shares_on_node = context.ranks_on_node // place.stages
+        return samples.feed(
+            self._trial,
+            rank=context.node_index * shares_on_node + context.local_rank // place.stages,
+            world_size=place.nodes * shares_on_node,
+            with_inputs=self._stage == 0,
+            share_of_node=self._peers.node("samples") or SoloNode(),
         )
-        feed = open_feed(
-            dataset,
-            order,
-            mode=training.reading,
-            image_size=training.image_size,
-            rank=context.node_index * shares_on_node
-            + context.local_rank // self._trial.placement.stages,
-            world_size=self._trial.placement.nodes * shares_on_node,
-            pixels=self._stage == 0,
-            augment=task.augment,
-            share_of_node=self._peers.node("images") or SoloNode(),
-            decode_threads=self._trial.placement.threads_per_rank,
-            timeout_s=self._trial.limits.trial_s,
-        )
-        return order, task, feed
 
     def _prepare(self, strategy: LocalStrategy, task: Task) -> None:
         """Build the model and set up the strategy, then write the actual environment."""

@@ -21,12 +21,16 @@ def derive_facts(task_path: str, options: Mapping[str, Any] | None = None) -> Mo
     task = make_task(task_path, classes=CLASSES, options=options or {})
     built = on_meta_device(task)
     parameters = list(built.parameters())
+    items = task.dataset()
     unsplit = splitting_fault(task, built)
     return ModelFacts(
         parameters=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         split_points=() if unsplit else tuple(legal_split_points(task.blocks(built))),
         batch_norms=tuple(batch_norms(built)),
+        input_field=task.input_field,
+        target_field=task.target_field,
+        items=None if items is None else len(items),
         optimizer=type(task.optimizer(small_parameters(built))).__name__,
         splitting_fault=unsplit,
         sharding_fault=sharding_fault(task, built),

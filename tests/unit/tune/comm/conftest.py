@@ -137,7 +137,7 @@ def write_messages(files, trial, *, step_s, payload_bytes=2_000_000):
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     made = Machine(tmp_path)
-    monkeypatch.setattr(session, "make_datasets", lambda *_: {"simple-big": tmp_path / "data"})
+    monkeypatch.setattr(session, "make_datasets", lambda *_: {"simple-big": str(tmp_path / "data")})
     monkeypatch.setattr(session, "preflight", list)
     monkeypatch.setattr(measurement, "check_equivalences", lambda *_, **__: None)
     monkeypatch.setattr(measurement, "run_trial", made.run_trial)

@@ -143,7 +143,7 @@ class CommSearch:
         if reason is not None:
             return _nothing(target, reason)
         workload = next(w for w in context.short.workloads if w.name == target.workload)
-        dataset = str(context.datasets[target.workload])
+        dataset = context.datasets.get(target.workload, "")
         try:
             default = plan_one(context.short, workload, request, dataset, context.cores)
         except (UsageError, EnvironmentLacks) as error:
@@ -171,7 +171,7 @@ class CommSearch:
                 target,
                 [with_communication(request, reached), *requests],
                 context.short,
-                str(context.datasets[target.workload]),
+                context.datasets.get(target.workload, ""),
                 cores=context.cores,
                 settings=context.settings,
             )

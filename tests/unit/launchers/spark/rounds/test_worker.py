@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.fabricated_samples import opening
 from tests.trials import changed
 from torch.nn.functional import cross_entropy
 
@@ -52,13 +52,11 @@ def opened(monkeypatch):
     """Replaces the data set; returns (rank, feed) of each feed that was opened."""
     feeds = []
 
-    def open_feed(dataset, order, *, rank, world_size, **_):
+    def make_feed(order, *, rank, world_size, **_):
         feeds.append((rank, Feed(order, rank, world_size)))
         return feeds[-1][1]
 
-    dataset = SimpleNamespace(row_group_rows=ROWS, classes=("a", "b", "c"))
-    monkeypatch.setattr(module, "open_dataset", lambda *_, **__: dataset)
-    monkeypatch.setattr(module, "open_feed", open_feed)
+    monkeypatch.setattr(module, "open_samples", opening(ROWS, make_feed))
     # pytest's process has threads of its own
     monkeypatch.setattr(module, "set_threads", lambda _: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)

@@ -8,20 +8,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 # As in worker.worker: count it as an import, not as a part of building the model.
 import torch._dynamo  # noqa: F401
 
-from paceline.data.dataset import open_dataset
-from paceline.data.reading import SoloNode, open_feed
+from paceline.data.reading import SoloNode
 from paceline.errors import RankFailed
 from paceline.launchers.spark.rounds.exchange import Carry, RankReport, Report, steps_of_round
 from paceline.launchers.spark.rounds.records import Exchange, set_clock, write_exchange
 from paceline.launchers.spark.rounds.state import load_state, scaled_state, state_bytes
 from paceline.plan.link_cost import all_reduce_bytes
-from paceline.plan.sample_order import sample_order_of
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.rows import TrainingResult
 from paceline.strategies.local_sgd.steps import LocalReplica
@@ -32,24 +31,22 @@ from paceline.training.spans import Spans
 from paceline.training.tensors import save_tensors, sha256_of, update_l2
 from paceline.training.transforms import put_in_memory_format
 from paceline.transports.recorder import payload_bytes
-from paceline.workloads.build import build_model, task_of
+from paceline.worker.samples import Samples, open_samples
+from paceline.workloads.build import build_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from paceline.data.dataset import Dataset
     from paceline.data.reading import Batch, Feed
     from paceline.launchers.spark.rounds.exchange import Orders, State
-    from paceline.plan.sample_order import SampleOrder
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import StepRow
     from paceline.training.context import RankContext
-    from paceline.training.task import Task
 
 
 @dataclass(frozen=True, slots=True)
-class _Samples:
+class _Batches:
     """The remaining batches of a rank."""
 
     rank: int
@@ -65,10 +62,9 @@ class RoundWorker:
         self._trial = trial
         self._context = context
         self._files = files
-        self._samples: _Samples | None = None
-        self._dataset: Dataset
-        self._sample_order: SampleOrder
-        self._task: Task
+        self._batches: _Batches | None = None
+        self._opened = ExitStack()
+        self._samples: Samples
         self._replica: LocalReplica
         self._initial_sha256 = ""
         set_threads(trial.placement.threads_per_worker)
@@ -76,7 +72,7 @@ class RoundWorker:
     @property
     def rank(self) -> int | None:
         """Return the rank whose samples are loaded."""
-        return None if self._samples is None else self._samples.rank
+        return None if self._batches is None else self._batches.rank
 
     def begin(self) -> None:
         """Open what the first task of a rank needs, and record the time."""
@@ -101,13 +97,13 @@ class RoundWorker:
         state: returns the averaged state, None for the initial one; called when the samples are
         loaded. Raises the errors of Loop.run, DataError for a damaged image.
         """
-        steps = steps_of_round(orders.number, self._period, self._sample_order.steps)
+        steps = steps_of_round(orders.number, self._period, self._samples.order.steps)
         moved = self._open_samples(rank, steps.start)
         began_s = self._begin_round(rank, orders, state())
-        assert self._samples is not None
+        assert self._batches is not None
         loop = Loop(
-            self._sample_order,
-            self._task,
+            self._samples.order,
+            self._samples.task,
             self._replica,
             rank,
             counts_samples=True,
@@ -115,7 +111,7 @@ class RoundWorker:
                 None
             ),  # the gradient of this rank's samples alone is not compared
         )
-        batches = itertools.islice(self._samples.batches, len(steps))
+        batches = itertools.islice(self._batches.batches, len(steps))
         rows = self._record(rank, loop, batches, began_s)
         if [row.step for row in rows] != list(steps):
             raise RankFailed(
@@ -143,14 +139,15 @@ class RoundWorker:
                     self._write_result(orders, sha256)
         if self.rank == rank:
             self.close()
-        steps = self._sample_order.steps
+            self._opened.close()
+        steps = self._samples.order.steps
         return self._report(rank, None, steps, None, moved=False, weights_sha256=sha256)
 
     def close(self) -> None:
         """Release the samples."""
-        if self._samples is not None:
-            self._samples.feed.close()
-            self._samples = None
+        if self._batches is not None:
+            self._batches.feed.close()
+            self._batches = None
 
     @property
     def _period(self) -> int:
@@ -159,44 +156,26 @@ class RoundWorker:
         return averaging.period_steps
 
     def _open(self) -> None:
-        training = self._trial.training
-        self._dataset = open_dataset(training.dataset)
-        self._sample_order = sample_order_of(training, self._dataset.row_group_rows)
-        self._task = task_of(
-            training,
-            classes=len(self._dataset.classes),
-            steps=self._sample_order.steps,
-            folder=self._files.root,
+        # Tasks do not wait for each other, so they share neither copies nor decoded samples.
+        self._samples = self._opened.enter_context(
+            open_samples(self._trial.training, self._files.root, SoloNode())
         )
 
     def _build(self) -> None:
         training = self._trial.training
-        model = build_model(self._task)
+        model = build_model(self._samples.task)
         self._initial_sha256 = sha256_of(model.state_dict())
         put_in_memory_format(model, training.memory_format)
-        self._replica = LocalReplica(self._task, model, self._trial)
+        self._replica = LocalReplica(self._samples.task, model, self._trial)
 
     def _open_samples(self, rank: int, first_step: int) -> bool:
         """Open `rank`'s batches from `first_step`; return whether the rank has moved here."""
-        if self._samples is not None and self._samples.rank == rank:
+        if self._batches is not None and self._batches.rank == rank:
             return False
         self.close()
-        training = self._trial.training
-        feed = open_feed(
-            self._dataset,
-            self._sample_order,
-            mode=training.reading,
-            image_size=training.image_size,
-            augment=self._task.augment,
-            rank=rank,
-            world_size=self._trial.placement.ranks,
-            # Tasks do not wait for each other, so they cannot share decoded samples.
-            share_of_node=SoloNode(),
-            decode_threads=self._trial.placement.threads_per_rank,
-            timeout_s=self._trial.limits.trial_s,
-        )
+        feed = self._samples.feed(self._trial, rank=rank, world_size=self._trial.placement.ranks)
         later = itertools.dropwhile(lambda batch: batch.step < first_step, iter(feed))
-        self._samples = _Samples(rank, feed, later)
+        self._batches = _Batches(rank, feed, later)
         return first_step > 0
 
     def _record_environment(self) -> None:
@@ -271,7 +250,7 @@ class RoundWorker:
             cores=RankCores.own().to_json(),
             carry=carry,
             next_step=next_step,
-            steps=self._sample_order.steps,
+            steps=self._samples.order.steps,
             moved=moved,
             weights_sha256=weights_sha256,
         )
@@ -281,9 +260,9 @@ class RoundWorker:
         weights = self._replica.state_dict()
         if self._trial.save_tensors:
             save_tensors(self._files.weights, weights)
-        initial = build_model(self._task)
+        initial = build_model(self._samples.task)
         result = TrainingResult(
-            steps=self._sample_order.steps,
+            steps=self._samples.order.steps,
             weights_sha256=sha256,
             update_l2=update_l2(weights, initial.state_dict()),
             parameters=sum(p.numel() for p in initial.parameters()),

@@ -1,0 +1,30 @@
+"""Samples from memory in place of a data set, for tests of what trains them."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from paceline.plan.sample_order import sample_order_of
+from paceline.workloads.build import task_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def opening(rows: Sequence[int], make_feed: Callable[..., Any], classes: int = 3) -> Any:
+    """Return a replacement of `worker.samples.open_samples`.
+
+    rows: samples in each row group. make_feed(order, rank=, world_size=, …) returns the batches.
+    """
+
+    @contextmanager
+    def open_samples(training, folder, share_of_node):
+        order = sample_order_of(training, rows)
+        task = task_of(training, classes=classes, steps=order.steps, folder=folder)
+        yield SimpleNamespace(
+            order=order, task=task, feed=lambda _, **place: make_feed(order, **place)
+        )
+
+    return open_samples
