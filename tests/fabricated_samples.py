@@ -24,7 +24,12 @@ def opening(rows: Sequence[int], make_feed: Callable[..., Any], classes: int = 3
         order = sample_order_of(training, rows)
         task = task_of(training, classes=classes, steps=order.steps, folder=folder)
         yield SimpleNamespace(
-            order=order, task=task, feed=lambda _, **place: make_feed(order, **place)
+            order=order,
+            task=task,
+            feed=lambda _, **place: make_feed(order, **place),
+            held_out_feed=lambda _, rank, world_size: make_feed(
+                order.held_out(), rank=rank, world_size=world_size
+            ),
         )
 
     return open_samples

@@ -27,5 +27,11 @@ def test_every_local_strategy_trains_the_example_equivalently(cache, tiny_datase
     rows = json.loads(compared.stdout)["rows"]
     assert {row["local_strategy"] for row in rows} == STRATEGIES
     assert [row["equivalence_reason"] for row in rows if row["equivalent"] is not True] == []
+    # all reach the same quality on the 12 samples that are not trained on
+    assert {row["target_reached"] for row in rows} == {1}
+    assert len({row["steps_to_target"] for row in rows}) == 1
+    assert {round(row["metrics"]["loss"], 4) for row in rows} == {
+        round(rows[0]["metrics"]["loss"], 4)
+    }
     for trial in (folder / "run" / "trials").iterdir():
         assert (trial / "my_task.py").read_text() == (EXAMPLE / "my_task.py").read_text()

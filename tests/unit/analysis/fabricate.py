@@ -31,11 +31,12 @@ from tests.unit.analysis.ways import (
 )
 
 from paceline.plan.sample_order import share_bounds
-from paceline.plan.trial import Placement, Training, Trial, trial_name
+from paceline.plan.trial import Evaluation, Placement, Training, Trial, trial_name
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.records.rows import (
     SCHEMA,
+    EvaluationRow,
     HostSample,
     Outcome,
     RankEnvironment,
@@ -52,7 +53,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from paceline.records.layout import RankFiles
     from paceline.records.rows import SpanName
+    from paceline.spec.evaluation import Target
 
 # for tests, beside what is defined here
 __all__ = [
@@ -73,6 +76,8 @@ __all__ = [
 LAUNCHED = 1_700_000_000.0
 LEARNED = 0.02  # loss lost a step
 CORES = 2  # of every host
+HELD_OUT = 20
+EVALUATION_S = 0.5  # of one evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +92,29 @@ class Case:
     warmup_steps: int = 2
     dropout: bool = False
     time_scale: float = 1.0
+    evaluate_every_steps: int | None = None  # on HELD_OUT samples
+    target: Target | None = None
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        if self.evaluate_every_steps is None:
+            return None
+        return Evaluation(
+            held_out_samples=HELD_OUT,
+            split_seed=1,
+            every_steps=self.evaluate_every_steps,
+            every_epochs=None,
+            target=self.target,
+        )
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether an evaluation follows a step."""
+        found = self.evaluation
+        return found is not None and found.is_due(step, self.steps, self.steps)
+
+    def evaluations_s(self) -> float:
+        """The time of all evaluations."""
+        return EVALUATION_S * sum(self.is_evaluated(step) for step in range(self.steps))
 
 
 def make_run(
@@ -149,6 +177,7 @@ def make_trial_value(way: Way, case: Case = Case(), repeat: int = 0) -> Trial:
                 reading="memory",
                 precision=way.precision,
                 memory_format="contiguous",
+                evaluation=case.evaluation,
             ),
         }
     )
@@ -184,7 +213,7 @@ def make_trial(
         + way.data_load_s
         + way.model_build_s
     )
-    trained_s = float(way.step_s * factors.sum())
+    trained_s = float(way.step_s * factors.sum()) + case.evaluations_s()
     for rank in range(way.world):
         _make_rank(
             files,
@@ -241,7 +270,7 @@ def _make_rank(
     offset = way.clock_offset_s if rank else 0.0
     at = launched + way.launch_s - offset  # this rank's clock
     process_start = at
-    steps_end = train_start - offset + float(way.step_s * factors.sum())
+    steps_end = train_start - offset + float(way.step_s * factors.sum()) + case.evaluations_s()
     with JsonlWriter(own.spans) as spans:
         spent: tuple[tuple[SpanName, float], ...] = (
             ("imports", way.imports_s),
@@ -266,6 +295,9 @@ def _make_rank(
             rows.write(row)
             sample_log.write(SampleLogRow(step=step, epoch=row.epoch, sample_ids=ids))
             at += row.step_s
+            if case.is_evaluated(step):
+                _make_evaluation(own, way, row, rank, at)
+                at += EVALUATION_S
     node, local_rank = divmod(rank, way.ranks)
     # ranks with clocks of their own are on hosts of their own
     host = f"node{rank if way.clock_offset_s else node}"
@@ -321,6 +353,33 @@ def _make_rank(
             )
         ),
     )
+
+
+def _make_evaluation(own: RankFiles, way: Way, row: StepRow, rank: int, at: float) -> None:
+    """Accuracy grows by way.learned samples of 20 with each step, up to all of them.
+
+    Each rank evaluates its share; the first ranks have the samples that are right.
+    """
+    low, high = share_bounds(HELD_OUT, rank, way.world)
+    right = min(HELD_OUT, round(way.learned * (row.step + 1)))
+    loss = 1.2 - LEARNED * (row.step + 1)
+    values = {
+        "loss": (loss * (high - low), high - low),
+        "accuracy": (max(0, min(high, right) - low), high - low),
+    }
+    with JsonlWriter(own.evaluations) as rows:
+        for metric, (total, count) in values.items():
+            rows.write(
+                EvaluationRow(
+                    steps=row.step + 1,
+                    epoch=row.epoch,
+                    metric=metric,
+                    sums=[float(total)],
+                    counts=[float(count)],
+                    started_unix_s=at,
+                    ended_unix_s=at + EVALUATION_S,
+                )
+            )
 
 
 def _step_row(

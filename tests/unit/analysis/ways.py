@@ -64,6 +64,7 @@ class Way:
     compression: dict[str, object] | None = None
     averaging: dict[str, int] | None = None
     more_loss: float = 0.0  # than the others have, in every step but the first
+    learned: float = 1.5  # of 20 held-out samples, with each step
     sent_bytes: int | None = None  # a step, as rank 0 says; of 4 MB uncompressed
     omp: dict[str, str] = field(default_factory=lambda: {"OMP_NUM_THREADS": "1"})
     affinity: tuple[int, ...] | None = None

@@ -8,6 +8,7 @@ from paceline.errors import EnvironmentLacks, UsageError
 from paceline.job import trial as module
 from paceline.job.options import parse_options
 from paceline.job.trial import asked_ranks, check_not_alone, check_world_size, job_of
+from paceline.spec.evaluation import Target
 
 
 def options(*words: object):
@@ -42,10 +43,12 @@ def test_every_option_reaches_the_trial(by_hand):
         "--no-dropout --reading stream --seed 7 --repeat 4 --interface eth9 --bucket-mb 5 "
         "--oversubscribe --telemetry-interval 2.5 --no-sidecar --trial-timeout 11 "
         "--collective-timeout 12 --rendezvous-timeout 13 --threads-per-rank 2 --transport gloo "
-        "--local-strategy processes --reduction flat --name mine"
+        "--local-strategy processes --reduction flat --name mine --held-out-samples 5 "
+        '--target {"metric":"loss","at_most":1.5}'
     )
     trial = job_of(by_hand(*words.split()), "mpi", nodes=2, ranks_per_node=3).trial
     training = trial.training
+    assert training.target == Target(metric="loss", at_most=1.5)
     assert (training.global_batch, training.epochs, training.max_steps) == (12, 3, 9)
     assert (training.warmup_steps, training.image_size, training.precision) == (2, 96, "bf16")
     assert (training.memory_format, training.learning_rate) == ("channels_last", 0.5)

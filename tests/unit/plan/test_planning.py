@@ -2,8 +2,9 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.plan.planning import plan_trials
-from paceline.plan.trial import Trial
+from paceline.plan.trial import Evaluation, Trial
 from paceline.spec import load_spec
+from paceline.spec.evaluation import Target
 from paceline.spec.loading import parse_spec
 
 SPEC = """
@@ -68,6 +69,29 @@ def test_nearest_value_wins():
     assert (tiny.learning_rate, big.learning_rate) == (0.5, 0.5)
     assert (tiny.global_batch, big.global_batch) == (32, 64)
     assert tiny.dataset == "/data/tiny"
+
+
+def test_evaluations_are_part_of_the_training_unless_rounds_of_tasks_train():
+    keys = (
+        'held_out_samples = 9\ntarget = { metric = "accuracy", at_least = 1 }\n'
+        '[[workloads]]\nname = "tiny"\nevaluate_every_steps = 3\n'
+    )
+    spec = SPEC.replace('[[workloads]]\nname = "tiny"\n', keys)
+    by_name = {t.configuration: t.training for t in plan_trials(parse_spec(spec, "test"), DATA, 4)}
+    tiny = by_name["tiny.local.none.sequential.n1r1t1.fp32"].evaluation
+    big = by_name["simple-big.local.none.sequential.n1r1t1.fp32"].evaluation
+    assert tiny == Evaluation(
+        held_out_samples=9, split_seed=7, every_steps=3, every_epochs=None,
+        target=Target(metric="accuracy", at_least=1),
+    )  # fmt: skip
+    assert big is not None
+    assert (big.every_steps, big.every_epochs) == (None, 1)
+    rounds = (
+        '[[trials]]\nlauncher = "spark"\nlocal_strategy = "processes"\nranks_per_node = 2\n'
+        'transport = "spark-rounds"\naveraging_period_steps = 2\n'
+    )
+    with pytest.raises(UsageError, match=r'held_out_samples: transport "spark-rounds" .* cannot'):
+        plan_trials(parse_spec(spec + rounds, "test"), DATA, 4)
 
 
 def test_auto_takes_the_cores():

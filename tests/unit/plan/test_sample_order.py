@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -54,6 +56,35 @@ def test_order_depends_on_seed_and_epoch():
     assert order(1, 0) == order(1, 0)
     assert order(1, 0) != order(1, 1)
     assert order(1, 0) != order(2, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(orders, st.integers(0, 2**31 - 1), st.data())
+def test_held_out_samples_are_in_no_step(order, split_seed, data):
+    held_out_samples = data.draw(st.integers(0, order.samples - 1))
+    changes = {"held_out_samples": held_out_samples, "split_seed": split_seed}
+    split = replace(order, **changes)
+    held_out = split.held_out()
+    kept = [held_out.step(n).sample_ids.tolist() for n in range(held_out.steps)]
+    assert [len(ids) for ids in kept if len(ids) < order.global_batch][1:] == []
+    ids = [i for step in kept for i in step]
+    assert len(set(ids)) == len(ids) == held_out_samples
+    for epoch in range(order.epochs):
+        assert sorted([*split.epoch_order(epoch).tolist(), *ids]) == list(range(order.samples))
+    # another seed of the training, batch or window changes the order, not the split
+    other = replace(split, seed=order.seed + 1, global_batch=1, window_row_groups=1)
+    assert set(other.held_out().epoch_order(0)) == set(ids)
+
+
+def test_held_out_samples_depend_on_their_seed_and_leave_some_to_train():
+    order = SampleOrder([40], seed=1, global_batch=8, epochs=1, held_out_samples=10)
+    again = replace(order, split_seed=2)
+    assert order.samples == 30
+    assert order.steps_per_epoch == 4
+    assert order.held_out().samples == 10
+    assert set(order.held_out().epoch_order(0)) != set(again.held_out().epoch_order(0))
+    with pytest.raises(UsageError, match=r"fewer than the data set's 40 samples, got 40"):
+        replace(order, held_out_samples=40)
 
 
 def test_last_incomplete_batch_is_kept():

@@ -146,6 +146,16 @@ def test_every_fault_is_reported_at_once():
         (GOOD.replace("sequential", "intraop"), "expected the baseline"),
         (GOOD + '[[workloads]]\nname = "tiny"\n', "each name once"),
         ("[training]\nmax_steps = 4\nwarmup_steps = 4\n" + GOOD, None),
+        (GOOD + "[training]\nevaluate_every_steps = 4\n", "needs samples to evaluate on"),
+        (
+            GOOD + "[training]\nheld_out_samples = 4\n"
+            "evaluate_every_steps = 4\nevaluate_every_epochs = 4\n",
+            "evaluate_every_steps or evaluate_every_epochs, got both",
+        ),
+        (
+            GOOD + '[training]\nheld_out_samples = 4\ntarget = { metric = "loss" }\n',
+            "expected either at_least or at_most",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_reason(text, expected):

@@ -75,8 +75,10 @@ def task_for(trial):
     return task_of(trial.training, classes=CLASSES, steps=len(SIZES))
 
 
-def train(trial, sizes=SIZES, make_batch=batch_of):
-    """Weights after a step of each size, on every rank; ranks are threads of this process."""
+def train(trial, sizes=SIZES, make_batch=batch_of, after_step=lambda *_: None):
+    """Weights after a step of each size, on every rank; ranks are threads of this process.
+
+    after_step: called with strategy, context, peers and step."""
     ranks, board = trial.placement.ranks_per_node, Board()
     models = [build_model(task_for(trial)) for _ in range(ranks)]  # torch's generator is shared
 
@@ -92,6 +94,7 @@ def train(trial, sizes=SIZES, make_batch=batch_of):
                 strategy.gradient(passes.share_of(batch, replica, replicas))
                 gradients = copied(strategy.gradients())
                 strategy.step()
+                after_step(strategy, context, peers, step)
             weights = copied(strategy.state_dict())
         except BaseException:
             strategy.close(failed=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -17,12 +18,15 @@ from paceline.analysis.tensors import tensor_differences
 from paceline.data.reading import Batch
 from paceline.errors import RankFailed, UsageError
 from paceline.job.trial import read_trial
+from paceline.plan.trial import Evaluation
 from paceline.records.files import read_json, read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.records.planned_trial import write_trial
+from paceline.spec.evaluation import Target
 from paceline.training.dropout import set_sample_keys
 from paceline.training.transforms import to_input
 from paceline.worker import worker
+from paceline.worker.evaluation import Evaluator
 from paceline.workloads.build import build_model, make_task
 
 ROWS = (11, 10)  # 21 samples: steps of 8, 8 and 5
@@ -138,6 +142,35 @@ def test_spans_follow_one_another_from_process_start(photos, make_trial, solo, t
     assert rows[0]["started_unix_s"] == 1000.0
     for row, following in pairwise(rows):
         assert row["ended_unix_s"] <= following["started_unix_s"]
+
+
+def test_evaluations_belong_to_no_step(photos, make_trial, solo, tmp_path, monkeypatch):
+    evaluation = Evaluation(
+        held_out_samples=5, split_seed=1, every_steps=1, every_epochs=None,
+        target=Target(metric="loss", at_most=9),
+    )  # fmt: skip
+    run = Evaluator.run
+
+    def slowly(*arguments):
+        run(*arguments)
+        time.sleep(0.1)
+
+    monkeypatch.setattr(Evaluator, "run", slowly)
+    worker.train(make_trial(evaluation=evaluation), solo, TrialFiles(tmp_path))
+    own = TrialFiles(tmp_path).rank(0)
+    rows = list(read_jsonl(own.evaluations))
+    assert [(r["steps"], r["metric"]) for r in rows] == [
+        (1, "loss"), (1, "accuracy"), (2, "loss"), (2, "accuracy"),
+    ]  # fmt: skip
+    assert {tuple(r["counts"]) for r in rows} == {(5.0,)}
+    # 16 of 21 samples are trained on, in steps of 8
+    assert [r["global_samples"] for r in read_jsonl(own.steps)] == [8, 8]
+    first, second = read_jsonl(own.steps)
+    gap_s = second["started_unix_s"] - first["started_unix_s"] - first["step_s"]
+    assert gap_s >= 0.1
+    spans = [r for r in read_jsonl(own.spans) if r["name"] == "evaluation"]
+    assert len(spans) == 2
+    assert spans[0]["ended_unix_s"] <= second["started_unix_s"] + 1e-3
 
 
 def test_tensors_are_left_out_if_not_asked_for(photos, make_trial, solo, tmp_path):

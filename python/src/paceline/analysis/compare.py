@@ -21,16 +21,9 @@ from paceline.analysis.configuration import node_setup
 from paceline.analysis.explain.difference import part_noise
 from paceline.analysis.explain.explanation import ExplainedTrials, explain
 from paceline.analysis.local_global import relate
-from paceline.analysis.pairwise import Pairwise
+from paceline.analysis.progress import progress_by_speed, progress_to_target
 from paceline.analysis.reading import TrialRecord, load_manifest, load_run
 from paceline.analysis.rows import Measured, configuration_row, is_equivalent, planned_row
-from paceline.analysis.statistics import (
-    CONFIDENCE,
-    Interval,
-    Series,
-    ratio_interval,
-    run_noise,
-)
 from paceline.analysis.trial_analysis import TrialAnalysis, analyse_trial
 from paceline.analysis.verdict import make_verdict
 from paceline.errors import NotComparable
@@ -38,7 +31,7 @@ from paceline.plan.selection import matching, no_match
 from paceline.records.stopping import read_stopping
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from paceline.analysis.explain.explanation import Explanation
     from paceline.analysis.row import Row
@@ -128,21 +121,20 @@ class _Workload:
         )
         self.sequential = None if sequential is None else sequential.trial.configuration
         no_baseline = _no_baseline(records) if sequential is None else None
-        self._rates = {name: _by_repeat(found) for name, found in self.trials.items()}
-        self._noise = run_noise(list(self._rates.values()))
+        self._speeds = progress_by_speed(self.trials)
+        to_target = progress_to_target(self.trials)
         self.baseline = self._chosen(chosen_baseline, records) or self.sequential
         measured = Measured(
-            noise=self._noise,
+            speeds=self._speeds,
             baseline=None if self.baseline is None else self.trials[self.baseline][0].record.trial,
-            rates=self._rates,
+            to_target=to_target,
             no_baseline=no_baseline,
             baseline_repeats_itself=_repeats_itself(self.trials.get(self.sequential or "", ())),
         )
         rows = [configuration_row(name, found, measured) for name, found in self.trials.items()]
         self.rows = [*sorted(rows, key=_rank), *_failed_rows(records, self.trials)]
-        ranked = [row for row in self.rows if row.ranked]
-        names = [row.configuration for row in ranked]
-        pairs = Pairwise(names, self._rates, self._noise, level or 1 - CONFIDENCE)
+        ranking = to_target or self._speeds
+        pairs = ranking.pairs([row.configuration for row in self.rows if row.ranked], level)
         self.ties = [
             Tie(workload=name, faster=faster, slower=slower, ratio=ratio)
             for faster, slower, ratio in pairs.ties()
@@ -151,14 +143,17 @@ class _Workload:
             name,
             self.rows,
             pairs,
-            self._ratio,
+            ranking.ratio,
             self._explain,
             sequential=self.sequential,
             no_baseline=no_baseline,
         )
         setups = {name: node_setup(found[0].record.trial) for name, found in self.trials.items()}
-        self.local_global = relate(name, ranked, setups, self._ratio, pairs.is_tie)
-        self.compression = compression_effects(self.rows, self.trials, self.baseline, self._ratio)
+        fair = [row for row in self.rows if row.has_comparable_speed]
+        speeds = self._speeds
+        by_speed = speeds.pairs([row.configuration for row in fair], level)
+        self.local_global = relate(name, fair, setups, speeds.ratio, by_speed.is_tie)
+        self.compression = compression_effects(self.rows, self.trials, self.baseline, speeds.ratio)
 
     def _chosen(self, pattern: str | None, records: Sequence[TrialRecord]) -> str | None:
         """Return the fastest equivalent configuration that matches the pattern, if there is one."""
@@ -166,9 +161,9 @@ class _Workload:
             return None
         wanted = matching([record.trial.configuration for record in records], pattern)
         usable = {
-            name: np.median([found.log_median for found in self._rates[name].values()])
+            name: np.median([found.log_median for found in self._speeds.rates[name].values()])
             for name in wanted
-            if self._rates.get(name) and is_equivalent(self.trials[name])
+            if self._speeds.rates.get(name) and is_equivalent(self.trials[name])
         }
         if wanted and not usable:
             self.flags.append(
@@ -183,9 +178,6 @@ class _Workload:
             for name in (faster, slower)
         ]
         return explain(sides[0], sides[1], part_noise(list(self.trials.values())))
-
-    def _ratio(self, faster: str, slower: str) -> Interval | None:
-        return ratio_interval(self._rates[faster], self._rates[slower], self._noise)
 
 
 def _analyse_all(records: Sequence[TrialRecord]) -> dict[str, tuple[TrialAnalysis, ...]]:
@@ -259,12 +251,11 @@ def _plainness(record: TrialRecord) -> tuple[bool, bool, int]:
     )
 
 
-def _by_repeat(trials: Iterable[TrialAnalysis]) -> dict[int, Series]:
-    return {t.repeat: t.samples_per_s for t in trials if t.samples_per_s is not None}
-
-
 def _rank(row: Row) -> tuple[bool, float, float]:
-    """Sort ranked rows first, by speedup; without a baseline by samples per second."""
+    """Sort ranked rows first, by time to the target if there is one, else by speedup; without a
+    baseline by samples per second."""
+    if row.ranked and row.time_to_target_s is not None:
+        return False, row.time_to_target_s.median, 0.0
     speedup = 0.0 if row.speedup is None else row.speedup.median
     rate = 0.0 if row.samples_per_s is None else row.samples_per_s.median
     return not row.ranked, -speedup, -rate

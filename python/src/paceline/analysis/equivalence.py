@@ -1,9 +1,9 @@
 """Check from files that a trial trained the same as its baseline.
 
 What is compared: the sample log, the training's values, the initial weights, the first step's
-loss and gradient, and the final weights relative to how far training moved them (so a broken
-reducer shows even where few steps with a small learning rate move the weights little). The
-tolerances are in `tolerances`.
+loss and gradient, the final weights relative to how far training moved them (so a broken reducer
+shows even where few steps with a small learning rate move the weights little), and the values of
+evaluations. The tolerances are in `tolerances`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from paceline.analysis.checks import (
     weights_check,
 )
 from paceline.analysis.configuration import why_not_equivalent
+from paceline.analysis.evaluation import evaluation_check, read_evaluations
 from paceline.analysis.reading import load_trial
 from paceline.analysis.script_checks import script_checks
 from paceline.analysis.steps import global_steps
@@ -97,6 +98,11 @@ def check_equivalence(
             initial_weights_check(trial, baseline),
             *(loss, gradient, weights),
         )
+        if trial.trial.training.evaluation is not None:
+            values = evaluation_check(
+                read_evaluations(trial, steps), read_evaluations(baseline, their_steps), allowed
+            )
+            checks += (values if reason is None else not_judged(values, reason),)
     else:
         both = (steps, their_steps)
         checks = (

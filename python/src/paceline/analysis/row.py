@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paceline.records.phases import STEP_PHASES
@@ -71,6 +71,12 @@ class Row:
     bytes_sent_per_step: float | None = None  # by rank 0
     pipeline: Pipeline | None = None
     final_loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    target: str | None = None  # the quality to reach, in words
+    target_reached: int | None = None  # number of repeats
+    time_to_target_s: Interval | None = None  # None unless more than half of them reached it
+    steps_to_target: float | None = None
+    target_speedup: Interval | None = None  # time to the target of the baseline over its own
     equivalent: bool | None = None  # to the baseline
     equivalence_reason: str | None = None  # why it is not, or why it was not decided
     is_lossy: bool = False  # on purpose: it may end differently from the baseline
@@ -80,12 +86,24 @@ class Row:
     notes: tuple[str, ...] = ()
 
     @property
-    def ranked(self) -> bool:
+    def has_comparable_speed(self) -> bool:
         """Tell whether its speed may be compared.
 
         Only equivalent trainings are, and scripts that could not be checked; their row says so.
         """
         return (self.equivalent is True or self.is_unchecked_script) and self.step_s is not None
+
+    @property
+    def ranked(self) -> bool:
+        """Tell whether it has a place in the ranking.
+
+        It is by speed or, with a target, by the time to reach it. That is also fair for trainings
+        that are lossy on purpose.
+        """
+        if self.target is None:
+            return self.has_comparable_speed
+        is_fair = self.has_comparable_speed or (self.is_lossy and self.equivalent is None)
+        return is_fair and self.time_to_target_s is not None
 
     @property
     def is_unchecked_script(self) -> bool:

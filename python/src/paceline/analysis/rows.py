@@ -12,18 +12,16 @@ import numpy as np
 from paceline.analysis.configuration import facts_of, why_not_equivalent
 from paceline.analysis.phases import mean_over_ranks, median_over_repeats
 from paceline.analysis.pipeline import median_pipeline
+from paceline.analysis.progress import Progress, last_metrics, speedup_of, target_fields
 from paceline.analysis.row import Row, main_cost
 from paceline.analysis.statistics import (
     Interval,
-    RunNoise,
-    Series,
     median_interval,
-    ratio_interval,
 )
 from paceline.records.phases import OTHER_SPANS, PHASES, STEP_PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from paceline.analysis.equivalence import Equivalence
     from paceline.analysis.phases import RankPhases
@@ -39,9 +37,9 @@ _SUPERLINEAR = 1.05  # efficiency above which a result asks for an explanation
 class Measured:
     """Measurements of all configurations of a workload that one row depends on."""
 
-    noise: RunNoise | None
+    speeds: Progress
     baseline: Trial | None  # a trial of the configuration that speedups are relative to
-    rates: Mapping[str, Mapping[int, Series]]  # samples per second by configuration and repeat
+    to_target: Progress | None = None
     no_baseline: str | None = None  # why no baseline has finished
     # False for a script whose baseline ends with different weights each time
     baseline_repeats_itself: bool = True
@@ -52,9 +50,9 @@ def configuration_row(
 ) -> Row:
     """Compute the row of one configuration; `trials` are its finished repeats, at least one."""
     trial = trials[0].record.trial
-    speedup = _speedup(configuration, measured)
     efficiency = None
     base = measured.baseline
+    speedup = speedup_of(configuration, base, measured.speeds)
     if speedup is not None and base is not None and _same_precision(trial, base):
         efficiency = speedup.scaled(base.placement.cores / trial.placement.cores)
     samples, overall = _overall(trials)
@@ -62,7 +60,7 @@ def configuration_row(
     memory, memory_kind = _memory_peak(trials)
     steps = {t.repeat: t.step_s for t in trials if t.step_s is not None}
     samples_known = all(t.steps.samples_known for t in trials)
-    rates = measured.rates[configuration] if samples_known else {}
+    rates = measured.speeds.rates[configuration] if samples_known else {}
     step_phases = _over_trials(trials, STEP_PHASES, lambda rank: rank.step)
     cost = main_cost(step_phases)
     weight_diffs = [e.max_abs_weight_diff for e in _equivalences(trials)]
@@ -71,8 +69,8 @@ def configuration_row(
         repeats=len(trials),
         is_baseline=base is not None and configuration == base.configuration,
         global_batch=_global_batch(trials),
-        samples_per_s=median_interval(rates, measured.noise),
-        step_s=median_interval(steps, measured.noise),
+        samples_per_s=median_interval(rates, measured.speeds.noise),
+        step_s=median_interval(steps, measured.speeds.noise),
         speedup=speedup,
         efficiency=efficiency,
         samples=samples,
@@ -95,6 +93,8 @@ def configuration_row(
         bytes_sent_per_step=reported_median(trials, "sent_bytes_per_step"),
         pipeline=median_pipeline([t.pipeline for t in trials if t.pipeline is not None]),
         final_loss=_median(t.steps.final_loss for t in trials),
+        metrics=last_metrics(trials),
+        **target_fields(configuration, trials, measured.to_target, base),
         equivalent=is_equivalent(trials, measured.baseline_repeats_itself),
         equivalence_reason=_equivalence_reason(trials, measured),
         is_lossy=why_not_equivalent(trial) is not None,
@@ -156,15 +156,6 @@ def _over_trials(
     """Take the mean over ranks and the median over repeats, by the names of the phases."""
     found = median_over_repeats([mean_over_ranks([part(r) for r in t.phases]) for t in trials])
     return {name: found.get(name) for name in names}
-
-
-def _speedup(configuration: str, measured: Measured) -> Interval | None:
-    if measured.baseline is None:
-        return None
-    baseline = measured.baseline.configuration
-    if configuration == baseline:
-        return Interval(median=1.0, low=1.0, high=1.0)
-    return ratio_interval(measured.rates[configuration], measured.rates[baseline], measured.noise)
 
 
 def _same_precision(trial: Trial, other: Trial) -> bool:
@@ -267,11 +258,11 @@ def _notes(
             f"no efficiency: the baseline ran in {baseline.training.precision}, this in "
             f"{first.training.precision}"
         )
-    if len(measured.rates[configuration]) == 1 and measured.noise is None:
+    if len(measured.speeds.rates[configuration]) == 1 and measured.speeds.noise is None:
         yield "one repeat: the interval covers its steps, not the run-to-run noise"
     if baseline is not None:
-        base = measured.rates[baseline.configuration]
-        if not set(base) & set(measured.rates[configuration]):
+        base = measured.speeds.rates[baseline.configuration]
+        if not set(base) & set(measured.speeds.rates[configuration]):
             yield "no repeat in common with the baseline: no speedup"
     hashes = {t.record.result.weights_sha256 for t in trials if t.record.result is not None}
     if len(hashes) > 1:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.equivalence import read_equivalence
+from paceline.analysis.evaluation import read_evaluations, target_time
 from paceline.analysis.reading import load_manifest, load_run
 from paceline.analysis.statistics import Series, series
 from paceline.analysis.steps import global_steps
@@ -46,6 +47,13 @@ def trial_speed(record: TrialRecord) -> Series | None:
     warmup = record.trial.training.warmup_steps
     rates = global_steps(record).samples_per_s(warmup, record.trial.round_steps)
     return series(rates, record.trial.id)
+
+
+def target_speed(record: TrialRecord) -> Series | None:
+    """Return the rate at which a trial reached its target; None if it missed it."""
+    steps = global_steps(record)
+    found = target_time(record, steps, read_evaluations(record, steps))
+    return found.rate if found is not None and found.reached else None
 
 
 def read_speeds(run: RunFiles) -> Speeds:

@@ -100,6 +100,17 @@ def series(values: NDArray[np.float64], key: str) -> Series | None:
     )
 
 
+def total_series(values: NDArray[np.float64], key: str) -> Series:
+    """Reduce the steps of one repeat to the logarithm of their sum, and of resamples of it.
+
+    values: positive, in the order in which they were measured, shape (steps,), at least one.
+    """
+    return Series(
+        log_median=float(np.log(np.sum(values))),
+        log_draws=np.log(len(values) * mean_draws(values[None, :], key)[:, 0]),
+    )
+
+
 def median_interval(
     repeats: Mapping[int, Series], noise: RunNoise | None = None
 ) -> Interval | None:

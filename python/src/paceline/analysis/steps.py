@@ -2,7 +2,8 @@
 
 A global step ends when the last rank ends it. Its time runs from the end of the previous step to
 its own end, so the times of all steps add up to the time of the training, and nothing between two
-steps (the end of an epoch, writing a row) is left out. The first step starts with its first rank.
+steps (the end of an epoch, writing a row) is left out, except for evaluations. The first step, and
+the first one after an evaluation, starts with its first rank.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from paceline.analysis.evaluation import evaluated_steps
 from paceline.records.rows import StepRow
 from paceline.records.tables import read_table
 
@@ -182,11 +184,14 @@ def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalS
         samples = np.ones(len(samples))
         parts = samples * len(steps.ranks)  # the loss of each rank is a mean
     ended = steps["ended_s"][:, common].max(axis=0, initial=-np.inf)
-    started = steps["started_s"][:, common][:, :1].min(axis=0, initial=np.inf)
+    first_started = steps["started_s"][:, common].min(axis=0, initial=np.inf)
+    started = np.concatenate([first_started[:1], ended[:-1]])
+    follows_evaluation = np.isin(steps.step[common], evaluated_steps(record))
+    started[follows_evaluation] = first_started[follows_evaluation]
     return GlobalSteps(
         step=steps.step[common],
         samples=samples.astype(np.int64),
-        time_s=np.diff(ended, prepend=started),
+        time_s=ended - started,
         ended_unix_s=ended,
         loss=steps["loss_sum"][:, common].sum(axis=0) / np.maximum(parts, 1),
         samples_known=samples_known,

@@ -10,6 +10,7 @@ import numpy as np
 
 from paceline.analysis.background_load import disturbance
 from paceline.analysis.equivalence import equivalence_of
+from paceline.analysis.evaluation import read_evaluations, target_time
 from paceline.analysis.phases import trial_phases
 from paceline.analysis.pipeline import trial_pipeline
 from paceline.analysis.reading import read_hosts
@@ -20,6 +21,7 @@ from paceline.analysis.usage import trial_usage
 if TYPE_CHECKING:
     from paceline.analysis.background_load import Disturbance
     from paceline.analysis.equivalence import Equivalence
+    from paceline.analysis.evaluation import Evaluations, TargetTime
     from paceline.analysis.phases import RankPhases
     from paceline.analysis.pipeline import Pipeline
     from paceline.analysis.reading import TrialRecord
@@ -38,6 +40,8 @@ class TrialAnalysis:
     usage: Usage
     disturbance: Disturbance | None
     pipeline: Pipeline | None
+    evaluations: Evaluations | None
+    target_time: TargetTime | None
     equivalence: Equivalence | None
     samples_per_s: Series | None
     step_s: Series | None
@@ -57,6 +61,7 @@ def analyse_trial(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnal
     if record.outcome is not None and len(steps.step) and steps.step[0] == 0:
         first = float(steps.ended_unix_s[0]) - record.outcome.launched_unix_s
     samples_per_s, step_s = _reduce(record, steps)
+    evaluations = read_evaluations(record, steps)
     return TrialAnalysis(
         record=record,
         steps=steps,
@@ -64,6 +69,8 @@ def analyse_trial(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnal
         usage=trial_usage(record, hosts),
         disturbance=disturbance(record, hosts),
         pipeline=trial_pipeline(record, table),
+        evaluations=evaluations,
+        target_time=target_time(record, steps, evaluations),
         equivalence=None if baseline is None else equivalence_of(record.files, baseline),
         samples_per_s=samples_per_s,
         step_s=step_s,

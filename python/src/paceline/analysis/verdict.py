@@ -55,28 +55,31 @@ def make_verdict(
     sequential: str | None = None,
     no_baseline: str | None = None,
 ) -> Verdict:
-    """Judge the rows of one workload, which are in order of speed.
+    """Judge the rows of one workload, which are in the order of their rank.
 
-    ratio: of the speeds of two configurations. explain: their difference. sequential: the
-    configuration that equivalence is relative to; another baseline is named. no_baseline: why no
-    baseline has finished.
+    ratio: of the speeds of two configurations, or with a target of the speeds of reaching it.
+    explain: their difference in speed. sequential: the configuration that equivalence is relative
+    to; another baseline is named. no_baseline: why no baseline has finished.
     """
     ranked = [row for row in rows if row.ranked]
+    target = next((row.target for row in rows if row.target is not None), None)
     if not ranked:
-        return _nothing(workload, no_baseline or "none was shown to be equivalent to the baseline")
+        missed = None if target is None else f"none reached the target ({target})"
+        reason = no_baseline or missed or "none was shown to be equivalent to the baseline"
+        return _nothing(workload, reason)
     best = ranked[0]
     tied = [r for r in ranked[1:] if pairs.is_tie(best.configuration, r.configuration)]
     behind = next((r for r in ranked[1:] if r not in tied), None)
     over = None if behind is None else ratio(best.configuration, behind.configuration)
     cause = None
-    if behind is not None:
+    if behind is not None and best.steps_to_target == behind.steps_to_target:
         name = best.configuration
         cause = main_cause(explain(name, behind.configuration), name)
     return Verdict(
         workload=workload,
         best=best.configuration,
         tied=tuple(row.configuration for row in tied),
-        speedup=best.speedup,
+        speedup=best.speedup if target is None else best.target_speedup,
         runner_up=None if behind is None else behind.configuration,
         over_runner_up=over,
         cause=cause,
@@ -136,20 +139,22 @@ def _sentence(
     name = short_name(best, rows)
     if len([row for row in rows if row.ranked]) == 1:
         return f"Only {name} was measured, so there is nothing to compare."
-    words = [f"{name} is fastest{_speed(best, baseline)}."]
+    fastest = "fastest" if best.target is None else f"the fastest to reach {best.target}"
+    words = [f"{name} is {fastest}{_speed(best, baseline)}."]
     if tied:
         names = [short_name(row, rows) for row in tied[:_MOST_NAMED]]
         if len(tied) > _MOST_NAMED:
             names.append(f"{len(tied) - _MOST_NAMED} more")
-        words = [
-            f"Tie: {name}{_speed(best, baseline)}; no significant difference to {listed(names)}."
-        ]
+        tie = "Tie" if best.target is None else f"Tie in reaching {best.target}"
+        others = f"no significant difference to {listed(names)}"
+        words = [f"{tie}: {name}{_speed(best, baseline)}; {others}."]
     if behind is not None and over is not None:
         next_one = short_name(behind, rows)
         words.append(
             f"It is {over.median:.2f}{TIMES} as fast as {next_one} ({bounds(over)})"
             f"{_why(best, behind, cause)}."
         )
+    words += _throughput_words(rows, behind)
     if all(row.repeats == 1 for row in rows if row.ranked):
         words.append("With one repeat the run-to-run noise is unknown: this may be chance.")
     if any(row.is_unchecked_script for row in rows):
@@ -165,15 +170,39 @@ def _baseline_words(rows: Sequence[Row], sequential: str | None) -> str:
     return f"the baseline {short_name(row, rows)}"
 
 
+def _throughput_words(rows: Sequence[Row], behind: Row | None) -> list[str]:
+    """Say which configuration has a higher throughput than the first to reach the target."""
+    known = [row for row in rows if row.ranked and row.samples_per_s is not None]
+    if rows[0].target is None or not known:
+        return []
+    highest = max(known, key=lambda row: row.samples_per_s.median if row.samples_per_s else 0.0)
+    if highest.steps_to_target == rows[0].steps_to_target:
+        return []
+    name, own = short_name(highest, rows), f"{rows[0].steps_to_target:g}"
+    if highest is behind:
+        return ["The latter has the highest throughput."]
+    steps = f"{highest.steps_to_target:g} steps to the target instead of {own}"
+    return [f"{name} has the highest throughput, but needs {steps}."]
+
+
 def _speed(best: Row, baseline: str) -> str:
+    """Return the time to the target, if there is one, and the speedup of the best row."""
+    speedup, time = best.speedup, ""
+    if best.time_to_target_s is not None:
+        speedup, time = best.target_speedup, f" in {milliseconds(best.time_to_target_s.median)}"
     if best.is_baseline:
-        return " (the baseline)"
-    if best.speedup is None:
-        return ""
-    return f", {best.speedup.median:.2f}{TIMES} as fast as {baseline} ({bounds(best.speedup)})"
+        return f"{time} (the baseline)"
+    if speedup is None:
+        return time
+    return f"{time}, {speedup.median:.2f}{TIMES} as fast as {baseline} ({bounds(speedup)})"
 
 
 def _why(best: Row, behind: Row, cause: Cause | None) -> str:
+    if best.steps_to_target != behind.steps_to_target:
+        return (
+            f", with {best.steps_to_target:g} steps to the target instead of "
+            f"{behind.steps_to_target:g}"
+        )
     if cause is not None:
         spent = f"{milliseconds(cause.faster_s)} instead of {milliseconds(cause.slower_s)} per step"
         return f", mainly because of {PART_LABELS[cause.phase]}: {spent}"

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
+from pydantic import BaseModel
+
 from paceline.errors import UsageError
 from paceline.spec.choices import key_models
 from paceline.spec.extensions import (
@@ -35,7 +37,6 @@ from paceline.spec.models import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
 DEFAULT_NAME = "by-hand"
@@ -202,7 +203,8 @@ def _metavars(types: list[Any]) -> Iterator[str]:
             inner = _metavar(_types(get_args(each)[0]))
             yield f"{inner},…"
         else:
-            yield _METAVARS.get(origin or each, "VALUE")
+            is_table = isinstance(each, type) and issubclass(each, BaseModel)
+            yield "JSON" if is_table else _METAVARS.get(origin or each, "VALUE")
 
 
 def _converter(types: list[Any]) -> Callable[[str], Any]:
@@ -223,7 +225,7 @@ def _converted(text: str, kind: Any) -> Any:
     if origin is tuple:
         inner = _types(get_args(kind)[0])
         return [_converted(word, inner[0]) for word in text.split(",")]
-    if origin is dict:
+    if origin is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return json.loads(text)
     if kind in (int, float):
         return kind(text)

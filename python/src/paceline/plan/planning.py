@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UsageError
 from paceline.plan.task_rules import own_task_faults
-from paceline.plan.trial import LOOPBACK, Placement, Script, Training, Trial, trial_name
+from paceline.plan.trial import (
+    LOOPBACK,
+    Evaluation,
+    Placement,
+    Script,
+    Training,
+    Trial,
+    trial_name,
+)
 from paceline.spec.counts import batch_per_replica, counts_on_node
+from paceline.spec.evaluation import EVALUATION_KEYS
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
 from paceline.spec.own_task import task_values, workload_of
 from paceline.spec.rules import first_given, known_steps
@@ -85,6 +94,24 @@ def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset:
         memory_format=value("memory_format", "contiguous"),
         cache=None if workload.cache is None else str(Path(workload.cache).absolute()),
         script=None if workload.script is None else _script(workload.script, workload),
+        evaluation=_evaluation(experiment, workload),
+    )
+
+
+def _evaluation(experiment: Experiment, workload: WorkloadRequest) -> Evaluation | None:
+    """Return the evaluations of a training; by default one after each epoch."""
+    if workload.script is not None:
+        return None
+    given = {name: first_given(name, workload, experiment) for name in EVALUATION_KEYS}
+    samples, every_steps = given["held_out_samples"], given["evaluate_every_steps"]
+    if samples is None:
+        return None
+    return Evaluation(
+        held_out_samples=samples,
+        split_seed=experiment.seed,
+        every_steps=every_steps,
+        every_epochs=None if every_steps is not None else given["evaluate_every_epochs"] or 1,
+        target=given["target"],
     )
 
 
@@ -136,6 +163,11 @@ def _trial(
         options = strategy.Options()  # a script has its own training
     for fault in own_task_faults(workload, strategy, transport, options):
         raise UsageError(fault)
+    if training.evaluation is not None and TRANSPORTS.get(transport).averages_weights:
+        raise UsageError(
+            f'held_out_samples: transport "{transport}" trains in rounds of tasks, which cannot '
+            "evaluate; use another transport"
+        )
     own = {
         name: getattr(request, name)
         for name in ("precision", "memory_format")

@@ -5,6 +5,9 @@ in WebDataset and mosaicml-streaming: row groups are permuted and divided into w
 `window_row_groups`, then the samples of each window are permuted. So a reader that streams row
 groups needs memory for one window, and a reader that keeps all samples has the same order.
 
+Samples may be held out for evaluation. They depend on (split seed, number of samples) alone, and no
+step of the training has them.
+
 The last batch of an epoch may be smaller. Its samples are divided as evenly as possible, so some
 ranks may have none, and the loss is weighted by the real number of samples. No sample is dropped or
 seen twice in an epoch.
@@ -12,9 +15,9 @@ seen twice in an epoch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Training
 
 # Independent streams of random numbers.
-_ROW_GROUP_STREAM, _WINDOW_STREAM, _COIN_STREAM, _AUGMENT_STREAM = 1, 2, 3, 4
+_ROW_GROUP_STREAM, _WINDOW_STREAM, _COIN_STREAM, _AUGMENT_STREAM, _HELD_OUT_STREAM = 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,8 @@ class SampleOrder:
 
     row_group_rows: number of samples in each row group; sample ids number them consecutively.
     epochs, max_steps: the training ends at the first of both limits; None: no limit.
+    held_out_samples: samples that are kept for evaluation, drawn with split_seed.
+    part: the samples that this order has; those that are held out have one epoch in order of id.
     Raises UsageError if a value is not allowed.
     """
 
@@ -117,6 +122,9 @@ class SampleOrder:
     epochs: int
     max_steps: int | None = None
     window_row_groups: int = 8
+    held_out_samples: int = 0
+    split_seed: int = 0
+    part: Literal["training", "held_out"] = "training"
 
     def __post_init__(self) -> None:
         if not self.row_group_rows or min(self.row_group_rows) < 1:
@@ -126,15 +134,34 @@ class SampleOrder:
                 raise UsageError(f"{name}: expected at least 1, got {getattr(self, name)}")
         if self.max_steps is not None and self.max_steps < 1:
             raise UsageError(f"max_steps: expected at least 1, got {self.max_steps}")
+        if not 0 <= self.held_out_samples < sum(self.row_group_rows):
+            raise UsageError(
+                "held_out_samples: expected fewer than the data set's "
+                f"{sum(self.row_group_rows)} samples, got {self.held_out_samples}"
+            )
+
+    def held_out(self) -> SampleOrder:
+        """Return the order of the samples that are held out, in batches of the same size."""
+        return replace(self, part="held_out", epochs=1, max_steps=None)
+
+    @cached_property
+    def _is_used(self) -> NDArray[np.bool_]:
+        """Mask of the samples of the data set that this order has."""
+        total = int(self._first_ids[-1])
+        is_held_out = np.zeros(total, dtype=bool)
+        generator = np.random.Generator(np.random.PCG64([self.split_seed, _HELD_OUT_STREAM]))
+        is_held_out[generator.choice(total, self.held_out_samples, replace=False)] = True
+        return is_held_out if self.part == "held_out" else ~is_held_out
 
     @cached_property
     def _first_ids(self) -> NDArray[np.int64]:
         """The id of the first sample of each row group, and the number of samples."""
         return np.cumsum([0, *self.row_group_rows])
 
-    @property
+    @cached_property
     def samples(self) -> int:
-        return int(self._first_ids[-1])
+        """The number of samples in an epoch."""
+        return int(self._is_used.sum())
 
     @property
     def steps_per_epoch(self) -> int:
@@ -154,13 +181,18 @@ class SampleOrder:
 
     def windows(self, epoch: int) -> Iterator[Window]:
         """Yield the windows of an epoch in order of training."""
-        order = self._generator(_ROW_GROUP_STREAM, epoch, 0).permutation(len(self.row_group_rows))
+        is_training = self.part == "training"
+        order = np.arange(len(self.row_group_rows))
+        if is_training:
+            order = self._generator(_ROW_GROUP_STREAM, epoch, 0).permutation(len(order))
         for number, start in enumerate(range(0, len(order), self.window_row_groups)):
             groups = tuple(int(g) for g in order[start : start + self.window_row_groups])
             ids = np.concatenate(
                 [np.arange(self._first_ids[g], self._first_ids[g + 1]) for g in groups]
             )
-            self._generator(_WINDOW_STREAM, epoch, number).shuffle(ids)
+            ids = ids[self._is_used[ids]]
+            if is_training:
+                self._generator(_WINDOW_STREAM, epoch, number).shuffle(ids)
             yield Window(row_groups=groups, sample_ids=ids)
 
     @cached_property
@@ -185,10 +217,10 @@ class SampleOrder:
 
         At least one, because a feed cannot allocate memory of zero bytes.
         """
-        used = np.zeros(self.samples, dtype=bool)
+        used = np.zeros(len(self._is_used), dtype=bool)
         for step in range(self.steps):
             used[self.step(step).share(rank, world_size)] = True
-            if step % self.steps_per_epoch == 0 and used.all():
+            if step % self.steps_per_epoch == 0 and used[self._is_used].all():
                 break  # later epochs add nothing
         used[0] |= not used.any()
         return np.flatnonzero(used)
@@ -199,10 +231,13 @@ class SampleOrder:
 
 def sample_order_of(training: Training, row_group_rows: Sequence[int]) -> SampleOrder:
     """Return the order of the samples of `training`, on a data set with these row groups."""
+    evaluation = training.evaluation
     return SampleOrder(
         row_group_rows=row_group_rows,
         seed=training.seed,
         global_batch=training.global_batch,
         epochs=training.epochs,
         max_steps=training.max_steps,
+        held_out_samples=0 if evaluation is None else evaluation.held_out_samples,
+        split_seed=0 if evaluation is None else evaluation.split_seed,
     )

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, SerializeAsAny, model_validator
 
 from paceline.spec.descriptors import OptionModel
+from paceline.spec.evaluation import Target
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, WORKLOADS
 from paceline.spec.model_facts import ModelFacts, model_facts
 from paceline.spec.models import Limits, TelemetrySettings
@@ -31,6 +32,25 @@ class Script(_Value):
     arguments: tuple[str, ...]
     directory: str  # in which it runs
     samples_per_step: int | None  # of all ranks, as the user states; None: the script may report it
+
+
+class Evaluation(_Value):
+    """Evaluations of the model on samples that are not trained on, the same for all trials.
+
+    They take place after every so many steps or epochs, and after the last step.
+    """
+
+    held_out_samples: int
+    split_seed: int  # which samples these are
+    every_steps: int | None
+    every_epochs: int | None
+    target: Target | None = None
+
+    def is_due(self, step: int, steps_per_epoch: int, steps: int) -> bool:
+        """Return whether there is one after `step` (counted from 0) of `steps`."""
+        done = step + 1
+        every = self.every_steps or (self.every_epochs or 1) * steps_per_epoch
+        return done == steps or done % every == 0
 
 
 class Training(_Value):
@@ -57,11 +77,17 @@ class Training(_Value):
     precision: Precision
     memory_format: MemoryFormat
     script: Script | None = None
+    evaluation: Evaluation | None = None
     task: str = ""  # "module:Class" or "file.py:Class"; "" is the class of the workload
     task_sha256: str | None = None  # of the file
     options: dict[str, Any] = {}  # of the task
     items: int | None = None  # samples of the task's own map-style data set
     cache: str | None = None  # folder on each node that keeps files of a remote data set
+
+    @property
+    def target(self) -> Target | None:
+        """The quality to reach; None without one."""
+        return None if self.evaluation is None else self.evaluation.target
 
 
 def task_facts(training: Training) -> ModelFacts:

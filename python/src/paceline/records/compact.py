@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline.records.rows import (
     CommunicationRow,
+    EvaluationRow,
     HostSample,
     RankSample,
     SampleLogRow,
@@ -42,6 +43,7 @@ def _row_files(files: TrialFiles) -> Iterator[tuple[Path, type]]:
         yield rank.steps, StepRow
         yield rank.communication, CommunicationRow
         yield rank.sample_log, SampleLogRow
+        yield rank.evaluations, EvaluationRow
     for _, host in files.hosts():
         yield host.trace, HostSample
         yield host.ranks, RankSample

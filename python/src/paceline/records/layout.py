@@ -43,6 +43,7 @@ class RankFiles:
     steps = _File("steps.jsonl")
     sample_log = _File("sample_log.jsonl")
     communication = _File("communication.jsonl")
+    evaluations = _File("evaluations.jsonl")
     environment = _File("environment.json")
     status = _File("status.json")
     log = _File("log.txt")

@@ -17,7 +17,8 @@ SpanName = Literal[
     "rendezvous",  # process group, clock offsets
     "data_load",  # opening the data set, decoding in `memory` mode
     "model_build",  # initial weights, wrapping
-    "train",  # first step's start to last step's end
+    "train",  # first step's start to last step's end, evaluations included
+    "evaluation",  # one evaluation, within "train"
     "bookkeeping",  # tensors and results written
 ]
 
@@ -80,6 +81,22 @@ class CommunicationRow:
     ended_unix_s: float
     sent_bytes: int | None  # by this rank to others; None where the transport does not count
     sent_messages: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRow:
+    """One metric of one evaluation on one rank (`ranks/<rank>/evaluations.jsonl`).
+
+    The metric is the mean over its elements of sum / count, both over all ranks.
+    """
+
+    steps: int  # optimiser steps before the evaluation
+    epoch: int  # of the last of them
+    metric: str
+    sums: list[float]  # over this rank's samples, shape (elements,)
+    counts: list[float]  # the same shape
+    started_unix_s: float
+    ended_unix_s: float  # without waiting for the other ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

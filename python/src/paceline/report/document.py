@@ -20,6 +20,7 @@ from paceline.records.phases import ALL_PHASES, OTHER_SPANS
 from paceline.report import (
     communication,
     compression,
+    evaluation,
     explain,
     figures,
     paper,
@@ -126,6 +127,7 @@ def _context(comparison: Comparison, book: ChartBook) -> dict[str, Any]:
         "node_local": strategies.node_local(comparison, book.add),
         "pipelines": strategies.pipelines(comparison, book.add),
         "local_global": strategies.local_global(comparison, book.add),
+        "evaluations": evaluation.evaluations(comparison, book.add),
         "gradient_compression": compression.gradient_compression(comparison),
         "communication": communication.communication(comparison, book.add),
         "resources": _resources(comparison, book),

@@ -25,6 +25,7 @@ _CHECK_WORDS = {
     "first_loss": "loss of step 1",
     "first_gradient": "gradient of step 1",
     "final_weights": "final weights",
+    "evaluation": "evaluations",
 }
 _MARKS = {True: "✓", False: "✗", None: "?"}
 
@@ -99,7 +100,7 @@ def layout_words(comparison: Comparison, row: Row) -> str:
 
 def equivalence_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """Return every check of every configuration: the worst of its repeats."""
-    found = []
+    found: list[dict[str, Any]] = []
     for row in comparison.rows:
         trials = comparison.trials.get(row.configuration, ())
         equivalences = [t.equivalence for t in trials if t.equivalence is not None]
@@ -115,6 +116,10 @@ def equivalence_rows(comparison: Comparison) -> list[dict[str, Any]]:
                 "checks": [_check_cells(check) for check in checks],
             }
         )
+    names = list(dict.fromkeys(check["name"] for item in found for check in item["checks"]))
+    for item in found:  # scripts and evaluations have other checks
+        by_name = {check["name"]: check for check in item["checks"]}
+        item |= {"names": names, "by_name": by_name}
     return found
 
 

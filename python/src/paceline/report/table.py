@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -19,6 +20,7 @@ from paceline.report.wording import (
     bounds,
     mark_of,
     mebibytes,
+    not_ranked_reason,
     number,
     percent,
     table_sentences,
@@ -93,9 +95,11 @@ def workload_table(comparison: Comparison, workload: str, width: int) -> Table:
         header_style="dim",
     )
     rows = comparison.rows_of(workload)
+    has_target = any(row.target is not None for row in rows)
     has_speedup = any(row.speedup is not None for row in rows)
-    if has_speedup:
-        table.add_column("speedup", justify="right", no_wrap=True)
+    first = "to target\ns" if has_target else "speedup"
+    if has_target or has_speedup:
+        table.add_column(first, justify="right", no_wrap=True)
     table.add_column("samples\n/s", justify="right", no_wrap=True)
     table.add_column("strategy", no_wrap=True)
     table.add_column("layout", max_width=None if wide else _LAYOUT_WIDTH)
@@ -103,13 +107,21 @@ def workload_table(comparison: Comparison, workload: str, width: int) -> Table:
     table.add_column("transport", no_wrap=True)
     table.add_column("main cost\nof a step", no_wrap=True)
     if wide:
-        for name in ("effi-\nciency", "s per\nstep", "first\nstep s", "CPU\n%", "peak\nMiB"):
+        for name in (
+            *(["speedup"] if has_target else []),
+            "effi-\nciency",
+            "s per\nstep",
+            "first\nstep s",
+            "CPU\n%",
+            "peak\nMiB",
+        ):
             table.add_column(name, justify="right", no_wrap=True)
     table.add_column("eq.", justify="right", no_wrap=True)
     ties = _ties(comparison, workload)
     for row in rows:
         cells = _cells(row, comparison, wide=wide, is_tie=row.configuration in ties)
-        table.add_row(*(cells if has_speedup else cells[1:]), style="" if row.ranked else "dim")
+        shown = cells if has_target or has_speedup else cells[1:]
+        table.add_row(*shown, style="" if row.ranked else "dim")
     return table
 
 
@@ -135,8 +147,12 @@ def _cells(row: Row, comparison: Comparison, *, wide: bool, is_tie: bool) -> lis
     layout = [] if is_single(row) else [row.layout]
     layout += distinctions(row, comparison.rows)
     mark = mark_of(row)
+    if row.target is None:
+        first = _speedup(row, wide=wide, is_tie=is_tie)
+    else:
+        first = _time_to_target(row, is_tie=is_tie)
     found: list[RenderableType] = [
-        Text("failed", style="red") if row.failed else _speedup(row, wide=wide, is_tie=is_tie),
+        Text("failed", style="red") if row.failed else first,
         number(row.samples_per_s),
         row.local_strategy,
         Text("\n".join(layout)),
@@ -145,6 +161,7 @@ def _cells(row: Row, comparison: Comparison, *, wide: bool, is_tie: bool) -> lis
         _main_cost(row),
     ]
     if wide:
+        found += [] if row.target is None else [_speedup(row, wide=False, is_tie=False)]
         found += [
             NOT_MEASURED if row.efficiency is None else f"{row.efficiency.median:.2f}",
             number(row.step_s),
@@ -165,8 +182,17 @@ def _speedup(row: Row, *, wide: bool, is_tie: bool) -> Text:
     return text.append(f" {spread}", style="dim")
 
 
+def _time_to_target(row: Row, *, is_tie: bool) -> Text:
+    if row.time_to_target_s is None:
+        return Text("missed")
+    text = Text(f"{'=' if is_tie else ''}{number(row.time_to_target_s)}")
+    return text.append(f" ±{_half_width_percent(row.time_to_target_s)}%", style="dim")
+
+
 def _half_width_percent(interval: Interval) -> str:
     """Return the larger distance of a bound from the median, in percent of the median."""
+    if math.isinf(interval.high):
+        return "∞"
     distance = max(interval.high - interval.median, interval.median - interval.low)
     share = 100 * distance / interval.median
     if share > _WIDEST_PERCENT:
@@ -189,7 +215,7 @@ def _footnotes(comparison: Comparison) -> list[RenderableType]:
         if row.is_unchecked_script:
             lines.append(Text(f"{mark_of(row)} {name}: {row.equivalence_reason}"))
         elif not row.ranked and not row.failed:
-            reason = row.equivalence_reason or "it has no steady step"
+            reason = not_ranked_reason(row)
             lines.append(Text(f"{mark_of(row)} {name} is not ranked: {reason}"))
     if any(row.step_s is not None and row.samples_per_s is None for row in comparison.rows):
         lines.append(Text("Without known samples, speedups compare steps per second."))

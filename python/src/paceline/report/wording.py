@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from paceline.analysis.labels import short_name
@@ -22,6 +23,7 @@ __all__ = [
     "mebibytes",
     "megabytes",
     "milliseconds",
+    "not_ranked_reason",
     "number",
     "percent",
     "place_name",
@@ -42,6 +44,8 @@ def number(value: float | Interval | None, digits: int = 3) -> str:
         value = value.median
     if value == 0:
         return "0"
+    if math.isinf(value):
+        return "∞"
     if abs(value) >= 1e6 or abs(value) < 1e-3:
         return f"{value:.{digits - 1}e}"
     whole = len(str(int(abs(value)))) if abs(value) >= 1 else _leading(value)
@@ -75,6 +79,14 @@ def with_bounds(interval: Interval | None) -> str:
     return f"{interval.median:.2f} ({bounds(interval)})"
 
 
+def not_ranked_reason(row: Row) -> str:
+    """Explain why a configuration that finished has no place in the ranking."""
+    if row.target is not None and row.time_to_target_s is None:
+        missed = row.repeats - (row.target_reached or 0)
+        return f"{missed} of {row.repeats} repeats did not reach {row.target}"
+    return row.equivalence_reason or "it has no steady step"
+
+
 def place_name(launcher: str, nodes: int) -> str:
     """Return for example `mpi`, or `mpi on 2 nodes`."""
     return launcher if nodes == 1 else f"{launcher} on {nodes} nodes"
@@ -89,8 +101,26 @@ def mark_of(row: Row) -> str:
 
 def table_sentences(comparison: Comparison) -> list[str]:
     """Return what a reader of the table must know: another baseline, and the end of the repeats."""
-    found = _baseline_sentences(comparison)
+    found = [*_target_sentences(comparison), *_baseline_sentences(comparison)]
     return found if comparison.stopping is None else [*found, _repeats(comparison.stopping)]
+
+
+def _target_sentences(comparison: Comparison) -> list[str]:
+    """Say what the time to the target covers, and which repeats missed the target."""
+    rows = [row for row in comparison.rows if row.target is not None]
+    if not rows:
+        return []
+    found = [
+        "Time to target: of all training steps until an evaluation met it, evaluations excluded."
+    ]
+    for row in rows:
+        missed = row.repeats - (row.target_reached or 0)
+        if missed and row.time_to_target_s is not None:
+            found.append(
+                f"{short_name(row, comparison.rows)}: {missed} of {row.repeats} repeats missed the "
+                "target and count as slower than the others."
+            )
+    return found
 
 
 def _baseline_sentences(comparison: Comparison) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from paceline.data.catalogue import dataset_path, ensure_dataset
 from paceline.data.dataset import open_dataset
@@ -24,6 +24,7 @@ from paceline.plan.selection import selected_trials
 from paceline.records.rows import SCHEMA
 from paceline.spec.extensions import WORKLOADS
 from paceline.spec.own_task import workload_of
+from paceline.spec.rules import first_given
 
 if TYPE_CHECKING:
     from paceline.data.dataset import Dataset
@@ -67,7 +68,7 @@ def expected_dataset(experiment: Experiment, workload: WorkloadRequest) -> str:
         return absolute_name(workload.data)
     path = dataset_path(
         workload.name,
-        images=_samples(workload),
+        images=_samples(experiment, workload),
         seed=experiment.seed,
         cache_dir=default_cache_dir(),
     )
@@ -94,7 +95,7 @@ def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, str]:
             progress.stage(f"data set for {workload.name}")
             made = ensure_dataset(
                 workload.name,
-                images=_samples(workload),
+                images=_samples(experiment, workload),
                 seed=experiment.seed,
                 cache_dir=default_cache_dir(),
                 progress=progress.data,
@@ -116,8 +117,10 @@ def _check_fields(dataset: Dataset, workload: WorkloadRequest) -> None:
         )
 
 
-def _samples(workload: WorkloadRequest) -> int:
-    return workload.samples or WORKLOADS.get(workload.name).samples
+def _samples(experiment: Experiment, workload: WorkloadRequest) -> int:
+    """Return the number of samples to synthesise: for training, and those that are held out."""
+    held_out = first_given("held_out_samples", workload, experiment) or 0
+    return (workload.samples or WORKLOADS.get(workload.name).samples) + cast("int", held_out)
 
 
 def manifest_of(planned: Planned) -> dict[str, Any]:

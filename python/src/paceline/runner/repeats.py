@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from paceline.analysis.equivalence import read_equivalence
 from paceline.analysis.reading import load_trial
 from paceline.analysis.repeats import FIRST_LOOK, levels, look
-from paceline.analysis.speeds import trial_speed
+from paceline.analysis.speeds import target_speed, trial_speed
 from paceline.records.stopping import LookRecord, Stopping, write_stopping
 from paceline.runner.trial import is_finished
 
@@ -86,15 +86,20 @@ class AutomaticRepeats:
         return not any(undecided.values())
 
     def _ranking(self, repeats: int) -> dict[str, dict[str, dict[int, Series]]]:
-        """Return the speeds that may be ranked, by workload, configuration and repeat."""
+        """Return the speeds that may be ranked, by workload, configuration and repeat.
+
+        With a target they are those of reaching it, also of lossy configurations.
+        """
         found: dict[str, dict[str, dict[int, Series]]] = {}
         excluded: set[str] = set()
         for trial in self._trials:
             if trial.repeat >= repeats or not is_finished(self._files.trial(trial.id)):
                 continue
-            if not trial.is_exact or self._is_different(trial):
-                excluded.add(trial.configuration)
             speed = self._speed(trial)
+            is_fair = trial.is_exact or trial.training.target is not None
+            missed = speed is None and trial.training.target is not None
+            if not is_fair or missed or self._is_different(trial):
+                excluded.add(trial.configuration)
             if speed is not None:
                 rates = found.setdefault(trial.training.workload, {})
                 rates.setdefault(trial.configuration, {})[trial.repeat] = speed
@@ -110,7 +115,9 @@ class AutomaticRepeats:
 
     def _speed(self, trial: Trial) -> Series | None:
         if trial.id not in self._speeds:
-            self._speeds[trial.id] = trial_speed(load_trial(self._files.trial(trial.id)))
+            record = load_trial(self._files.trial(trial.id))
+            has_target = trial.training.target is not None
+            self._speeds[trial.id] = target_speed(record) if has_target else trial_speed(record)
         return self._speeds[trial.id]
 
     def _write(self, stopped: Literal["decided", "max_repeats", "time"] | None) -> None:

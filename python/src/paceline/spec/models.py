@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from paceline.spec.evaluation import Target
 from paceline.spec.fields import FROM_LIST, Count, Name, PositiveFloat, PositiveInt
 from paceline.spec.values import Device, MemoryFormat, Precision, ReadingMode
 
@@ -48,6 +49,12 @@ class _WorkloadOverrides(_Overrides):
     momentum: Annotated[float, Field(ge=0, lt=1, strict=False)] | None = None
     dropout: bool | None = None
     reading: ReadingMode | None = None
+    held_out_samples: Annotated[
+        PositiveInt | None, Field(description="samples for evaluation, never trained on")
+    ] = None
+    evaluate_every_steps: PositiveInt | None = None
+    evaluate_every_epochs: PositiveInt | None = None
+    target: Annotated[Target | None, Field(description="quality to reach")] = None
 
 
 class TrainingRequest(_WorkloadOverrides):

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.spec.counts import batch_per_replica, counts_if_known
+from paceline.spec.evaluation import EVALUATION_KEYS
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, WORKLOADS
 from paceline.spec.models import Experiment
 from paceline.spec.own_task import OwnTask, workload_of
@@ -163,6 +164,7 @@ def _workload_faults(
             for fault in _batch_faults(trial, workload, experiment):
                 yield f"trials[{place}]: workload {workload.name}: {fault}"
     yield from _step_faults(workload, experiment)
+    yield from _evaluation_faults(workload, experiment)
 
 
 def _batch_faults(
@@ -193,4 +195,22 @@ def _step_faults(workload: WorkloadRequest, experiment: Experiment) -> Iterator[
         yield (
             f"workload {workload.name}: warmup_steps = {warmup} leaves nothing to measure of "
             f"{steps} steps; use at most {steps - 1}, or train longer (max_steps, epochs)"
+        )
+
+
+def _evaluation_faults(workload: WorkloadRequest, experiment: Experiment) -> Iterator[str]:
+    """Yield keys of evaluations that do not go together."""
+    if workload.script is not None:
+        return
+    given = {name: first_given(name, workload, experiment) for name in EVALUATION_KEYS}
+    if given["held_out_samples"] is None:
+        for name in (name for name, value in given.items() if value is not None):
+            yield (
+                f"workload {workload.name}: {name} needs samples to evaluate on; add "
+                "held_out_samples, or remove it"
+            )
+    elif given["evaluate_every_steps"] is not None and given["evaluate_every_epochs"] is not None:
+        yield (
+            f"workload {workload.name}: expected evaluate_every_steps or evaluate_every_epochs, "
+            "got both"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.spec.descriptors import WorkloadDescriptor
+from paceline.spec.evaluation import EVALUATION_KEYS
 from paceline.spec.extensions import STRATEGIES, TRANSPORTS, WORKLOADS, quoted
 from paceline.spec.transport_rules import strategy_of, transport_of
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 # Training values that a script decides itself.
 _OF_BUILT_IN_TRAININGS = (
     "image_size", "global_batch", "epochs", "learning_rate", "momentum", "dropout", "reading",
-    "precision", "memory_format",
+    "precision", "memory_format", *EVALUATION_KEYS,
 )  # fmt: skip
 _OF_TRIALS = ("precision", "memory_format")
 

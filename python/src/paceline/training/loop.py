@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ from paceline.records.rows import SampleLogRow, StepRow
 from paceline.training.strategy import GradientResult, TrainBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
     from paceline.records.layout import RankFiles
     from paceline.training.strategy import Stepper
     from paceline.training.task import Task
+
+# Called with step and epoch; returns whether it used time, which then belongs to no step.
+Evaluate = Callable[[int, int], bool]
+
+
+def _no_evaluation(step: int, epoch: int) -> bool:  # noqa: ARG001
+    return False
 
 
 class Loop:
@@ -52,14 +60,17 @@ class Loop:
         self._on_first_gradient = on_first_gradient
         self._on_step_end = on_step_end
 
-    def run(self, batches: Iterable[Batch], files: RankFiles) -> int:
+    def run(
+        self, batches: Iterable[Batch], files: RankFiles, evaluate: Evaluate = _no_evaluation
+    ) -> int:
         """Train on `batches`, one for each step, and return the number of steps.
 
+        evaluate: called after each step, when its rows are written.
         Raises RankFailed naming the step if the loss is not finite.
         """
         steps = 0
         with JsonlWriter(files.steps) as rows, JsonlWriter(files.sample_log) as sample_log:
-            for row, seen in self.steps(batches):
+            for row, seen in self.steps(batches, evaluate=evaluate):
                 rows.write(row)
                 sample_log.write(seen)
                 self._on_step_end()
@@ -67,13 +78,16 @@ class Loop:
         return steps
 
     def steps(
-        self, batches: Iterable[Batch], started_s: float | None = None
+        self,
+        batches: Iterable[Batch],
+        started_s: float | None = None,
+        evaluate: Evaluate = _no_evaluation,
     ) -> Iterator[tuple[StepRow, SampleLogRow]]:
         """Take the steps one by one, for a caller that writes the rows.
 
-        There is no gap between steps: time spent between two of them, for example on writing rows,
-        belongs to the later one. started_s: start of the first step as time of perf_counter;
-        default now.
+        There is no gap between steps, except for evaluations: time spent between two of them, for
+        example on writing rows, belongs to the later one. started_s: start of the
+        first step as time of perf_counter; default now.
         """
         source = iter(batches)
         unix_offset_s = time.time() - time.perf_counter()
@@ -89,6 +103,8 @@ class Loop:
                     sample_ids=batch.sample_ids.tolist() if self._counts_samples else [],
                 ),
             )
+            if evaluate(batch.step, batch.epoch):
+                started_s = time.perf_counter()
 
     def _step(
         self, batch: Batch, started_s: float, waited_s: float, unix_offset_s: float

@@ -106,6 +106,13 @@ class LocalStrategy(Stepper, Protocol):
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights of the whole model by its own names, on every rank; collective."""
 
+    def weights_to_evaluate(self) -> dict[str, Tensor]:
+        """Return the weights that an evaluation between two steps uses, on every rank; collective.
+
+        They may change with the next step.
+        """
+        return self.state_dict()
+
     def workers(self) -> list[WorkerEnvironment]:
         """Return the actual environments of threads that train replicas; [] if there are none."""
         return []

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 NamedParameters = list[tuple[str, nn.Parameter]]
 Blocks = list[tuple[str, nn.Module]]
+Sums = tuple[Tensor, Tensor]  # sum and count of a metric
 
 
 class TaskOptions(BaseModel):
@@ -114,6 +115,19 @@ class Task:
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each sample, shape (samples,). Default: cross entropy."""
         return cross_entropy(outputs, targets, reduction="none")
+
+    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor | Sums]:
+        """Return the metrics of an evaluation by name, for the samples of one batch.
+
+        Each is a tensor of shape (samples,), whose mean over all samples counts, or a pair (sum,
+        count) of tensors of equal shape: the metric is then the mean over their elements of the
+        total sum over the total count (mean intersection over union, for example). Default: `loss`,
+        and `accuracy` (top-1) if outputs are one row of scores per sample and targets are classes.
+        """
+        metrics: dict[str, Tensor | Sums] = {"loss": self.loss(outputs, targets)}
+        if outputs.dim() == 2 and targets.dim() == 1 and not targets.is_floating_point():
+            metrics["accuracy"] = outputs.argmax(1) == targets
+        return metrics
 
     def optimizer(self, parameters: NamedParameters) -> Optimizer:
         """Return an optimiser from torch.optim. Default: SGD with the momentum of the spec.

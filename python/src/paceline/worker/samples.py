@@ -60,6 +60,17 @@ class Samples:
             timeout_s=trial.limits.trial_s,
         )
 
+    def held_out_feed(self, trial: Trial, rank: int, world_size: int) -> Feed:
+        """Return the held-out samples of a rank, not transformed. world_size: all ranks."""
+        return open_feed(
+            self.source,
+            self.order.held_out(),
+            mode=trial.training.reading,
+            rank=rank,
+            world_size=world_size,
+            decode_threads=trial.placement.threads_per_rank,
+        )
+
 
 @contextmanager
 def open_samples(training: Training, folder: Path, share_of_node: NodeShare) -> Iterator[Samples]:

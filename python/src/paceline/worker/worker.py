@@ -24,6 +24,7 @@ from paceline.training.spans import Spans
 from paceline.training.tensors import save_tensors, sha256_of, update_l2
 from paceline.training.transforms import put_in_memory_format
 from paceline.transports.recorder import recording
+from paceline.worker.evaluation import Evaluator
 from paceline.worker.peers import Peers, join_peers
 from paceline.worker.samples import Samples, open_samples
 from paceline.workloads.build import build_model
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from paceline.plan.sample_order import SampleOrder
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.training.context import RankContext
@@ -93,24 +93,39 @@ class _Worker:
                 feed = opened.enter_context(self._open_feed(samples))
             strategy = opened.enter_context(_closing(create_strategy(self._trial)))
             with self._spans("model_build"):
+                evaluator = self._evaluator(samples)
                 self._prepare(strategy, samples.task)
             with self._spans("train"):
-                steps = self._train(strategy, samples.task, samples.order, feed)
+                steps = self._train(strategy, samples, feed, evaluator)
             with self._spans("bookkeeping"):
                 self._finish(strategy, samples.task, steps)
 
-    def _train(self, strategy: LocalStrategy, task: Task, order: SampleOrder, feed: Feed) -> int:
-        rank = self._context.rank
+    def _train(
+        self,
+        strategy: LocalStrategy,
+        samples: Samples,
+        feed: Feed,
+        evaluator: Evaluator | None,
+    ) -> int:
+        rank, order = self._context.rank, samples.order
+
+        def evaluate(step: int, epoch: int) -> bool:
+            if evaluator is None or not evaluator.is_due(step):
+                return False
+            with self._spans("evaluation"):
+                evaluator.run(strategy, step, epoch, self._peers)
+            return True
+
         loop = Loop(
             order,
-            task,
+            samples.task,
             strategy,
             rank,
             counts_samples=self._stage == 0,
             on_first_gradient=lambda: self._save_gradient(strategy),
             on_step_end=self._recorder.flush,
         )
-        steps = loop.run(feed, self._files.rank(rank))
+        steps = loop.run(feed, self._files.rank(rank), evaluate)
         if steps != order.steps:
             raise RankFailed(
                 f"rank {rank}: expected {order.steps} steps, the data set's reader ended after "
@@ -136,6 +151,20 @@ class _Worker:
             world_size=place.nodes * shares_on_node,
             with_inputs=self._stage == 0,
             share_of_node=self._peers.node("samples") or SoloNode(),
+        )
+
+    def _evaluator(self, samples: Samples) -> Evaluator | None:
+        """Return the evaluator of this rank's share of the samples that are held out."""
+        trial, context = self._trial, self._context
+        if trial.training.evaluation is None:
+            return None
+        return Evaluator(
+            trial,
+            samples.task,
+            samples.order,
+            context,
+            lambda: samples.held_out_feed(trial, context.rank, context.world_size),
+            self._files.rank(context.rank).evaluations,
         )
 
     def _prepare(self, strategy: LocalStrategy, task: Task) -> None:

@@ -7,6 +7,7 @@ from paceline.report.figures.bars import (
     step_time_chart,
 )
 from paceline.report.figures.charts import Chart, colours, first_repeats, plotly_js
+from paceline.report.figures.evaluation import metric_chart
 from paceline.report.figures.hosts import resource_charts, shades, telemetry_charts
 from paceline.report.figures.speed import loss_chart, speedup_chart, step_distribution_chart
 from paceline.report.figures.strategies import local_global_chart, local_use_chart
@@ -20,6 +21,7 @@ __all__ = [
     "local_global_chart",
     "local_use_chart",
     "loss_chart",
+    "metric_chart",
     "plotly_js",
     "rank_time_chart",
     "resource_charts",

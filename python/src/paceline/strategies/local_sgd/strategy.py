@@ -110,6 +110,18 @@ class LocalSgdStrategy(LocalStrategy):
         """Return the weights; they are equal on all ranks after an averaging."""
         return self._replica.state_dict()
 
+    def weights_to_evaluate(self) -> dict[str, Tensor]:
+        """Return the mean of all ranks' weights, also between two averagings."""
+        if self._ranks == 1:
+            return self.state_dict()
+        weights = self._replica.weights
+        own = weights.clone()
+        all_reduce_tensors([weights])
+        weights /= self._ranks
+        mean = {name: tensor.clone() for name, tensor in self.state_dict().items()}
+        weights.copy_(own)
+        return mean
+
     def describe(self) -> dict[str, Any]:
         """Return settings and traffic. Bytes are means over all steps; uncompressed bytes are those
         of averaging gradients in every step."""

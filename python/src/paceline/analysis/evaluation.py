@@ -1,0 +1,194 @@
+"""Evaluations of a trial, the time in which it reached its target, and the check of their values.
+
+Time is that of the training: of all steps from the first one on, warm-up steps included, and
+without the evaluations themselves, as in AlgoPerf. The first evaluation that meets the target
+counts (MLPerf Training, AlgoPerf).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from paceline.analysis.checks import Check
+from paceline.analysis.statistics import Series, total_series
+from paceline.records.rows import EvaluationRow
+from paceline.records.tables import read_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.steps import GlobalSteps
+    from paceline.analysis.tolerances import Tolerance
+    from paceline.spec.evaluation import Target
+
+_FIELDS = ("steps", "epoch", "metric", "sums", "counts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluations:
+    """The evaluations of a trial in order: arrays of shape (evaluations,)."""
+
+    steps: NDArray[np.int64]  # optimiser steps before each one
+    epoch: NDArray[np.int64]  # of the last of them
+    samples: NDArray[np.int64]  # trained on before, by all ranks
+    training_s: NDArray[np.float64]  # time of these steps
+    metrics: Mapping[str, NDArray[np.float64]]
+    # metrics that count samples: the values are multiples of 1 / count
+    resolution: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetTime:
+    """Time in which one repeat reached its target; of the whole training if it did not."""
+
+    reached: bool
+    steps: int
+    seconds: Series
+
+    @property
+    def rate(self) -> Series:
+        """One over the time."""
+        return Series(log_median=-self.seconds.log_median, log_draws=-self.seconds.log_draws)
+
+
+def evaluated_steps(record: TrialRecord) -> NDArray[np.int64]:
+    """Return the numbers of steps before each evaluation, ascending."""
+    if record.trial.training.evaluation is None:
+        return np.zeros(0, dtype=np.int64)
+    found = [
+        read_table(record.files.rank(rank.rank).evaluations, EvaluationRow, ("steps",))
+        for rank in record.ranks
+    ]
+    return np.unique(pl.concat(found)["steps"].to_numpy()) if found else np.zeros(0, np.int64)
+
+
+def read_evaluations(record: TrialRecord, steps: GlobalSteps) -> Evaluations | None:
+    """Join the rows of all ranks; None if there are none. Raises DataError if one is damaged."""
+    if record.trial.training.evaluation is None or not record.ranks:
+        return None
+    rows = pl.concat(
+        read_table(record.files.rank(rank.rank).evaluations, EvaluationRow, _FIELDS)
+        for rank in record.ranks
+    )
+    if rows.is_empty():
+        return None
+    numbers = np.unique(rows["steps"].to_numpy())
+    metrics: dict[str, NDArray[np.float64]] = {}
+    resolution: dict[str, float] = {}
+    for (metric,), found in rows.group_by("metric", maintain_order=True):
+        by_steps = {number: group for (number,), group in found.group_by("steps")}
+        sums = [_total(by_steps[n]["sums"]) for n in numbers if n in by_steps]
+        counts = [_total(by_steps[n]["counts"]) for n in numbers if n in by_steps]
+        if len(sums) < len(numbers):
+            continue  # not recorded at every evaluation
+        metrics[str(metric)] = np.array([_mean(s, c) for s, c in zip(sums, counts, strict=True)])
+        if all(np.array_equal(total, np.rint(total)) for total in sums):
+            smallest = np.concatenate(counts)
+            resolution[str(metric)] = 1 / float(smallest[smallest > 0].min(initial=np.inf))
+    epochs = rows.group_by("steps").agg(pl.col("epoch").max()).sort("steps")["epoch"]
+    before = np.searchsorted(steps.step, numbers)
+    return Evaluations(
+        steps=numbers,
+        epoch=epochs.to_numpy(),
+        samples=np.concatenate([[0], np.cumsum(steps.samples)])[before],
+        training_s=np.concatenate([[0.0], np.cumsum(steps.time_s)])[before],
+        metrics=metrics,
+        resolution=resolution,
+    )
+
+
+def target_time(
+    record: TrialRecord, steps: GlobalSteps, evaluations: Evaluations | None
+) -> TargetTime | None:
+    """Return the time to the target; None without a target, or without its metric."""
+    target = record.trial.training.target
+    if target is None or evaluations is None:
+        return None
+    values = evaluations.metrics.get(target.metric)
+    if values is None or not len(steps.step):
+        return None
+    first = _first_reached(values, target)
+    count = len(steps.step) if first is None else int(evaluations.steps[first])
+    used = steps.time_s[steps.step < count]
+    return TargetTime(
+        reached=first is not None, steps=count, seconds=total_series(used, record.trial.id)
+    )
+
+
+def evaluation_check(
+    ours: Evaluations | None, theirs: Evaluations | None, allowed: Tolerance
+) -> Check:
+    """Compare all values with the baseline's.
+
+    They follow from the weights, so they may differ as the final weights may: relative to the
+    largest value of the metric. A metric that counts samples may also differ by one sample, whose
+    scores are nearly equal.
+    """
+    name = "evaluation"
+    if ours is None or theirs is None:
+        return Check(name=name, passed=None, reason="a rank did not record its evaluations")
+    if not np.array_equal(ours.steps, theirs.steps) or ours.metrics.keys() != theirs.metrics.keys():
+        reason = "other evaluations or metrics than the baseline"
+        return Check(name=name, passed=False, reason=reason)
+    worst, value, where = -1.0, 0.0, "no metric"
+    for metric, step, difference, scale, slack in _differences(ours, theirs):
+        relative = difference / scale if scale else (0.0 if difference == 0 else math.inf)
+        beyond = max(0.0, difference - slack) / scale if scale else relative
+        if math.isnan(beyond) or beyond > worst:
+            worst, value, where = beyond, relative, f"{metric} after {step} steps"
+    passed = bool(worst <= allowed.weights)
+    check = Check(
+        name=name,
+        passed=passed,
+        reason=f"{where} differs most, by {value:.2g} of the metric's largest value",
+        value=value,
+        tolerance=allowed.weights,
+    )
+    return check if allowed.weights_judged or math.isnan(worst) else _not_decisive(check, allowed)
+
+
+def _not_decisive(check: Check, allowed: Tolerance) -> Check:
+    return Check(
+        name=check.name,
+        passed=None,
+        decisive=False,
+        value=check.value,
+        tolerance=check.tolerance,
+        reason=f"{check.reason}; not decisive: over {allowed.steps} steps, rounding alone may "
+        "cause this difference",
+    )
+
+
+def _differences(
+    ours: Evaluations, theirs: Evaluations
+) -> Iterator[tuple[str, int, float, float, float]]:
+    """Yield metric, steps, absolute difference, scale and the resolution of the metric."""
+    for metric, values in theirs.metrics.items():
+        scale = float(np.abs(values).max())
+        slack = theirs.resolution.get(metric, 0.0) * (1 + 1e-9)
+        for number, a, b in zip(theirs.steps, ours.metrics[metric], values, strict=True):
+            difference = 0.0 if np.isnan(a) and np.isnan(b) else abs(float(a - b))
+            yield metric, int(number), difference, scale, slack
+
+
+def _first_reached(values: Sequence[float] | NDArray[np.float64], target: Target) -> int | None:
+    return next((i for i, value in enumerate(values) if target.reached(float(value))), None)
+
+
+def _total(lists: pl.Series) -> NDArray[np.float64]:
+    total: NDArray[np.float64] = np.sum(np.array(lists.to_list(), dtype=np.float64), axis=0)
+    return total
+
+
+def _mean(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> float:
+    """Return the mean over the elements that count anything; NaN if none does."""
+    known = counts > 0
+    return float(np.mean(sums[known] / counts[known])) if known.any() else math.nan
