@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
-from tests import capabilities
+from tests import capabilities, scheduling
 from tests.environment import QUICK_JVM, class_archive_options, make_class_archives
 from tests.forking import fork_server
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
+    from pathlib import Path
 
     from tests.forking import ForkServer
     from xdist.remote import Producer
@@ -30,8 +31,9 @@ hypothesis.settings.load_profile("repeatable")
 # which a conftest.py of a folder may do.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# The folders with long tests come first, so that short ones fill the gaps at the end.
-_ORDER = ("cluster", "functional", "contract", "unit")
+# Modules and tests are there until the end. To search them again and again took half of the 10 s
+# of CPU time in which a worker collects all tests; see pytest_collection_finish.
+gc.disable()
 
 
 def pytest_configure() -> None:
@@ -41,17 +43,26 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the folders; the sort keeps the order within a folder."""
-    root = Path(__file__).parent
-    items.sort(key=lambda item: _ORDER.index(item.path.relative_to(root).parts[0]))
+    """Order the groups of tests, so that all cores have work until the end."""
+    places = scheduling.places([_file(item) for item in items])
+    items.sort(key=lambda item: places[_file(item)])
+
+
+def _file(item: pytest.Item) -> str:
+    return item.path.relative_to(scheduling.ROOT).as_posix()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, without what is there already."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
     """Run the tests of a group in one worker with `--dist loadgroup`."""
-    from tests.scheduling import GroupScheduling
-
-    return GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
+    grouped = config.getvalue("dist") == "loadgroup"
+    return scheduling.GroupScheduling(config, log) if grouped else None
 
 
 def _needed(item: pytest.Item) -> set[str]:

@@ -1,4 +1,4 @@
-"""Groups of tests that one pytest-xdist worker runs, one after the other.
+"""Groups of tests that one pytest-xdist worker runs, one after the other, and their order.
 
 pytest-xdist 3.8 reads group names from the ids of the tests, where pytest 9.2 does not let it write
 them. So `--dist loadgroup` uses this scheduler, whose groups follow from the files.
@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parents[1]
 # Fixtures that take long to set up, so that one worker runs all files that use them.
@@ -29,3 +33,24 @@ def group_of(file: str) -> str:
     path = ROOT / file  # another --rootdir may give other names
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     return next((fixture for fixture in SHARED_FIXTURES if f"{fixture}:" in text), file)
+
+
+def places(files: Iterable[str]) -> dict[str, tuple[int, float]]:
+    """Return sort keys that order test files, given by their paths below the project folder.
+
+    The largest groups come first: those that share a fixture. Unit tests come last, because their
+    short files fill the gaps at the end. The files of the other folders alternate: tests of the
+    cluster mostly wait, contract tests mostly compute, so their mixture keeps the cores busy.
+    """
+    folders: dict[str, list[str]] = {}
+    for file in dict.fromkeys(files):
+        folders.setdefault(file.split("/")[1], []).append(file)
+    return {
+        file: (_rank(file, folder), number / len(members))
+        for folder, members in folders.items()
+        for number, file in enumerate(members)
+    }
+
+
+def _rank(file: str, folder: str) -> int:
+    return 0 if group_of(file) in SHARED_FIXTURES else 2 if folder == "unit" else 1

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.functional
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 60.0
-TWO_AT_A_TIME = "-n|2|--dist|loadgroup|--no-loadscope-reorder"
+THREE_AT_A_TIME = "-n|3|--dist|loadgroup|--no-loadscope-reorder"
 COMMANDS = [
     "sh",
     "cat",
@@ -389,7 +389,7 @@ def test_test_without_a_path_runs_the_whole_suite(checkout: Checkout) -> None:
     (checkout.fakes / "slow").mkdir()  # exists, but is -m's value and no path
     done = checkout.run("test", "-q", "-m", "slow")
     assert done.stdout == (
-        f"pytest|-c|{config}|--rootdir|{checkout.root}|{TWO_AT_A_TIME}|-q|-m|slow|"
+        f"pytest|-c|{config}|--rootdir|{checkout.root}|{THREE_AT_A_TIME}|-q|-m|slow|"
         f"{checkout.root}/tests|\n"
     )
 
@@ -399,7 +399,7 @@ def test_test_with_a_path_runs_only_that(checkout: Checkout) -> None:
     (checkout.root / "tests" / "test_a.py").touch()
     done = checkout.run("test", "tests/test_a.py::test_b[1]", cwd=checkout.root)
     assert done.stdout == (
-        f"pytest|-c|{config}|--rootdir|{checkout.root}|{TWO_AT_A_TIME}|tests/test_a.py::test_b[1]|\n"
+        f"pytest|-c|{config}|--rootdir|{checkout.root}|{THREE_AT_A_TIME}|tests/test_a.py::test_b[1]|\n"
     )
 
 

@@ -1,8 +1,8 @@
-"""Which test files one worker runs."""
+"""Which test files one worker runs, and in which order."""
 
 from __future__ import annotations
 
-from tests.scheduling import group_of
+from tests.scheduling import group_of, places
 
 
 def test_files_that_share_a_spark_cluster_are_one_group() -> None:
@@ -13,3 +13,25 @@ def test_files_that_share_a_spark_cluster_are_one_group() -> None:
 def test_other_files_are_a_group_each() -> None:
     file = "tests/unit/tools/test_lock.py"
     assert group_of(file) == file
+
+
+def test_shared_fixtures_come_first_then_folders_alternate_and_unit_tests_fill_the_gaps() -> None:
+    files = [
+        "tests/unit/a.py",
+        "tests/unit/b.py",
+        "tests/cluster/test_two_nodes.py",
+        *(f"tests/contract/{number}.py" for number in range(4)),
+        *(f"tests/functional/{number}.py" for number in range(2)),
+    ]
+    keys = places(files)
+    assert sorted(files, key=lambda file: keys[file]) == [
+        "tests/cluster/test_two_nodes.py",
+        "tests/contract/0.py",
+        "tests/functional/0.py",
+        "tests/contract/1.py",
+        "tests/contract/2.py",
+        "tests/functional/1.py",
+        "tests/contract/3.py",
+        "tests/unit/a.py",
+        "tests/unit/b.py",
+    ]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
+from paceline.host.garbage import permanent_objects
 from paceline.host.machine import host_name
 from paceline.host.processes import die_with_parent, process_started_unix_s
 from paceline.job.context import own_start_unix_s
@@ -120,7 +121,8 @@ def _run(
 
 def _open(job: Job, context: RankContext, orders: Orders) -> _Kept:
     prepare_process(job, context)
-    from paceline.launchers.spark.rounds.worker import RoundWorker  # noqa: PLC0415  (torch)
+    with permanent_objects():
+        from paceline.launchers.spark.rounds.worker import RoundWorker  # noqa: PLC0415  (torch)
 
     executor = executor_pid()
     sidecar = ExitStack()
