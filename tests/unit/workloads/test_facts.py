@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +13,9 @@ from paceline.spec.extensions import WORKLOADS
 from paceline.spec.model_facts import model_facts
 from paceline.workloads.build import make_task, on_meta_device
 from paceline.workloads.facts import derive_facts
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Published numbers of parameters with 1000 classes, and indexes of the layers that do not work in
 # place, counted by hand in torchvision's listing (features, avgpool, flatten, classifier).
@@ -60,3 +64,33 @@ def test_another_process_derives_the_same_and_torch_stays_out_of_this_one() -> N
 def test_a_model_that_cannot_be_built_is_reported_with_the_reason() -> None:
     with pytest.raises(EnvironmentLacks, match=r"model no_such_module:Net: .*No module named"):
         model_facts("no_such_module:Net")
+
+
+SCHEDULED = """
+import torch
+from torch import nn
+import paceline
+
+class Scheduled(paceline.Task):
+    input_field, target_field = "x", "y"
+
+    def model(self):
+        return nn.Linear(3, 2)
+
+    def schedule(self, optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, self.settings.steps)
+
+class WithItems(Scheduled):
+    def dataset(self):
+        return [((0.0, 0.0, 0.0), 1)] * 7
+"""
+
+
+def test_facts_have_the_fields_and_the_samples_of_a_task(tmp_path: Path) -> None:
+    """Its schedule allows no step beyond those of the training."""
+    file = tmp_path / "scheduled.py"
+    file.write_text(SCHEDULED)
+    facts = derive_facts(f"{file}:Scheduled")
+    assert (facts.input_field, facts.target_field, facts.items) == ("x", "y", None)
+    assert facts.sharding_fault is None
+    assert derive_facts(f"{file}:WithItems").items == 7

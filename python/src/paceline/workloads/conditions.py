@@ -13,7 +13,7 @@ from paceline.training.optimizers import TaskOptimizer
 if TYPE_CHECKING:
     from paceline.training.task import NamedParameters, Task
 
-_STEPS = 3
+STEPS = 3  # that a check takes; a schedule may not allow more than the training has
 _SEED = 1
 # Relative to a step; a different update differs by about as much as the step itself.
 _TOLERANCE = 1e-3
@@ -92,7 +92,7 @@ def _train(
 ) -> None:
     """Take some steps; worker: half of each gradient that the parameters get."""
     optimizer = TaskOptimizer(task, parameters)
-    for step in range(_STEPS):
+    for step in range(STEPS):
         for name, parameter in parameters:
             generator = torch.Generator().manual_seed(1000 * step + names.index(name))
             if worker is None:

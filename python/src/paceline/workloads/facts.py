@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.spec.model_facts import CLASSES, ModelFacts
 from paceline.training.batch_norm import batch_norms
 from paceline.workloads.build import make_task, on_meta_device
-from paceline.workloads.conditions import sharding_fault, small_parameters, splitting_fault
+from paceline.workloads.conditions import STEPS, sharding_fault, small_parameters, splitting_fault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def derive_facts(task_path: str, options: Mapping[str, Any] | None = None) -> ModelFacts:
     """Return the facts of the model of a task ("module:Class" or "file.py:Class") with `CLASSES`
     classes."""
-    task = make_task(task_path, classes=CLASSES, options=options or {})
+    task = make_task(task_path, classes=CLASSES, steps=STEPS, options=options or {})
     built = on_meta_device(task)
     parameters = list(built.parameters())
     items = task.dataset()
