@@ -27,6 +27,11 @@ _STUCK = "is the data set's disk or network storage stuck?"
 Augment = Callable[["NDArray[Any]", SampleRandom], "NDArray[Any]"]
 
 
+def is_image(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    """Return whether a sample is an image: uint8 of shape (height, width, 3)."""
+    return dtype == np.uint8 and len(shape) == 3 and shape[-1] == 3
+
+
 def mirror_at_random(image: NDArray[Any], random: SampleRandom) -> NDArray[Any]:
     """Mirror half of the images left to right."""
     return image[:, ::-1] if random.coin else image

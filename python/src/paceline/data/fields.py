@@ -116,11 +116,6 @@ def delivered_dtype(dtype: str, *, is_target: bool) -> np.dtype[Any]:
     return np.dtype(np.int64) if is_target and given.kind in "iu" else given
 
 
-def is_image(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    """Return whether a sample is an image: uint8 of shape (height, width, 3)."""
-    return dtype == np.uint8 and len(shape) == 3 and shape[-1] == 3
-
-
 def _dtype(kind: pa.DataType) -> str:
     # Petastorm has no uint64, and skips such a column.
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)

@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from paceline.data.batches import mirror_at_random
-from paceline.data.fields import is_image
+from paceline.data.batches import is_image, mirror_at_random
 from paceline.errors import UsageError
 from paceline.spec.values import MemoryFormat
 from paceline.training import transforms
