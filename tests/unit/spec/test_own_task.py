@@ -104,6 +104,11 @@ def test_a_workload_is_a_script_or_a_task(spec):
             "got 4"),
         ),
         (
+            {"local_strategy": "processes", "ranks_per_node": 2, "batch_norm": "per-replica"},
+            {"batch_norms": ()},
+            'batch_norm: Mine has no batch normalisation, so "per-replica" has no meaning',
+        ),
+        (
             {"local_strategy": "processes", "transport": "gloo", "ranks_per_node": 2,
              "averaging_period_steps": 2},
             {"batch_norms": ("1.norm",)},
@@ -120,6 +125,30 @@ def test_a_workload_is_a_script_or_a_task(spec):
 def test_strategy_that_cannot_train_the_task_is_refused(spec, facts, trial, known, message):
     facts(**known)
     assert message in faults(spec({"launcher": "local", **trial}))
+
+
+def test_batch_normalisation_decides_what_the_spec_leaves_open(spec, facts):
+    facts(batch_norms=("1.norm",))
+    hybrid = {"launcher": "local", "local_strategy": "hybrid", "replicas": 2, "stages": 2}
+    own = {"launcher": "local", "local_strategy": "threads", "replicas": 2}
+    document = spec({**hybrid, "oversubscribe": True}, {**own, "batch_norm": "per-replica"})
+    document["training"] = {"batch_norm": "global"}
+    experiment = check_spec(document, "spec")
+    planned = {t.local_strategy: t for t in plan_trials(experiment, {"mine": "/d"}, 4)}
+    assert planned["hybrid"].option("micro_batches") == 1
+    assert planned["hybrid"].is_exact
+    threads = planned["threads"]
+    assert threads.configuration.endswith(".bn-per-replica")
+    assert threads.labels == ["batch norm per replica"]
+    assert not threads.is_exact
+
+
+def test_single_replica_normalises_over_the_global_batch_anyway(spec, facts):
+    facts(batch_norms=("1.norm",))
+    document = spec()
+    document["training"] = {"batch_norm": "per-replica"}
+    (trial, *_) = plan_trials(check_spec(document, "spec"), {"mine": "/d"}, 4)
+    assert trial.training.batch_norm == "global"
 
 
 def test_strategies_that_do_not_need_a_condition_are_planned(spec, facts):

@@ -21,7 +21,7 @@ from tests.unit.strategies.pipeline.node import (
 from torch import nn
 
 from paceline.analysis.tolerances import tolerance
-from paceline.errors import UsageError
+from paceline.errors import RankFailed, UsageError
 from paceline.plan.trial import Placement
 from paceline.strategies import create_strategy
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
@@ -332,8 +332,8 @@ class ResNet(Task):
         )
 
 
-def resnet_trial(name):
-    trial = trial_of(**TRIALS[name], task=f"{__name__}:ResNet")
+def resnet_trial(name, **training):
+    trial = trial_of(**TRIALS[name], task=f"{__name__}:ResNet", **training)
     if not hasattr(trial.strategy_options, "micro_batches"):
         return trial
     options = trial.strategy_options.model_copy(update={"micro_batches": 1})
@@ -366,6 +366,62 @@ def test_batch_norm_of_each_replica_alone_is_found(name, resnet_by_hand, monkeyp
     found = train(resnet_trial(name), RESNET_SIZES[:1])
     gradients, _ = train_by_hand(resnet_trial("sequential"), RESNET_SIZES[:1])
     assert distance(found[0][0], gradients) > 0.1
+
+
+def replicas_by_hand(trial, batch, replicas):
+    """Gradients of the mean loss, and running statistics of each replica; own statistics each."""
+    models = [build_model(task_for(trial)) for _ in range(replicas)]
+    for replica, model in enumerate(models):
+        share = passes.share_of(batch, replica, replicas)
+        loss = task_for(trial).loss(model(share.inputs), share.targets).sum()
+        (loss / batch.global_samples).backward()
+    gradients = [dict(model.named_parameters()) for model in models]
+    summed = {name: sum(of[name].grad for of in gradients) for name in gradients[0]}
+    return summed, [model.state_dict() for model in models]
+
+
+@pytest.mark.parametrize("name", ["threads-2", "processes-2", "hybrid-2x2"])
+def test_batch_norm_per_replica_uses_each_replicas_own_samples(name):
+    trial = resnet_trial(name, batch_norm="per-replica")
+    gradients, states = replicas_by_hand(trial, batch_of(trial, 0, 8), 2)
+    ranks = train(trial, [8])
+    largest = max(gradient.abs().max() for gradient in gradients.values())
+    for key, tensor in gradients.items():
+        torch.testing.assert_close(ranks[0][0][key], tensor, rtol=1e-3, atol=1e-5 * float(largest))
+    assert trial.inexact_reasons == [
+        "each replica normalises with the statistics of its own samples"
+    ]
+    running = "1.running_mean"
+    torch.testing.assert_close(ranks[0][1][running], states[0][running])
+    if name == "processes-2":
+        torch.testing.assert_close(ranks[1][1][running], states[1][running])
+
+
+class Normalised(Task):
+    """Batch normalisation of images only, which is defined for a single one, too."""
+
+    def model(self):
+        return nn.Sequential(
+            nn.Conv2d(3, 4, 8, stride=8),
+            nn.BatchNorm2d(4),
+            nn.Flatten(1),
+            nn.Linear(64, self.settings.classes),
+        )
+
+
+@pytest.mark.parametrize("name", ["threads-3", "processes-3"])
+def test_replica_without_samples_changes_no_statistics_of_its_own(name):
+    trial = trial_of(**TRIALS[name], task=f"{__name__}:Normalised", batch_norm="per-replica")
+    ranks = train(trial, [9, 2])
+    for _, weights in ranks:
+        assert all(tensor.isfinite().all() for tensor in weights.values())
+    if name == "processes-3":
+        assert [int(weights["1.num_batches_tracked"]) for _, weights in ranks] == [2, 2, 1]
+
+
+def test_single_vector_of_a_replica_is_refused_with_what_to_do():
+    with pytest.raises(RankFailed, match=r"one sample of this step.*batch_norm = \"global\""):
+        train(resnet_trial("threads-2", batch_norm="per-replica"), [2])
 
 
 def test_batch_norm_of_micro_batches_is_refused_with_the_layer():

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from paceline.analysis.steps import GlobalSteps
     from paceline.plan.sample_order import SampleOrder
 
-_COMPARED_ON_PURPOSE = {"precision", "memory_format"}  # these may differ between trainings
+_COMPARED_ON_PURPOSE = {
+    "precision",
+    "memory_format",
+    "batch_norm",
+}  # these may differ between trainings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

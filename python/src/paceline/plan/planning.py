@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UsageError
-from paceline.plan.task_rules import own_task_faults
+from paceline.plan.task_rules import (
+    batch_norm_faults,
+    own_task_faults,
+    undivided_for_batch_norm,
+)
 from paceline.plan.trial import (
     LOOPBACK,
     Evaluation,
@@ -92,6 +96,7 @@ def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset:
         reading=value("reading", "memory"),
         precision=value("precision", "fp32"),
         memory_format=value("memory_format", "contiguous"),
+        batch_norm=value("batch_norm", "global"),
         cache=None if workload.cache is None else str(Path(workload.cache).absolute()),
         script=None if workload.script is None else _script(workload.script, workload),
         evaluation=_evaluation(experiment, workload),
@@ -161,18 +166,24 @@ def _trial(
         options = strategy.options(request, counts, replica_batch, transport)
     else:
         options = strategy.Options()  # a script has its own training
+    own = {
+        name: getattr(request, name)
+        for name in ("precision", "memory_format", "batch_norm")
+        if getattr(request, name) is not None
+    }
+    if request.nodes * counts.replicas == 1:
+        own["batch_norm"] = "global"  # the same
+    training = training.model_copy(update=own)
+    options = undivided_for_batch_norm(workload, strategy, request, options)
     for fault in own_task_faults(workload, strategy, transport, options):
+        raise UsageError(fault)
+    for fault in batch_norm_faults(workload, training.batch_norm):
         raise UsageError(fault)
     if training.evaluation is not None and TRANSPORTS.get(transport).averages_weights:
         raise UsageError(
             f'held_out_samples: transport "{transport}" trains in rounds of tasks, which cannot '
             "evaluate; use another transport"
         )
-    own = {
-        name: getattr(request, name)
-        for name in ("precision", "memory_format")
-        if getattr(request, name) is not None
-    }
     trial = Trial(
         id="unnamed",
         experiment=experiment.name,
@@ -181,7 +192,7 @@ def _trial(
         transport=transport,
         local_strategy=request.local_strategy,
         placement=resolve_placement(request, counts, cores),
-        training=training.model_copy(update=own),
+        training=training,
         strategy_options=options,
         transport_options=TRANSPORTS.get(transport).options(request),
         launcher_options=LAUNCHERS.get(request.launcher).options(request, experiment),

@@ -10,8 +10,32 @@ from paceline.spec.own_task import OwnTask, workload_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.spec.descriptors import StrategyDescriptor
-    from paceline.spec.models import WorkloadRequest
+    from paceline.spec.descriptors import OptionModel, StrategyDescriptor
+    from paceline.spec.models import TrialRequest, WorkloadRequest
+    from paceline.spec.values import BatchNorm
+
+
+def batch_norm_faults(request: WorkloadRequest, batch_norm: BatchNorm) -> Iterator[str]:
+    """Yield why a model cannot normalise within each replica."""
+    if batch_norm == "per-replica" and not workload_of(request).facts().batch_norms:
+        yield (
+            f"batch_norm: {workload_of(request).model} has no batch normalisation, so "
+            '"per-replica" has no meaning; remove it'
+        )
+
+
+def undivided_for_batch_norm(
+    request: WorkloadRequest,
+    strategy: StrategyDescriptor,
+    trial: TrialRequest,
+    options: OptionModel,
+) -> OptionModel:
+    """Return the options without micro-batches if the task's model normalises over the batch and
+    the trial does not request their number."""
+    workload = workload_of(request)
+    if isinstance(workload, OwnTask) and strategy.is_pipelined and workload.facts().batch_norms:
+        return strategy.undivided(trial, options)
+    return options
 
 
 def own_task_faults(

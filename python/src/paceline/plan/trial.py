@@ -13,7 +13,14 @@ from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, WORKLOAD
 from paceline.spec.model_facts import ModelFacts, model_facts
 from paceline.spec.models import Limits, TelemetrySettings
 from paceline.spec.placement import Placement
-from paceline.spec.values import BASELINE, Device, MemoryFormat, Precision, ReadingMode
+from paceline.spec.values import (
+    BASELINE,
+    BatchNorm,
+    Device,
+    MemoryFormat,
+    Precision,
+    ReadingMode,
+)
 
 __all__ = ["LOOPBACK", "Placement", "Training", "Trial", "trial_name"]
 
@@ -76,6 +83,7 @@ class Training(_Value):
     reading: ReadingMode
     precision: Precision
     memory_format: MemoryFormat
+    batch_norm: BatchNorm = "global"
     script: Script | None = None
     evaluation: Evaluation | None = None
     task: str = ""  # "module:Class" or "file.py:Class"; "" is the class of the workload
@@ -167,7 +175,10 @@ class Trial(_Value):
     @property
     def inexact_reasons(self) -> list[str]:
         """Why it computes something else than the baseline; then only its loss is compared."""
-        return [reason for each in self.options if (reason := each.inexact_reason) is not None]
+        found = [reason for each in self.options if (reason := each.inexact_reason) is not None]
+        if self.training.batch_norm == "per-replica":
+            found.append("each replica normalises with the statistics of its own samples")
+        return found
 
     @property
     def is_exact(self) -> bool:
@@ -198,7 +209,8 @@ class Trial(_Value):
     @property
     def labels(self) -> list[str]:
         """Words for the options that differ from their defaults."""
-        return [label for each in self.options for label in each.labels()]
+        own = ["batch norm per replica"] if self.training.batch_norm == "per-replica" else []
+        return [*own, *(label for each in self.options for label in each.labels())]
 
     @property
     def details(self) -> list[str]:
@@ -222,6 +234,8 @@ def configuration_name(trial: Trial) -> str:
         parts.append(trial.device)
     if training.memory_format != "contiguous":
         parts.append(training.memory_format)
+    if training.batch_norm == "per-replica":
+        parts.append("bn-per-replica")
     parts += trial.transport_options.name_parts(place)
     parts += trial.launcher_options.name_parts(place)
     return ".".join(parts)

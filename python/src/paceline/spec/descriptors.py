@@ -122,6 +122,11 @@ class StrategyDescriptor(Descriptor):
         """Return the planned options; transport is the name of the resolved one."""
         return self.Options()
 
+    def undivided(self, request: TrialRequest, options: Any) -> OptionModel:
+        """Return the options without micro-batches, unless the request gives their number."""
+        found: OptionModel = options
+        return found
+
     def reduces_in_buckets(self, request: TrialRequest) -> bool:
         """Return whether the transport averages gradients bucket by bucket during backward."""
         return False

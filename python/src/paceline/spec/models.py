@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.spec.evaluation import Target
 from paceline.spec.fields import FROM_LIST, Count, Name, PositiveFloat, PositiveInt
-from paceline.spec.values import Device, MemoryFormat, Precision, ReadingMode
+from paceline.spec.values import BatchNorm, Device, MemoryFormat, Precision, ReadingMode
 
 SCHEMA = 2  # of spec files; schema 1 belongs to Paceline 0.1
 McaParameters = Annotated[dict[str, str], Field(min_length=1)]
@@ -35,6 +35,9 @@ class _Overrides(_Model):
 
     precision: Precision | None = None
     memory_format: MemoryFormat | None = None
+    batch_norm: Annotated[
+        BatchNorm | None, Field(description="samples whose statistics normalise a layer's values")
+    ] = None
 
 
 class _WorkloadOverrides(_Overrides):

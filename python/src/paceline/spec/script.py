@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 # Training values that a script decides itself.
 _OF_BUILT_IN_TRAININGS = (
     "image_size", "global_batch", "epochs", "learning_rate", "momentum", "dropout", "reading",
-    "precision", "memory_format", *EVALUATION_KEYS,
+    "precision", "memory_format", "batch_norm", *EVALUATION_KEYS,
 )  # fmt: skip
-_OF_TRIALS = ("precision", "memory_format")
+_OF_TRIALS = ("precision", "memory_format", "batch_norm")
 
 
 class ScriptWorkload(WorkloadDescriptor):

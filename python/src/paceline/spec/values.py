@@ -5,6 +5,7 @@ from typing import Literal
 Device = Literal["cpu", "cuda"]
 Precision = Literal["fp32", "bf16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
+BatchNorm = Literal["global", "per-replica"]
 ReadingMode = Literal["memory", "stream"]
 BEST = "best"  # a local strategy that a search has to find first
 # The trial that every speedup is relative to: one process, one thread, no launcher.

@@ -87,7 +87,7 @@ class ReplicaStrategy(LocalStrategy):
         self._optimizer = TaskOptimizer(task, model.named_parameters())
         if context.world_size == 1:
             return
-        synchronise(model, _total)
+        synchronise(model, _total, trial.training.batch_norm)
         self._factors = ReplicaFactors(setting_of(trial))
         samples = samples_of_a_replica(trial.training.global_batch, trial)
         self._factors.join(model, task.example_input(), samples, factors_dtype(trial))

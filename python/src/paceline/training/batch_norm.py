@@ -15,10 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from paceline.spec.values import BatchNorm
 
 # Returns the sum of a vector (float64) over all replicas; collective over them.
 Total = Callable[[Tensor], Tensor]
@@ -35,14 +40,19 @@ def statistics_width(model: nn.Module) -> int:
     return max((2 * layer.num_features + 1 for layer in _layers(model)), default=0)
 
 
-def synchronise(model: nn.Module, total: Total) -> None:
-    """Make the layers of one replica use the statistics of all replicas in training mode.
+def synchronise(model: nn.Module, total: Total, statistics: BatchNorm) -> None:
+    """Make the layers of one of several replicas use the statistics of all replicas in training
+    mode, or with statistics "per-replica" those of their own samples.
 
     total: called in the same order by all replicas, twice for each layer in a step.
     """
     for layer in _layers(model):
         # only `forward` is replaced: the module keeps its names, parameters and buffers
-        layer.forward = partial(_forward, layer, total)  # type: ignore[method-assign]
+        layer.forward = (  # type: ignore[method-assign]
+            partial(_forward, layer, total)
+            if statistics == "global"
+            else partial(_forward_alone, layer)
+        )
 
 
 @contextmanager
@@ -71,6 +81,20 @@ def _forward(layer: _BatchNorm, total: Total, inputs: Tensor) -> Tensor:
         inputs, layer.weight, layer.bias, mean, variance, layer.eps, count, total, excluded
     )
     return output
+
+
+def _forward_alone(layer: _BatchNorm, inputs: Tensor) -> Tensor:
+    """Normalise with the statistics of the inputs; samples that do not count change none."""
+    if not layer.training or not getattr(layer, _EXCLUDED, False):
+        if layer.training and inputs.numel() == inputs.shape[1]:
+            raise UsageError(
+                "batch_norm: a replica has one sample of this step, and a single value per channel "
+                "cannot be normalised; use batches that leave each replica several samples, or "
+                'batch_norm = "global"'
+            )
+        return type(layer).forward(layer, inputs)
+    zeros = torch.zeros(inputs.shape[1], device=inputs.device)
+    return batch_norm(inputs, zeros, zeros + 1, layer.weight, layer.bias, training=False)
 
 
 def _statistics(inputs: Tensor, total: Total, *, excluded: bool) -> tuple[Tensor, Tensor, float]:

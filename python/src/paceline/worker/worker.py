@@ -27,11 +27,13 @@ from paceline.transports.recorder import recording
 from paceline.worker.evaluation import Evaluator
 from paceline.worker.peers import Peers, join_peers
 from paceline.worker.samples import Samples, open_samples
-from paceline.workloads.build import build_model
+from paceline.workloads.build import build_model, on_meta_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
+
+    from torch import Tensor
 
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
@@ -194,11 +196,19 @@ class _Worker:
         if self._context.is_first:
             save_tensors(self._files.gradient, gradients)
 
+    def _shared(self, weights: dict[str, Tensor], task: Task) -> dict[str, Tensor]:
+        """Return the part of the weights that is equal on all ranks: running statistics of each
+        replica are not."""
+        if self._trial.training.batch_norm == "global":
+            return weights
+        parameters = dict(on_meta_device(task).named_parameters(remove_duplicate=False))
+        return {name: tensor for name, tensor in weights.items() if name in parameters}
+
     def _finish(self, strategy: LocalStrategy, task: Task, steps: int) -> None:
         """Check that all ranks have equal weights; rank 0 writes weights and result."""
         weights = strategy.state_dict()
         sha256 = sha256_of(weights)
-        differing = self._peers.all_equal("weights_sha256", sha256)
+        differing = self._peers.all_equal("weights_sha256", sha256_of(self._shared(weights, task)))
         if differing:
             raise RankFailed(
                 f"ranks {differing} ended with other weights than rank 0, so their gradients were "

@@ -93,6 +93,11 @@ class Pipeline(StrategyDescriptor):
             split_points=keys.split_points,
         )
 
+    def undivided(self, request: TrialRequest, options: PipelineOptions) -> PipelineOptions:
+        if number(request.keys(PipelineKeys).micro_batches) is not None:
+            return options
+        return options.model_copy(update={"micro_batches": 1})
+
     def layout(self, placement: Placement, options: PipelineOptions) -> str:
         return f"{super().layout(placement, options)} m{options.micro_batches}"
 

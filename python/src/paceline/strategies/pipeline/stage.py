@@ -95,9 +95,10 @@ class Stage:
         self._has_shared_statistics = False
 
     def synchronise(self, total: Total) -> None:
-        """Sum the statistics of batch normalisation over the replicas of the stage."""
-        synchronise(self._module, total)
-        self._has_shared_statistics = bool(batch_norms(self._module))
+        """Sum the statistics of batch normalisation over the replicas of the stage, if global."""
+        statistics = self._training.batch_norm
+        synchronise(self._module, total, statistics)
+        self._has_shared_statistics = statistics == "global" and bool(batch_norms(self._module))
 
     def run(self, batch: TrainBatch) -> StageResult:
         """Compute the gradient of the replica's loss into `.grad` of all parameters of the stage.

@@ -110,7 +110,7 @@ class ProcessesStrategy(LocalStrategy):
         self._total = SharedSum(rows, *place, wait, self._replicate_group)
         self._total_of_node = SharedSum(rows, *place, wait)
         if trial.placement.replicas > 1:
-            synchronise(model, self._total)
+            synchronise(model, self._total, trial.training.batch_norm)
         self._barrier.wait()  # rank 0 has copied the weights
         self._shard.refresh()
         self._barrier.wait()

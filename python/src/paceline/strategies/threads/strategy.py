@@ -126,7 +126,8 @@ class ThreadsStrategy(LocalStrategy):
         nodes = self._replicate_group
         for worker, replica in enumerate(self._replicas):
             wait = partial(pool.barrier, worker)
-            synchronise(replica, SharedSum(rows, range(replicas), worker, wait, nodes))
+            total = SharedSum(rows, range(replicas), worker, wait, nodes)
+            synchronise(replica, total, self._trial.training.batch_norm)
 
     def for_parts(self, samples: int, task: Callable[[slice], None]) -> None:
         """Let each thread prepare the images of its own replica."""
