@@ -29,16 +29,17 @@ pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
 
 LIMIT_S = 3.0
 
-Start = Callable[[str], AbstractContextManager[Training]]
+Start = Callable[..., AbstractContextManager[Training]]
 Record = Callable[[str, dict[str, Any], float], None]
 
 
 @pytest.fixture
 def under_way(fresh_lab: Lab, tiny_dataset: Path, tmp_path: Path) -> Start:
     """Start an endless training over a transport; nothing of it is left afterwards."""
-    words = options(LIMIT_S, tiny_dataset, tmp_path / "run")
 
-    def start(transport: str) -> AbstractContextManager[Training]:
+    def start(transport: str, factors: str = "never") -> AbstractContextManager[Training]:
+        words = options(LIMIT_S, tiny_dataset, tmp_path / "run")
+        words += ["--sufficient-factors", factors]
         commands = under_mpirun if transport == "mpi" else each_by_itself
         return training(fresh_lab, tmp_path, commands(fresh_lab, words, tmp_path))
 
@@ -108,8 +109,11 @@ def test_link_that_drops_is_reported_by_the_ranks_on_both_sides(
         assert running.names_on(0) == set()
 
 
-def test_killed_rank_is_named_by_its_peer(under_way: Start, record_took: Record) -> None:
-    with under_way("gloo") as running:
+@pytest.mark.parametrize("factors", ["never", "always"])
+def test_killed_rank_is_named_by_its_peer(
+    factors: str, under_way: Start, record_took: Record
+) -> None:
+    with under_way("gloo", factors) as running:
         os.kill(running.status(1)["pid"], signal.SIGKILL)
         killed_unix_s = time.time()
         running.wait_for_launchers()
@@ -118,7 +122,7 @@ def test_killed_rank_is_named_by_its_peer(under_way: Start, record_took: Record)
         assert f"rank 1 ({running.lab.hosts[1].name}) does not answer" in status["error"]
         assert status["secondary"]
         assert [process.returncode for process in running.processes] == [5, -signal.SIGKILL]
-        record_took("gloo kill rank 0", status, killed_unix_s)
+        record_took(f"gloo kill rank 0, factors {factors}", status, killed_unix_s)
 
 
 @pytest.mark.parametrize(("transport", "frozen"), [("gloo", 0), ("mpi", 1)])

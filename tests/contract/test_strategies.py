@@ -105,8 +105,36 @@ SETUPS = {
     "two-nodes-processes-2-flat": (
         "gloo", 4, {"nodes": 2, "local_strategy": "processes", "reduction": "flat"},
     ),
+    "two-nodes-threads-2-factors": (
+        "mpi", 2,
+        {
+            "nodes": 2, "local_strategy": "threads", "thread_replicas": 2,
+            "sufficient_factors": "always",
+        },
+    ),
+    "two-nodes-processes-2-hierarchical-factors": (
+        "gloo", 4,
+        {
+            "nodes": 2, "local_strategy": "processes", "reduction": "hierarchical",
+            "sufficient_factors": "always",
+        },
+    ),
     "two-nodes-pipeline-2": (
         "mpi", 4, {"nodes": 2, "local_strategy": "pipeline", "pipeline": pipeline(2, 4)},
+    ),
+    "two-nodes-pipeline-2-factors": (
+        "gloo", 4,
+        {
+            "nodes": 2, "local_strategy": "pipeline", "pipeline": pipeline(2, 4),
+            "sufficient_factors": "always",
+        },
+    ),
+    "two-nodes-hybrid-2x2-factors": (
+        "gloo", 8,
+        {
+            "nodes": 2, "local_strategy": "hybrid", "pipeline": pipeline(2, 2),
+            "sufficient_factors": "always",
+        },
     ),
     "two-nodes-hybrid-2x2": (
         "gloo", 8, {"nodes": 2, "local_strategy": "hybrid", "pipeline": pipeline(2, 2)},

@@ -87,9 +87,18 @@ def test_transport_says_what_it_is(reports):
     assert transport in ranks[0]["describe"]["library"].lower().replace(" ", "")
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_rank_that_does_not_come_is_a_time_out_within_the_limit(transport, run_ranks, tmp_path):
-    run_ranks(2, transport, "late", tmp_path, LIMIT_S, orderly=False)
+@pytest.mark.parametrize(
+    ("transport", "collective"),
+    [
+        *((transport, "all-reduce") for transport in TRANSPORTS),
+        ("gloo", "factors"),
+        ("mpi", "factors"),
+    ],
+)
+def test_rank_that_does_not_come_is_a_time_out_within_the_limit(
+    transport, collective, run_ranks, tmp_path
+):
+    run_ranks(2, transport, "late", tmp_path, LIMIT_S, collective, orderly=False)
     outcome = json.loads((tmp_path / "outcome.json").read_text())
     assert outcome["kind"] == "TimedOut", outcome
     assert LIMIT_S * 0.9 <= outcome["waited_s"] <= LIMIT_S * 3

@@ -1,6 +1,8 @@
 """Run by mpirun with two ranks: rank 1 never comes to a collective; rank 0 leaves what it saw.
 
-usage: late.py TRANSPORT FOLDER LIMIT_S
+usage: late.py TRANSPORT FOLDER LIMIT_S [factors]
+
+The collective is an all-reduce, or the exchange of a layer's factors.
 """
 
 from __future__ import annotations
@@ -18,7 +20,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 
 from paceline.errors import PacelineError
+from paceline.plan.factor_cost import LinearShape
+from paceline.strategies.reduction.factor_exchange import FactorExchange
 from paceline.worker.peers import join_peers
+
+
+def exchange_factors(group: dist.ProcessGroup | None) -> None:
+    exchange = FactorExchange({"fc": LinearShape(inputs=3, outputs=2)}, 4, torch.float32, group)
+    exchange.begin(4)
+    exchange.keep_inputs("fc", torch.ones(4, 3))
+    exchange.keep_gradients("fc", torch.ones(4, 2))
+    exchange.wait("fc")
 
 
 def main() -> None:
@@ -26,6 +38,7 @@ def main() -> None:
     transport, folder, limit_s = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
     context = make_context(folder)
     peers = join_peers(context, make_trial(transport, 2, collective_s=limit_s))
+    group = dist.new_group()
     file = folder / "outcome.json"
     if context.rank == 1:
         give_up = time.monotonic() + 10 * limit_s
@@ -34,7 +47,10 @@ def main() -> None:
         os._exit(0)
     started = time.monotonic()
     try:
-        dist.all_reduce(torch.ones(10))
+        if "factors" in sys.argv:
+            exchange_factors(group)
+        else:
+            dist.all_reduce(torch.ones(10))
     except (RuntimeError, PacelineError) as error:
         waited_s = time.monotonic() - started
         meaning = peers.explain(error)

@@ -10,10 +10,15 @@ pass in two parts: Qi et al.: Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from paceline.training.linear import bias_gradient, joined, linear_that_keeps, weight_gradient
+
+if TYPE_CHECKING:
+    from paceline.strategies.reduction.node_factors import NodeFactors
 
 
 class DeferredLinear(nn.Module):
@@ -30,6 +35,15 @@ class DeferredLinear(nn.Module):
         self._inputs: list[Tensor] = []
         self._outputs_gradients: list[Tensor] = []
         self._buffers_of_gradients: dict[str, Tensor] = {}
+        self._name = ""
+        self._nodes: NodeFactors | None = None
+
+    def gather_over(self, nodes: NodeFactors, name: str) -> None:
+        """Compute the gradients from the factors of all nodes from now on.
+
+        name: of the layer in the model.
+        """
+        self._nodes, self._name = nodes, name
 
     def begin(self) -> None:
         """Discard the state of the previous step, because the weights may have changed."""
@@ -47,9 +61,26 @@ class DeferredLinear(nn.Module):
         weight, bias = self._operands(inputs.device.type)
         return linear_that_keeps(inputs.to(weight.dtype), weight, bias, self._keep)
 
+    def send(self) -> None:
+        """Send the factors of all passes since `begin` to the other nodes, if they need them."""
+        if self._nodes is None:
+            return
+        weight, _ = self._cast or _parameters(self.layer)
+        # A node without samples takes part.
+        inputs = joined(self._inputs or [weight.new_empty((0, self.layer.in_features))])
+        gradients = joined(self._outputs_gradients or [weight.new_empty((0, len(weight)))])
+        self._nodes.keep_inputs(self._name, inputs)
+        self._nodes.keep_gradients(self._name, gradients)
+
     def flush(self) -> None:
-        """Set the gradients of weight and bias: sums over all passes since `begin`, float32."""
+        """Set the gradients of weight and bias: sums over all passes since `begin`, float32.
+
+        Call `send` before.
+        """
         weight, bias = _parameters(self.layer)
+        if self._nodes is not None:
+            inputs, gradients = self._nodes.wait(self._name)
+            self._inputs, self._outputs_gradients = [inputs], [gradients]
         weight.grad = self._gradient("weight", weight)
         if bias is not None:
             bias.grad = self._gradient("bias", bias)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Training
     from paceline.strategies.pipeline.links import SplitPoint
     from paceline.strategies.pipeline.split_points import Layers
+    from paceline.strategies.reduction.node_factors import NodeFactors
     from paceline.training.batch_norm import Total
     from paceline.training.strategy import TrainBatch
     from paceline.training.task import Task
@@ -80,6 +81,7 @@ class Stage:
     ) -> None:
         """actions: the actions of a step, two for each micro-batch."""
         self._module = nn.Sequential(*(deferred(layer) for _, layer in layers))
+        self._names = [name for name, _ in layers]
         self._deferred = [m for m in self._module if isinstance(m, DeferredLinear)]
         later = {id(p) for layer in self._deferred for p in layer.parameters()}
         self._direct = [p for p in self._module.parameters() if id(p) not in later]
@@ -93,6 +95,12 @@ class Stage:
         self._passes: dict[int, _Pass] = {}
         self._loss_sum = 0.0
         self._has_shared_statistics = False
+
+    def gather_factors(self, nodes: NodeFactors) -> None:
+        """Let layers of this stage compute their gradients from the factors of all nodes."""
+        for name, layer in zip(self._names, self._module, strict=True):
+            if name in nodes.layers and isinstance(layer, DeferredLinear):
+                layer.gather_over(nodes, name)
 
     def synchronise(self, total: Total) -> None:
         """Sum the statistics of batch normalisation over the replicas of the stage, if global."""
@@ -205,6 +213,8 @@ class Stage:
     def _finish(self, timer: StageTimer) -> None:
         """Compute weight gradients over all micro-batches. Until then received tensors may be in
         use."""
+        for layer in self._deferred:
+            layer.send()
         for layer in self._deferred:
             layer.flush()
         for parameter in self._direct:

@@ -6,7 +6,8 @@ activations and gradients through shared memory. A step is
 
     each worker: the passes of its stage in the order of the schedule (see stage.py)
     barrier of the replicas of a stage
-    each worker: sums its shards of the stage's gradients over the replicas, then over the nodes
+    each worker: sums its shards of the stage's gradients over the replicas, then over the nodes,
+                 except for linear layers whose factors were gathered (see node_factors.py)
     each worker: optimiser step of its shards
     barrier of the replicas of a stage
 
@@ -38,9 +39,11 @@ from paceline.strategies.pipeline.stage import Stage
 from paceline.strategies.pipeline.stage_weights import StageReplicas, StageWeights
 from paceline.strategies.pipeline.tied import Ownership, TiedGradients
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
+from paceline.strategies.reduction.node_factors import NodeFactors
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.shared_gradients import SharedGradients
 from paceline.strategies.reduction.shared_sum import SharedSum, shared_rows
+from paceline.strategies.reduction.sufficient_factors import mark_all_but, mark_summed_layers
 from paceline.training.batch_norm import batch_norms, statistics_width
 from paceline.training.devices import CPU, device_of, use_device
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
@@ -101,6 +104,7 @@ class PipelineStrategy(LocalStrategy):
         self._replicas = 1  # on this node
         self._everyone: Barrier  # of all workers of the node
         self._replicate_group = ReplicateGroup()
+        self._node_factors: NodeFactors
         self._alone = True  # whether there is only one replica on all nodes
 
     def prepare(
@@ -138,6 +142,7 @@ class PipelineStrategy(LocalStrategy):
             trial.training,
             device,
         )
+        self._gather_factors(model, trial, place, layers, (low, high))
         self._buffers = SharedBuffers(shared, model, layers[low:high])
         named = {id(p): name for name, p in model.named_parameters()}
         # tied weights have several names
@@ -152,6 +157,24 @@ class PipelineStrategy(LocalStrategy):
                 "which share it in the memory of CPUs; expected device cpu, or other split_points"
             )
         self._share_weights(dict(model.named_parameters()), place, ownership, layers, device)
+
+    def _gather_factors(
+        self,
+        model: nn.Module,
+        trial: Trial,
+        place: _Place,
+        layers: Layers,
+        bounds: tuple[int, int],
+    ) -> None:
+        """Choose the linear layers whose factors cross the network; collective over all ranks."""
+        nodes = self._node_factors = NodeFactors(trial)
+        if not nodes.may_send:
+            return
+        mark_summed_layers(model, self._task.example_input())
+        mark_all_but(model, {name for name, layer in layers if type(layer) is nn.Linear})
+        own = {name for name, _ in layers[slice(*bounds)]}
+        nodes.join(model, self._replicate_group, owners=place.replicas, own=own)
+        self._stage.gather_factors(nodes)
 
     def _share_weights(
         self,
@@ -213,6 +236,7 @@ class PipelineStrategy(LocalStrategy):
 
         comm_s is the reduction over replicas and nodes; None if there is only one replica.
         """
+        self._node_factors.begin(batch.global_samples)
         passed = self._stage.run(batch)
         ready_s, ready_unix_s = time.perf_counter(), time.time()
         low, high = self._bounds
@@ -225,7 +249,8 @@ class PipelineStrategy(LocalStrategy):
         if self._replicas > 1:
             operation.end()
         shard = self._weights.shard
-        self._replicate_group.all_reduce(shard.gradient_tensors(), shard.shapes())
+        complete = self._node_factors.parameter_names
+        self._replicate_group.all_reduce(shard.gradient_tensors(complete), shard.shapes(complete))
         return GradientResult(
             loss_sum=passed.loss_sum,
             forward_s=passed.forward_s,
@@ -264,7 +289,8 @@ class PipelineStrategy(LocalStrategy):
         }
 
     def describe(self) -> dict[str, Any]:
-        return {**self._description, **self._replicate_group.describe()}
+        others = self._node_factors.with_traffic(self._replicate_group.describe())
+        return {**self._description, **others}
 
     def close(self, *, failed: bool) -> None:
         self._replicate_group.close(failed=failed)

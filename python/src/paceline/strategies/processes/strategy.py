@@ -4,17 +4,19 @@ The node has one copy of the weights; each process has its own gradients. A step
 
     each: forward and backward pass of its part of the batch. Gradients that others own, and the
           sufficient factors of linear layers (see sufficient_factors.py), are copied into shared
-          memory during the backward pass
+          memory during the backward pass. On several nodes, factors of some layers are gathered
+          over the replicate group first (see node_factors.py)
     barrier
     each: sums its shards over the processes of the node, or computes them from the factors
-    on several nodes, each: sums its shards over its replicate group through the transport, so that
-          one gradient per node crosses the network
+    on several nodes, each: sums its other shards over its replicate group through the transport, so
+          that one gradient per node crosses the network
     each: optimiser step of its shards, which changes the shared weights
     barrier
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 
 from paceline.data.node import SoloNode
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
+from paceline.strategies.reduction.node_factors import NodeFactors
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.shared_gradients import SharedGradients
@@ -30,6 +33,7 @@ from paceline.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,
     SharedFactors,
     capture_sufficient_factors,
+    linear_layers,
     mark_summed_layers,
     rows_of,
 )
@@ -41,7 +45,7 @@ from paceline.transports.shared.barrier import Barrier
 from paceline.transports.shared.node import SharedNode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from paceline.plan.trial import Trial
     from paceline.strategies.reduction.flat_layout import ParameterShard
@@ -71,6 +75,7 @@ class ProcessesStrategy(LocalStrategy):
         self._total: SharedSum  # over all replicas
         self._total_of_node: SharedSum
         self._replicate_group = ReplicateGroup()
+        self._node_factors: NodeFactors
 
     def prepare(
         self, task: Task, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
@@ -92,6 +97,9 @@ class ProcessesStrategy(LocalStrategy):
         self._layout.bind(parameters, weights, copy=self._rank == 0)
         mark_summed_layers(model, task.example_input())
         self._rows = rows_of(model)
+        self._replicate_group = ReplicateGroup.join(trial, context, peers)
+        self._node_factors = NodeFactors(trial)
+        self._node_factors.join(model, self._replicate_group, owners=self._ranks)
         self._shards_by_rank = self._layout.shards(self._ranks, self._rows)
         self._open_shared_gradients(shared, parameters)
         low_precision = self._open_low_precision(shared, weights)
@@ -104,7 +112,6 @@ class ProcessesStrategy(LocalStrategy):
             self._rows,
             low_precision,
         )
-        self._replicate_group = ReplicateGroup.join(trial, context, peers)
         rows = shared_rows(shared, "sums", self._ranks, max(1, statistics_width(model)))
         place, wait = (range(self._ranks), self._rank), self._barrier.wait
         self._total = SharedSum(rows, *place, wait, self._replicate_group)
@@ -146,23 +153,41 @@ class ProcessesStrategy(LocalStrategy):
         """Open the memory of every rank for sufficient factors."""
         trial, model = self._trial, self._model
         dtype = torch.float32 if low_precision is None else torch.bfloat16
-        samples = -(-trial.training.global_batch // trial.placement.replicas)
+        most = -(-trial.training.global_batch // trial.placement.replicas)
+        samples = {name: self._node_factors.rows(name, most) for name in linear_layers(model)}
         size = SharedFactors.bytes_needed(model, samples, dtype)
         self._shared_factors = [
             SharedFactors(model, samples, dtype, torch.from_numpy(shared.memory("factors", size)))
             for _ in range(self._ranks)
         ]
-        capture_sufficient_factors(model, self._shared_factors[self._rank].store, low_precision)
+        capture_sufficient_factors(
+            model, self._keep, low_precision, store_inputs=self._node_factors.keep_inputs
+        )
+
+    def _keep(self, layer: str, inputs: Tensor, outputs_gradients: Tensor) -> None:
+        """Send the factors of a pass to other nodes, or copy them into shared memory."""
+        if not self._node_factors.keep_gradients(layer, outputs_gradients):
+            self._shared_factors[self._rank].store(layer, inputs, outputs_gradients)
+
+    @contextmanager
+    def _accumulating(self) -> Iterator[None]:
+        """Publish nothing meanwhile, because a later pass adds to it."""
+        with self._shared_gradients[self._rank].accumulating(), self._node_factors.accumulating():
+            yield
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
-        self._shared_factors[self._rank].begin()
+        factors = self._shared_factors[self._rank]
+        factors.begin()
+        self._node_factors.begin(batch.global_samples)
         passed = run_passes(
             self._task,
             self._model,
             batch,
             self._trial.training,
-            accumulating=self._shared_gradients[self._rank].accumulating,
+            accumulating=self._accumulating,
         )
+        for layer, of_all_nodes in self._node_factors.gathered().items():
+            factors.store(layer, *of_all_nodes)
         operation = begin_operation(
             self._node, self._ranks, SHARED_REDUCE, 4 * self._layout.elements
         )
@@ -170,7 +195,10 @@ class ProcessesStrategy(LocalStrategy):
         self._reduce()
         if self._ranks > 1:
             operation.end()
-        self._replicate_group.all_reduce(self._shard.gradient_tensors(), self._shard.shapes())
+        complete = self._node_factors.parameter_names
+        self._replicate_group.all_reduce(
+            self._shard.gradient_tensors(complete), self._shard.shapes(complete)
+        )
         return passed.result(alone=self._trial.placement.replicas == 1)
 
     def step(self) -> None:
@@ -200,7 +228,7 @@ class ProcessesStrategy(LocalStrategy):
         return {
             "shard_bytes": sizes,
             "by_sufficient_factors": sorted(self._rows),
-            **self._replicate_group.describe(),
+            **self._node_factors.with_traffic(self._replicate_group.describe()),
         }
 
     def close(self, *, failed: bool) -> None:

@@ -51,7 +51,7 @@ def measure(
 
     def gather(size: int) -> None:
         own = torch.zeros(size // 4)
-        dist.all_gather_into_tensor(torch.empty(ranks * len(own)), own, group=group)
+        dist.all_gather_single(torch.empty(ranks * len(own)), own, group=group)
 
     def reduce(size: int) -> None:
         dist.all_reduce(torch.zeros(size // 4), group=reducing)

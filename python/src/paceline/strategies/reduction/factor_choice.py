@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paceline.errors import EnvironmentLacks
-from paceline.plan.factor_cost import Cost, all_reduce_cost, factor_cost
+from paceline.plan.factor_cost import Cost, LinearShape, all_reduce_cost, factor_cost
 from paceline.spec.extensions import TRANSPORTS
 from paceline.strategies.reduction.calibration import measure
+from paceline.strategies.reduction.sufficient_factors import linear_layers
 from paceline.transports.gradients import gradient_options_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch.distributed as dist
+    from torch import nn
 
-    from paceline.plan.factor_cost import LinearShape, Speeds
+    from paceline.plan.factor_cost import Speeds
     from paceline.plan.trial import Trial
     from paceline.transports.gradients import FactorSetting
 
@@ -51,6 +53,25 @@ def samples_of_a_replica(global_samples: int, trial: Trial) -> int:
 def factors_dtype(trial: Trial) -> torch.dtype:
     """Return the type in which a trial's precision computes the factors."""
     return torch.bfloat16 if trial.training.precision == "bf16" else torch.float32
+
+
+def trained_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """Return the linear layers with sufficient factors of which all parameters are trained."""
+    return {
+        name: layer
+        for name, layer in linear_layers(model).items()
+        if all(parameter.requires_grad for parameter in layer.parameters())
+    }
+
+
+def shape_of(layer: nn.Linear, owners: int = 1) -> LinearShape:
+    """Return the shape for the cost model. owners: ranks of a node that divide the rows."""
+    return LinearShape(
+        inputs=layer.in_features,
+        outputs=layer.out_features,
+        has_bias=layer.bias is not None,
+        owners=owners,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +109,23 @@ class FactorChoice:
             "layers": [asdict(each) for each in self.layers],
         }
 
+    def with_traffic(self, others: dict[str, Any], sent_bytes: float | None) -> dict[str, Any]:
+        """Add the choice and the traffic of factors to the description of other gradients.
+
+        sent_bytes: by this rank in the last step; None if no layer sends factors.
+        """
+        described = self.describe()
+        if sent_bytes is None:
+            return {**others, "sufficient_factors": described} if described else others
+        more = {
+            "sent_bytes_per_step": sent_bytes,
+            "uncompressed_bytes_per_step": sum(
+                each.all_reduce.sent_bytes for each in self.layers if each.sends_factors
+            ),
+        }
+        traffic = {name: round(others.get(name, 0) + value) for name, value in more.items()}
+        return {**others, **traffic, "sufficient_factors": described}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceContext:
@@ -99,6 +137,7 @@ class ChoiceContext:
     gathering: dist.ProcessGroup | None  # gathers factors
     reducing: dist.ProcessGroup | None  # sums gradients
     ranks: int  # of each of both groups
+    workers: int = 1  # threads of a rank that divide a product
 
 
 def choose(shapes: Mapping[str, LinearShape], context: ChoiceContext) -> FactorChoice:
@@ -117,6 +156,7 @@ def choose(shapes: Mapping[str, LinearShape], context: ChoiceContext) -> FactorC
     speeds, bits_are_equal = measure(
         context.gathering, context.reducing, largest, rows, context.dtype
     )
+    speeds = replace(speeds, product_flop_per_s=context.workers * speeds.product_flop_per_s)
     if not bits_are_equal:
         if setting == "always":
             raise EnvironmentLacks(

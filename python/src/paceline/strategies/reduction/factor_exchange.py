@@ -145,7 +145,7 @@ class _GatheredFactor:
         own[: len(kept)].copy_(kept)
         own[len(kept) :].zero_()
         everyone = self._all[: self._ranks * self._rows]
-        self.work = dist.all_gather_into_tensor(everyone, own, group=self._group, async_op=True)
+        self.work = dist.all_gather_single(everyone, own, group=self._group, async_op=True)
         return own.numel() * own.element_size()
 
     def wait(self) -> Tensor:

@@ -15,7 +15,7 @@ from paceline.strategies.reduction.sufficient_factors import RowGradients
 from paceline.training.optimizers import TaskOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
     from paceline.strategies.reduction.sufficient_factors import (
@@ -74,14 +74,18 @@ class OptimizerShard:
                     total.add_(gradient_of(shard))
             parameter.grad = total
 
-    def gradient_tensors(self) -> list[Tensor]:
-        """Return the reduced gradients; change them in place to sum them over nodes."""
-        found = [parameter.grad for parameter in self._parameters]
+    def gradient_tensors(self, skip: Container[str] = ()) -> list[Tensor]:
+        """Return the reduced gradients; change them in place to sum them over nodes.
+
+        skip: names of parameters to leave out.
+        """
+        shards = zip(self.parameter_shards, self._parameters, strict=True)
+        found = [parameter.grad for shard, parameter in shards if shard.name not in skip]
         return [gradient for gradient in found if gradient is not None]
 
-    def shapes(self) -> list[tuple[int, ...]]:
-        """Return the shape of each shard as a matrix where it has whole rows."""
-        return [self._layout.shape_of(shard) for shard in self.parameter_shards]
+    def shapes(self, skip: Container[str] = ()) -> list[tuple[int, ...]]:
+        """Return the shape of each shard as a matrix where it has whole rows, in the same order."""
+        return [self._layout.shape_of(s) for s in self.parameter_shards if s.name not in skip]
 
     def squared_norm(self) -> float:
         """Return the squared L2 norm of the gradients of these shards."""

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from paceline.plan.factor_cost import LinearShape
-from paceline.strategies.reduction.factor_choice import ChoiceContext, FactorChoice, choose
+from paceline.strategies.reduction.factor_choice import (
+    ChoiceContext,
+    FactorChoice,
+    choose,
+    shape_of,
+    trained_layers,
+)
 from paceline.strategies.reduction.factor_exchange import FactorExchange
 from paceline.strategies.reduction.sufficient_factors import (
     capture_sufficient_factors,
-    linear_layers,
     mark_summed_layers,
 )
 from paceline.training.linear import bias_gradient, weight_gradient
@@ -117,18 +121,10 @@ class ReplicaFactors:
             spent_s += time.perf_counter() - started_s
         return spent_s
 
-    def with_traffic(self, described: dict[str, Any]) -> dict[str, Any]:
-        """Return a description of the other gradients, with the choice and the bytes of factors."""
-        choice = self._choice.describe()
-        if self._exchange is None:
-            return {**described, "sufficient_factors": choice} if choice else described
-        instead = sum(c.all_reduce.sent_bytes for c in self._choice.layers if c.sends_factors)
-        more = {
-            "sent_bytes_per_step": self._exchange.sent_bytes,
-            "uncompressed_bytes_per_step": instead,
-        }
-        traffic = {name: round(described.get(name, 0) + value) for name, value in more.items()}
-        return {**described, **traffic, "sufficient_factors": choice}
+    def with_traffic(self, others: dict[str, Any]) -> dict[str, Any]:
+        """Add the choice and the traffic of factors to the description of other gradients."""
+        sent = None if self._exchange is None else self._exchange.sent_bytes
+        return self._choice.with_traffic(others, sent)
 
     def _store(
         self, exchange: FactorExchange, layer: str, inputs: Tensor, gradients: Tensor
@@ -136,22 +132,3 @@ class ReplicaFactors:
         del inputs  # kept in the forward pass
         exchange.keep_gradients(layer, gradients, is_last=self._is_last_pass)
         self.ready_s = time.perf_counter()
-
-
-def trained_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return the linear layers with sufficient factors of which all parameters are trained."""
-    return {
-        name: layer
-        for name, layer in linear_layers(model).items()
-        if all(parameter.requires_grad for parameter in layer.parameters())
-    }
-
-
-def shape_of(layer: nn.Linear, owners: int = 1) -> LinearShape:
-    """Return the shape for the cost model. owners: ranks of a node that divide the rows."""
-    return LinearShape(
-        inputs=layer.in_features,
-        outputs=layer.out_features,
-        has_bias=layer.bias is not None,
-        owners=owners,
-    )

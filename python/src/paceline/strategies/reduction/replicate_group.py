@@ -79,7 +79,7 @@ class ReplicateGroup:
     def __init__(self, trial: Trial | None = None, group: dist.ProcessGroup | None = None) -> None:
         """trial: None means a single node. group: process group; None means all ranks."""
         self._trial = None if trial is None or trial.placement.nodes == 1 else trial
-        self._group = group
+        self.group = group
         self._gradient_sum: GradientSum | None = None
         if self._trial is not None and gradient_options_of(self._trial).compression is not None:
             self._gradient_sum = create_sum(self._trial, group)
@@ -106,7 +106,7 @@ class ReplicateGroup:
             return
         self._sizes_bytes = [g.numel() * g.element_size() for g in gradients]
         if self._gradient_sum is None:
-            all_reduce_tensors(gradients, self._group)
+            all_reduce_tensors(gradients, self.group)
             return
         if self._buckets is None:
             bucket_bytes = gradient_options_of(self._trial).bucket_mb * 2**20
@@ -124,7 +124,7 @@ class ReplicateGroup:
     def sum_vector(self, values: Tensor) -> None:
         """Sum a small vector in place over the group; nothing to do on a single node."""
         if self._trial is not None:
-            dist.all_reduce(values, group=self._group)
+            dist.all_reduce(values, group=self.group)
 
     def describe(self) -> dict[str, Any]:
         """Return sizes and traffic; empty on a single node."""
@@ -132,7 +132,7 @@ class ReplicateGroup:
             return {}
         if self._gradient_sum is not None:
             return {"bucket_bytes": self._sizes_bytes, **self._gradient_sum.describe()}
-        sent = round(all_reduce_bytes(sum(self._sizes_bytes), dist.get_world_size(self._group)))
+        sent = round(all_reduce_bytes(sum(self._sizes_bytes), dist.get_world_size(self.group)))
         return {
             "bucket_bytes": self._sizes_bytes,
             "sent_bytes_per_step": sent,

@@ -64,6 +64,13 @@ def mark_summed_layers(model: nn.Module, example: Tensor) -> None:
             setattr(layer, _SUMMED, True)
 
 
+def mark_all_but(model: nn.Module, names: Container[str]) -> None:
+    """Mark all linear layers except these."""
+    for name, layer in linear_layers(model).items():
+        if name not in names:
+            setattr(layer, _SUMMED, True)
+
+
 def _calls(
     model: nn.Module, layers: Mapping[str, nn.Linear], example: Tensor
 ) -> dict[str, list[int]]:
@@ -128,8 +135,10 @@ class LowPrecisionWeights:
 class SharedFactors:
     """Sufficient factors of one replica, in memory that other processes read."""
 
-    def __init__(self, model: nn.Module, samples: int, dtype: torch.dtype, memory: Tensor) -> None:
-        """samples: maximum number of samples of one pass. memory: bytes, shape
+    def __init__(
+        self, model: nn.Module, samples: Mapping[str, int], dtype: torch.dtype, memory: Tensor
+    ) -> None:
+        """samples: maximum number of samples of a step, by layer. memory: bytes, shape
         (bytes_needed(…),)."""
         self._counts: dict[str, Tensor] = {}
         self._places: SufficientFactors = {}
@@ -144,15 +153,15 @@ class SharedFactors:
         for name, layer in linear_layers(model).items():
             self._counts[name] = take(1, torch.int64)
             self._places[name] = (
-                take(samples * layer.in_features, dtype).view(samples, -1),
-                take(samples * layer.out_features, dtype).view(samples, -1),
+                take(samples[name] * layer.in_features, dtype).view(samples[name], -1),
+                take(samples[name] * layer.out_features, dtype).view(samples[name], -1),
             )
 
     @staticmethod
-    def bytes_needed(model: nn.Module, samples: int, dtype: torch.dtype) -> int:
+    def bytes_needed(model: nn.Module, samples: Mapping[str, int], dtype: torch.dtype) -> int:
         sizes = [
-            _lines_of_bytes(samples * features * dtype.itemsize)
-            for layer in linear_layers(model).values()
+            _lines_of_bytes(samples[name] * features * dtype.itemsize)
+            for name, layer in linear_layers(model).items()
             for features in (layer.in_features, layer.out_features)
         ]
         return sum(sizes) + len(sizes) // 2 * _lines_of_bytes(torch.int64.itemsize)
@@ -242,17 +251,18 @@ class RowGradients:
         """Return a shard's gradient over all replicas' samples, shape (stop - start,), float32.
 
         None if the shard does not belong to a linear layer. factors: those of every replica, in the
-        same order on all workers.
+        same order on all workers. One that has gathered those of all replicas may be the only one.
         """
         if shard.name not in self._rows:
             return None
         layer, _, own = shard.name.rpartition(".")
         per_row = self._layout.size(shard.name) // self._rows[shard.name]
         rows = slice(shard.start // per_row, shard.stop // per_row)
-        outputs_gradients = joined([of_replica[layer][1][:, rows] for of_replica in factors])
+        of_layer = [of_replica[layer] for of_replica in factors if layer in of_replica]
+        outputs_gradients = joined([gradients[:, rows] for _, gradients in of_layer])
         gradient = self._memory[shard.name]
         if own == "weight":
-            inputs = joined([of_replica[layer][0] for of_replica in factors])
+            inputs = joined([inputs for inputs, _ in of_layer])
             weight_gradient(inputs, outputs_gradients, gradient.view(-1, per_row))
         else:
             bias_gradient(outputs_gradients, gradient)

@@ -7,7 +7,8 @@ twice. A step is
     barrier
     each thread: sums its shards of the gradients over the replicas, directly from their memory, or
                  computes them from sufficient factors (see sufficient_factors.py)
-    on several nodes, the main thread: sums the shards over the nodes through the transport
+    on several nodes, the main thread: sums the shards over the nodes through the transport, except
+                 for linear layers whose factors were gathered (see node_factors.py)
     each thread: optimiser step of its shards
 
 Python's global interpreter lock is held between operations (layers, dropout keys), a few
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 
 from paceline.plan.sample_order import share_bounds
 from paceline.strategies.reduction.flat_layout import FlatLayout
+from paceline.strategies.reduction.node_factors import NodeFactors
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard, shard_of
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.shared_sum import SharedSum
@@ -74,6 +76,7 @@ class ThreadsStrategy(LocalStrategy):
         self._shards: list[OptimizerShard]
         self._factors: list[SufficientFactors]  # by worker
         self._replicate_group = ReplicateGroup()
+        self._node_factors: NodeFactors
 
     def prepare(
         self,
@@ -101,6 +104,8 @@ class ThreadsStrategy(LocalStrategy):
         weights = torch.empty(self._layout.elements)
         self._layout.bind(dict(model.named_parameters()), weights, copy=True)
         mark_summed_layers(model, task.example_input())
+        self._node_factors = NodeFactors(trial)
+        self._node_factors.join(model, self._replicate_group, owners=1, workers=replicas)
         self._replicas = [model, *(_twin(model) for _ in range(1, replicas))]
         self._parameters = [dict(replica.named_parameters()) for replica in self._replicas]
         rows = rows_of(model)
@@ -115,8 +120,13 @@ class ThreadsStrategy(LocalStrategy):
         if trial.placement.replicas > 1:
             self._synchronise_statistics(model)
         self._factors = [{} for _ in range(replicas)]
-        for replica, factors in zip(self._replicas, self._factors, strict=True):
-            capture_sufficient_factors(replica, partial(_store, factors), low_precision)
+        for worker, replica in enumerate(self._replicas):
+            capture_sufficient_factors(
+                replica,
+                partial(self._keep, worker),
+                low_precision,
+                store_inputs=partial(self._node_factors.keep_inputs, worker=worker),
+            )
             _stop_between_layers(replica, self._pool)
 
     def _synchronise_statistics(self, model: nn.Module) -> None:
@@ -142,13 +152,15 @@ class ThreadsStrategy(LocalStrategy):
         """
         pool = self._running()
         started_s = time.perf_counter()
+        self._node_factors.begin(batch.global_samples)
         passed = pool.run(lambda worker: self._pass_and_reduce(pool, worker, batch))
         slowest = max(passed, key=lambda p: p.ready_s)
         if len(passed) > 1:
             size_bytes, ready_unix_s = 4 * self._layout.elements, unix_s(slowest.ready_s)
             begin_operation(self._group, 1, SHARED_REDUCE, size_bytes, ready_unix_s).end()
         # All nodes have the same shards, hence the same tensors in the same order.
-        shapes = [shape for shard in self._shards for shape in shard.shapes()]
+        complete = self._node_factors.parameter_names
+        shapes = [shape for shard in self._shards for shape in shard.shapes(complete)]
         self._replicate_group.all_reduce(self._reduced(), shapes)
         loss_sum = sum(p.loss_sum for p in passed)
         whole = replace(slowest, loss_sum=loss_sum, started_s=started_s)
@@ -175,7 +187,7 @@ class ThreadsStrategy(LocalStrategy):
         return self._running().workers
 
     def describe(self) -> dict[str, Any]:
-        return self._replicate_group.describe()
+        return self._node_factors.with_traffic(self._replicate_group.describe())
 
     def close(self, *, failed: bool) -> None:
         self._replicate_group.close(failed=failed)
@@ -190,8 +202,18 @@ class ThreadsStrategy(LocalStrategy):
         """In a thread, compute its replica's gradient, then sum its shards over the replicas."""
         share = share_of(batch, worker, len(self._replicas))
         self._factors[worker].clear()
-        passed = run_passes(self._task, self._replicas[worker], share, self._trial.training)
+        passed = run_passes(
+            self._task,
+            self._replicas[worker],
+            share,
+            self._trial.training,
+            accumulating=partial(self._node_factors.accumulating, worker),
+        )
         pool.barrier(worker)
+        if self._node_factors.layers:
+            if worker == 0:
+                self._factors[0] |= self._node_factors.gathered()
+            pool.barrier(worker)
         self._reduce(worker)
         return passed
 
@@ -202,8 +224,14 @@ class ThreadsStrategy(LocalStrategy):
         others = [partial(shard_of, self._layout, replica) for replica in gradients]
         self._shards[worker].reduce(own, others, self._factors)
 
+    def _keep(self, worker: int, layer: str, inputs: Tensor, outputs_gradients: Tensor) -> None:
+        """Send the factors of a pass to other nodes, or keep them for the threads."""
+        if not self._node_factors.keep_gradients(layer, outputs_gradients, worker):
+            _store(self._factors[worker], layer, inputs, outputs_gradients)
+
     def _reduced(self) -> list[Tensor]:
-        return [tensor for shard in self._shards for tensor in shard.gradient_tensors()]
+        complete = self._node_factors.parameter_names
+        return [tensor for shard in self._shards for tensor in shard.gradient_tensors(complete)]
 
 
 def _store(
