@@ -9,13 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from paceline.errors import TimedOut
 from paceline.plan.sample_order import SampleRandom
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
     from numpy.typing import NDArray
 
 _POLL_S = 0.2  # interval at which a blocked thread checks whether it should end
