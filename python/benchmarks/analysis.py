@@ -85,6 +85,19 @@ def main() -> None:
         found = {
             "compare": measured("compare", str(run.root), "--json"),
             "explain": measured("explain", str(run.root), "--json"),
+            "predict": measured(
+                "predict",
+                str(run.root),
+                "--json",
+                "--nodes",
+                "1..1024",
+                "--scaling",
+                "weak",
+                "--transport",
+                "gloo",
+                "--link",
+                "10gbit",
+            ),
             "report": measured("report", str(run.root)),
         }
         found["report"]["html_mb"] = run.report.stat().st_size / 1e6

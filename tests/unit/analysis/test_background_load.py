@@ -101,6 +101,14 @@ def test_too_few_samples_give_no_result(record: TrialRecord, seconds: int) -> No
 
 
 def test_trials_without_a_result_are_not_counted() -> None:
-    loaded = Disturbance(others_percent=20.0, stolen_percent=0.0)
+    loaded = Disturbance(others_percent=20.0, stolen_percent=0.0, busy_percent=20.0)
     (flag,) = disturbance_flags({"a": loaded, "b": None})
     assert "1 of 1 trials" in flag
+
+
+def test_niced_processes_count_only_as_busy(record: TrialRecord) -> None:
+    niced = {**QUIET, "user": 0.9, "other": 0.9}
+    found = disturbance(record, [traced(record, niced, run_cores=0.98)])
+    assert found is not None
+    assert found.others_percent == pytest.approx(1.0)
+    assert found.busy_percent == pytest.approx(46.0)

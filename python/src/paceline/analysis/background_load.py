@@ -30,6 +30,7 @@ class Disturbance:
 
     others_percent: float  # used by processes that do not belong to the trial
     stolen_percent: float  # given to other machines by the hypervisor
+    busy_percent: float  # the same as others_percent, with niced processes and interrupts
 
 
 def disturbance(record: TrialRecord, hosts: Sequence[HostTrace]) -> Disturbance | None:
@@ -43,6 +44,7 @@ def disturbance(record: TrialRecord, hosts: Sequence[HostTrace]) -> Disturbance 
         return None
     return Disturbance(
         others_percent=max(_others_percent(loads) for loads in machines.values()),
+        busy_percent=max(_others_percent(loads, all_modes=True) for loads in machines.values()),
         stolen_percent=max(100 * load.stolen for loads in machines.values() for load in loads),
     )
 
@@ -74,7 +76,10 @@ def _flags(shares: Mapping[str, float], what: str) -> Iterator[str]:
         )
 
 
-def _others_percent(loads: Sequence[BackgroundLoad]) -> float:
-    """Return the load of other processes on one machine, whose hosts trained at the same time."""
-    computing, run = max(load.computing for load in loads), sum(load.run for load in loads)
-    return 100.0 * max(0.0, computing - run)
+def _others_percent(loads: Sequence[BackgroundLoad], *, all_modes: bool = False) -> float:
+    """Return the load of other processes on one machine, whose hosts trained at the same time.
+
+    all_modes: count niced processes and interrupts, too.
+    """
+    busy = max(load.computing + (load.other if all_modes else 0.0) for load in loads)
+    return 100.0 * max(0.0, busy - sum(load.run for load in loads))

@@ -45,9 +45,9 @@ def host_frame(trace: HostTrace) -> pl.DataFrame:
 
     Columns beside those of the trace: interval_s; cpu_busy_percent, cpu_idle_percent,
     cpu_iowait_percent and cpu_steal_percent of all cores; core_busy_percent, a list by core;
-    ram_percent; run_cpu_percent of one core; rates per second of disks, network, page faults and
-    context switches; pressure_<resource>_percent of the time; load_1m; cgroup_throttled_percent of
-    the time, at most 100. Null where it was not measured.
+    ram_percent; run_cpu_percent of one core; rates per second of disks, network, page faults,
+    context switches and reads of the run; pressure_<resource>_percent of the time; load_1m;
+    cgroup_throttled_percent of the time, at most 100. Null where it was not measured.
     """
     if trace.samples.is_empty():
         return trace.samples
@@ -60,6 +60,7 @@ def host_frame(trace: HostTrace) -> pl.DataFrame:
         "run_cpu_percent": run_cpu_percent(samples),
         **{name: rate(_over_devices(samples, *of), unix_s) for name, of in _DEVICE_RATES.items()},
         **{name: _seldom_rate(column(samples, c), unix_s) for name, c in _SELDOM_RATES.items()},
+        "run_read_bytes_per_s": rate(column(samples, "run_read_bytes"), unix_s),
         "load_1m": _of_struct(samples, "load", "1m"),
         "cgroup_throttled_percent": _throttled_percent(samples, unix_s),
     }

@@ -153,6 +153,7 @@ class BackgroundLoad(NamedTuple):
     computing: float  # user and system time of all processes
     run: float  # CPU time of the trial's own processes
     stolen: float  # CPU time that the hypervisor gave to other machines
+    other: float  # niced processes, interrupts and guests
 
 
 def load_in_training(record: TrialRecord, host: HostTrace) -> BackgroundLoad | None:
@@ -176,6 +177,7 @@ def load_in_training(record: TrialRecord, host: HostTrace) -> BackgroundLoad | N
         computing=(spent["user"] + spent.get("system", 0.0)) / total_s,
         run=run_s / total_s,
         stolen=spent.get("steal", 0.0) / total_s,
+        other=spent.get("other", 0.0) / total_s,
     )
 
 

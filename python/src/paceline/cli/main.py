@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from paceline import __version__
-from paceline.cli import commands, explain, export, lab, monitor, render, script, watch
+from paceline.cli import commands, explain, export, lab, monitor, predict, render, script, watch
 from paceline.cli.signals import EndedBySignal, signals_raise
 from paceline.errors import ExitCode, PacelineError, PacelineWarning
 from paceline.spec.extensions import WORKLOADS
@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_tune(verbs)
     _add_compare(verbs)
     explain.add(verbs)
+    predict.add(verbs)
     _add_history(verbs)
     _add_profile(verbs)
     _add_report(verbs)

@@ -175,6 +175,13 @@ class TransportDescriptor(Descriptor):
     has_all_to_all: ClassVar[bool] = True
     averages_weights: ClassVar[bool] = False  # always local SGD: it never sends gradients
 
+    def all_reduce_algorithms(self, nodes: int, options: Any) -> tuple[str, ...]:
+        """Return the algorithms among which it chooses to sum gradients over so many nodes.
+
+        Names are those of `plan.link_cost.ALL_REDUCE`. Empty: its time cannot be predicted.
+        """
+        return ()
+
     def auto_priority(self, request: TrialRequest) -> int | None:
         """Return the priority where the spec names no transport; None if it must be named.
 

@@ -69,10 +69,11 @@ FIGURES = (
     Figure("minor_faults", "minor page faults", "1/s", "minor_page_faults_per_s"),
     Figure("major_faults", "major page faults", "1/s", "major_page_faults_per_s"),
     Figure("disk_read", "read from disks", "bytes/s", "disk_read_bytes_per_s"),
+    Figure("run_read", "read from storage by the run", "bytes/s", "run_read_bytes_per_s"),
     Figure("network_sent", "sent over the network", "bytes/s", "network_sent_bytes_per_s"),
     Figure("frequency", "clock frequency", "GHz", "cpu_frequency_hertz", 1e-9),
 )
-OTHERS = Figure("others", "CPU time of other processes", "%", "")
+OTHERS = Figure("others", "other processes and interrupts, of all cores", "%", "")
 ALL_FIGURES = (*FIGURES, OTHERS)
 FIGURES_BY_NAME = {figure.name: figure for figure in ALL_FIGURES}
 HARDWARE_COUNTERS = "not available: the sidecar records no hardware counters (perf_event_open)"
@@ -96,7 +97,7 @@ def trial_evidence(record: TrialRecord) -> Values:
     by_host = [_host_values(record, host) for host in hosts if not host.samples.is_empty()]
     values = {figure.name: _combined(figure, by_host) for figure in FIGURES}
     load = disturbance(record, hosts)
-    return {**values, OTHERS.name: None if load is None else load.others_percent}
+    return {**values, OTHERS.name: None if load is None else load.busy_percent}
 
 
 def median_evidence(trials: Sequence[Mapping[str, float | None]]) -> Values:

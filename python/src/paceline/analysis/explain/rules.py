@@ -133,10 +133,13 @@ def _fewer_cores(pair: Pair) -> list[str]:
 
 
 def _cold_cache(pair: Pair) -> list[str]:
-    ours, theirs = (side.per_step("disk_read") for side in (pair.faster, pair.slower))
-    if ours is None or theirs is None or theirs < max(_COLD_BYTES, 2 * ours):
-        return []
-    return pair.words("disk_read", "iowait", "io_pressure")
+    """Reads of the run itself, or of all programs where the kernel does not tell them apart."""
+    for figure in ("run_read", "disk_read"):
+        ours, theirs = (side.per_step(figure) for side in (pair.faster, pair.slower))
+        if ours is not None and theirs is not None:
+            is_cold = theirs >= max(_COLD_BYTES, 2 * ours)
+            return pair.words(figure, "iowait", "io_pressure") if is_cold else []
+    return []
 
 
 def _storage(pair: Pair) -> list[str]:

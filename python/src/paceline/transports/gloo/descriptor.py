@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.transports.gradients import GradientTransport
 
@@ -22,3 +22,7 @@ class Gloo(GradientTransport):
 
     def auto_priority(self, request: TrialRequest) -> int | None:
         return 10
+
+    def all_reduce_algorithms(self, nodes: int, options: Any) -> tuple[str, ...]:
+        """Return Gloo's default algorithm, a ring in segments (gloo/allreduce.cc)."""
+        return ("ring",)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from paceline.plan.link_cost import ALL_REDUCE
 from paceline.spec.extensions import LAUNCHERS
 from paceline.transports.gradients import (
     GradientKeys,
@@ -71,6 +72,12 @@ class Mpi(GradientTransport):
         """The default between nodes where the launcher prefers it."""
         preferred = LAUNCHERS.get(request.launcher).default_transport == self.name
         return 20 if preferred else None
+
+    def all_reduce_algorithms(self, nodes: int, options: MpiOptions) -> tuple[str, ...]:
+        """Return what a calibration chooses from, or the one in the options."""
+        if options.algorithm in {"auto", "hierarchical"}:
+            return ("recursive-doubling", "ring", "rabenseifner")
+        return (options.algorithm,) if options.algorithm in ALL_REDUCE else ()
 
     def options(self, request: TrialRequest) -> MpiOptions:
         algorithm = request.keys(MpiKeys).algorithm or "auto"

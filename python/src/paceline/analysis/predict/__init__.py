@@ -1,0 +1,1 @@
+"""Predict configurations that were not run: other numbers of nodes, links and batches."""

@@ -1,0 +1,113 @@
+"""The step of one node without communication between nodes, by its share of the batch.
+
+The time is affine in the samples, t(b) = c0 + c1 b, between the measured shares: each operation has
+a fixed cost and one per sample. It is not extrapolated: smaller shares use cores worse, and larger
+ones may not fit the caches or the memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline.analysis.statistics import DRAWS, mean_draws
+from paceline.analysis.steps import global_steps, read_steps
+from paceline.spec.extensions import TRANSPORTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from paceline.analysis.reading import TrialRecord
+
+_MARGIN = 1.1  # shares up to a tenth outside of the measured ones are accepted
+# Deviation of a predicted step from the measured line, where runs show no more: the noise between
+# runs on an idle machine, and what an affine time does not describe.
+_LEAST_ERROR = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStep:
+    """The steps of one node in one trial."""
+
+    samples: float  # of the node in a step
+    times: NDArray[np.float64]  # seconds, shape (nodes * steps,)
+    mean_s: float
+    draws: NDArray[np.float64]  # of the mean, shape (DRAWS,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeModel:
+    """Measured points of one node setup: shares, mean seconds and draws."""
+
+    shares: NDArray[np.float64]  # ascending, shape (points,)
+    draws: NDArray[np.float64]  # of the mean seconds, shape (points, DRAWS)
+    ratios: NDArray[np.float64]  # times over the mean of their trial, all trials together
+
+    def supports(self, share: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Tell for each share whether it lies among the measured ones."""
+        inside: NDArray[np.bool_] = (share >= self.shares[0] / _MARGIN) & (
+            share <= self.shares[-1] * _MARGIN
+        )
+        return inside
+
+    def seconds(self, share: NDArray[np.float64], draws: int, seed: int) -> NDArray[np.float64]:
+        """Return the step for each share, shape (draws, shares).
+
+        Between two neighbouring measured shares the line through them counts, so a measured share
+        has its measured time.
+        """
+        generator = np.random.default_rng(seed)
+        chosen = self.draws[:, generator.integers(0, DRAWS, draws)]  # (points, draws)
+        error = np.exp(_LEAST_ERROR * generator.standard_normal((draws, 1)))
+        if len(self.shares) == 1:
+            scaled: NDArray[np.float64] = chosen.T * (share / self.shares[0]) * error
+            return scaled
+        right = np.clip(np.searchsorted(self.shares, share), 1, len(self.shares) - 1)
+        left = right - 1
+        weight = (share - self.shares[left]) / (self.shares[right] - self.shares[left])
+        seconds: NDArray[np.float64] = (
+            chosen[left].T * (1 - weight) + chosen[right].T * weight
+        ) * error
+        return seconds
+
+
+def node_step(record: TrialRecord) -> NodeStep | None:
+    """Measure the node's step of one trial; None without a step after the warm-up.
+
+    Each rank's time is its step without waiting for other ranks and transfer, if messages carry the
+    gradients between ranks; the slowest rank of a node counts.
+    """
+    steps = read_steps(record)
+    place = record.trial.placement
+    common = global_steps(record, steps)
+    steady = common.steady(record.trial.training.warmup_steps)
+    chosen = np.searchsorted(steps.step, common.step[steady])
+    if not len(chosen):
+        return None
+    own = steps["step_s"][:, chosen]
+    if TRANSPORTS.get(record.trial.transport).spans_nodes and place.ranks > 1:
+        own = own - np.nan_to_num(steps["comm_s"][:, chosen])
+    nodes = np.array([rank // place.ranks_per_node for rank in steps.ranks])
+    times = np.stack([own[nodes == node].max(axis=0) for node in np.unique(nodes)])
+    samples = float(np.median(common.samples[steady])) / place.nodes
+    return NodeStep(
+        samples=samples,
+        times=times.ravel(),
+        mean_s=float(times.mean()),
+        draws=mean_draws(times.mean(axis=0)[None, :], record.trial.id)[:, 0],
+    )
+
+
+def node_model(found: Sequence[NodeStep]) -> NodeModel:
+    """Combine trials of one node setup; trials with equal shares count as repeats."""
+    shares = np.unique([step.samples for step in found])
+    draws = [np.mean([s.draws for s in found if s.samples == b], axis=0) for b in shares]
+    return NodeModel(
+        shares=shares,
+        draws=np.stack(draws),
+        ratios=np.concatenate([step.times / step.mean_s for step in found]),
+    )

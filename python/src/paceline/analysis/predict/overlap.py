@@ -1,0 +1,165 @@
+"""Exposed communication of a step, by replaying when its operations were requested.
+
+Operations share one link, so they follow one another: an operation begins when it was requested and
+all earlier ones have ended. What ends after the last gradient was ready is exposed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from paceline.analysis.operations import clock_errors, load_operations, operation_times
+from paceline.plan.link_cost import all_gather, all_reduce
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.steps import RankSteps
+
+REDUCES, GATHERS = "allreduce", "allgather"
+_KNOWN = (REDUCES, GATHERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One operation of a step between nodes.
+
+    lead: from its request to the last gradient, as a share of the node's own step. samples: of the
+    node when it was recorded; an all-gather of sufficient factors grows with them. ranks_per_node:
+    ranks of its group over the number of nodes.
+    """
+
+    operation: str
+    payload_bytes: float
+    lead: float
+    samples: float
+    ranks_per_node: int
+
+    def payload_of(self, samples: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the payload for other numbers of samples of a node."""
+        if self.operation == GATHERS:
+            return self.payload_bytes * samples / self.samples
+        return np.full_like(samples, self.payload_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """The operations of a step in the order of their requests."""
+
+    messages: tuple[Message, ...]
+    is_recorded: bool  # False: only the size of the gradients is known, not when they are ready
+    unknown: tuple[str, ...] = ()  # operations that have no model
+
+    def scaled(self, factor: float) -> Profile:
+        """Return the profile with other payloads."""
+        messages = [
+            replace(each, payload_bytes=factor * each.payload_bytes) for each in self.messages
+        ]
+        return replace(self, messages=tuple(messages))
+
+    @property
+    def reduced_bytes(self) -> float:
+        return sum(m.payload_bytes for m in self.messages if m.operation == REDUCES)
+
+    @property
+    def gathers(self) -> bool:
+        return any(message.operation == GATHERS for message in self.messages)
+
+
+def unrecorded_profile(gradient_bytes: float, lead: float, ranks_per_node: int) -> Profile:
+    """Return all gradients as one message, requested so long before the last gradient."""
+    message = Message(
+        operation=REDUCES,
+        payload_bytes=gradient_bytes,
+        lead=lead,
+        samples=1.0,
+        ranks_per_node=ranks_per_node,
+    )
+    return Profile(messages=(message,), is_recorded=False)
+
+
+def recorded_profile(
+    record: TrialRecord, steps: RankSteps, step_s: float, samples: float
+) -> Profile | None:
+    """Return the operations of rank 0 in a usual step; None if none was recorded.
+
+    A usual step has the most frequent number of operations; each is described by its medians.
+    step_s: of the node without communication. samples: of the node.
+    """
+    operations = load_operations(record)
+    if operations.is_empty():
+        return None
+    rank = steps.ranks[0]
+    warmup = record.trial.training.warmup_steps
+    timed = operation_times(steps, operations, clock_errors(record, operations)).filter(
+        pl.col("rank") == rank, pl.col("ranks") > 1, pl.col("step") >= warmup,
+        pl.col("payload_bytes") > 0, pl.col("opened_s").is_not_null(),
+    )  # fmt: skip
+    by_step = [rows for _, rows in timed.sort("asked_s").group_by("step", maintain_order=True)]
+    if not by_step:
+        return None
+    usual = Counter(len(rows) for rows in by_step).most_common(1)[0][0]
+    alike = [rows for rows in by_step if len(rows) == usual]
+    bytes_ = np.array([rows["payload_bytes"].to_numpy() for rows in alike], dtype=np.float64)
+    leads = np.array([(rows["opened_s"] - rows["asked_s"]).to_numpy() for rows in alike])
+    names = alike[0]["operation"].to_list()
+    return Profile(
+        messages=tuple(
+            Message(
+                operation=name,
+                payload_bytes=float(np.median(bytes_[:, place])),
+                lead=float(np.median(leads[:, place])) / step_s,
+                samples=samples,
+                ranks_per_node=max(1, group // record.trial.placement.nodes),
+            )
+            for place, (name, group) in enumerate(zip(names, alike[0]["ranks"], strict=True))
+            if name in _KNOWN
+        ),
+        is_recorded=True,
+        unknown=tuple(sorted(set(names) - set(_KNOWN) - {"barrier"})),
+    )
+
+
+def exposed_s(
+    profile: Profile,
+    algorithms: Sequence[str],
+    nodes: NDArray[np.int64],
+    samples: NDArray[np.float64],
+    own_s: NDArray[np.float64],
+    latency_s: NDArray[np.float64],
+    bytes_per_s: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return the exposed communication of a step, shape (draws, nodes).
+
+    algorithms: of all-reduces; the fastest is taken for each message. nodes, samples: numbers of
+    nodes and the samples of each, shape (nodes,). own_s: the node's step without communication,
+    shape (draws, nodes). latency_s, bytes_per_s: of the link, shape (draws, 1).
+    """
+    ended = np.full_like(own_s, -np.inf)
+    for message in profile.messages:
+        ranks = tuple((nodes * message.ranks_per_node).tolist())
+        volume = message.payload_of(samples)
+        names = (GATHERS,) if message.operation == GATHERS else algorithms
+        took = np.full_like(own_s, np.inf)
+        for name in names:
+            rounds, path = _costs(name, ranks)
+            took = np.minimum(took, rounds * latency_s + path * volume / bytes_per_s)
+        ended = np.maximum(ended, -message.lead * own_s) + took
+    exposed: NDArray[np.float64] = np.maximum(ended, 0.0)
+    return np.where(nodes > 1, exposed, 0.0)
+
+
+@cache
+def _costs(name: str, ranks: tuple[int, ...]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return rounds and volume on the critical path for each number of ranks."""
+    found = [all_gather(n) if name == GATHERS else all_reduce(name, n) for n in ranks]
+    return np.array([float(c.rounds) for c in found]), np.array([c.path for c in found])

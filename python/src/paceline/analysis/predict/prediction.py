@@ -1,0 +1,86 @@
+"""Predicted steps of configurations that were not run, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from paceline.records.files import jsonable
+from paceline.records.rows import SCHEMA
+
+if TYPE_CHECKING:
+    from paceline.analysis.predict.link import Link
+    from paceline.analysis.statistics import Interval
+
+CONFIDENCE = 0.9  # of the intervals of predictions
+Scaling = Literal["strong", "weak"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The configurations to predict.
+
+    link: None takes the link that trials on several nodes have measured. strategies: shell patterns
+    of local strategies; none takes all. transports: none takes those of the run. global_batch: None
+    takes that of the run. micro_batches: of pipelines; None takes the measured number.
+    """
+
+    nodes: tuple[int, ...]
+    link: Link | None = None
+    strategies: tuple[str, ...] = ()
+    transports: tuple[str, ...] = ()
+    scaling: Scaling = "strong"
+    global_batch: int | None = None
+    micro_batches: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One configuration; intervals contain the truth with a probability of CONFIDENCE."""
+
+    workload: str
+    setup: str  # local strategy and layout of a node
+    transport: str | None  # between nodes; None on one node
+    precision: str
+    nodes: int
+    global_batch: int
+    step_s: Interval
+    samples_per_s: Interval
+    node_s: float  # a node's step without communication between nodes, median
+    waiting_s: float  # for the slowest node, median
+    exposed_s: float  # communication, median
+    start_s: float | None  # of a trial before its steps, as measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Configurations that the data do not support, and the measurement that would."""
+
+    workload: str
+    setup: str
+    transport: str | None
+    nodes: tuple[int, ...]
+    reason: str
+    measure: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictions:
+    """All predictions of a request, fastest first within a number of nodes."""
+
+    predictions: tuple[Prediction, ...]
+    refusals: tuple[Refusal, ...]
+    assumptions: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of `paceline predict --json`."""
+        document: dict[str, Any] = jsonable(
+            {
+                "schema": SCHEMA,
+                "confidence": CONFIDENCE,
+                "predictions": self.predictions,
+                "refusals": self.refusals,
+                "assumptions": self.assumptions,
+            }
+        )
+        return document

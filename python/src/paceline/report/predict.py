@@ -1,0 +1,107 @@
+"""`paceline predict` for the terminal; it fits 80 columns."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from paceline.analysis.predict.prediction import CONFIDENCE
+from paceline.report.wording import NOT_MEASURED, listed, number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from paceline.analysis.predict.prediction import Prediction, Predictions, Refusal
+
+_MOST_NODES = 8  # different numbers of nodes in the table; JSON has all
+
+
+def predictions_view(found: Predictions) -> RenderableType:
+    """Show the predictions, fastest first for each number of nodes, and what is refused."""
+    parts: list[RenderableType] = []
+    for workload, same in groupby(found.predictions, lambda p: p.workload):
+        parts += [_table(workload, list(same)), Text("")]
+    parts.append(
+        Text(
+            f"Predicted, not measured. Intervals: {100 * CONFIDENCE:.0f} %. node: own step; "
+            "slowest: waiting for the slowest node; comm.: communication that computation does "
+            "not hide.",
+            style="dim",
+        )
+    )
+    parts += [Text(f"Assumed: {sentence}.", style="dim") for sentence in found.assumptions]
+    if found.refusals:
+        parts.append(Text("\nNot predicted:", style="bold"))
+        parts += [
+            Padding(Text(refusal_sentence(refusal)), (0, 0, 0, 2)) for refusal in found.refusals
+        ]
+    return Group(*parts)
+
+
+def refusal_sentence(refusal: Refusal) -> str:
+    """Say what is not predicted, why, and what to measure."""
+    over = "" if refusal.transport is None else f" over {refusal.transport}"
+    return (
+        f"{refusal.setup}{over}, {_ranges(refusal.nodes)} nodes: {refusal.reason}. To predict it: "
+        f"{refusal.measure}."
+    )
+
+
+def shown_nodes(nodes: Sequence[int]) -> list[int]:
+    """Return the numbers of nodes that a table shows: all, or the powers of two and the last."""
+    found = sorted(set(nodes))
+    if len(found) <= _MOST_NODES:
+        return found
+    return [n for n in found if n & (n - 1) == 0 or n == found[-1]]
+
+
+def _table(workload: str, predictions: list[Prediction]) -> Table:
+    table = Table(
+        title=f"{workload}, predicted",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        header_style="dim",
+    )
+    for column in ("nodes", "strategy", "trans-\nport"):
+        table.add_column(column, justify="right" if column == "nodes" else "left")
+    for column in ("samples\n/s", "interval", "step\nms", "node\nms", "slowest\nms", "comm.\nms"):
+        table.add_column(column, justify="right", no_wrap=True)
+    wanted = shown_nodes([p.nodes for p in predictions])
+    for found in predictions:
+        if found.nodes in wanted:
+            rate = found.samples_per_s
+            table.add_row(
+                str(found.nodes),
+                found.setup,
+                found.transport or NOT_MEASURED,
+                number(rate.median),
+                f"{number(rate.low)} to {number(rate.high)}",
+                _ms(found.step_s.median),
+                _ms(found.node_s),
+                _ms(found.waiting_s),
+                _ms(found.exposed_s) if found.nodes > 1 else NOT_MEASURED,
+            )
+    return table
+
+
+def _ms(seconds: float) -> str:
+    return number(1000 * seconds)
+
+
+def _ranges(nodes: Sequence[int]) -> str:
+    """Return for example `8 to 64`, or `3 and 5`."""
+    if len(nodes) > 2 and nodes[-1] - nodes[0] == len(nodes) - 1:
+        return f"{nodes[0]} to {nodes[-1]}"
+    if len(nodes) > 4:
+        return f"{len(nodes)} numbers from {nodes[0]} to {nodes[-1]}"
+    return listed([str(n) for n in nodes])

@@ -1,0 +1,115 @@
+"""Predictions of a fabricated machine whose every term is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.unit.analysis.ways import MPI_GLOO, PIPELINE, SEQUENTIAL
+
+from paceline.analysis.predict.link import given_link
+from paceline.analysis.predict.predict import predict
+from paceline.analysis.predict.prediction import Request
+from paceline.analysis.reading import TrialRecord, load_run
+
+FAST = given_link(1e12, 1e-9)
+
+
+@pytest.fixture
+def records(fabricate: ModuleType, tmp_path: Path) -> Any:
+    def make(*ways: Any, batch: int = 8, steps: int = 20, jitter: float = 0.0) -> list[TrialRecord]:
+        case = fabricate.Case(steps=steps, warmup_steps=2, global_batch=batch, samples=64)
+        root = tmp_path / str(len(list(tmp_path.iterdir())))
+        return load_run(fabricate.make_run(root, list(ways), cases=[case], jitter=jitter))
+
+    return make
+
+
+def test_half_the_batch_on_two_nodes_takes_its_measured_time(records) -> None:
+    quick = dataclasses.replace(SEQUENTIAL, forward_s=0.1, backward_s=0.2)
+    runs = [*records(SEQUENTIAL, batch=8), *records(quick, batch=4)]
+    request = Request(nodes=(1, 2), link=FAST, transports=("gloo",))
+    one, two = predict(runs, request).predictions
+    assert one.step_s.median == pytest.approx(SEQUENTIAL.step_s, rel=0.02)
+    # equal steps: no slowest node; gradients of 41 parameters over a fast link take no time
+    assert two.step_s.median == pytest.approx(quick.step_s, rel=0.02)
+    assert two.samples_per_s.median == pytest.approx(8 / quick.step_s, rel=0.02)
+    assert two.step_s.low < quick.step_s < two.step_s.high
+    assert (one.transport, two.transport) == (None, "gloo")
+
+
+def test_a_share_that_was_not_measured_is_refused_with_what_to_measure(records) -> None:
+    found = predict(records(SEQUENTIAL), Request(nodes=(1, 2, 4), link=FAST, transports=("gloo",)))
+    assert [p.nodes for p in found.predictions] == [1]
+    (refusal,) = found.refusals
+    assert refusal.nodes == (2, 4)
+    assert "not with 2, 4" in refusal.reason
+    assert "global_batch = 2, 4" in refusal.measure
+
+
+def test_weak_scaling_needs_one_share_only(records) -> None:
+    request = Request(nodes=(1, 4), link=FAST, transports=("gloo",), scaling="weak")
+    found = predict(records(SEQUENTIAL), request)
+    assert [(p.nodes, p.global_batch) for p in found.predictions] == [(1, 8), (4, 32)]
+    assert not found.refusals
+
+
+def test_more_nodes_than_samples_or_steps_are_refused(records) -> None:
+    runs = [*records(SEQUENTIAL, batch=8), *records(SEQUENTIAL, batch=1)]
+    found = predict(runs, Request(nodes=(16,), link=FAST, transports=("gloo",)))
+    assert "less than one sample" in found.refusals[0].reason
+    request = Request(nodes=(100,), link=FAST, transports=("gloo",), scaling="weak")
+    found = predict(records(SEQUENTIAL), request)
+    assert "18 steps" in found.refusals[0].reason
+
+
+def test_without_a_link_and_without_a_transport_it_says_what_to_give(records) -> None:
+    weak = {"nodes": (2,), "scaling": "weak"}
+    (refusal,) = predict(records(SEQUENTIAL), Request(**weak)).refusals
+    assert "--transport gloo" in refusal.measure
+    (refusal,) = predict(records(MPI_GLOO), Request(**weak)).refusals
+    assert "--link 10gbit" in refusal.measure
+
+
+def test_a_slow_link_adds_the_time_of_the_gradients(records) -> None:
+    # 164 bytes at 1 kbit/s, 85 to 94 % of which are data: 2 nodes send each byte once
+    request = Request(nodes=(2,), link=given_link(1e3, 1e-6), transports=("gloo",), scaling="weak")
+    (found,) = predict(records(SEQUENTIAL), request).predictions
+    low, high = 8 * 164 / 1e3 / 0.94 - 0.6, 8 * 164 / 1e3 / 0.85
+    assert low <= found.exposed_s <= high
+    assert found.step_s.median == pytest.approx(SEQUENTIAL.step_s + found.exposed_s, rel=0.1)
+
+
+def test_the_slowest_node_waits_longer_among_more_nodes(records) -> None:
+    request = Request(nodes=(1, 4, 16), link=FAST, transports=("gloo",), scaling="weak")
+    found = predict(records(SEQUENTIAL, steps=60, jitter=0.1), request).predictions
+    waiting = [p.waiting_s for p in found]
+    assert waiting[0] == 0
+    # the largest of 4 and 16 normal variables: 1.03 and 1.77 deviations above the mean
+    assert waiting[1] == pytest.approx(0.1 * 1.03 * SEQUENTIAL.step_s, rel=0.4)
+    assert waiting[2] == pytest.approx(0.1 * 1.77 * SEQUENTIAL.step_s, rel=0.4)
+
+
+def test_more_micro_batches_shrink_the_bubble(records) -> None:
+    way = dataclasses.replace(PIPELINE, stages=2, micro_batches=4)
+    times = [
+        predict(records(way), Request(nodes=(1,), micro_batches=m)).predictions[0].step_s.median
+        for m in (4, 8)
+    ]
+    assert times[1] / times[0] == pytest.approx((9 / 8) / (5 / 4))
+
+
+def test_only_wanted_strategies_are_predicted(records) -> None:
+    found = predict(records(SEQUENTIAL, PIPELINE), Request(nodes=(1,), strategies=("pipe*",)))
+    assert [p.setup.split()[0] for p in found.predictions] == ["pipeline"]
+
+
+def test_a_thousand_nodes_are_predicted(records) -> None:
+    runs = records(SEQUENTIAL, steps=1100, jitter=0.05)
+    request = Request(nodes=tuple(range(1, 1025)), link=FAST, transports=("gloo",), scaling="weak")
+    steps = [p.step_s.median for p in predict(runs, request).predictions]
+    assert len(steps) == 1024
+    assert steps[-1] > steps[0]

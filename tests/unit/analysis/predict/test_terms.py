@@ -1,0 +1,146 @@
+"""Each term of a prediction, against values computed by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from tests.unit.analysis import operations as made
+from tests.unit.analysis.ways import MPI
+
+from paceline.analysis.predict.link import Link, given_link, measured_link, slower_of
+from paceline.analysis.predict.node import NodeModel, NodeStep, node_model, node_step
+from paceline.analysis.predict.overlap import Message, Profile, exposed_s, recorded_profile
+from paceline.analysis.predict.slowest import slowest_ratio
+from paceline.analysis.reading import load_run
+from paceline.analysis.statistics import DRAWS
+from paceline.analysis.steps import read_steps
+
+ONE = np.ones((1, 1))
+
+
+def constant(samples: float, seconds: float) -> NodeStep:
+    draws = np.full(DRAWS, seconds)
+    return NodeStep(samples=samples, times=np.full(50, seconds), mean_s=seconds, draws=draws)
+
+
+def message(payload: float, lead: float, operation: str = "allreduce") -> Message:
+    return Message(
+        operation=operation, payload_bytes=payload, lead=lead, samples=8.0, ranks_per_node=1
+    )
+
+
+def exposed(profile: Profile, own_s: float, nodes: int = 2, samples: float = 8.0) -> float:
+    """1 MB/s and no latency: on two nodes a ring takes a second for each MB."""
+    found = exposed_s(
+        profile, ("ring",), np.array([nodes]), np.array([samples]), own_s * ONE, 0 * ONE, 1e6 * ONE
+    )
+    return float(found[0, 0])
+
+
+def test_the_slowest_of_uniform_times_is_n_over_n_plus_1() -> None:
+    times = np.linspace(0, 2, 4001)  # uniform with mean 1: the largest of n has mean 2n / (n + 1)
+    nodes = np.array([1, 2, 4, 64, 1024])
+    ratio = slowest_ratio(times, nodes, 10, seed=1).mean(axis=0)
+    assert ratio == pytest.approx([1, 4 / 3, 8 / 5, 128 / 65, 2048 / 1025], rel=0.02)
+
+
+def test_equal_times_have_no_slowest_node() -> None:
+    assert slowest_ratio(np.full(40, 0.3), np.array([1, 8]), 3, seed=1) == pytest.approx(1.0)
+
+
+def test_the_step_of_a_node_lies_on_the_line_between_measured_shares() -> None:
+    model = node_model([constant(8, 0.1), constant(32, 0.34)])  # 0.02 s and 0.01 s a sample
+    seconds = np.median(model.seconds(np.array([8.0, 16.0, 32.0]), 200, seed=1), axis=0)
+    assert seconds == pytest.approx([0.1, 0.18, 0.34], rel=0.01)
+
+
+def test_shares_outside_of_the_measured_ones_are_not_supported() -> None:
+    model = node_model([constant(8, 0.1), constant(32, 0.34)])
+    assert model.supports(np.array([4.0, 7.5, 20.0, 35.0, 64.0])).tolist() == [
+        False, True, True, True, False,
+    ]  # fmt: skip
+
+
+def test_an_affine_time_has_the_error_of_runs() -> None:
+    spread = node_model([constant(8, 0.1)]).seconds(np.array([8.0]), 200, seed=1)
+    assert 0.01 < np.std(np.log(spread)) < 0.03
+
+
+def test_what_ends_after_the_last_gradient_is_exposed() -> None:
+    # 0.2 s at -0.5 s, then 0.4 s at -0.2 s: ends 0.2 s after the last gradient
+    profile = Profile(messages=(message(2e5, 0.5), message(4e5, 0.2)), is_recorded=True)
+    assert exposed(profile, own_s=1.0) == pytest.approx(0.2)
+
+
+def test_a_message_waits_for_the_one_before_it() -> None:
+    # 0.6 s at -0.5 s ends at 0.1 s; the next begins there and ends at 0.5 s
+    profile = Profile(messages=(message(6e5, 0.5), message(4e5, 0.2)), is_recorded=True)
+    assert exposed(profile, own_s=1.0) == pytest.approx(0.5)
+
+
+def test_gradients_are_ready_earlier_in_a_longer_step() -> None:
+    profile = Profile(messages=(message(5e5, 0.25),), is_recorded=True)
+    assert exposed(profile, own_s=1.0) == pytest.approx(0.25)
+    assert exposed(profile, own_s=2.0) == pytest.approx(0.0)
+
+
+def test_gathered_factors_grow_with_samples_and_nodes() -> None:
+    profile = Profile(messages=(message(1e5, 0.0, "allgather"),), is_recorded=True)
+    assert exposed(profile, own_s=1.0) == pytest.approx(0.1)  # to one other rank
+    assert exposed(profile, own_s=1.0, samples=16.0) == pytest.approx(0.2)
+    assert exposed(profile, own_s=1.0, nodes=4) == pytest.approx(0.3)
+
+
+def test_one_node_sends_nothing() -> None:
+    assert exposed(Profile(messages=(message(1e6, 0.0),), is_recorded=True), 1.0, nodes=1) == 0
+
+
+def test_a_given_link_has_the_overhead_of_tcp() -> None:
+    link = given_link(1e9)
+    assert link.bytes_per_s[1] == pytest.approx(125e6 * 1448 / 1538)
+    assert given_link(1e9, 1e-4).latency_s == (1e-4, 1e-4)
+
+
+def test_a_slow_host_limits_a_fast_link() -> None:
+    fast = Link(latency_s=(1e-5, 1e-5), bytes_per_s=(1e9, 1e9), source="given")
+    host = Link(latency_s=(1e-5, 1e-5), bytes_per_s=(2e8, 3e8), source="measured")
+    both = slower_of(fast, host)
+    assert list(both.bytes_per_s) == pytest.approx([1e9 / 6, 3e8])
+    assert slower_of(fast, None) is fast
+
+
+def test_bandwidth_is_found_in_recorded_operations(fabricate, tmp_path) -> None:
+    way = dataclasses.replace(MPI, transfer_s=0.056)
+    run = fabricate.make_run(tmp_path, [way], cases=[fabricate.Case(steps=20)])
+    (files,) = (files for _, files in run.trials())
+    link = measured_link([made.two_buckets(files)], ("ring",))
+    # a ring of two sends each byte once in two rounds: 2 MB take 20 ms and 20 MB 56 ms, so a byte
+    # takes 2 ns and a round 8 ms
+    assert link is not None
+    assert link.bytes_per_s[0] == pytest.approx(5e8, rel=0.01)
+    assert list(link.latency_s) == pytest.approx([4e-3, 16e-3], rel=0.01)
+
+
+def test_the_recorded_profile_has_both_buckets(fabricate, tmp_path) -> None:
+    run = fabricate.make_run(tmp_path, [MPI], cases=[fabricate.Case(steps=20)])
+    (files,) = (files for _, files in run.trials())
+    record = made.two_buckets(files)
+    profile = recorded_profile(record, read_steps(record), step_s=0.5, samples=8.0)
+    assert profile is not None
+    assert [m.payload_bytes for m in profile.messages] == [made.FIRST_BYTES, made.SECOND_BYTES]
+    leads = [m.lead for m in profile.messages]
+    assert leads == pytest.approx([made.EARLY_S / 0.5, 0.0], abs=1e-6)
+
+
+def test_a_nodes_own_step_has_no_communication(fabricate, tmp_path) -> None:
+    way = dataclasses.replace(MPI, nodes=2, ranks=1)
+    run = fabricate.make_run(tmp_path, [way], cases=[fabricate.Case(steps=20)])
+    (record,) = load_run(run)
+    step = node_step(record)
+    assert step is not None
+    # the first node is lead_s faster than the other
+    assert step.mean_s == pytest.approx(way.step_s - way.transfer_s - way.lead_s / 2)
+    assert step.samples == 4  # of a global batch of 8
+    assert isinstance(node_model([step]), NodeModel)
