@@ -73,6 +73,9 @@ def test_agent_runs_a_command_line_on_the_host_of_the_address_as_ssh_would(recor
     line = "echo \"$FAKE_NAMESPACE\" 'a  b' ; x=1 ; echo $x"
     said = output(record.agent, "10.77.0.2", *line.split(" "))
     assert said.splitlines() == ["paceline-some-1 a  b", "1"]
+    assert (
+        output(record.agent, "-x", "10.77.0.1", "echo", "as", "MPICH", "does") == "as MPICH does\n"
+    )
 
 
 def test_agent_knows_no_other_address(record):

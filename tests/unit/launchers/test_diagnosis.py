@@ -125,6 +125,11 @@ def test_time_limit_says_which_ranks_were_not_done(outcome_of, write_status):
     assert "ranks not done: 1" in outcome.message
 
 
+def test_time_limit_counts_ranks_that_never_started(outcome_of):
+    outcome = outcome_of(ended(-9, timed_out=True), launcher="mpi")
+    assert "ranks not done: 0, 1" in outcome.message
+
+
 def test_processes_that_stayed_are_told(outcome_of, write_status):
     write_status(0, "running")
     assert "could not be ended: 7 8" in outcome_of(ended(left_behind=(7, 8))).message

@@ -69,7 +69,11 @@ def environment(record: LabRecord, host: Host) -> dict[str, str]:
         "SPARK_LOCAL_DIRS": temporary,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        # mpirun of Open MPI 5, Open MPI 4 and MPICH
         "PRTE_MCA_plm_ssh_agent": str(record.agent),
+        "OMPI_MCA_plm_rsh_agent": str(record.agent),
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": str(record.agent),
         "PRTE_MCA_prte_if_include": INTERFACE,
         "OMPI_MCA_btl_tcp_if_include": INTERFACE,
     }
@@ -93,9 +97,9 @@ def hostfile(record: LabRecord) -> str:
 
 
 def agent(record: LabRecord) -> str:
-    """Return a shell script that replaces ssh: `agent ADDRESS COMMAND…`."""
+    """Return a shell script that replaces ssh: `agent [-x] ADDRESS COMMAND…`, as MPICH calls it."""
     cases = "".join(
         f'{host.address}) exec {shlex.join(host.command("sh", "-c"))} "$*" ;;\n'
         for host in record.hosts
     )
-    return f"#!/bin/sh\naddress=$1\nshift\ncase $address in\n{cases}esac\nexit 1\n"
+    return f'#!/bin/sh\n[ "$1" = -x ] && shift\naddress=$1\nshift\ncase $address in\n{cases}esac\nexit 1\n'

@@ -115,7 +115,8 @@ def _what_happened(
     how = _exit_words(ended.exit_status)
     ranks, status = trial.placement.ranks, failure.status
     if ended.timed_out:
-        waiting = ", ".join(str(s.rank) for s in statuses if s.state != "done") or "none"
+        done = {s.rank for s in statuses if s.state == "done"}
+        waiting = ", ".join(str(rank) for rank in range(ranks) if rank not in done) or "none"
         return (
             f"not done within its limit of {trial.limits.trial_s:g} s (limits.trial_s, "
             f"--trial-timeout), ended; ranks not done: {waiting}"
