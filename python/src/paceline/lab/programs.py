@@ -102,4 +102,5 @@ def agent(record: LabRecord) -> str:
         f'{host.address}) exec {shlex.join(host.command("sh", "-c"))} "$*" ;;\n'
         for host in record.hosts
     )
-    return f'#!/bin/sh\n[ "$1" = -x ] && shift\naddress=$1\nshift\ncase $address in\n{cases}esac\nexit 1\n'
+    skip_option = '[ "$1" = -x ] && shift\n'
+    return f"#!/bin/sh\n{skip_option}address=$1\nshift\ncase $address in\n{cases}esac\nexit 1\n"
