@@ -110,14 +110,15 @@ def train_by_hand(trial, sizes=SIZES, make_batch=batch_of):
     """The same with torch alone: clipping, schedule and all; the whole batch in one pass."""
     task = task_for(trial)
     model = build_model(task)
-    optimizer = task.optimizer(list(model.named_parameters()))
+    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    optimizer = task.optimizer(trained)
     schedule = task.schedule(optimizer)
     for step, samples in enumerate(sizes):
         batch = make_batch(trial, step, samples)
         set_sample_keys(model, trial.training.seed, batch.epoch, batch.sample_ids)
         optimizer.zero_grad()
         task.loss(model(batch.inputs), batch.targets).mean().backward()
-        gradients = copied({name: p.grad for name, p in model.named_parameters()})
+        gradients = copied({name: p.grad for name, p in trained})
         if task.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), task.clip_norm)
         optimizer.step()
@@ -330,6 +331,52 @@ class ResNet(Task):
             nn.BatchNorm1d(8, affine=False),
             nn.Linear(8, self.settings.classes),
         )
+
+
+class FineTuned(Task):
+    """The first layers and one weight in the middle are not trained."""
+
+    clip_norm = 0.5
+
+    def model(self):
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 8, stride=8),
+            nn.Flatten(1),
+            nn.Linear(64, 16),
+            nn.Tanh(),
+            nn.Linear(16, 16),
+            nn.Tanh(),
+            nn.Linear(16, self.settings.classes),
+        )
+        for name in ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight"):
+            model.get_parameter(name).requires_grad_(requires_grad=False)
+        return model
+
+    def optimizer(self, parameters):
+        return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("split", [2, 4, 5])
+@pytest.mark.parametrize("name", TRIALS)
+def test_parameters_that_are_not_trained_keep_their_values(name, split):
+    trial = trial_of(**TRIALS[name], task=f"{__name__}:FineTuned")
+    if hasattr(trial.strategy_options, "split_points"):
+        options = trial.strategy_options.model_copy(
+            update={"split_points": (split,), "balance": None}
+        )
+        trial = trial.model_copy(update={"strategy_options": options})
+    elif split != 2:
+        pytest.skip("there are no stages")
+    gradients, weights = train_by_hand(trial)
+    initial = build_model(task_for(trial)).state_dict()
+    ranks = train(trial)
+    for _, found in ranks:
+        assert list(found) == list(weights)
+        assert distance(found, weights) < TOLERANCE
+        assert torch.equal(found["2.weight"], initial["2.weight"])
+        assert not torch.equal(found["4.bias"], initial["4.bias"])
+    assert ranks[0][0].keys() == gradients.keys() == {"4.bias", "6.weight", "6.bias"}
+    assert distance(ranks[0][0], gradients) < TOLERANCE
 
 
 def resnet_trial(name, **training):

@@ -37,7 +37,7 @@ from paceline.training.devices import (
     synchronize,
     use_device,
 )
-from paceline.training.optimizers import TaskOptimizer
+from paceline.training.optimizers import TaskOptimizer, trained_parameters
 from paceline.training.passes import run_passes
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.compression.create import create_sum
@@ -84,7 +84,7 @@ class ReplicaStrategy(LocalStrategy):
         self._device_settings = use_device(self._device)
         self._mover, self._stopwatch = InputMover(self._device), Stopwatch(self._device)
         self._model = self._parallel = model.to(self._device)
-        self._optimizer = TaskOptimizer(task, model.named_parameters())
+        self._optimizer = TaskOptimizer(task, trained_parameters(model).items())
         if context.world_size == 1:
             return
         synchronise(model, _total, trial.training.batch_norm)

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 _EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that training changes, each under its first name in the model.
+
+    Others have requires_grad=False.
+    """
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
 class TaskOptimizer:
     """A task's optimiser of some parameters, and the schedule of its learning rate."""
 

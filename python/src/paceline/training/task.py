@@ -22,6 +22,7 @@ from paceline.training import transforms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from numpy.typing import NDArray
     from torch.optim import Optimizer
@@ -73,6 +74,8 @@ class Task:
     accumulation_steps: int = 1
     # Limit of the global L2 norm of the gradient of all parameters; None means no limit.
     clip_norm: float | None = None
+    # Shell patterns of parameters that keep the weights of `model`, for example of a new head.
+    new_parameters: tuple[str, ...] = ()
 
     def __init__(self, settings: TaskSettings) -> None:
         """Raises pydantic's ValidationError for options that are not allowed."""
@@ -93,6 +96,14 @@ class Task:
         The pairs contain arrays, tensors or numbers. An index must always give the same pair, on
         every host; random transforms belong to `augment`. Default: None, the fields of the data set
         that the spec names.
+        """
+        return None
+
+    def pretrained(self) -> str | Path | None:
+        """Return a file with initial weights by the model's names; None: those of `model`.
+
+        It is a safetensors file, or a file of torch.save that contains tensors only. Every node
+        reads it. Names and shapes must be those of the model, except for `new_parameters`.
         """
         return None
 

@@ -14,6 +14,7 @@ from paceline.training.batch_norm import batch_norms
 from paceline.training.dropout import use_sample_dropout
 from paceline.training.task import Task, TaskSettings
 from paceline.workloads.loading import load_task_class
+from paceline.workloads.pretrained import load_pretrained
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,6 +68,7 @@ def build_model(task: Task) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(task.settings.seed)
         model = task.model()
+    load_pretrained(task, model)
     _adapt(task, model)
     return model
 
@@ -81,6 +83,11 @@ def on_meta_device(task: Task) -> nn.Module:
 
 def _adapt(task: Task, model: nn.Module) -> None:
     """Make the model compute the same in every layout; raise UsageError if it cannot."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UsageError(
+            f"{type(task).__name__}.model: expected at least one parameter to train, but none has "
+            "requires_grad=True"
+        )
     use_sample_dropout(model, enabled=task.settings.dropout)
     names = list(batch_norms(model))
     if names and task.accumulation_steps > 1:

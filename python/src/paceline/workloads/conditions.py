@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
-from paceline.training.optimizers import TaskOptimizer
+from paceline.training.optimizers import TaskOptimizer, trained_parameters
 
 if TYPE_CHECKING:
     from paceline.training.task import NamedParameters, Task
@@ -46,9 +46,6 @@ def sharding_fault(task: Task, model: nn.Module) -> str | None:
     A few steps with random gradients are taken on small parameters with the model's names, once
     whole and once in halves. An element-wise optimiser gives equal results.
     """
-    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-    if frozen:
-        return f"parameter {frozen[0]} has requires_grad=False, so it gets no gradient"
     whole = small_parameters(model)
     halves = [half for named in whole for half in _halves(*named)]
     initial = {name: p.detach().clone() for name, p in whole}
@@ -74,11 +71,12 @@ def sharding_fault(task: Task, model: nn.Module) -> str | None:
 
 
 def small_parameters(model: nn.Module) -> NamedParameters:
-    """Return parameters of the model's names and numbers of dimensions, with few elements."""
+    """Return parameters with few elements, of the names and numbers of dimensions of those that
+    are trained."""
     generator = torch.Generator().manual_seed(_SEED)
     return [
         (name, nn.Parameter(torch.randn((2,) * max(1, p.dim()), generator=generator)))
-        for name, p in model.named_parameters()
+        for name, p in trained_parameters(model).items()
     ]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.training.devices import CPU, InputMover, Stopwatch, on_cpu, synchronize, use_device
-from paceline.training.optimizers import TaskOptimizer
+from paceline.training.optimizers import TaskOptimizer, trained_parameters
 from paceline.training.passes import run_passes
 from paceline.training.strategy import GradientResult, Stepper
 
@@ -42,7 +42,7 @@ class LocalReplica(Stepper):
     weights: shape (elements,), float32, every parameter in storage order from a multiple of 64
     bytes, zeros between. Changing it changes the model. momentum: the same shape; None if the
     training has none. It is zero before the first step. settings: device settings, for the records.
-    The models have parameters only (no running statistics), so this is their whole state.
+    The models have no running statistics, so this is all that training changes.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class LocalReplica(Stepper):
 
     def _adopt_state(self) -> None:
         """Move the parameters into one array, and create the optimiser's momentum in another."""
-        parameters = dict(self.model.named_parameters())
+        parameters = trained_parameters(self.model)
         layout = FlatLayout.of(parameters.items())
         self.weights = torch.zeros(layout.elements, device=self._device)
         layout.bind(parameters, self.weights, copy=True)

@@ -29,6 +29,7 @@ from paceline.strategies.local_sgd.steps import LocalReplica
 from paceline.strategies.processes.descriptor import AveragingSettings, ProcessesOptions
 from paceline.strategies.reduction.replicate_group import all_reduce_tensors
 from paceline.training.devices import device_of, synchronize
+from paceline.training.optimizers import trained_parameters
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch, WeightAveraging
 from paceline.transports.compression.base import bytes_of
 
@@ -127,7 +128,8 @@ class LocalSgdStrategy(LocalStrategy):
         of averaging gradients in every step."""
         if self._ranks == 1 or not self._steps:
             return self._replica.settings
-        parameters = 4 * sum(p.numel() for p in self._replica.model.parameters())
+        trained = trained_parameters(self._replica.model)
+        parameters = 4 * sum(p.numel() for p in trained.values())
         return {
             **self._replica.settings,
             "averaging": {

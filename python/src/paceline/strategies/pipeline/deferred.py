@@ -10,7 +10,7 @@ pass in two parts: Qi et al.: Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -123,5 +123,10 @@ def _parameters(layer: nn.Linear) -> tuple[Tensor, Tensor | None]:
 
 
 def deferred(layer: nn.Module) -> nn.Module:
-    """Return `layer`, or for an nn.Linear a layer that defers its weight gradient."""
-    return DeferredLinear(layer) if type(layer) is nn.Linear else layer
+    """Return `layer`, or for an nn.Linear that is trained one that defers its weight gradient."""
+    return DeferredLinear(layer) if is_deferred(layer) else layer
+
+
+def is_deferred(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether a pipeline defers the weight gradient of a layer."""
+    return type(layer) is nn.Linear and all(p.requires_grad for p in layer.parameters())

@@ -6,10 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from paceline.errors import UsageError
 from paceline.plan.sample_order import share_bounds
+from paceline.strategies.pipeline.deferred import is_deferred
 from paceline.strategies.pipeline.profile import profile_layers
 from paceline.strategies.pipeline.schedules import theoretical_bubble
 from paceline.strategies.pipeline.settings import PipelineOptions, model_faults
@@ -70,7 +69,7 @@ class Partition:
             "bytes_forward": crossing_bytes,
             "bytes_backward": crossing_bytes,
             "theoretical_bubble": theoretical_bubble(stages, settings.micro_batches),
-            "deferred": [name for name, layer in layers if type(layer) is nn.Linear],
+            "deferred": [name for name, layer in layers if is_deferred(layer)],
             **({} if self.profile is None else {"profile_s": self.profile}),
         }
 

@@ -14,7 +14,7 @@ from paceline.strategies.pipeline.deferred import DeferredLinear, deferred
 from paceline.strategies.pipeline.split_points import stage_bounds
 from paceline.training.devices import CPU, synchronize
 from paceline.training.dropout import set_sample_keys
-from paceline.training.optimizers import TaskOptimizer
+from paceline.training.optimizers import TaskOptimizer, trained_parameters
 from paceline.training.precision import autocast
 from paceline.training.transforms import torch_memory_format
 from paceline.workloads.facts import legal_split_points
@@ -202,7 +202,8 @@ class _Block:
         state."""
         if "step_s" in self._seconds:  # once is enough for a small part of the step
             return
-        copies = [(n, nn.Parameter(torch.zeros_like(p))) for n, p in self.module.named_parameters()]
+        trained = trained_parameters(self.module)
+        copies = [(n, nn.Parameter(torch.zeros_like(p))) for n, p in trained.items()]
         if not copies:
             return
         for _, copy in copies:

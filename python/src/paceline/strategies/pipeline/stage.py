@@ -16,6 +16,7 @@ from paceline.training.batch_norm import batch_norms, placeholders, synchronise
 from paceline.training.devices import CPU, InputMover, synchronize
 from paceline.training.dropout import set_sample_keys
 from paceline.training.loss import summed_loss
+from paceline.training.optimizers import trained_parameters
 from paceline.training.precision import autocast
 
 if TYPE_CHECKING:
@@ -84,7 +85,11 @@ class Stage:
         self._names = [name for name, _ in layers]
         self._deferred = [m for m in self._module if isinstance(m, DeferredLinear)]
         later = {id(p) for layer in self._deferred for p in layer.parameters()}
-        self._direct = [p for p in self._module.parameters() if id(p) not in later]
+        trained = trained_parameters(self._module).values()
+        self._direct = [p for p in trained if id(p) not in later]
+        for tensor in (*self._module.parameters(), *self._module.buffers()):
+            if not tensor.requires_grad:  # the others are in memory of the strategy
+                tensor.data = tensor.data.to(device)
         self._actions = actions
         self._micro_batches = len(actions) // 2
         self._before = before

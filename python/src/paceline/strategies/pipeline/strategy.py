@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.strategies.pipeline.buffers import SharedBuffers
+from paceline.strategies.pipeline.deferred import is_deferred
 from paceline.strategies.pipeline.links import Link, SplitPoint, pin
 from paceline.strategies.pipeline.partition import (
     BatchSizes,
@@ -45,7 +46,8 @@ from paceline.strategies.reduction.shared_gradients import SharedGradients
 from paceline.strategies.reduction.shared_sum import SharedSum, shared_rows
 from paceline.strategies.reduction.sufficient_factors import mark_all_but, mark_summed_layers
 from paceline.training.batch_norm import batch_norms, statistics_width
-from paceline.training.devices import CPU, device_of, use_device
+from paceline.training.devices import CPU, device_of, on_cpu, use_device
+from paceline.training.optimizers import trained_parameters
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 from paceline.transports.shared.barrier import Barrier
@@ -95,7 +97,8 @@ class PipelineStrategy(LocalStrategy):
         self._buffers: SharedBuffers
         self._tied: TiedGradients
         self._has_ties = False
-        self._aliases: dict[str, str]  # name in the state -> name of the parameter
+        self._aliases: dict[str, str]  # name in the state -> name of the trained parameter
+        self._frozen: dict[str, Tensor]  # every rank keeps all parameters that are not trained
         self._state_names: tuple[str, ...] = ()
         self._is_first_replica = True
         self._total_of_node: SharedSum
@@ -147,7 +150,10 @@ class PipelineStrategy(LocalStrategy):
         named = {id(p): name for name, p in model.named_parameters()}
         # tied weights have several names
         state = model.state_dict(keep_vars=True)
-        self._aliases = {name: named[id(t)] for name, t in state.items() if id(t) in named}
+        self._aliases = {name: named[id(t)] for name, t in state.items() if t.requires_grad}
+        self._frozen = {
+            name: t.detach() for name, t in state.items() if id(t) in named and not t.requires_grad
+        }
         self._state_names = tuple(state)
         bounds = stage_bounds(division.split_points, len(layers))
         ownership = Ownership.of(model, [layers[low:high] for low, high in bounds])
@@ -156,7 +162,7 @@ class PipelineStrategy(LocalStrategy):
                 f"parameter {next(filter(None, ownership.borrowed))[0]} belongs to several stages, "
                 "which share it in the memory of CPUs; expected device cpu, or other split_points"
             )
-        self._share_weights(dict(model.named_parameters()), place, ownership, layers, device)
+        self._share_weights(trained_parameters(model), place, ownership, layers, device)
 
     def _gather_factors(
         self,
@@ -171,7 +177,7 @@ class PipelineStrategy(LocalStrategy):
         if not nodes.may_send:
             return
         mark_summed_layers(model, self._task.example_input())
-        mark_all_but(model, {name for name, layer in layers if type(layer) is nn.Linear})
+        mark_all_but(model, {name for name, layer in layers if is_deferred(layer)})
         own = {name for name, _ in layers[slice(*bounds)]}
         nodes.join(model, self._replicate_group, owners=place.replicas, own=own)
         self._stage.gather_factors(nodes)
@@ -280,10 +286,10 @@ class PipelineStrategy(LocalStrategy):
         if self._is_first_replica:
             self._buffers.publish()
         self._everyone.wait()
-        buffers = self._buffers.all()
+        others = {**self._buffers.all(), **on_cpu(self._frozen)}
         return {
-            name: buffers[name]
-            if name in buffers
+            name: others[name]
+            if name in others
             else self._layout.view(self._shared_weights, self._aliases[name])
             for name in self._state_names
         }

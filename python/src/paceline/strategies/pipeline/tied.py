@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Names of the parameters by stage, each under its first name in the model."""
+    """Names of the trained parameters by stage, each under its first name in the model."""
 
     owned: list[list[str]]
     borrowed: list[list[str]]  # owned by an earlier stage
@@ -35,7 +35,8 @@ class Ownership:
         owned: list[list[str]] = []
         borrowed: list[list[str]] = []
         for layers in stages:
-            used = dict.fromkeys(names[id(p)] for _, layer in layers for p in layer.parameters())
+            parameters = (p for _, layer in layers for p in layer.parameters() if p.requires_grad)
+            used = dict.fromkeys(names[id(p)] for p in parameters)
             owned.append([name for name in used if name not in taken])
             borrowed.append([name for name in used if name in taken])
             taken.update(used)

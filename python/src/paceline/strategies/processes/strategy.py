@@ -38,6 +38,7 @@ from paceline.strategies.reduction.sufficient_factors import (
     rows_of,
 )
 from paceline.training.batch_norm import statistics_width, synchronise
+from paceline.training.optimizers import trained_parameters
 from paceline.training.passes import run_passes
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
@@ -90,10 +91,10 @@ class ProcessesStrategy(LocalStrategy):
         self._node = f"node {context.node_index}"
         limit_s = trial.limits.collective_s
         self._shared = shared = SharedNode(peers.node("gradients") or SoloNode(), limit_s)
-        self._layout = FlatLayout.of(model.named_parameters())
+        parameters = trained_parameters(model)
+        self._layout = FlatLayout.of(parameters.items())
         self._barrier = shared.barrier(range(self._ranks))
         weights = shared_floats(shared, "the weights", self._layout.elements)
-        parameters = dict(model.named_parameters())
         self._layout.bind(parameters, weights, copy=self._rank == 0)
         mark_summed_layers(model, task.example_input())
         self._rows = rows_of(model)

@@ -52,15 +52,17 @@ def mark_summed_layers(model: nn.Module, example: Tensor) -> None:
     """Mark the linear layers whose gradients must be summed like those of other layers.
 
     Sufficient factors need a layer with one row per sample, called once in a pass, with parameters
-    of its own. Layers of sequences have more rows than factors would save; tied weights and layers
-    whose weights another module uses (nn.MultiheadAttention) get gradients from elsewhere, too.
+    of its own that are all trained. Layers of sequences have more rows than factors would save;
+    tied weights and layers whose weights another module uses (nn.MultiheadAttention) get gradients
+    from elsewhere, too.
     example: an input of one sample.
     """
     calls = _calls(model, linear_layers(model), example)
     users = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     for name, layer in linear_layers(model).items():
         is_shared = any(users[id(p)] > 1 for p in layer.parameters())
-        if calls[name] != [2] or is_shared:
+        is_frozen = not all(p.requires_grad for p in layer.parameters())
+        if calls[name] != [2] or is_shared or is_frozen:
             setattr(layer, _SUMMED, True)
 
 

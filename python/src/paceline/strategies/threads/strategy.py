@@ -48,6 +48,7 @@ from paceline.training.batch_norm import statistics_width, synchronise
 from paceline.training.cores import worker_cores
 from paceline.training.devices import unix_s
 from paceline.training.linear import joined
+from paceline.training.optimizers import trained_parameters
 from paceline.training.passes import Passes, run_passes, share_of
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
@@ -100,14 +101,14 @@ class ThreadsStrategy(LocalStrategy):
         cores = [worker_cores(affinity, w, replicas, oversubscribe) for w in range(replicas)]
         limits = trial.limits
         self._pool = WorkerPool(cores, threads, context.rank, limits.collective_s, limits.trial_s)
-        self._layout = FlatLayout.of(model.named_parameters())
+        self._layout = FlatLayout.of(trained_parameters(model).items())
         weights = torch.empty(self._layout.elements)
-        self._layout.bind(dict(model.named_parameters()), weights, copy=True)
+        self._layout.bind(trained_parameters(model), weights, copy=True)
         mark_summed_layers(model, task.example_input())
         self._node_factors = NodeFactors(trial)
         self._node_factors.join(model, self._replicate_group, owners=1, workers=replicas)
         self._replicas = [model, *(_twin(model) for _ in range(1, replicas))]
-        self._parameters = [dict(replica.named_parameters()) for replica in self._replicas]
+        self._parameters = [trained_parameters(replica) for replica in self._replicas]
         rows = rows_of(model)
         low_precision = None
         if trial.training.precision == "bf16":
@@ -247,7 +248,9 @@ def _store(
 
 def _twin(model: nn.Module) -> nn.Module:
     """Copy the model with parameters of its own that share the memory of the weights."""
-    memo: dict[int, Any] = {id(p): nn.Parameter(p.data) for p in model.parameters()}
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in model.parameters()
+    }
     return copy.deepcopy(model, memo)
 
 
@@ -255,7 +258,7 @@ def _stop_between_layers(replica: nn.Module, pool: WorkerPool) -> None:
     """Make passes end at the next layer when the pool is being closed."""
     for module in replica.modules():
         module.register_forward_pre_hook(pool.raise_if_stopped)
-    for parameter in replica.parameters():
+    for parameter in trained_parameters(replica).values():
         parameter.register_post_accumulate_grad_hook(pool.raise_if_stopped)  # type: ignore[no-untyped-call]
 
 
