@@ -130,3 +130,27 @@ def test_choice_and_speeds_are_recorded(trained):
     assert all(layer["sends_factors"] for layer in said["layers"])
     assert all(layer["factors"]["seconds"] > 0 for layer in said["layers"])
     assert all(speed > 0 for speed in said["speeds"].values())
+
+
+@pytest.fixture(scope="module")
+def own_script(run_ranks, tmp_path_factory):
+    """The folder of a script that trains with DDP, and with paceline.hybrid."""
+    folder = tmp_path_factory.mktemp("ddp")
+    run_ranks(2, "gloo", "ddp_hybrid", folder)
+    return folder
+
+
+def test_ddp_script_trains_the_same_with_factors(own_script):
+    ranks = [load_file(own_script / f"{rank}.safetensors") for rank in range(2)]
+    names = [name.removeprefix("plain/") for name in ranks[0] if name.startswith("plain/")]
+    assert len(names) == 5
+    for name in names:
+        plain, with_factors = ranks[0][f"plain/{name}"], ranks[0][f"hybrid/{name}"]
+        torch.testing.assert_close(with_factors, plain, rtol=1e-4, atol=1e-6)
+        assert torch.equal(with_factors, ranks[1][f"hybrid/{name}"])
+
+
+def test_ddp_script_learns_the_choice_and_what_is_wrong(own_script):
+    said = json.loads((own_script / "0.json").read_text())
+    assert [layer["layer"] for layer in said["choice"]["layers"]] == ["3", "5"]
+    assert said["error"].startswith("sufficient factors: expected at most 4 samples of a rank")

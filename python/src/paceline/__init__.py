@@ -9,6 +9,7 @@ from paceline.script_report import step
 
 if TYPE_CHECKING:
     from paceline.api import Plan, Run, load, run
+    from paceline.strategies.reduction.ddp_factors import hybrid
     from paceline.training.task import Blocks, NamedParameters, Task, TaskOptions, TaskSettings
 
 __version__ = "0.2.0"
@@ -21,16 +22,20 @@ __all__ = [
     "TaskOptions",
     "TaskSettings",
     "__version__",
+    "hybrid",
     "load",
     "run",
     "step",
 ]
-_OF_API = ("Plan", "Run", "load", "run")
+_MODULES = {
+    **dict.fromkeys(("Plan", "Run", "load", "run"), "paceline.api"),
+    "hybrid": "paceline.strategies.reduction.ddp_factors",
+}
 
 
 def __getattr__(name: str) -> Any:
     # Every rank imports this package, so the public interfaces are imported on first use.
     if name in __all__:
-        module = "paceline.api" if name in _OF_API else "paceline.training.task"
+        module = _MODULES.get(name, "paceline.training.task")
         return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -142,6 +142,11 @@ class _GatheredFactor:
     def _send(self) -> int:
         own = self._own[: self._rows]
         kept = joined([part for parts in self._parts for part in parts])
+        if len(kept) > len(own):
+            raise UsageError(
+                f"sufficient factors: expected at most {len(own)} samples of a rank in a step, got "
+                f"{len(kept)}; state the largest number of samples"
+            )
         own[: len(kept)].copy_(kept)
         own[len(kept) :].zero_()
         everyone = self._all[: self._ranks * self._rows]
