@@ -11,7 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from paceline import __version__
-from paceline.cli import commands, explain, export, lab, monitor, predict, render, script, watch
+from paceline.cli import (
+    commands,
+    explain,
+    export,
+    lab,
+    monitor,
+    predict,
+    recommend,
+    render,
+    script,
+    watch,
+)
 from paceline.cli.signals import EndedBySignal, signals_raise
 from paceline.errors import ExitCode, PacelineError, PacelineWarning
 from paceline.spec.extensions import WORKLOADS
@@ -108,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_compare(verbs)
     explain.add(verbs)
     predict.add(verbs)
+    recommend.add(verbs)
     _add_history(verbs)
     _add_profile(verbs)
     _add_report(verbs)

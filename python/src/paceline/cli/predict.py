@@ -27,16 +27,15 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "predict", help="predict configurations that were not run, from those of a run"
     )
     parser.add_argument("run_dir", type=Path, nargs="+", metavar="RUN_DIR")
-    add_options(parser)
+    add_options(parser, nodes="as in 1..64 or 1,2,4; default: 1,2,4,8")
+    parser.set_defaults(nodes=(1, 2, 4, 8))
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(command=_predict)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that describe what to predict."""
-    parser.add_argument(
-        "--nodes", type=numbers, default=(1, 2, 4, 8), metavar="N", help="as in 1..64 or 1,2,4"
-    )
+def add_options(parser: argparse.ArgumentParser, *, nodes: str) -> None:
+    """Add the options that describe what to predict. nodes: help of --nodes."""
+    parser.add_argument("--nodes", type=numbers, metavar="N", help=nodes)
     parser.add_argument(
         "--link", metavar="RATE", help='between nodes: "10gbit"; default: as measured in the runs'
     )

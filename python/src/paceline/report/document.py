@@ -25,6 +25,7 @@ from paceline.report import (
     factors,
     figures,
     paper,
+    recommend,
     sections,
     sidecar,
     strategies,
@@ -160,6 +161,7 @@ def _workload(comparison: Comparison, workload: str, book: ChartBook) -> Mapping
     return {
         "name": workload,
         "sentence": verdict.sentence,
+        "next": recommend.next_sentence(comparison, workload),
         "best": verdict.best,
         "rows": rows,
         "notes": [(short_name(r, comparison.rows), note) for r in rows for note in r.notes],

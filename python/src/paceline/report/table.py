@@ -14,6 +14,7 @@ from rich.text import Text
 from paceline.analysis.labels import NO_TRANSPORT, distinctions, is_single, short_name
 from paceline.analysis.row import COMPUTATION
 from paceline.report.compression import compression_table
+from paceline.report.recommend import next_sentence
 from paceline.report.wording import (
     DASH,
     NOT_MEASURED,
@@ -56,6 +57,7 @@ def comparison_view(comparison: Comparison, width: int) -> RenderableType:
         sentence = f"{workload}: {comparison.verdicts[workload].sentence}"
         parts += [
             Padding(Text(sentence, style="bold"), (0, 0, 1, 0)),
+            *_next_measurement(comparison, workload),
             workload_table(comparison, workload, width),
             Text(""),
         ]
@@ -63,6 +65,11 @@ def comparison_view(comparison: Comparison, width: int) -> RenderableType:
         if lossy is not None:
             parts.append(Padding(lossy, (0, 0, 1, 0)))
     return Group(*parts, *_footnotes(comparison))
+
+
+def _next_measurement(comparison: Comparison, workload: str) -> list[RenderableType]:
+    sentence = next_sentence(comparison, workload)
+    return [] if sentence is None else [Padding(Text(sentence), (0, 0, 1, 0))]
 
 
 def comparison_text(comparison: Comparison, width: int = 80) -> str:

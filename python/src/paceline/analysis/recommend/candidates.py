@@ -1,0 +1,148 @@
+"""Configurations to choose from: what each costs with respect to a goal."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from paceline.analysis.labels import short_name
+from paceline.analysis.predict.prediction import CONFIDENCE as PREDICTED
+from paceline.analysis.statistics import CONFIDENCE as MEASURED
+from paceline.analysis.statistics import Interval, t_quantile
+from paceline.records.phases import LABELS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.predict.prediction import Prediction
+    from paceline.analysis.row import Row
+
+Goal = Literal["time", "cost", "memory", "energy"]
+UNITS: dict[Goal, str] = {
+    "time": "s per 1,000 samples",
+    "cost": "core seconds per 1,000 samples",
+    "memory": "MiB per node",
+    "energy": "J per 1,000 samples",
+}
+_SAMPLES = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One configuration; less is better.
+
+    value: in the goal's unit; its bounds have the confidence of the interval. configuration: None
+    for a predicted one.
+    """
+
+    name: str
+    configuration: str | None
+    nodes: int
+    value: Interval
+    confidence: float
+    reason: str  # its main cost
+    tied: bool = False  # no significant difference to the best of its kind
+
+    @property
+    def log_mean(self) -> float:
+        return math.log(self.value.median)
+
+    @property
+    def log_deviation(self) -> float:
+        """Standard deviation of the logarithm of the value."""
+        width = math.log(self.value.high) - math.log(self.value.low)
+        return width / (2 * t_quantile(math.inf, self.confidence))
+
+
+def measured_candidates(
+    comparison: Comparison, workload: str, goal: Goal, nodes: int
+) -> list[Candidate]:
+    """Return the ranked configurations on at most so many nodes that have a value, best first."""
+    rows = [r for r in comparison.rows_of(workload) if r.ranked and r.nodes <= nodes]
+    found = [
+        Candidate(
+            name=short_name(row, comparison.rows),
+            configuration=row.configuration,
+            nodes=row.nodes,
+            value=value,
+            confidence=MEASURED,
+            reason=_main_cost(row),
+        )
+        for row in rows
+        if (value := _value(row, goal)) is not None
+    ]
+    return sorted(found, key=lambda each: each.value.median)
+
+
+def predicted_candidates(
+    predictions: Sequence[Prediction], comparison: Comparison, workload: str, goal: Goal, nodes: int
+) -> list[Candidate]:
+    """Return predictions that were not measured, best first; none for goals without a model."""
+    if goal not in ("time", "cost"):
+        return []
+    found = _predicted(predictions, comparison, workload, goal, nodes)
+    return sorted(found, key=lambda each: each.value.median)
+
+
+def _predicted(
+    predictions: Sequence[Prediction], comparison: Comparison, workload: str, goal: Goal, nodes: int
+) -> Iterator[Candidate]:
+    rows = comparison.rows_of(workload)
+    for each in predictions:
+        if each.workload != workload or not 1 < each.nodes <= nodes:
+            continue
+        same = [r for r in rows if f"{r.local_strategy} {_on_a_node(r)}" == each.setup]
+        if any(r.nodes == each.nodes and r.transport == each.transport for r in same):
+            continue  # it was measured
+        cores = same[0].cores // same[0].nodes * each.nodes if same else each.nodes
+        rate = each.samples_per_s
+        seconds = Interval(
+            median=_SAMPLES / rate.median, low=_SAMPLES / rate.high, high=_SAMPLES / rate.low
+        )
+        yield Candidate(
+            name=f"{each.setup} over {each.transport} on {each.nodes} nodes",
+            configuration=None,
+            nodes=each.nodes,
+            value=seconds if goal == "time" else seconds.scaled(cores),
+            confidence=PREDICTED,
+            reason=_main_term(each),
+        )
+
+
+def _on_a_node(row: Row) -> str:
+    """Return the layout of one node, without the number of nodes before it."""
+    return row.layout if row.nodes == 1 else row.layout.split("\N{MULTIPLICATION SIGN}", 1)[1]
+
+
+def _value(row: Row, goal: Goal) -> Interval | None:
+    if goal == "memory":
+        if row.memory_peak_bytes is None:
+            return None
+        mebibytes = row.memory_peak_bytes / row.nodes / 2**20
+        return Interval(median=mebibytes, low=mebibytes, high=mebibytes)
+    rate = row.samples_per_s
+    if rate is None:
+        return None
+    seconds = Interval(
+        median=_SAMPLES / rate.median, low=_SAMPLES / rate.high, high=_SAMPLES / rate.low
+    )
+    return seconds if goal == "time" else seconds.scaled(row.cores)
+
+
+def _main_cost(row: Row) -> str:
+    if row.main_cost is None or row.main_cost_share is None:
+        return "its steps have no phases"
+    label = LABELS.get(row.main_cost, row.main_cost)
+    return f"{label} is {100 * row.main_cost_share:.0f} % of its step"
+
+
+def _main_term(prediction: Prediction) -> str:
+    terms = {
+        "the own step of a node": prediction.node_s,
+        "waiting for the slowest node": prediction.waiting_s,
+        "exposed communication": prediction.exposed_s,
+    }
+    name = max(terms, key=lambda term: terms[term])
+    return f"{name} is {100 * terms[name] / sum(terms.values()):.0f} % of its step"

@@ -1,0 +1,160 @@
+"""Rank measured and predicted configurations for a goal, and say what to measure next."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from paceline.analysis.recommend.candidates import (
+    UNITS,
+    Candidate,
+    Goal,
+    measured_candidates,
+    predicted_candidates,
+)
+from paceline.analysis.recommend.next_measurement import NextMeasurement, next_measurement
+from paceline.analysis.statistics import CONFIDENCE, ratio_interval, run_noise, t_quantile
+from paceline.records.files import jsonable
+from paceline.records.rows import SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.predict.prediction import Predictions
+    from paceline.analysis.statistics import RunNoise, Series
+
+_UNKNOWN_NOISE = 0.02  # of one measurement, where no repeats show it: usual on an idle machine
+NO_ENERGY = (
+    "energy is not available: the traces have no power readings (RAPL of the CPU, NVML of GPUs)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The configurations of one workload for a goal, measured and predicted ones apart."""
+
+    workload: str
+    goal: Goal
+    unit: str
+    nodes: int
+    measured: tuple[Candidate, ...]  # best first
+    predicted: tuple[Candidate, ...]
+    next_measurement: NextMeasurement | None  # None: none is worth it
+    unavailable: str | None = None  # why there is no recommendation
+
+    @property
+    def best(self) -> Candidate | None:
+        """The best measured configuration."""
+        return self.measured[0] if self.measured else None
+
+    @property
+    def promising(self) -> Candidate | None:
+        """The best predicted configuration, if its median is better than the best measured one."""
+        if not self.predicted:
+            return None
+        first = self.predicted[0]
+        is_better = self.best is None or first.value.median < self.best.value.median
+        return first if is_better else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return one entry of the document of `paceline recommend --json`."""
+        document: dict[str, Any] = jsonable(
+            {
+                "schema": SCHEMA,
+                "workload": self.workload,
+                "goal": self.goal,
+                "unit": self.unit,
+                "nodes": self.nodes,
+                "unavailable": self.unavailable,
+                "measured": self.measured,
+                "predicted": self.predicted,
+                "next_measurement": self.next_measurement,
+            }
+        )
+        return document
+
+
+def recommend(
+    comparison: Comparison,
+    workload: str,
+    goal: Goal = "time",
+    nodes: int | None = None,
+    predictions: Predictions | None = None,
+) -> Recommendation:
+    """Rank the configurations of a workload on at most so many nodes. nodes: None is any number."""
+    most = nodes or max((row.nodes for row in comparison.rows_of(workload)), default=1)
+    if goal == "energy":
+        return Recommendation(
+            workload=workload, goal=goal, unit=UNITS[goal], nodes=most, measured=(), predicted=(),
+            next_measurement=None, unavailable=NO_ENERGY,
+        )  # fmt: skip
+    rates = _rates(comparison, workload)
+    noise = run_noise(list(rates.values()))
+    measured = _with_ties(
+        measured_candidates(comparison, workload, goal, most), comparison, rates, noise, goal
+    )
+    predicted = predicted_candidates(
+        () if predictions is None else predictions.predictions, comparison, workload, goal, most
+    )
+    unavailable = None
+    if not measured:
+        unavailable = f"no equivalent configuration on at most {most} nodes has a measured {goal}"
+    return Recommendation(
+        workload=workload,
+        goal=goal,
+        unit=UNITS[goal],
+        nodes=most,
+        measured=tuple(measured),
+        predicted=tuple(_overlapping(predicted)),
+        next_measurement=next_measurement(
+            [*measured, *predicted], _UNKNOWN_NOISE if noise is None else noise.deviation
+        ),
+        unavailable=unavailable,
+    )
+
+
+def _rates(comparison: Comparison, workload: str) -> dict[str, Mapping[int, Series]]:
+    names = [row.configuration for row in comparison.rows_of(workload) if row.ranked]
+    return {
+        name: {t.repeat: t.samples_per_s for t in comparison.trials[name] if t.samples_per_s}
+        for name in names
+    }
+
+
+def _with_ties(
+    candidates: Sequence[Candidate],
+    comparison: Comparison,
+    rates: Mapping[str, Mapping[int, Series]],
+    noise: RunNoise | None,
+    goal: Goal,
+) -> list[Candidate]:
+    """Mark those without a significant difference to the first one."""
+    if len(candidates) < 2 or goal == "memory":
+        return list(candidates)
+    best = candidates[0]
+    found = [best]
+    for other in candidates[1:]:
+        ratio = ratio_interval(
+            rates[best.configuration or ""], rates[other.configuration or ""], noise
+        )
+        cores = 1.0
+        if goal == "cost":
+            ours, theirs = (comparison.row(c.configuration or "").cores for c in (best, other))
+            cores = ours / theirs
+        # equal values: the faster one has as many more cores as it is faster
+        found.append(replace(other, tied=ratio is None or ratio.contains(cores)))
+    return [replace(best, tied=any(c.tied for c in found)), *found[1:]]
+
+
+def _overlapping(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Mark the predictions whose difference to the first one may be chance."""
+    if not candidates:
+        return []
+    best, z = candidates[0], t_quantile(math.inf, CONFIDENCE)
+    found = [best]
+    for other in candidates[1:]:
+        deviation = math.hypot(best.log_deviation, other.log_deviation)
+        found.append(replace(other, tied=other.log_mean - best.log_mean < z * deviation))
+    return [replace(best, tied=any(c.tied for c in found)), *found[1:]]

@@ -1,0 +1,124 @@
+"""`paceline recommend` for the terminal, which fits 80 columns, and its sentences in the report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from paceline.analysis.recommend.recommend import recommend
+from paceline.report.wording import NOT_MEASURED, listed, number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import RenderableType
+
+    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.recommend.candidates import Candidate
+    from paceline.analysis.recommend.next_measurement import NextMeasurement
+    from paceline.analysis.recommend.recommend import Recommendation
+
+_MOST_SHOWN = 12  # configurations of a kind; JSON has all
+_MOST_NAMED = 3
+
+
+def recommendation_view(found: Recommendation, reasons: Mapping[str, str]) -> RenderableType:
+    """Show the recommendation, then measured and predicted configurations apart.
+
+    reasons: why a configuration is slower than the best one, by its name; others have their own.
+    """
+    parts: list[RenderableType] = [
+        Padding(Text(recommendation_sentence(found), style="bold"), (0, 0, 1, 0))
+    ]
+    if found.next_measurement is not None:
+        parts.append(Padding(Text(measurement_sentence(found.next_measurement)), (0, 0, 1, 0)))
+    if found.measured:
+        parts += [_table("measured", found.measured, found.unit, reasons), Text("")]
+    if found.predicted:
+        parts += [_table("predicted, not measured", found.predicted, found.unit, {}), Text("")]
+    if any(each.tied for each in (*found.measured, *found.predicted)):
+        parts.append(Text("= no significant difference to the best one of its kind", style="dim"))
+    return Group(*parts)
+
+
+def recommendation_sentence(found: Recommendation) -> str:
+    """Name the best measured configuration, those tied with it, and a promising prediction."""
+    if found.unavailable is not None or found.best is None:
+        return f"{found.workload}: no recommendation: {found.unavailable}."
+    best = found.best
+    value = f"{number(best.value.median)} {found.unit}"
+    among = f"of those measured on at most {_nodes(found.nodes)}"
+    words = [f"{found.workload}: {best.name} needs the least {found.goal} {among} ({value})."]
+    tied = [each.name for each in found.measured[1:] if each.tied]
+    if tied:
+        named = [*tied[:_MOST_NAMED]]
+        if len(tied) > _MOST_NAMED:
+            named.append(f"{len(tied) - _MOST_NAMED} more")
+        words.append(f"No significant difference to {listed(named)}.")
+    promising = found.promising
+    if promising is not None:
+        words.append(
+            f"Predicted to need less: {promising.name} ({number(promising.value.median)}, "
+            f"{number(promising.value.low)} to {number(promising.value.high)})."
+        )
+    return " ".join(words)
+
+
+def measurement_sentence(found: NextMeasurement) -> str:
+    """Say what to measure next, and what it is expected to bring."""
+    verb = "run" if found.is_predicted else "repeat"
+    return (
+        f"Most useful next measurement: {verb} {found.name}. With a chance of "
+        f"{100 * found.chance:.0f} % the first one is not the best, which costs "
+        f"{100 * found.loss_now:.1f} % on average; the measurement is expected to save "
+        f"{100 * found.gain:.1f} %."
+    )
+
+
+def next_sentence(comparison: Comparison, workload: str) -> str | None:
+    """Say which repeat helps most to find the fastest configuration; None if none is worth it."""
+    found = recommend(comparison, workload).next_measurement
+    return None if found is None else measurement_sentence(found)
+
+
+def _table(
+    title: str, candidates: Sequence[Candidate], unit: str, reasons: Mapping[str, str]
+) -> Table:
+    table = Table(
+        title=f"{title}, {unit}",
+        title_justify="left",
+        title_style="dim",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        header_style="dim",
+    )
+    table.add_column("", no_wrap=True)
+    table.add_column("configuration")
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("interval", justify="right", no_wrap=True)
+    table.add_column("reason")
+    for each in candidates[:_MOST_SHOWN]:
+        table.add_row(
+            "=" if each.tied else "",
+            each.name,
+            number(each.value.median),
+            _bounds(each),
+            reasons.get(each.configuration or "", each.reason),
+        )
+    return table
+
+
+def _bounds(candidate: Candidate) -> str:
+    value = candidate.value
+    if value.low == value.high:
+        return NOT_MEASURED
+    return f"{number(value.low)} to {number(value.high)}"
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"

@@ -1,0 +1,119 @@
+"""Recommendations: the goal decides the order, ties are named, the next measurement pays."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.analysis.compare import compare_run
+from paceline.analysis.comparison import Comparison
+from paceline.analysis.predict.link import given_link
+from paceline.analysis.predict.predict import predict
+from paceline.analysis.predict.prediction import Request
+from paceline.analysis.reading import load_run
+from paceline.analysis.recommend.candidates import Candidate
+from paceline.analysis.recommend.next_measurement import knowledge_gradient, next_measurement
+from paceline.analysis.recommend.recommend import recommend
+from paceline.analysis.statistics import Interval
+
+DEVIATION = 1.959964  # of a normal variable, half the width of a 95 % interval
+
+
+def candidate(name: str, value: float, deviation: float) -> Candidate:
+    factor = np.exp(DEVIATION * deviation)
+    bounds = Interval(median=value, low=value / factor, high=value * factor)
+    return Candidate(
+        name=name, configuration=name, nodes=1, value=bounds, confidence=0.95, reason=""
+    )
+
+
+@pytest.fixture
+def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
+    ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.MPI]
+    return compare_run(fabricate.make_run(tmp_path, ways, repeats=3, jitter=0.005))
+
+
+def test_the_goal_decides_the_order(comparison: Comparison) -> None:
+    time = recommend(comparison, "tiny", "time").measured
+    cost = recommend(comparison, "tiny", "cost").measured
+    assert time[0].configuration != cost[0].configuration
+    rates = {row.configuration: row for row in comparison.rows}
+    for found in time:
+        row = rates[found.configuration]
+        assert found.value.median == pytest.approx(1000 / row.samples_per_s.median)
+    for found in cost:
+        row = rates[found.configuration]
+        assert found.value.median == pytest.approx(1000 * row.cores / row.samples_per_s.median)
+
+
+def test_memory_is_per_node_and_energy_is_not_available(comparison: Comparison) -> None:
+    memory = recommend(comparison, "tiny", "memory").measured
+    assert memory[0].value.median == pytest.approx(1e9 / 2**20)
+    energy = recommend(comparison, "tiny", "energy")
+    assert energy.best is None
+    assert "RAPL" in str(energy.unavailable)
+
+
+def test_equal_configurations_are_ties(fabricate: ModuleType, tmp_path: Path) -> None:
+    twin = dataclasses.replace(fabricate.MPI, transport="gloo")
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI, twin]
+    found = compare_run(fabricate.make_run(tmp_path, ways, repeats=4, jitter=0.08))
+    first, second, last = recommend(found, "tiny").measured
+    assert first.tied
+    assert second.tied
+    assert not last.tied
+
+
+def test_predictions_are_apart_and_can_be_promising(
+    comparison: Comparison, fabricate: ModuleType, tmp_path: Path
+) -> None:
+    records = load_run(fabricate.make_run(tmp_path / "b", [fabricate.INTRAOP], repeats=2))
+    request = Request(
+        nodes=(1, 4), link=given_link(1e12, 1e-9), transports=("gloo",), scaling="weak"
+    )
+    found = recommend(comparison, "tiny", "time", 4, predict(records, request))
+    (one,) = found.predicted
+    assert one.configuration is None
+    assert one.nodes == 4
+    assert found.promising == one
+    assert all(each.configuration is not None for each in found.measured)
+
+
+def test_the_knowledge_gradient_by_hand() -> None:
+    # two equal means: the gain is s~ times the density at 0, s~ = s^2 / sqrt(s^2 + noise^2)
+    gains = knowledge_gradient(np.zeros(2), np.array([0.3, 0.0]), 0.4)
+    assert gains.tolist() == pytest.approx([0.09 / 0.5 * 0.3989423, 0.0])
+
+
+def test_the_gain_is_the_reduction_of_the_expected_loss() -> None:
+    random = np.random.default_rng(1)
+    means, deviations, noise = np.array([0.0, 0.02, 0.1]), np.array([0.03, 0.05, 0.02]), 0.02
+    truth = means + deviations * random.standard_normal((100_000, 3))
+    chosen_now = truth[:, 0]
+    seen = truth[:, 1] + noise * random.standard_normal(len(truth))
+    weight = deviations[1] ** 2 / (deviations[1] ** 2 + noise**2)
+    after = means[1] + weight * (seen - means[1])
+    chosen_then = np.where(after < means[0], truth[:, 1], truth[:, 0])
+    gain = knowledge_gradient(means, deviations, noise)[1]
+    assert chosen_now.mean() - chosen_then.mean() == pytest.approx(gain, rel=0.05)
+
+
+def test_the_uncertain_rival_is_measured_next() -> None:
+    rivals = [
+        candidate("best", 1.0, 0.005), candidate("unsure", 1.02, 0.05), candidate("far", 2.0, 0.05)
+    ]  # fmt: skip
+    found = next_measurement(rivals, noise=0.01)
+    assert found is not None
+    assert found.name == "unsure"
+    assert 0 < found.gain <= found.loss_now
+    assert found.chance == pytest.approx(0.35, abs=0.02)  # P(N(0.0198, 0.0502) < 0)
+
+
+def test_a_clear_decision_needs_no_measurement() -> None:
+    assert next_measurement([candidate("a", 1.0, 0.01), candidate("b", 1.5, 0.01)], 0.01) is None
+    assert next_measurement([candidate("alone", 1.0, 0.5)], 0.01) is None
