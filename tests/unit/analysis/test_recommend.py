@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,10 +43,10 @@ def test_the_goal_decides_the_order(comparison: Comparison) -> None:
     assert time[0].configuration != cost[0].configuration
     rates = {row.configuration: row for row in comparison.rows}
     for found in time:
-        row = rates[found.configuration]
+        row = rates[str(found.configuration)]
         assert found.value.median == pytest.approx(1000 / row.samples_per_s.median)
     for found in cost:
-        row = rates[found.configuration]
+        row = rates[str(found.configuration)]
         assert found.value.median == pytest.approx(1000 * row.cores / row.samples_per_s.median)
 
 
