@@ -11,6 +11,8 @@ the time. On two cores, with both workloads, all speeds and two repeats: about a
 
 The limit of a step. With two ranks each must send and receive all gradients once: n bytes take at
 least 8 n / R seconds at R bit/s, for AlexNet's 228 MB 1.8 s at 1 Gbit/s and 18 s at 100 Mbit/s.
+With factors of its two large linear layers (`sufficient_factors`) they are 12.7 MB: 0.1 s and
+1.0 s. `--factors never` measures the former, `--factors auto never` both in one run.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class Workload:
     sampling_s: float
 
 
-# That of `paceline run quickstart`, and the first paper's AlexNet on fewer of its photos.
+# That of `paceline run quickstart`, and the first paper's networks on fewer of its photos.
 WORKLOADS = {
     "quickstart": Workload(
         "tiny", 192, "image_size = 128\nglobal_batch = 64", 4, dict.fromkeys(SPEEDS, 24), 0.25
@@ -59,6 +61,7 @@ WORKLOADS = {
     "alexnet": Workload(
         "simple-big", 256, "global_batch = 64", 2, {FULL: 16, "1gbit": 12, "100mbit": 6}, 1.0
     ),
+    "vgg16": Workload("complex-small", 64, "global_batch = 16", 1, dict.fromkeys(SPEEDS, 5), 1.0),
 }
 SPEC = """
 schema = 2
@@ -97,6 +100,7 @@ launcher = "{}"
 transport = "{}"
 local_strategy = "sequential"
 nodes = 2
+sufficient_factors = "{}"
 """
 
 
@@ -140,6 +144,9 @@ def arguments() -> argparse.Namespace:
         "--ways", nargs="+", type=way, default=WAYS, metavar="LAUNCHER/TRANSPORT",
         help=f"default: {' '.join('/'.join(pair) for pair in WAYS)}",
     )  # fmt: skip
+    parser.add_argument(
+        "--factors", nargs="+", choices=("auto", "always", "never"), default=["auto"]
+    )
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--steps", type=int, help="of every trial; default: by workload and speed")
     parser.add_argument("--limit-s", type=float, default=7200, help="of one run (default: 7200)")
@@ -183,7 +190,9 @@ def spec_text(lab: Lab, name: str, speed: str, options: argparse.Namespace) -> s
         workload=workload,
         steps=steps,
         warmup_steps=min(workload.warmup_steps, steps - 1),
-        trials="".join(TRIAL.format(*pair) for pair in options.ways),
+        trials="".join(
+            TRIAL.format(*pair, factors) for pair in options.ways for factors in options.factors
+        ),
         interface=INTERFACE,
         hostfile=lab.hostfile,
         master=lab.spark_master,
@@ -206,8 +215,6 @@ def traces(hosts: Iterable[tuple[str, Any]]) -> dict[str, dict[str, float]]:
     """Samples of each host, and when its first and last were taken."""
     found = {}
     for host, files in hosts:
-        if not files.trace.exists():
-            continue
         times = [row["unix_s"] for row in row_dicts(files.trace) if "unix_s" in row]
         if times:
             found[host] = {
@@ -220,12 +227,14 @@ def traces(hosts: Iterable[tuple[str, Any]]) -> dict[str, dict[str, float]]:
 
 def show(runs: Sequence[dict[str, Any]]) -> None:
     """A table: what each way does at each speed."""
-    head = f"{'workload':<11} {'link':<8} {'launcher':<9} {'transport':<9}"
+    head = f"{'workload':<11} {'link':<8} {'launcher':<9} {'transport':<9} {'factors':<7}"
     print(f"{head} {'images/s':>24} {'speedup':>8} {'s a step':>9}  equivalent")
     for entry in runs:
         for row in entry["rows"]:
             where = f"{entry['workload']:<11} {entry['speed']:<8}"
-            print(f"{where} {row['launcher']:<9} {row['transport']:<9} {figures(row)}")
+            way = f"{row['launcher']:<9} {row['transport']:<9}"
+            factors = row["options"].get("sufficient_factors", "")
+            print(f"{where} {way} {factors:<7} {figures(row)}")
 
 
 def figures(row: dict[str, Any]) -> str:

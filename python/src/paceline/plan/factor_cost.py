@@ -58,12 +58,15 @@ class Cost:
 
 
 def all_reduce_cost(shape: LinearShape, ranks: int, speeds: Speeds | None) -> Cost:
-    """Return the cost of an all-reduce of the gradient in a ring."""
+    """Return what the gradient of the layer adds to the all-reduce of others, in a ring.
+
+    Its latency is not counted: gradients of several layers share a message.
+    """
     ring, payload = all_reduce("ring", ranks), shape.gradient_bytes
     sent = ring.path * payload
     if speeds is None:
         return Cost(sent, None)
-    return Cost(sent, ring.seconds(payload, speeds.latency_s, speeds.all_reduce_bytes_per_s))
+    return Cost(sent, ring.seconds(payload, 0.0, speeds.all_reduce_bytes_per_s))
 
 
 def factor_cost(
