@@ -42,6 +42,8 @@ class S3Server:
         fs.copy_files(
             str(folder), f"{BUCKET}/{path}",
             source_filesystem=fs.LocalFileSystem(), destination_filesystem=store,
+            # With threads, copies wait for uploads that the same few threads should execute.
+            use_threads=False,
         )  # fmt: skip
         return self.url(path)
 

@@ -30,8 +30,17 @@ def test_each_sample_once_an_epoch_whatever_the_world_size(order, world_size):
         assert max(sizes) - min(sizes) <= 1
         seen.setdefault(step.epoch, []).extend(step.sample_ids.tolist())
     assert sorted(seen) == list(range(order.epochs))
-    for ids in seen.values():
+    for epoch, ids in seen.items():
         assert sorted(ids) == list(range(order.samples))
+        assert ids == order.epoch_order(epoch).tolist()
+
+
+def test_no_more_than_a_few_windows_are_kept():
+    """An order of many samples needs memory for a byte per sample, not for their ids."""
+    order = SampleOrder([1000] * 400, seed=1, global_batch=7000, epochs=2, window_row_groups=4)
+    seen = np.concatenate([order.step(number).sample_ids for number in range(order.steps)])
+    assert len(seen) == 2 * order.samples
+    assert order._window.cache_info().currsize == 8
 
 
 @settings(max_examples=30, deadline=None)

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.data.names import local_path
 from paceline.errors import DataError, EnvironmentLacks, TimedOut
 from paceline.host.locks import exclusive_lock
 
@@ -59,7 +60,7 @@ def node_folder(dataset: Dataset, share: NodeShare, cache: str | None) -> Iterat
         yield None
         return
     if cache is not None:
-        yield _made(Path(cache))
+        yield _made(local_path(cache))
         return
     if share.local_rank != 0:
         shared = Path(share.lookup("folder", _ANSWER_S))

@@ -101,26 +101,26 @@ class StreamFeed(Feed):
         remaining, epoch = self._order.steps, 0
         while remaining > 0:
             steps = min(remaining, self._order.steps_per_epoch)
-            mine = self._own_positions(steps)
             start = 0
             for window in self._order.windows(epoch):
-                end = start + len(window.sample_ids)
-                own = window.sample_ids[mine[start:end]]
+                own = window.sample_ids[self._is_own(start, len(window.sample_ids), steps)]
                 if len(own):
                     yield own
-                start = end
+                start += len(window.sample_ids)
             remaining -= steps
             epoch += 1
 
-    def _own_positions(self, steps: int) -> NDArray[np.bool_]:
-        """Return the positions in an epoch's order that this rank gets in its first `steps`."""
+    def _is_own(self, start: int, count: int, steps: int) -> NDArray[np.bool_]:
+        """Return which of `count` positions from `start` in an epoch's order this rank gets in its
+        first `steps`."""
         batch, samples = self._order.global_batch, self._order.samples
-        mine = np.zeros(samples, dtype=bool)
-        for start in range(0, steps * batch, batch):
-            size = min(batch, samples - start)
+        is_own = np.zeros(count, dtype=bool)
+        for number in range(start // batch, min(steps, -(-(start + count) // batch))):
+            first = number * batch
+            size = min(batch, samples - first)
             low, high = share_bounds(size, self._options.rank, self._options.world_size)
-            mine[start + low : start + high] = True
-        return mine
+            is_own[max(0, first + low - start) : max(0, first + high - start)] = True
+        return is_own
 
     def _load(self, own: NDArray[np.int64], stopped: threading.Event) -> _Stored:
         """Read a window's row groups and keep own samples; stop early if the feed is closed."""

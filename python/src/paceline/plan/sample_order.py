@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 _ROW_GROUP_STREAM, _WINDOW_STREAM, _COIN_STREAM, _AUGMENT_STREAM, _HELD_OUT_STREAM = 1, 2, 3, 4, 5
 
 
+# Those of two readers (the training, and the feed ahead of it) and of a batch that spans some.
+_KEPT_WINDOWS = 8
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """Consecutive row groups of an epoch, whose samples are shuffled together."""
@@ -181,36 +185,68 @@ class SampleOrder:
 
     def windows(self, epoch: int) -> Iterator[Window]:
         """Yield the windows of an epoch in order of training."""
-        is_training = self.part == "training"
-        order = np.arange(len(self.row_group_rows))
-        if is_training:
-            order = self._generator(_ROW_GROUP_STREAM, epoch, 0).permutation(len(order))
-        for number, start in enumerate(range(0, len(order), self.window_row_groups)):
-            groups = tuple(int(g) for g in order[start : start + self.window_row_groups])
-            ids = np.concatenate(
-                [np.arange(self._first_ids[g], self._first_ids[g + 1]) for g in groups]
-            )
-            ids = ids[self._is_used[ids]]
-            if is_training:
-                self._generator(_WINDOW_STREAM, epoch, number).shuffle(ids)
-            yield Window(row_groups=groups, sample_ids=ids)
+        for number in range(len(self._window_bounds(epoch)) - 1):
+            yield self._window(epoch, number)
 
-    @cached_property
-    def epoch_order(self) -> Callable[[int], NDArray[np.int64]]:
-        """Function of the epoch that returns its sample ids in order of training.
-
-        It keeps two epochs, because prefetching crosses the end of an epoch.
-        """
-        return lru_cache(maxsize=2)(
-            lambda epoch: np.concatenate([w.sample_ids for w in self.windows(epoch)])
-        )
+    def epoch_order(self, epoch: int) -> NDArray[np.int64]:
+        """Return all sample ids of an epoch in order of training."""
+        return np.concatenate([window.sample_ids for window in self.windows(epoch)])
 
     def step(self, step: int) -> GlobalStep:
         """Return global step `step`, counted from 0."""
         epoch, within = divmod(step, self.steps_per_epoch)
         start = within * self.global_batch
-        ids = self.epoch_order(epoch)[start : start + self.global_batch]
+        end = min(start + self.global_batch, self.samples)
+        bounds = self._window_bounds(epoch)
+        first = int(np.searchsorted(bounds, start, side="right")) - 1
+        last = int(np.searchsorted(bounds, end, side="left"))
+        parts = [
+            self._window(epoch, number).sample_ids[max(0, start - low) : end - low]
+            for number, low in zip(range(first, last), bounds[first:].tolist(), strict=False)
+        ]
+        ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return GlobalStep(step=step, epoch=epoch, sample_ids=ids)
+
+    @cached_property
+    def _window(self) -> Callable[[int, int], Window]:
+        """Function of epoch and number that returns a window.
+
+        It keeps few windows, not whole epochs, whose samples may be many. Feeds are about two
+        windows ahead of the training.
+        """
+        return lru_cache(maxsize=_KEPT_WINDOWS)(self._new_window)
+
+    def _new_window(self, epoch: int, number: int) -> Window:
+        start = number * self.window_row_groups
+        groups = self._row_group_order(epoch)[start : start + self.window_row_groups].tolist()
+        ids = np.concatenate(
+            [np.arange(self._first_ids[g], self._first_ids[g + 1]) for g in groups]
+        )
+        ids = ids[self._is_used[ids]]
+        if self.part == "training":
+            self._generator(_WINDOW_STREAM, epoch, number).shuffle(ids)
+        return Window(row_groups=tuple(groups), sample_ids=ids)
+
+    @cached_property
+    def _window_bounds(self) -> Callable[[int], NDArray[np.int64]]:
+        """Function of the epoch that returns where its windows begin, and the number of samples."""
+        return lru_cache(maxsize=2)(self._new_window_bounds)
+
+    def _new_window_bounds(self, epoch: int) -> NDArray[np.int64]:
+        used = self._used_in_row_group[self._row_group_order(epoch)]
+        starts = range(0, len(used), self.window_row_groups)
+        return np.cumsum([0, *np.add.reduceat(used, starts).tolist()])
+
+    @cached_property
+    def _used_in_row_group(self) -> NDArray[np.int64]:
+        parts = np.split(self._is_used, self._first_ids[1:-1])
+        return np.array([np.count_nonzero(part) for part in parts], dtype=np.int64)
+
+    def _row_group_order(self, epoch: int) -> NDArray[np.int64]:
+        groups = len(self.row_group_rows)
+        if self.part == "held_out":
+            return np.arange(groups)
+        return self._generator(_ROW_GROUP_STREAM, epoch, 0).permutation(groups)
 
     def used_sample_ids(self, rank: int = 0, world_size: int = 1) -> NDArray[np.int64]:
         """Return the ascending ids of the samples that `rank` uses in any step, at least one.
