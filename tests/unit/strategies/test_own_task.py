@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -102,7 +103,10 @@ def train(trial, sizes=SIZES, make_batch=batch_of, after_step=lambda *_: None):
         strategy.close(failed=False)
         return gradients, weights
 
-    with ThreadPoolExecutor(ranks) as pool:
+    # models that torch.fx has to trace cannot be traced beside the passes of other ranks
+    blocks = {id(m): task_for(trial).blocks(m) for m in models if trial.placement.stages > 1}
+    traced = patch.object(type(task_for(trial)), "blocks", lambda _, model: blocks[id(model)])
+    with traced, ThreadPoolExecutor(ranks) as pool:
         return [future.result() for future in [pool.submit(rank, r) for r in range(ranks)]]
 
 
@@ -377,6 +381,78 @@ def test_parameters_that_are_not_trained_keep_their_values(name, split):
         assert not torch.equal(found["4.bias"], initial["4.bias"])
     assert ranks[0][0].keys() == gradients.keys() == {"4.bias", "6.weight", "6.bias"}
     assert distance(ranks[0][0], gradients) < TOLERANCE
+
+
+class PlainResNet(nn.Module):
+    """A residual network that is no sequence, with dropout."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 4, 3, stride=2, bias=False), nn.BatchNorm2d(4)
+        self.residual = Residual(4, 6)
+        self.hidden, self.dropout = nn.Linear(24, 8), nn.Dropout(0.3)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x):
+        x = self.residual(torch.relu_(self.norm(self.stem(x))))
+        x = torch.flatten(nn.functional.adaptive_avg_pool2d(x, 2), 1)
+        return self.head(self.dropout(torch.tanh(self.hidden(x))))
+
+
+class PlainResNetTask(Task):
+    def model(self):
+        return PlainResNet(self.settings.classes)
+
+
+class PlainGPT(nn.Module):
+    """A language model that is no sequence; the head shares the embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.block = Embedding(16), Block(16)
+        self.dropout, self.norm = nn.Dropout(0.2), nn.LayerNorm(16)
+        self.head = nn.Linear(16, WORDS, bias=False)
+        self.head.weight = self.embedding.token.weight
+
+    def forward(self, tokens):
+        return self.head(self.norm(self.dropout(self.block(self.embedding(tokens)))))
+
+
+class PlainGPTTask(GPT):
+    def model(self):
+        return PlainGPT()
+
+
+@pytest.mark.parametrize("split", [1, 3, 6, 8])
+@pytest.mark.parametrize("name", ["pipeline-2", "hybrid-2x2"])
+def test_residual_network_without_blocks_is_split_equivalently(name, split):
+    trial = trial_of(**TRIALS[name], task=f"{__name__}:PlainResNetTask")
+    update = {"split_points": (split,), "balance": None, "micro_batches": 1}
+    options = trial.strategy_options.model_copy(update=update)
+    trial = trial.model_copy(update={"strategy_options": options})
+    gradients, weights = train_by_hand(trial, RESNET_SIZES)
+    ranks = train(trial, RESNET_SIZES)
+    largest = max(gradient.abs().max() for gradient in gradients.values())
+    for _, found in ranks:
+        assert list(found) == list(weights)
+        for key, tensor in weights.items():
+            torch.testing.assert_close(found[key], tensor, rtol=TOLERANCE, atol=1e-6)
+    for key, tensor in gradients.items():
+        torch.testing.assert_close(ranks[0][0][key], tensor, rtol=1e-3, atol=1e-5 * float(largest))
+
+
+@pytest.mark.parametrize("balance", ["size", "time"])
+@pytest.mark.parametrize("name", ["pipeline-2", "hybrid-2x2"])
+def test_tied_weights_of_a_model_without_blocks_are_equivalent(name, balance):
+    trial = trial_of(**TRIALS[name], task=f"{__name__}:PlainGPTTask")
+    options = trial.strategy_options.model_copy(update={"balance": balance})
+    trial = trial.model_copy(update={"strategy_options": options})
+    gradients, weights = train_by_hand(trial, make_batch=tokens_of)
+    ranks = train(trial, make_batch=tokens_of)
+    for _, found in ranks:
+        assert distance(found, weights) < TOLERANCE
+    found = {name: ranks[0][0][name] for name in gradients}  # in the order of use
+    assert distance(found, gradients) < 10 * TOLERANCE
 
 
 def resnet_trial(name, **training):

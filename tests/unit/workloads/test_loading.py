@@ -46,6 +46,17 @@ class NotSequential(paceline.Task):
     def model(self):
         return Net()
 
+class CrossedNet(Net):
+    def forward(self, x):
+        return torch.cat([self.linear(self.linear(x)[:, [0, 1, 1]]), x], 1)
+
+class Crossed(paceline.Task):
+    def model(self):
+        return CrossedNet()
+
+    def example_input(self):
+        return torch.zeros(1, 3)
+
 class Frozen(Small):
     def model(self):
         model = super().model()
@@ -177,7 +188,8 @@ def test_every_strategy_can_train_the_example():
     [
         ("Small", None, None),
         ("Adam", None, None),
-        ("NotSequential", r"needs a sequence of blocks, got a model of class Net", None),
+        ("NotSequential", r"NotSequential: a pipeline cannot split it: its forward fails", None),
+        ("Crossed", r"Crossed: a pipeline cannot split it: .* is used again by .*; define", None),
         ("Frozen", None, None),
         ("ByShape", None, r"a part of parameter 0.weight differently"),
         ("Factored", None, r"a part of parameter 0.weight differently"),

@@ -19,6 +19,7 @@ from paceline.data.batches import is_image, mirror_at_random
 from paceline.errors import UsageError
 from paceline.spec.values import MemoryFormat
 from paceline.training import transforms
+from paceline.training.graph_blocks import graph_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -110,17 +111,19 @@ class Task:
     def blocks(self, model: nn.Module) -> Blocks:
         """Return the model as a sequence of named modules: calling them in turn is its forward.
 
-        Pipelines are split between blocks. A block's parameters must have the names of the block, a
-        dot, and the name within it. The default flattens nested nn.Sequential modules. Raises
-        UsageError if the model is not an nn.Sequential.
+        Pipelines are split between blocks. A block consists of layers of the model, and has the
+        name of its layer. The default flattens nested nn.Sequential modules. Of another model, it
+        finds the places between which a single tensor is alive, with torch.fx. Raises UsageError
+        if there is none.
         """
-        if type(model) is not nn.Sequential:
+        if type(model) is nn.Sequential:
+            return list(_flattened(model))
+        try:
+            return graph_blocks(model, self.example_input())
+        except UsageError as error:
             raise UsageError(
-                f"{type(self).__name__}: a pipeline needs a sequence of blocks, got a model of "
-                f"class {type(model).__name__}; return an nn.Sequential, or define "
-                "blocks(model) so that calling the blocks in turn is the model's forward"
-            )
-        return list(_flattened(model))
+                f"{type(self).__name__}: a pipeline cannot split it: {error}"
+            ) from None
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each sample, shape (samples,). Default: cross entropy."""

@@ -25,17 +25,21 @@ def splitting_fault(task: Task, model: nn.Module) -> str | None:
         blocks = task.blocks(model)
     except UsageError as error:
         return str(error)
-    found = [
-        f"{name}.{own}"
-        for name, block in blocks
-        for own, _ in block.named_parameters(remove_duplicate=False)
-    ]
-    expected = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    if sorted(found) != sorted(expected):
-        wrong = sorted(set(found) ^ set(expected))[:3]
+    named = {id(p): name for name, p in model.named_parameters()}
+    found = {id(p): f"{name}.{own}" for name, b in blocks for own, p in b.named_parameters()}
+    wrong = [name for key, name in named.items() if key not in found]
+    wrong += [name for key, name in found.items() if key not in named]
+    layers = dict(model.named_modules())
+    misnamed = [name for name, b in blocks if type(b) is nn.Linear and layers.get(name) is not b]
+    if wrong:
         return (
-            f"{type(task).__name__}.blocks: expected every parameter of the model once, under its "
-            f"own name; {', '.join(wrong)} is missing or additional"
+            f"{type(task).__name__}.blocks: expected every parameter of the model and no others; "
+            f"{', '.join(sorted(wrong)[:3])} is missing or additional"
+        )
+    if misnamed:
+        return (
+            f"{type(task).__name__}.blocks: expected layers under their own names in the model, "
+            f"got {', '.join(misnamed[:3])}"
         )
     return None
 

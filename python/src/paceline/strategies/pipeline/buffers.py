@@ -30,17 +30,18 @@ class SharedBuffers:
             part = memory[start : start + buffer.numel() * buffer.element_size()]
             self._shared[name] = part.view(buffer.dtype).view(buffer.shape)
             start += sizes[name]
+        names = {id(buffer): name for name, buffer in buffers.items()}
         self._own = {
-            f"{name}.{own}": buffer
-            for name, layer in stage
-            for own, buffer in layer.named_buffers()
+            names[id(buffer)]: buffer
+            for _, layer in stage
+            for buffer in layer.buffers()
+            if id(buffer) in names
         }
 
     def publish(self) -> None:
         """Copy the buffers of this stage into the shared memory."""
         for name, buffer in self._own.items():
-            if name in self._shared:
-                self._shared[name].copy_(buffer)
+            self._shared[name].copy_(buffer)
 
     def all(self) -> dict[str, Tensor]:
         """Return the published buffers of all stages by name."""
