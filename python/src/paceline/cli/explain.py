@@ -36,13 +36,26 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="ID",
         help="in place of configurations; give it twice",
     )
+    parser.add_argument(
+        "--with",
+        dest="others",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="RUN_DIR",
+        help="also use the configurations of this run for the shares of the choices",
+    )
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(command=_explain)
 
 
 def _explain(arguments: argparse.Namespace) -> int:
+    from paceline.analysis.attribution import attribute
+    from paceline.cli.console import plain_console
     from paceline.export.run_data import RunData
+    from paceline.records.files import jsonable
     from paceline.records.layout import RunFiles
+    from paceline.records.rows import SCHEMA
 
     names, trials = arguments.configurations, arguments.trial
     if (len(names), len(trials)) not in {(0, 0), (2, 0), (0, 2)}:
@@ -52,14 +65,20 @@ def _explain(arguments: argparse.Namespace) -> int:
         )
     run = RunData(RunFiles(arguments.run_dir))
     explanations = _explanations(run, names, trials)
+    others = [RunData(RunFiles(path)).comparison for path in arguments.others]
+    shares = None if names or trials else attribute([run.comparison, *others])
     if arguments.json:
-        from paceline.records.rows import SCHEMA
-
-        document = {"schema": SCHEMA, "explanations": [e.to_json() for e in explanations]}
+        document = {
+            "schema": SCHEMA,
+            "explanations": [e.to_json() for e in explanations],
+            "attribution": jsonable(shares),
+        }
         json.dump(document, sys.stdout, indent=1)
         print()
     else:
         _show(run.comparison, explanations)
+        if shares is not None:
+            plain_console().print("\n" + shares.sentence)
     return ExitCode.OK
 
 
