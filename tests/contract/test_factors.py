@@ -21,7 +21,7 @@ pytestmark = pytest.mark.contract
 
 SEED, BATCH, SAMPLES, STEPS = 3, 10, 41, 10  # as in programs/ranks.py and programs/strategies.py
 TOLERANCE = 1e-4  # as in test_strategies.py
-TASKS = ("Convolutional", "Accumulated", "Linear")
+TASKS = ("Convolutional", "Accumulated", "Embedded", "Linear")
 FACTORS = {"sufficient_factors": "always"}
 # name -> (transport, ranks, what else the trial says)
 SETUPS = {
@@ -89,7 +89,7 @@ def test_weights_are_those_of_one_process(trained, data, task):
         assert all(torch.equal(weights, other[f"weights/{name}"]) for other in found)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", [task for task in TASKS if task != "Embedded"])
 def test_sent_bytes_equal_the_formulas(trained, task):
     setup, ranks, folder = trained
     # The records of MPI count the gathered tensor, those of Gloo the tensor of this rank.
@@ -120,6 +120,22 @@ def test_sent_bytes_equal_the_formulas(trained, task):
         assert reduced == pytest.approx(4 * others / owners, abs=64)
         sent = round(2 * reduced * (nodes - 1) / nodes) + round(gathered)
         assert said["sent_bytes_per_step"] == pytest.approx(sent, abs=1)
+
+
+def test_embedding_sends_indices_and_gradients_of_its_outputs(trained):
+    setup, _, folder = trained
+    layers = json.loads((folder / "Embedded.0.json").read_text())["sufficient_factors"]["layers"]
+    by_name = {layer["layer"]: layer for layer in layers}
+    if "sequential" not in setup:  # workers that share weights sum this gradient
+        assert set(by_name) == {"4"}
+        return
+    assert set(by_name) == {"1", "4"}  # not the linear layer with several rows per sample
+    nodes = SETUPS[setup][2]["nodes"]
+    samples = -(-BATCH // nodes)
+    assert by_name["1"]["factors"]["sent_bytes"] == samples * 12 * (8 + 4 * 8) * (nodes - 1)
+    assert by_name["1"]["all_reduce"]["sent_bytes"] == pytest.approx(
+        2 * 4 * 50 * 8 * (nodes - 1) / nodes
+    )
 
 
 def test_choice_and_speeds_are_recorded(trained):
@@ -153,4 +169,6 @@ def test_ddp_script_trains_the_same_with_factors(own_script):
 def test_ddp_script_learns_the_choice_and_what_is_wrong(own_script):
     said = json.loads((own_script / "0.json").read_text())
     assert [layer["layer"] for layer in said["choice"]["layers"]] == ["3", "5"]
-    assert said["error"].startswith("sufficient factors: expected at most 4 samples of a rank")
+    assert said["error"].startswith(
+        "sufficient factors: expected at most 4 rows of a rank in a step"
+    )

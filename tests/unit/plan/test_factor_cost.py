@@ -2,6 +2,7 @@ import pytest
 
 from paceline.plan.factor_cost import (
     Cost,
+    EmbeddingShape,
     LinearShape,
     Speeds,
     all_reduce_cost,
@@ -54,3 +55,13 @@ def test_owners_divide_the_gradient_but_not_the_factors():
 def test_unmeasured_speeds_give_bytes_without_times():
     assert all_reduce_cost(FC6, 2, None) == Cost(4 * 4096 * 9217, None)
     assert factor_cost(FC6, 32, 4, 2, None) == Cost(32 * 13312 * 4, None)
+
+
+def test_embedding_sends_an_index_and_a_row_for_each_position():
+    table = EmbeddingShape(rows=30_000, outputs=768, positions=128)
+    assert table.gradient_bytes == 4 * 30_000 * 768
+    sent = 32 * 128 * (8 + 4 * 768)
+    # bf16 changes nothing: the outputs of an embedding are float32
+    for item_bytes in (2, 4):
+        cost = factor_cost(table, 32, item_bytes, 2, SPEEDS)
+        assert cost == Cost(sent, 2e-3 + sent / 5e7 + 32 * 128 * 768 / 1e11)

@@ -1,4 +1,4 @@
-"""Bytes and time of the two ways to give all ranks the gradient of a linear layer.
+"""Bytes and time of the two ways to give all ranks the gradient of a layer.
 
 The gradient can be summed by an all-reduce. Or the ranks gather its sufficient factors (the inputs
 of the layer and the gradients of its outputs), and each computes the product over the samples of
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from paceline.plan.link_cost import all_gather, all_reduce
 
 _GRADIENT_BYTES = 4  # float32
+_INDEX_BYTES = 8  # int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +45,54 @@ class LinearShape:
         """Bytes of the gradient that one rank reduces."""
         return _GRADIENT_BYTES * self.outputs * (self.inputs + self.has_bias) / self.owners
 
+    @property
+    def positions(self) -> int:
+        """Rows of a factor for each sample."""
+        return 1
+
+    @property
+    def has_indices(self) -> bool:
+        """Return True where inputs are indices (int64) and gradients of outputs float32."""
+        return False
+
     def factor_bytes(self, samples: int, item_bytes: int) -> int:
         """Return the bytes of the factors of one rank."""
         return samples * (self.inputs + self.outputs) * item_bytes
+
+    def flop(self, samples: int) -> int:
+        """Return the operations of the product over so many samples of a rank.
+
+        The owners divide the rows, but each computes its rows over the samples of all owners.
+        """
+        return 2 * samples * self.inputs * self.outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingShape:
+    """An embedding: a table of which a sample looks up `positions` rows."""
+
+    rows: int
+    outputs: int  # width of a row
+    positions: int
+    inputs: int = 1
+    owners: int = 1
+    has_indices: bool = True
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes of the gradient of the whole table."""
+        return _GRADIENT_BYTES * self.rows * self.outputs
+
+    def factor_bytes(self, samples: int, item_bytes: int) -> int:  # noqa: ARG002  (as in LinearShape)
+        """Return the bytes of the factors of one rank."""
+        return samples * self.positions * (_INDEX_BYTES + self.outputs * _GRADIENT_BYTES)
+
+    def flop(self, samples: int) -> int:
+        """Return the additions over so many samples of a rank."""
+        return samples * self.positions * self.outputs
+
+
+FactorShape = LinearShape | EmbeddingShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +103,7 @@ class Cost:
     seconds: float | None  # None: the speeds were not measured
 
 
-def all_reduce_cost(shape: LinearShape, ranks: int, speeds: Speeds | None) -> Cost:
+def all_reduce_cost(shape: FactorShape, ranks: int, speeds: Speeds | None) -> Cost:
     """Return what the gradient of the layer adds to the all-reduce of others, in a ring.
 
     Its latency is not counted: gradients of several layers share a message.
@@ -70,7 +116,7 @@ def all_reduce_cost(shape: LinearShape, ranks: int, speeds: Speeds | None) -> Co
 
 
 def factor_cost(
-    shape: LinearShape, samples: int, item_bytes: int, ranks: int, speeds: Speeds | None
+    shape: FactorShape, samples: int, item_bytes: int, ranks: int, speeds: Speeds | None
 ) -> Cost:
     """Return the cost of gathering the factors in two messages, one of each factor, and of the
     part of the product that an all-reduce would not need: that of the other ranks' samples.
@@ -81,8 +127,7 @@ def factor_cost(
     sent = gather.path * payload
     if speeds is None:
         return Cost(sent, None)
-    # The owners divide the rows, but each computes its rows over the samples of all owners.
-    flop = 2 * samples * (ranks - 1) * shape.inputs * shape.outputs
+    flop = shape.flop(samples * (ranks - 1))
     return Cost(
         sent,
         # the second message has its own rounds

@@ -12,21 +12,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import UsageError
-from paceline.strategies.reduction.factor_choice import (
-    ChoiceContext,
-    choose,
-    shape_of,
-    trained_layers,
-)
+from paceline.strategies.reduction.factor_choice import ChoiceContext, choose
 from paceline.strategies.reduction.factor_exchange import FactorExchange
-from paceline.strategies.reduction.sufficient_factors import (
-    capture_sufficient_factors,
-    mark_summed_layers,
-)
-from paceline.training.linear import bias_gradient, weight_gradient
+from paceline.strategies.reduction.factor_layers import FactorLayers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from paceline.transports.gradients import FactorSetting
 
@@ -53,10 +44,8 @@ def hybrid(
     """
     _check(model)
     module: nn.Module = model.module
-    mark_summed_layers(module, example)
-    layers = trained_layers(module)
-    shapes = {name: shape_of(layer) for name, layer in layers.items()}
-    group = dist.new_group() if layers else None
+    layers = FactorLayers(module, example)
+    group = dist.new_group() if layers.shapes else None
     context = ChoiceContext(
         setting=setting,
         samples=samples,
@@ -65,18 +54,17 @@ def hybrid(
         reducing=None,
         ranks=dist.get_world_size(),
     )
-    choice = choose(shapes, context)
+    choice = choose(layers.shapes, context)
     if not choice.chosen:
         return _with_choice(model, choice.describe())
-    chosen = {name: layers[name] for name in choice.chosen}
-    exchange = FactorExchange({name: shapes[name] for name in chosen}, samples, dtype, group)
-    parameters = [f"{name}.{own}" for name in chosen for own, _ in layers[name].named_parameters()]
-    wrapped = _ignoring(model, parameters)
-    backward = _BackwardPass(wrapped, chosen, exchange, samples)
+    chosen = {name: layers.shapes[name] for name in choice.chosen}
+    exchange = FactorExchange(chosen, samples, dtype, group)
+    wrapped = _ignoring(model, layers.parameter_names(chosen))
+    backward = _BackwardPass(wrapped, choice.chosen, layers, exchange, samples)
     # Only `wrapped` owns the exchange. In a reference cycle with the layers, the process group
     # would be freed when the interpreter ends, which Gloo does not survive.
     wrapped.factor_exchange = backward  # type: ignore[assignment]
-    capture_sufficient_factors(module, partial(_keep, weakref.ref(backward)), only=chosen)
+    layers.capture(chosen, partial(_keep, weakref.ref(backward)))
     return _with_choice(wrapped, choice.describe())
 
 
@@ -86,12 +74,15 @@ class _BackwardPass:
     def __init__(
         self,
         model: DistributedDataParallel,
-        layers: dict[str, nn.Linear],
+        names: Sequence[str],
+        layers: FactorLayers,
         exchange: FactorExchange,
         samples: int,
     ) -> None:
         self._model = weakref.proxy(model)
+        self._names = names
         self._layers = layers
+        self._memory: dict[str, Tensor] = {}
         self._exchange = exchange
         self._samples = samples
         self._will_finish = False
@@ -111,11 +102,14 @@ class _BackwardPass:
     def _finish(self) -> None:
         self._will_finish = False
         scale = 1 / dist.get_world_size()  # DDP averages
-        for name, layer in reversed(self._layers.items()):
-            inputs, gradients = self._exchange.wait(name)
-            _add(layer.weight, partial(weight_gradient, inputs, gradients), scale)
-            if layer.bias is not None:
-                _add(layer.bias, partial(bias_gradient, gradients), scale)
+        for name in reversed(self._names):
+            factors = self._exchange.wait(name)
+            for parameter, gradient in self._layers.gradients(name, *factors, self._memory):
+                gradient.mul_(scale)
+                if parameter.grad is None:
+                    parameter.grad = gradient
+                else:
+                    parameter.grad.add_(gradient)
         self._exchange.begin(self._samples)
 
 
@@ -129,16 +123,6 @@ def _keep(
             "and train with it"
         )
     found.keep(layer, inputs, gradients)
-
-
-def _add(parameter: Tensor, compute: Callable[[Tensor], None], scale: float) -> None:
-    gradient = torch.empty_like(parameter)
-    compute(gradient)
-    gradient.mul_(scale)
-    if parameter.grad is None:
-        parameter.grad = gradient
-    else:
-        parameter.grad.add_(gradient)
 
 
 def _ignoring(model: DistributedDataParallel, parameters: list[str]) -> DistributedDataParallel:

@@ -11,7 +11,6 @@ from paceline.errors import EnvironmentLacks
 from paceline.plan.factor_cost import Cost, LinearShape, all_reduce_cost, factor_cost
 from paceline.spec.extensions import TRANSPORTS
 from paceline.strategies.reduction.calibration import measure
-from paceline.strategies.reduction.sufficient_factors import linear_layers
 from paceline.transports.gradients import gradient_options_of
 
 if TYPE_CHECKING:
@@ -20,10 +19,12 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
-    from paceline.plan.factor_cost import Speeds
+    from paceline.plan.factor_cost import FactorShape, Speeds
     from paceline.plan.trial import Trial
     from paceline.transports.gradients import FactorSetting
 
+# Its product is measured where only embeddings have factors.
+_ANY_SHAPE = LinearShape(inputs=1024, outputs=1024)
 _DIFFERENT_BITS = "products of equal factors differ between the ranks' processors"
 
 
@@ -53,15 +54,6 @@ def samples_of_a_replica(global_samples: int, trial: Trial) -> int:
 def factors_dtype(trial: Trial) -> torch.dtype:
     """Return the type in which a trial's precision computes the factors."""
     return torch.bfloat16 if trial.training.precision == "bf16" else torch.float32
-
-
-def trained_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """Return the linear layers with sufficient factors of which all parameters are trained."""
-    return {
-        name: layer
-        for name, layer in linear_layers(model).items()
-        if all(parameter.requires_grad for parameter in layer.parameters())
-    }
 
 
 def shape_of(layer: nn.Linear, owners: int = 1) -> LinearShape:
@@ -140,7 +132,7 @@ class ChoiceContext:
     workers: int = 1  # threads of a rank that divide a product
 
 
-def choose(shapes: Mapping[str, LinearShape], context: ChoiceContext) -> FactorChoice:
+def choose(shapes: Mapping[str, FactorShape], context: ChoiceContext) -> FactorChoice:
     """Choose for every layer; collective over all ranks.
 
     Speeds are measured only if factors would save bytes. Raises EnvironmentLacks if factors must be
@@ -151,7 +143,8 @@ def choose(shapes: Mapping[str, LinearShape], context: ChoiceContext) -> FactorC
     may_send = setting == "always" or (setting == "auto" and any(map(_saves_bytes, by_bytes)))
     if not shapes or not may_send:
         return FactorChoice(setting=setting, layers=by_bytes)
-    largest = max(shapes.values(), key=lambda shape: shape.gradient_bytes)
+    linear = [shape for shape in shapes.values() if isinstance(shape, LinearShape)]
+    largest = max(linear, key=lambda shape: shape.gradient_bytes, default=_ANY_SHAPE)
     rows = context.samples * context.ranks * largest.owners
     speeds, bits_are_equal = measure(
         context.gathering, context.reducing, largest, rows, context.dtype
@@ -168,7 +161,7 @@ def choose(shapes: Mapping[str, LinearShape], context: ChoiceContext) -> FactorC
 
 
 def _choices(
-    shapes: Mapping[str, LinearShape], context: ChoiceContext, speeds: Speeds | None
+    shapes: Mapping[str, FactorShape], context: ChoiceContext, speeds: Speeds | None
 ) -> tuple[LayerChoice, ...]:
     """Return both costs of each layer. Without speeds no layer sends factors."""
     found = []

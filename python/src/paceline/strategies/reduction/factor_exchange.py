@@ -9,6 +9,7 @@ of zeros, which add nothing to a product.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Work
 
-    from paceline.plan.factor_cost import LinearShape
+    from paceline.plan.factor_cost import FactorShape
 
 
 class FactorExchange:
@@ -37,7 +38,7 @@ class FactorExchange:
 
     def __init__(
         self,
-        shapes: Mapping[str, LinearShape],
+        shapes: Mapping[str, FactorShape],
         samples: int,
         dtype: torch.dtype,
         group: dist.ProcessGroup | None,
@@ -45,14 +46,16 @@ class FactorExchange:
     ) -> None:
         """samples: maximum number of samples of this rank in a step, equal on all ranks."""
         ranks = dist.get_world_size(group)
-        self._inputs = {
-            name: _GatheredFactor(shape.inputs, samples, ranks, dtype, group, workers)
-            for name, shape in shapes.items()
-        }
-        self._gradients = {
-            name: _GatheredFactor(shape.outputs, samples, ranks, dtype, group, workers)
-            for name, shape in shapes.items()
-        }
+        self._inputs: dict[str, _GatheredFactor] = {}
+        self._gradients: dict[str, _GatheredFactor] = {}
+        for name, shape in shapes.items():
+            dtypes = (torch.int64, torch.float32) if shape.has_indices else (dtype, dtype)
+            for factors, width, of_factor in (
+                (self._inputs, shape.inputs, dtypes[0]),
+                (self._gradients, shape.outputs, dtypes[1]),
+            ):
+                rows = _Rows(samples, shape.positions)
+                factors[name] = _GatheredFactor(width, rows, ranks, of_factor, group, workers)
         self._lock = threading.Lock()  # workers may be threads
         self._sent = 0
         self._ranks = ranks
@@ -100,13 +103,25 @@ class FactorExchange:
             self._sent += factor.keep(part.detach(), worker, is_last=is_last)
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Numbers of rows of a rank."""
+
+    samples: int  # at most
+    positions: int  # of a sample
+
+    @property
+    def most(self) -> int:
+        return self.samples * self.positions
+
+
 class _GatheredFactor:
     """One factor of one layer: the parts of this rank, and the rows of all ranks."""
 
     def __init__(
         self,
         features: int,
-        samples: int,
+        rows: _Rows,
         ranks: int,
         dtype: torch.dtype,
         group: dist.ProcessGroup | None,
@@ -115,15 +130,16 @@ class _GatheredFactor:
         self.work: Work | None = None
         self._group = group
         self._ranks = ranks
-        self._own = torch.empty(samples, features, dtype=dtype)
-        self._all = torch.empty(ranks * samples, features, dtype=dtype)
-        self._rows = samples
+        self._own = torch.empty(rows.most, features, dtype=dtype)
+        self._all = torch.empty(ranks * rows.most, features, dtype=dtype)
+        self._positions = rows.positions
+        self._rows = rows.most
         self._parts: list[list[Tensor]] = [[] for _ in range(workers)]
         self._complete: set[int] = set()
 
     def begin(self, samples: int) -> None:
         self.work = None
-        self._rows = samples
+        self._rows = samples * self._positions
         self._complete.clear()
         for parts in self._parts:
             parts.clear()
@@ -144,8 +160,9 @@ class _GatheredFactor:
         kept = joined([part for parts in self._parts for part in parts])
         if len(kept) > len(own):
             raise UsageError(
-                f"sufficient factors: expected at most {len(own)} samples of a rank in a step, got "
-                f"{len(kept)}; state the largest number of samples"
+                f"sufficient factors: expected at most {len(own)} rows of a rank in a step "
+                f"({self._positions} per sample), got {len(kept)}; state the largest number of "
+                'samples, or use sufficient_factors = "never"'
             )
         own[: len(kept)].copy_(kept)
         own[len(kept) :].zero_()

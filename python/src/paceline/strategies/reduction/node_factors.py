@@ -18,9 +18,9 @@ from paceline.strategies.reduction.factor_choice import (
     factors_dtype,
     setting_of,
     shape_of,
-    trained_layers,
 )
 from paceline.strategies.reduction.factor_exchange import FactorExchange
+from paceline.strategies.reduction.sufficient_factors import linear_layers
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -71,7 +71,7 @@ class NodeFactors:
             return
         self._owners, self._workers = owners, workers
         self._ranks = dist.get_world_size(group.group)
-        layers = trained_layers(model)
+        layers = linear_layers(model)
         shapes = {name: shape_of(layer, owners) for name, layer in layers.items()}
         samples = self._samples(self._trial.training.global_batch)
         dtype = factors_dtype(self._trial)

@@ -14,15 +14,9 @@ from paceline.strategies.reduction.factor_choice import (
     ChoiceContext,
     FactorChoice,
     choose,
-    shape_of,
-    trained_layers,
 )
 from paceline.strategies.reduction.factor_exchange import FactorExchange
-from paceline.strategies.reduction.sufficient_factors import (
-    capture_sufficient_factors,
-    mark_summed_layers,
-)
-from paceline.training.linear import bias_gradient, weight_gradient
+from paceline.strategies.reduction.factor_layers import FactorLayers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +34,7 @@ class ReplicaFactors:
 
     def __init__(self, setting: FactorSetting) -> None:
         self._choice = FactorChoice(setting=setting)
-        self._layers: dict[str, nn.Linear] = {}
+        self._layers: FactorLayers | None = None
         self._exchange: FactorExchange | None = None
         self._gradients: dict[str, Tensor] = {}  # memory of weight gradients, by layer
         self._is_last_pass = True
@@ -56,10 +50,9 @@ class ReplicaFactors:
         setting = self._choice.setting
         if setting == "never":
             return
-        mark_summed_layers(model, example)
-        layers = trained_layers(model)
-        shapes = {name: shape_of(layer) for name, layer in layers.items()}
-        group = dist.new_group() if layers else None
+        self._layers = FactorLayers(model, example)
+        shapes = self._layers.shapes
+        group = dist.new_group() if shapes else None
         context = ChoiceContext(
             setting=setting,
             samples=samples,
@@ -69,29 +62,20 @@ class ReplicaFactors:
             ranks=dist.get_world_size(),
         )
         self._choice = choose(shapes, context)
-        self._layers = {name: layers[name] for name in self._choice.chosen}
-        if not self._layers:
+        if not self._choice.chosen:
             return
-        chosen = {name: shapes[name] for name in self._layers}
+        chosen = {name: shapes[name] for name in self._choice.chosen}
         exchange = self._exchange = FactorExchange(chosen, samples, dtype, group)
-        self._gradients = {n: torch.empty_like(layer.weight) for n, layer in self._layers.items()}
-        capture_sufficient_factors(
-            model,
+        self._layers.capture(
+            chosen,
             partial(self._store, exchange),
-            only=self._layers,
-            store_inputs=lambda layer, inputs: exchange.keep_inputs(
-                layer, inputs, is_last=self._is_last_pass
-            ),
+            lambda layer, inputs: exchange.keep_inputs(layer, inputs, is_last=self._is_last_pass),
         )
 
     @property
     def parameter_names(self) -> list[str]:
         """Names of the parameters whose gradients are computed here."""
-        return [
-            f"{name}.{own}"
-            for name, layer in self._layers.items()
-            for own, _ in layer.named_parameters()
-        ]
+        return [] if self._layers is None else self._layers.parameter_names(self._choice.chosen)
 
     def begin(self, samples: int) -> None:
         """Begin a step in which no rank has more than `samples` samples."""
@@ -109,15 +93,13 @@ class ReplicaFactors:
         """Compute the gradients of the layers as their factors arrive. Return the seconds of the
         products."""
         spent_s = 0.0
-        for name, layer in reversed(self._layers.items()):
-            assert self._exchange is not None, "join has set it with the layers"
-            inputs, gradients = self._exchange.wait(name)
+        for name in reversed(self._choice.chosen):
+            assert self._exchange is not None, "join has created it for the chosen layers"
+            assert self._layers is not None, "as above"
+            factors = self._exchange.wait(name)
             started_s = time.perf_counter()
-            weight_gradient(inputs, gradients, self._gradients[name])
-            layer.weight.grad = self._gradients[name]
-            if layer.bias is not None:
-                layer.bias.grad = torch.empty_like(layer.bias)
-                bias_gradient(gradients, layer.bias.grad)
+            for parameter, gradient in self._layers.gradients(name, *factors, self._gradients):
+                parameter.grad = gradient
             spent_s += time.perf_counter() - started_s
         return spent_s
 
@@ -129,6 +111,8 @@ class ReplicaFactors:
     def _store(
         self, exchange: FactorExchange, layer: str, inputs: Tensor, gradients: Tensor
     ) -> None:
-        del inputs  # kept in the forward pass
+        assert self._layers is not None, "join has created it"
+        if self._layers.shapes[layer].has_indices:  # others have been kept in the forward pass
+            exchange.keep_inputs(layer, inputs, is_last=self._is_last_pass)
         exchange.keep_gradients(layer, gradients, is_last=self._is_last_pass)
         self.ready_s = time.perf_counter()

@@ -62,7 +62,7 @@ def mark_summed_layers(model: nn.Module, example: Tensor) -> None:
     for name, layer in linear_layers(model).items():
         is_shared = any(users[id(p)] > 1 for p in layer.parameters())
         is_frozen = not all(p.requires_grad for p in layer.parameters())
-        if calls[name] != [2] or is_shared or is_frozen:
+        if calls[name] != [(1,)] or is_shared or is_frozen:
             setattr(layer, _SUMMED, True)
 
 
@@ -75,15 +75,15 @@ def mark_all_but(model: nn.Module, names: Container[str]) -> None:
 
 def _calls(
     model: nn.Module, layers: Mapping[str, nn.Linear], example: Tensor
-) -> dict[str, list[int]]:
-    """Return for each layer the numbers of dimensions of its inputs in a forward pass.
+) -> dict[str, list[tuple[int, ...]]]:
+    """Return for each layer the numbers of rows of its inputs in a forward pass.
 
     Nothing is computed. A model that fake tensors cannot pass gets no calls.
     """
-    calls: dict[str, list[int]] = {name: [] for name in layers}
+    calls: dict[str, list[tuple[int, ...]]] = {name: [] for name in layers}
     hooks = [
         layer.register_forward_pre_hook(
-            lambda _module, inputs, name=name: calls[name].append(inputs[0].dim())
+            lambda _module, inputs, name=name: calls[name].append(tuple(inputs[0].shape[:-1]))
         )
         for name, layer in layers.items()
     ]
