@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 from torch.nn.functional import cross_entropy
 
+from paceline.errors import UsageError
 from paceline.strategies import TrainBatch, create_strategy
+from paceline.training.task import Task
 from paceline.workloads.build import build_model, make_task, task_of
 
 
@@ -94,3 +98,48 @@ def test_step_moves_the_weights_against_the_gradient(make_trial, solo):
     strategy.step()
     for name, gradient in strategy.gradients().items():
         torch.testing.assert_close(strategy.state_dict()[name], before[name] - 0.1 * gradient)
+
+
+class Unused(Task):
+    def model(self):
+        model = nn.Sequential(nn.Flatten(1), nn.Linear(3072, 3))
+        model.register_parameter("scale", nn.Parameter(torch.ones(1)))
+        return model
+
+
+@pytest.fixture
+def group_of_one():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_parameter_without_gradient_is_named_before_peers_wait_for_it(
+    make_trial, context_of, group_of_one
+):
+    trial = make_trial(ranks=2, task=f"{__name__}:Unused")
+    strategy = create_strategy(trial)
+    task = task_of(trial.training, classes=3)
+    strategy.prepare(task, build_model(task), context_of(0, 2), trial, NOBODY)
+    with pytest.raises(UsageError, match=r"parameter scale: expected a gradient, got none"):
+        strategy.gradient(batch_of(4, 4))
+
+
+class MeanLoss(Task):
+    def model(self):
+        return nn.Sequential(nn.Flatten(1), nn.Linear(3072, 3))
+
+    def loss(self, outputs, targets):
+        return cross_entropy(outputs, targets)
+
+
+def test_loss_that_is_not_of_each_sample_is_refused(make_trial, solo):
+    trial = make_trial(task=f"{__name__}:MeanLoss")
+    strategy = create_strategy(trial)
+    task = task_of(trial.training, classes=3)
+    strategy.prepare(task, build_model(task), solo, trial, NOBODY)
+    message = (
+        r"MeanLoss.loss: expected one loss for each of 4 samples.*got shape \(\); use reduction"
+    )
+    with pytest.raises(UsageError, match=message):
+        strategy.gradient(batch_of(4, 4))

@@ -57,6 +57,21 @@ class Crossed(paceline.Task):
     def example_input(self):
         return torch.zeros(1, 3)
 
+class Unused(Small):
+    def model(self):
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        model[0].register_parameter("scale", nn.Parameter(torch.ones(1)))
+        return model
+
+    def example_input(self):
+        return torch.zeros(1, 3)
+
+class UnusedButFrozen(Unused):
+    def model(self):
+        model = super().model()
+        model[0].scale.requires_grad_(False)
+        return model
+
 class Frozen(Small):
     def model(self):
         model = super().model()
@@ -191,6 +206,8 @@ def test_every_strategy_can_train_the_example():
         ("NotSequential", r"NotSequential: a pipeline cannot split it: its forward fails", None),
         ("Crossed", r"Crossed: a pipeline cannot split it: .* is used again by .*; define", None),
         ("Frozen", None, None),
+        ("Unused", None, r"parameter 0.scale gets no gradient .* set requires_grad=False"),
+        ("UnusedButFrozen", None, None),
         ("ByShape", None, r"a part of parameter 0.weight differently"),
         ("Factored", None, r"a part of parameter 0.weight differently"),
         ("Tied", None, None),

@@ -37,7 +37,7 @@ from paceline.training.devices import (
     synchronize,
     use_device,
 )
-from paceline.training.optimizers import TaskOptimizer, trained_parameters
+from paceline.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
 from paceline.training.passes import run_passes
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.compression.create import create_sum
@@ -130,6 +130,8 @@ class ReplicaStrategy(LocalStrategy):
         )
         if self._buckets is None:
             return passed.result(alone=True)
+        if batch.step == 0:
+            self._require_gradients()
         ready_s = max(stopwatch.reached_s(self._buckets.ready), self._factors.ready_s)
         # The buckets are summed meanwhile.
         products_s = self._factors.finish()
@@ -139,6 +141,13 @@ class ReplicaStrategy(LocalStrategy):
         return replace(
             result, backward_s=result.backward_s + products_s, comm_s=result.comm_s - products_s
         )
+
+    def _require_gradients(self) -> None:
+        """Raise UsageError if DDP waits in vain for the gradient of a parameter."""
+        elsewhere = set(self._factors.parameter_names)
+        for name, parameter in trained_parameters(self._model).items():
+            if parameter.grad is None and name not in elsewhere:
+                raise no_gradient(name)
 
     @contextmanager
     def _no_reduction(self) -> Iterator[None]:

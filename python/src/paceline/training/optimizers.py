@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from paceline.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -24,6 +26,15 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     Others have requires_grad=False.
     """
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def no_gradient(name: str) -> UsageError:
+    """Return the error about a trained parameter that has no gradient after a backward pass."""
+    return UsageError(
+        f"parameter {name}: expected a gradient, got none; with several workers the loss must "
+        "depend on every parameter in every step. Use it in the forward, remove it, or set "
+        "requires_grad=False"
+    )
 
 
 class TaskOptimizer:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
+from paceline.training.modes import evaluating
 from paceline.training.optimizers import TaskOptimizer, trained_parameters
 
 if TYPE_CHECKING:
@@ -50,6 +51,12 @@ def sharding_fault(task: Task, model: nn.Module) -> str | None:
     A few steps with random gradients are taken on small parameters with the model's names, once
     whole and once in halves. An element-wise optimiser gives equal results.
     """
+    unused = unused_parameter(task, model)
+    if unused is not None:
+        return (
+            f"parameter {unused} gets no gradient from the model's output; use it in the forward, "
+            "remove it, or set requires_grad=False"
+        )
     whole = small_parameters(model)
     halves = [half for named in whole for half in _halves(*named)]
     initial = {name: p.detach().clone() for name, p in whole}
@@ -72,6 +79,23 @@ def sharding_fault(task: Task, model: nn.Module) -> str | None:
                 "parameter groups by name"
             )
     return None
+
+
+def unused_parameter(task: Task, model: nn.Module) -> str | None:
+    """Return a trained parameter on which the output of the model does not depend.
+
+    None if there is none, or if a pass without values cannot tell. model: on the meta device.
+    """
+    try:
+        with evaluating(model):
+            example = task.example_input().to("meta")
+            model(example.expand(2, *example.shape[1:])).float().sum().backward()
+    except Exception:  # noqa: BLE001  (the code of a user; the training finds it, too)
+        return None
+    trained = trained_parameters(model)
+    unused = [name for name, parameter in trained.items() if parameter.grad is None]
+    model.zero_grad()
+    return unused[0] if unused else None
 
 
 def small_parameters(model: nn.Module) -> NamedParameters:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from paceline.errors import UsageError
 from paceline.strategies.reduction.sufficient_factors import RowGradients
-from paceline.training.optimizers import TaskOptimizer
+from paceline.training.optimizers import TaskOptimizer, no_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
@@ -120,9 +119,6 @@ def shard_of(layout: FlatLayout, gradients: Mapping[str, Tensor], shard: Paramet
     It is a view of the gradient, or a copy if the strides differ from those of the parameter.
     """
     if shard.name not in gradients:
-        raise UsageError(
-            f"parameter {shard.name}: expected a gradient, got none; this strategy needs a loss "
-            "that depends on every parameter"
-        )
+        raise no_gradient(shard.name)
     flat = layout.in_storage_order(shard.name, gradients[shard.name])
     return flat[shard.start : shard.stop]
