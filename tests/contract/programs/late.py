@@ -21,7 +21,7 @@ from ranks import make_context, make_trial
 
 from paceline.errors import PacelineError
 from paceline.plan.factor_cost import LinearShape
-from paceline.strategies.reduction.factor_exchange import FactorExchange
+from paceline.strategies.reduction.factor_exchange import FactorExchange, open_group
 from paceline.worker.peers import join_peers
 
 
@@ -38,7 +38,7 @@ def main() -> None:
     transport, folder, limit_s = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
     context = make_context(folder)
     peers = join_peers(context, make_trial(transport, 2, collective_s=limit_s))
-    group = dist.new_group()
+    group = open_group(limit_s)
     file = folder / "outcome.json"
     if context.rank == 1:
         give_up = time.monotonic() + 10 * limit_s

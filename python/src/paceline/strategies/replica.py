@@ -90,7 +90,13 @@ class ReplicaStrategy(LocalStrategy):
         synchronise(model, _total, trial.training.batch_norm)
         self._factors = ReplicaFactors(setting_of(trial))
         samples = samples_of_a_replica(trial.training.global_batch, trial)
-        self._factors.join(model, task.example_input(), samples, factors_dtype(trial))
+        self._factors.join(
+            model,
+            task.example_input(),
+            samples,
+            factors_dtype(trial),
+            trial.limits.collective_s,
+        )
         self._wrap(model, self._factors.parameter_names)
 
     def _wrap(self, model: nn.Module, elsewhere: list[str]) -> None:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import UsageError
 from paceline.strategies.reduction.factor_choice import ChoiceContext, choose
-from paceline.strategies.reduction.factor_exchange import FactorExchange
+from paceline.strategies.reduction.factor_exchange import FactorExchange, open_group
 from paceline.strategies.reduction.factor_layers import FactorLayers
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def hybrid(
     samples: int,
     setting: FactorSetting = "auto",
     dtype: torch.dtype = torch.float32,
+    limit_s: float | None = None,
 ) -> DistributedDataParallel:
     """Return a DDP model that exchanges factors of linear layers where that is faster.
 
@@ -39,13 +40,14 @@ def hybrid(
     model: on the CPU, in the default process group. example: an input of one sample. samples: the
     largest number of samples of a rank in an optimiser step; fewer are padded with zeros. setting:
     "always" and "never" replace the choice. dtype: in which factors are sent; torch.bfloat16 if the
-    script trains under such an autocast. Raises UsageError for a model on GPUs or in another
-    process group, EnvironmentLacks if "always" cannot give equal weights on all ranks.
+    script trains under such an autocast. limit_s: limit of each wait for factors; None means
+    torch's default. Raises UsageError for a model on GPUs or in another process group,
+    EnvironmentLacks if "always" cannot give equal weights on all ranks.
     """
     _check(model)
     module: nn.Module = model.module
     layers = FactorLayers(module, example)
-    group = dist.new_group() if layers.shapes else None
+    group = open_group(limit_s) if layers.shapes else None
     context = ChoiceContext(
         setting=setting,
         samples=samples,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +27,17 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Work
 
     from paceline.plan.factor_cost import FactorShape
+
+
+def open_group(limit_s: float | None) -> dist.ProcessGroup | None:
+    """Return a process group of all ranks for factors, so that they wait for no other message;
+    collective.
+
+    limit_s: limit of each wait; None means torch's default.
+    """
+    timeout = None if limit_s is None else timedelta(seconds=limit_s)
+    group: dist.ProcessGroup | None = dist.new_group(timeout=timeout)
+    return group
 
 
 class FactorExchange:

@@ -15,7 +15,7 @@ from paceline.strategies.reduction.factor_choice import (
     FactorChoice,
     choose,
 )
-from paceline.strategies.reduction.factor_exchange import FactorExchange
+from paceline.strategies.reduction.factor_exchange import FactorExchange, open_group
 from paceline.strategies.reduction.factor_layers import FactorLayers
 
 if TYPE_CHECKING:
@@ -40,19 +40,26 @@ class ReplicaFactors:
         self._is_last_pass = True
         self.ready_s = 0.0  # when the last factor of this rank was ready, time of perf_counter
 
-    def join(self, model: nn.Module, example: Tensor, samples: int, dtype: torch.dtype) -> None:
+    def join(
+        self,
+        model: nn.Module,
+        example: Tensor,
+        samples: int,
+        dtype: torch.dtype,
+        limit_s: float,
+    ) -> None:
         """Choose the layers of `model` and capture their factors; collective over all ranks.
 
         example: an input of one sample. samples: maximum number of samples of a rank in a step.
-        dtype: of the factors. Raises EnvironmentLacks if the ranks would compute different
-        gradients.
+        dtype: of the factors. limit_s: limit of each wait. Raises EnvironmentLacks if the ranks
+        would compute different gradients.
         """
         setting = self._choice.setting
         if setting == "never":
             return
         self._layers = FactorLayers(model, example)
         shapes = self._layers.shapes
-        group = dist.new_group() if shapes else None
+        group = open_group(limit_s) if shapes else None
         context = ChoiceContext(
             setting=setting,
             samples=samples,
