@@ -7,7 +7,7 @@ that copies memory on another core, a process on the same core, a slow reader, a
 slow link between two hosts, a slow rank, too many threads, a thread that holds Python's lock. The
 difference between the two is the disturbance, so its true share is 1. The undisturbed trials of
 each case are also compared with one another: no cause may be named. Needs root for control groups,
-the page cache and the two hosts (`paceline lab`); cases that are not possible are skipped.
+the disk and the two hosts (`paceline lab`); cases that are not possible are skipped.
 """
 
 from __future__ import annotations
@@ -46,11 +46,15 @@ while True:
     np.copyto(block, other)
 """
 _SPIN = "while True: pass"
+# Takes only the data set from the page cache: libraries that had to be read again would also cost.
 _DROP_CACHES = """
-import time
+import os, sys, time
+files = [os.path.join(d, n) for d, _, names in os.walk(sys.argv[1]) for n in names]
+handles = [os.open(name, os.O_RDONLY) for name in files]
 while True:
-    open("/proc/sys/vm/drop_caches", "w").write("1")
-    time.sleep(0.05)
+    for handle in handles:
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    time.sleep(0.02)
 """
 
 
@@ -130,7 +134,7 @@ def cold_cache(plan: Plan, side: str, folder: Path, repeat: int) -> None:
         device = plan.data.stat().st_dev
         disk = f"{os.major(device)}:{os.minor(device) - os.minor(device) % 16}"
         (group / "blkio.throttle.read_bps_device").write_text(f"{disk} {DISK_BYTES_PER_S}")
-        with beside(_DROP_CACHES if side == "seeded" else None, core=1):
+        with beside(_DROP_CACHES if side == "seeded" else None, 1, str(plan.data)):
             changes = {"--reading": "stream"}
             alone(plan, folder, repeat, prefix=entering(tasks), changes=changes)
 
@@ -368,11 +372,11 @@ def entering(tasks: Path) -> tuple[str, ...]:
 
 
 @contextmanager
-def beside(program: str | None, core: int) -> Iterator[None]:
+def beside(program: str | None, core: int, *arguments: str) -> Iterator[None]:
     """Run a Python program on one core meanwhile; None runs nothing."""
     with ExitStack() as stack:
         if program is not None:
-            argv = ["taskset", "-c", str(core), sys.executable, "-c", program]
+            argv = ["taskset", "-c", str(core), sys.executable, "-c", program, *arguments]
             process = stack.enter_context(subprocess.Popen(argv))
             stack.callback(process.kill)
         yield
