@@ -10,7 +10,8 @@ from scipy import special
 
 from paceline.analysis.pairwise import Pairwise
 from paceline.analysis.repeats import Look, levels, look
-from paceline.analysis.statistics import DRAWS, Series, run_noise
+from paceline.analysis.resampling import DRAWS
+from paceline.analysis.statistics import Series, run_noise
 
 MOST = 8
 LEVELS = levels(MOST)

@@ -7,12 +7,11 @@ import math
 import numpy as np
 import pytest
 
+from paceline.analysis.resampling import _computed_log_medians, _simulated_medians
 from paceline.analysis.statistics import (
     Interval,
     RunNoise,
     Series,
-    _computed_log_medians,
-    _simulated_medians,
     mean_interval,
     median_interval,
     ratio_interval,

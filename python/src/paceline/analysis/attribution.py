@@ -16,19 +16,25 @@ an unnamed one share its effect.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
-from math import factorial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import linalg
 
 from paceline.analysis.configuration import node_setup
+from paceline.analysis.linear_model import (
+    PERMUTATIONS,
+    correlation,
+    dummies,
+    mean_increases,
+    members,
+    residuals,
+)
 from paceline.analysis.pairwise import holm
-from paceline.analysis.statistics import CONFIDENCE, Mean, bootstrap_medians
+from paceline.analysis.resampling import bootstrap_medians
+from paceline.analysis.statistics import CONFIDENCE, Mean
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Sequence
 
     from numpy.typing import NDArray
 
@@ -52,7 +58,6 @@ FIGURES = {
 }
 _LEAST_FREE = 3  # configurations beyond the parameters of the model
 _DRAWS = 200
-_PERMUTATIONS = 499
 _SEED = 20220131
 
 
@@ -98,8 +103,8 @@ def attribute(comparisons: Sequence[Comparison]) -> Attribution | None:
     if not data.is_sufficient:
         return None
     speeds, draws = data.speeds()
-    shares = _shares(data.designs, speeds)
-    drawn = _shares(data.designs, draws)
+    shares = mean_increases(data.designs, speeds)
+    drawn = mean_increases(data.designs, draws)
     found = []
     for place, choice in enumerate(data.choices):
         low, high = np.quantile(drawn[place], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
@@ -146,7 +151,7 @@ class _Data:
             for run, row in zip(runs, self.rows, strict=True)
         ]
         self.choices = [name for name in CHOICES if len(set(self._levels[name])) > 1]
-        self._base = _dummies(self._confounders)
+        self._base = dummies(self._confounders)
         self.designs = {name: self._adjusted(self._levels[name]) for name in self.choices}
 
     @property
@@ -176,15 +181,15 @@ class _Data:
         """Return the share of permuted levels that explain as much as the real ones."""
         generator = np.random.default_rng(_SEED)
         levels = np.array([hash(level) for level in self._levels[choice]])
-        groups = _indices(self._confounders)
+        groups = members(self._confounders)
         place, reached = self.choices.index(choice), 1
-        for _ in range(_PERMUTATIONS):
+        for _ in range(PERMUTATIONS):
             permuted = levels.copy()
-            for members in groups:
-                permuted[members] = generator.permutation(levels[members])
+            for same in groups:
+                permuted[same] = generator.permutation(levels[same])
             designs = {**self.designs, choice: self._adjusted(permuted.tolist())}
-            reached += bool(_shares(designs, speeds)[place, 0] >= share - 1e-12)
-        return reached / (1 + _PERMUTATIONS)
+            reached += bool(mean_increases(designs, speeds)[place, 0] >= share - 1e-12)
+        return reached / (1 + PERMUTATIONS)
 
     def leave_one_out_error(self, speeds: NDArray[np.float64]) -> float:
         """Return the root mean square of the relative errors of predicted configurations."""
@@ -198,6 +203,8 @@ class _Data:
 
     def relations(self, speeds: NDArray[np.float64]) -> tuple[FigureRelation, ...]:
         """Correlate the ranks of figures and speeds, both without confounders and transport."""
+        from scipy import stats  # noqa: PLC0415  (takes most of a second)
+
         known = {
             name: values
             for name in FIGURES
@@ -205,9 +212,9 @@ class _Data:
         }
         base = np.hstack([self._base, self.designs.get("transport", self._base[:, :0])])
         generator = np.random.default_rng(_SEED)
-        ranked = _residuals(base, _ranks(speeds))
+        ranked = residuals(base, stats.rankdata(speeds))
         found = {
-            name: _correlation(_residuals(base, _ranks(values)), ranked, generator)
+            name: correlation(residuals(base, stats.rankdata(values)), ranked, generator)
             for name, values in known.items()
         }
         rejected = holm(np.array([p for _, p in found.values()]), 1 - CONFIDENCE)
@@ -215,11 +222,11 @@ class _Data:
             FigureRelation(
                 figure=name,
                 label=FIGURES[name],
-                correlation=correlation,
+                correlation=found_correlation,
                 p_value=p_value,
                 is_significant=bool(significant),
             )
-            for (name, (correlation, p_value)), significant in zip(
+            for (name, (found_correlation, p_value)), significant in zip(
                 found.items(), rejected, strict=True
             )
         )
@@ -229,30 +236,10 @@ class _Data:
         return np.array([np.nan if value is None else float(value) for value in values])
 
     def _adjusted(self, levels: Sequence[Hashable]) -> Matrix:
-        return self._without_confounders(_dummies(levels))
+        return self._without_confounders(dummies(levels))
 
     def _without_confounders(self, values: Matrix) -> Matrix:
-        return _residuals(self._base, values)
-
-
-def _shares(designs: Mapping[str, Matrix], speeds: Matrix) -> Matrix:
-    """Return the mean increase of R^2 by each choice, shape (choices, columns of speeds)."""
-    names = list(designs)
-    total = np.maximum((speeds**2).sum(axis=0), 1e-300)
-    explained: dict[frozenset[str], Matrix] = {frozenset(): np.zeros(speeds.shape[1])}
-    for size in range(1, len(names) + 1):
-        for chosen in combinations(names, size):
-            basis = linalg.orth(np.hstack([designs[name] for name in chosen]), rcond=1e-9)
-            explained[frozenset(chosen)] = ((basis.T @ speeds) ** 2).sum(axis=0) / total
-    shares = np.zeros((len(names), speeds.shape[1]))
-    for place, name in enumerate(names):
-        others = [other for other in names if other != name]
-        for size in range(len(others) + 1):
-            weight = factorial(size) * factorial(len(others) - size) / factorial(len(names))
-            for before in combinations(others, size):
-                gain = explained[frozenset((*before, name))] - explained[frozenset(before)]
-                shares[place] += weight * gain
-    return shares
+        return residuals(self._base, values)
 
 
 def _sentence(shares: Sequence[Share], configurations: int, error: float) -> str:
@@ -267,45 +254,3 @@ def _sentence(shares: Sequence[Share], configurations: int, error: float) -> str
         f"Over {configurations} configurations, {listed} of the variance of speed; a configuration "
         f"is predicted from the others within {100 * error:.0f} %. These are correlations."
     )
-
-
-def _dummies(levels: Sequence[Hashable]) -> Matrix:
-    """Return a column of zeros and ones for each level."""
-    known = list(dict.fromkeys(levels))
-    return np.array([[float(level == other) for other in known] for level in levels])
-
-
-def _indices(levels: Sequence[Hashable]) -> list[NDArray[np.int64]]:
-    found: dict[Hashable, list[int]] = {}
-    for place, level in enumerate(levels):
-        found.setdefault(level, []).append(place)
-    return [np.array(members) for members in found.values()]
-
-
-def _residuals(base: Matrix, values: Matrix) -> Matrix:
-    if not base.shape[1]:
-        return values
-    residuals: Matrix = values - base @ np.linalg.lstsq(base, values, rcond=1e-9)[0]
-    return residuals
-
-
-def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the ranks, from 0; equal values have their mean rank."""
-    ordered = np.sort(values)
-    left = np.searchsorted(ordered, values, side="left")
-    right = np.searchsorted(ordered, values, side="right")
-    ranks: NDArray[np.float64] = (left + right - 1) / 2
-    return ranks
-
-
-def _correlation(
-    first: NDArray[np.float64], second: NDArray[np.float64], generator: np.random.Generator
-) -> tuple[float, float]:
-    """Return the correlation of residuals and its permutation p-value."""
-    scale = float(np.linalg.norm(first) * np.linalg.norm(second))
-    if scale < 1e-9:
-        return 0.0, 1.0
-    found = float(first @ second) / scale
-    permuted = np.stack([generator.permutation(first) for _ in range(_PERMUTATIONS)])
-    reached = int(np.sum(np.abs(permuted @ second) / scale >= abs(found) - 1e-12))
-    return found, (1 + reached) / (1 + _PERMUTATIONS)

@@ -16,11 +16,11 @@ import numpy as np
 from scipy import special
 
 from paceline.analysis.pairwise import holm
+from paceline.analysis.resampling import bootstrap_medians
 from paceline.analysis.statistics import (
     CONFIDENCE,
     Interval,
     RunNoise,
-    bootstrap_medians,
     median_efficiency,
     median_interval,
     t_quantile,

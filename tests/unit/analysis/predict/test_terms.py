@@ -14,7 +14,7 @@ from paceline.analysis.predict.node import NodeModel, NodeStep, node_model, node
 from paceline.analysis.predict.overlap import Message, Profile, exposed_s, recorded_profile
 from paceline.analysis.predict.slowest import slowest_ratio
 from paceline.analysis.reading import load_run
-from paceline.analysis.statistics import DRAWS
+from paceline.analysis.resampling import DRAWS
 from paceline.analysis.steps import read_steps
 
 ONE = np.ones((1, 1))

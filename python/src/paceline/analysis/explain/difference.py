@@ -16,10 +16,10 @@ import numpy as np
 
 from paceline.analysis.explain.parts import PART_NAMES, PARTS, parts_of_phases
 from paceline.analysis.phases import mean_over_ranks
+from paceline.analysis.resampling import bootstrap_means
 from paceline.analysis.statistics import (
     CONFIDENCE,
     Mean,
-    bootstrap_means,
     t_quantile,
     two_way_noise,
 )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.analysis.operations import clock_errors
-from paceline.analysis.statistics import mean_draws
+from paceline.analysis.resampling import mean_draws
 from paceline.analysis.steps import global_steps, read_steps
 from paceline.analysis.stragglers import find_straggler
 from paceline.records.phases import LABELS

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.analysis.statistics import DRAWS, mean_draws
+from paceline.analysis.resampling import DRAWS, mean_draws
 from paceline.analysis.steps import global_steps, read_steps
 from paceline.spec.extensions import TRANSPORTS
 
