@@ -16,6 +16,21 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own-task"
 STRATEGIES = {"sequential", "intraop", "threads", "processes", "pipeline", "hybrid"}
 
 
+def test_language_model_is_split_evaluated_and_equivalent(cache, tmp_path):
+    """Two of its trials; all strategies: tests/unit/strategies/test_own_task.py."""
+    folder = shutil.copytree(EXAMPLE.parent / "gpt", tmp_path / "gpt")
+    environment = {**os.environ, "PACELINE_CACHE": str(cache), "NO_COLOR": "1"}
+    cli = Cli(environment=environment, cwd=folder)
+    ran = cli("run", "gpt.toml", "--only", "*hybrid*", "--out", "run")
+    assert ran.returncode == 0, ran.stderr
+    compared = cli("compare", "run", "--json")
+    rows = {row["local_strategy"]: row for row in json.loads(compared.stdout)["rows"]}
+    assert rows.keys() == {"sequential", "hybrid"}
+    assert rows["hybrid"]["equivalent"] is True, rows["hybrid"]["equivalence_reason"]
+    assert rows["hybrid"]["target_reached"] == rows["sequential"]["target_reached"] == 1
+    assert rows["hybrid"]["metrics"] == pytest.approx(rows["sequential"]["metrics"], rel=1e-3)
+
+
 def test_every_local_strategy_trains_the_example_equivalently(cache, tiny_dataset, tmp_path):
     folder = shutil.copytree(EXAMPLE, tmp_path / "own-task")
     (folder / "dataset").symlink_to(tiny_dataset)

@@ -10,7 +10,14 @@ from paceline.script_report import step
 if TYPE_CHECKING:
     from paceline.api import Plan, Run, load, run
     from paceline.strategies.reduction.ddp_factors import hybrid
-    from paceline.training.task import Blocks, NamedParameters, Task, TaskOptions, TaskSettings
+    from paceline.training.task import (
+        Blocks,
+        NamedParameters,
+        Sums,
+        Task,
+        TaskOptions,
+        TaskSettings,
+    )
 
 __version__ = "0.2.0"
 __all__ = [
@@ -18,6 +25,7 @@ __all__ = [
     "NamedParameters",
     "Plan",
     "Run",
+    "Sums",
     "Task",
     "TaskOptions",
     "TaskSettings",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from pathlib import Path
 
 import pytest
 from safetensors.torch import save_file
@@ -189,13 +188,6 @@ def test_pretrained_weights_come_from_a_file(file):
     assert sha256_of(model.state_dict()) == sha256_of(weights)
     with pytest.warns(UserWarning, match="no-op"):  # on the meta device
         assert derive_facts(f"{file}:Pretrained").parameters == 50
-
-
-def test_every_strategy_can_train_the_example():
-    example = Path(__file__).parents[3] / "examples" / "own-task" / "my_task.py"
-    facts = derive_facts(f"{example}:MyTask")
-    assert (facts.splitting_fault, facts.sharding_fault) == (None, None)
-    assert facts.optimizer == "AdamW"
 
 
 @pytest.mark.parametrize(

@@ -172,8 +172,8 @@ def _tensors_of_samples(model: nn.Module, graph: fx.Graph, example: Tensor) -> s
                         follower.run(mode.from_tensor(batch))
         except Exception as error:  # noqa: BLE001  (the code of a user)
             raise UsageError(
-                f"its forward fails for {samples} samples like example_input(): "
-                f"{str(error).splitlines()[0]}"
+                f"its forward fails for {samples} samples like example_input() "
+                f"({str(error).splitlines()[0]}); define example_input(), or {_WHAT_TO_DO}"
             ) from None
         shapes.append(follower.found)
     few, more = shapes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from paceline.data.reading import open_feed
 from paceline.data.row_groups import ParquetSource
 from paceline.errors import UsageError
 from paceline.plan.sample_order import sample_order_of
-from paceline.workloads.build import task_of
+from paceline.workloads.build import informed, task_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +86,7 @@ def open_samples(training: Training, folder: Path, share_of_node: NodeShare) -> 
         if items is None:
             raise UsageError(f"{type(task).__name__}.dataset(): expected a data set, got None")
         source = ItemSource(items, training.items)
-        yield Samples(order, _informed(task, source, 0), source)
+        yield Samples(order, informed(task, source, 0), source)
         return
     dataset = open_dataset(training.dataset)
     order = sample_order_of(training, dataset.row_group_rows)
@@ -100,15 +99,4 @@ def open_samples(training: Training, folder: Path, share_of_node: NodeShare) -> 
             task.target_field,
             image_size=training.image_size,
         )
-        yield Samples(order, _informed(task, parquet, classes), parquet)
-
-
-def _informed(task: Task, source: Source, classes: int) -> Task:
-    """Return the task with the facts of its data set."""
-    settings = dataclasses.replace(
-        task.settings,
-        classes=classes,
-        input_shape=source.inputs.shape,
-        input_dtype=str(source.inputs.dtype),
-    )
-    return type(task)(settings)
+        yield Samples(order, informed(task, parquet, classes), parquet)

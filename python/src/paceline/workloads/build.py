@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from paceline.data.source import Source
     from paceline.plan.trial import Training
 
 
@@ -56,6 +58,17 @@ def task_of(
         options=training.options,
     )
     return _created(task_class, settings)
+
+
+def informed(task: Task, source: Source, classes: int) -> Task:
+    """Return the task with the facts of its data set."""
+    settings = dataclasses.replace(
+        task.settings,
+        classes=classes,
+        input_shape=source.inputs.shape,
+        input_dtype=str(source.inputs.dtype),
+    )
+    return type(task)(settings)
 
 
 def build_model(task: Task) -> nn.Module:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from paceline.data.items import ItemSource
 from paceline.spec.model_facts import CLASSES, ModelFacts
 from paceline.training.batch_norm import batch_norms
-from paceline.workloads.build import make_task, on_meta_device
+from paceline.workloads.build import informed, make_task, on_meta_device
 from paceline.workloads.conditions import STEPS, sharding_fault, small_parameters, splitting_fault
 
 if TYPE_CHECKING:
@@ -19,9 +20,11 @@ def derive_facts(task_path: str, options: Mapping[str, Any] | None = None) -> Mo
     """Return the facts of the model of a task ("module:Class" or "file.py:Class") with `CLASSES`
     classes."""
     task = make_task(task_path, classes=CLASSES, steps=STEPS, options=options or {})
+    items = task.dataset()
+    if items is not None:
+        task = informed(task, ItemSource(items, len(items)), classes=CLASSES)
     built = on_meta_device(task)
     parameters = list(built.parameters())
-    items = task.dataset()
     unsplit = splitting_fault(task, built)
     return ModelFacts(
         parameters=sum(p.numel() for p in parameters),

@@ -1,0 +1,39 @@
+"""The tasks in examples/ meet the conditions of every strategy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.workloads.build import build_model, make_task
+from paceline.workloads.facts import derive_facts
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+GPT = f"{EXAMPLES}/gpt/my_gpt.py:GPT"
+
+
+@pytest.mark.parametrize("path", [GPT, f"{EXAMPLES}/own-task/my_task.py:MyTask"])
+def test_every_strategy_can_train_it(path):
+    facts = derive_facts(path)
+    assert (facts.splitting_fault, facts.sharding_fault) == (None, None)
+    assert facts.optimizer == "AdamW"
+    assert len(facts.split_points) >= 4
+
+
+def test_language_model_is_split_between_its_blocks():
+    task = make_task(GPT, input_shape=(24,), input_dtype="int64")
+    model = build_model(task)
+    blocks = task.blocks(model)
+    assert [name for name, _ in blocks] == [
+        "token", "add", "dropout", "blocks.0", "blocks.1", "blocks.2", "norm", "head",
+    ]  # fmt: skip
+    samples = task.dataset()
+    assert samples is not None
+    tokens = torch.from_numpy(samples[5][0])[None]
+    units = tokens
+    model.eval()
+    for _, block in blocks:
+        units = block(units)
+    assert torch.equal(units, model(tokens))
