@@ -1,8 +1,8 @@
 """Parts of a step, which add up to the step time in every step.
 
-The phases of each rank add up to its step, and all ranks end a synchronous step together. So any
-average over ranks adds up, too. Usually the average is over all ranks. Where one rank makes the
-others wait, it is left out: then the others' waiting shows what the straggler costs, and their
+The phases of each rank add up to its step, so any average over ranks adds up, too. The remainder is
+the time between the steps of a rank. Usually the average is over all ranks. Where one rank makes
+the others wait, it is left out: then the others' waiting shows what the straggler costs, and their
 computation is what a step would take without it.
 """
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.analysis.stragglers import Lateness
 
 COMPUTATION, REMAINDER = "computation", "remainder"
+_CLOCK_S = 1e-5  # a smaller distance between two unix times is rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,24 @@ class TrialSteps:
             for phase in part.phases:
                 seconds = self.steps[f"{phase}_s"][kept][:, chosen]
                 values[row] += np.nan_to_num(seconds).mean(axis=0)
-        values[-1] = self.common.time_s[steady] - values.sum(axis=0)
+        values[-1] = self._walls(kept)[steady] - values.sum(axis=0)
         return values
+
+    def _walls(self, kept: list[int]) -> NDArray[np.float64]:
+        """Return the time of each common step from end to end, mean over the ranks.
+
+        The end of a step is that of each rank, not of the last one: ranks that end at different
+        times would otherwise add to a few steps what is no part of them. A step that follows an
+        evaluation begins with its own start.
+        """
+        places = np.searchsorted(self.steps.step, self.common.step)
+        ended = self.steps["ended_s"][kept][:, places]
+        began = self.steps["started_s"][kept][:, places]
+        last_ended = self.common.ended_unix_s
+        follows = last_ended[1:] - self.common.time_s[1:] - last_ended[:-1] < _CLOCK_S
+        began[:, 1:] = np.where(follows, ended[:, :-1], began[:, 1:])
+        walls: NDArray[np.float64] = (ended - began).mean(axis=0)
+        return walls
 
 
 def trial_steps(record: TrialRecord) -> TrialSteps:
