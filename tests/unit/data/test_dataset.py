@@ -82,6 +82,17 @@ def test_a_manifest_cannot_point_outside_its_folder(dataset_of_rows: Any) -> Non
         open_dataset(made.path)
 
 
+def test_a_checksum_cannot_be_a_path(dataset_of_rows: Any) -> None:
+    """Copies of remote files are named by it."""
+    made = dataset_of_rows(3, 3)
+    file = made.path / MANIFEST_NAME
+    document = json.loads(file.read_text())
+    document["files"][0]["sha256"] = "../elsewhere"
+    file.write_text(json.dumps(document))
+    with pytest.raises(DataError, match=r"files\.0\.sha256: "):
+        open_dataset(made.path)
+
+
 def test_inspect_gives_json_that_adds_up(uneven: Any) -> None:
     found = json.loads(json.dumps(inspect_dataset(uneven.path)))
     assert found["samples"] == 23 == sum(found["classes"].values())

@@ -32,7 +32,7 @@ class DataFile(_Model):
     path: str  # relative to the location of the data set
     row_group_rows: tuple[int, ...] = Value(min_length=1)
     size_bytes: int
-    sha256: str
+    sha256: str = Value(pattern="^[0-9a-f]{64}$")  # also the name of copies
 
 
 @dataclass(frozen=True, slots=True)
