@@ -1,0 +1,47 @@
+"""The tutorial on a training of your own, followed literally: its files saved, its commands run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
+
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorials" / "own-training.md"
+_FILE = re.compile(r"Save this as `([^`]+)`.*?\n```\w+\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_COMMANDS = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def test_the_tutorial_on_a_training_of_your_own(tmp_path):
+    text = TUTORIAL.read_text()
+    files = dict(_FILE.findall(text))
+    assert set(files) == {"locate.py", "locate.toml", "everything.py"}
+    assert len(files["locate.py"].splitlines()) <= 60
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    environment = {
+        **os.environ, "PACELINE_CACHE": str(tmp_path / "cache"), "NO_COLOR": "1",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-euc", "\n".join(_COMMANDS.findall(text))],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "picture:\n    codec: array\n    dtype: float32\n    shape: [1, 16, 16]" in done.stdout
+    assert len(re.findall(r"^# \d+/18 ", done.stdout, re.MULTILINE)) == 18
+    compared = subprocess.run(
+        [sys.executable, "-m", "paceline.cli", "compare", "runs/locate", "--json"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    rows = json.loads(compared.stdout)["rows"]
+    assert {row["local_strategy"]: row["equivalent"] for row in rows} == {
+        "sequential": True,
+        "processes": True,
+    }
