@@ -72,6 +72,18 @@ def test_phases_add_up_to_the_whole(comparison, finished):
         assert total_s == pytest.approx(whole_s, rel=1e-3, abs=0.05)
 
 
+def test_parts_of_every_difference_add_up(finished):
+    cli, _, run_dir, _ = finished
+    found = json.loads(cli.main("explain", run_dir, "--json").stdout)["explanations"]
+    assert len(found) == len(CONFIGURATIONS) - 1
+    for each in found:
+        parts = {part["part"]: part["difference_s"]["mean"] for part in each["parts"]}
+        whole_s = each["difference_s"]["mean"]
+        assert sum(parts.values()) == pytest.approx(whole_s, rel=1e-6, abs=1e-9)
+        assert abs(parts["remainder"]) <= 0.03 * max(abs(whole_s), 0.1 * each["slower_s"])
+        assert not each["causes"] or each["significant"]
+
+
 def test_measurements_are_there_for_every_row(comparison):
     for row in comparison["rows"]:
         for key in ("samples_per_s", "step_s", "speedup", "efficiency"):
