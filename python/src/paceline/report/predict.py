@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
+from statistics import median
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -36,6 +37,7 @@ def predictions_view(found: Predictions) -> RenderableType:
             style="dim",
         )
     )
+    parts += [Text(line, style="dim") for line in _start_lines(found.predictions)]
     parts += [Text(f"Assumed: {sentence}.", style="dim") for sentence in found.assumptions]
     if found.refusals:
         parts.append(Text("\nNot predicted:", style="bold"))
@@ -43,6 +45,18 @@ def predictions_view(found: Predictions) -> RenderableType:
             Padding(Text(refusal_sentence(refusal)), (0, 0, 0, 2)) for refusal in found.refusals
         ]
     return Group(*parts)
+
+
+def _start_lines(predictions: Sequence[Prediction]) -> list[str]:
+    """Say how long a trial takes before its steps under each launcher."""
+    found: dict[str, list[float]] = {}
+    for each in predictions:
+        for launcher, seconds in each.start_s.items():
+            found.setdefault(launcher, []).append(seconds)
+    if not found:
+        return []
+    times = [f"{launcher} {number(median(seconds), 2)} s" for launcher, seconds in found.items()]
+    return [f"Before the steps a trial takes, as measured: {listed(times)}."]
 
 
 def refusal_sentence(refusal: Refusal) -> str:

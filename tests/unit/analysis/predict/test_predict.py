@@ -39,6 +39,8 @@ def test_half_the_batch_on_two_nodes_takes_its_measured_time(records) -> None:
     assert two.samples_per_s.median == pytest.approx(8 / quick.step_s, rel=0.02)
     assert two.step_s.low < quick.step_s < two.step_s.high
     assert (one.transport, two.transport) == (None, "gloo")
+    before_s = SEQUENTIAL.launch_s + SEQUENTIAL.imports_s + SEQUENTIAL.data_load_s
+    assert one.start_s == {"local": pytest.approx(before_s)}
 
 
 def test_a_share_that_was_not_measured_is_refused_with_what_to_measure(records) -> None:

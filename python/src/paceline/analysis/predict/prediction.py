@@ -9,6 +9,8 @@ from paceline.records.files import jsonable
 from paceline.records.rows import SCHEMA
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from paceline.analysis.predict.link import Link
     from paceline.analysis.statistics import Interval
 
@@ -49,7 +51,7 @@ class Prediction:
     node_s: float  # a node's step without communication between nodes, median
     waiting_s: float  # for the slowest node, median
     exposed_s: float  # communication, median
-    start_s: float | None  # of a trial before its steps, as measured
+    start_s: Mapping[str, float]  # before the steps, by launcher, as measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,15 +105,15 @@ class NodeSetup:
         return (1 + (stages - 1) / wanted) / (1 + (stages - 1) / measured)
 
     @cached_property
-    def start_s(self) -> float | None:
-        """Time of a trial before its steps: launch, imports and data loading; median."""
-        found = []
+    def start_s(self) -> dict[str, float]:
+        """Time before the steps (launch, imports, data loading) by launcher; medians."""
+        found: dict[str, list[float]] = {}
         for record, _ in self._measured:
             means = mean_over_ranks([r.whole for r in trial_phases(record, read_steps(record))])
             known = [s for name in _BEFORE_STEPS if (s := means.get(name)) is not None]
             if known:
-                found.append(sum(known))
-        return median(found) if found else None
+                found.setdefault(record.trial.launcher, []).append(sum(known))
+        return {launcher: median(seconds) for launcher, seconds in found.items()}
 
     def _outside(self, model: NodeModel, nodes: NDArray[np.int64]) -> Refusal:
         measured = " and ".join(f"{b:g}" for b in sorted({model.shares[0], model.shares[-1]}))
