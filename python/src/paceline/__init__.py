@@ -26,6 +26,7 @@ __all__ = [
     "Plan",
     "Run",
     "Sums",
+    "Target",
     "Task",
     "TaskOptions",
     "TaskSettings",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 _MODULES = {
     **dict.fromkeys(("Plan", "Run", "load", "run"), "paceline.api"),
+    "Target": "paceline.spec.evaluation",
     "hybrid": "paceline.strategies.reduction.ddp_factors",
 }
 

@@ -10,6 +10,7 @@ import pytest
 from paceline.errors import UsageError
 from paceline.plan.planning import plan_trials
 from paceline.spec import own_task
+from paceline.spec.evaluation import Target
 from paceline.spec.loading import check_spec
 from paceline.spec.model_facts import ModelFacts
 
@@ -159,3 +160,21 @@ def test_strategies_that_do_not_need_a_condition_are_planned(spec, facts):
     }  # fmt: skip
     document = spec(gloo, {"launcher": "local", "local_strategy": "intraop"})
     assert len(plan_trials(check_spec(document, "spec"), {"mine": "/d"}, 4)) == 3 * 3
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, None),
+        ({"held_out_samples": 4}, Target(metric="loss", at_most=1)),
+        (
+            {"held_out_samples": 4, "target": {"metric": "loss", "at_most": 2}},
+            Target(metric="loss", at_most=2),
+        ),
+    ],
+)
+def test_target_is_that_of_the_spec_or_else_of_the_task(spec, facts, given, expected):
+    facts(target=Target(metric="loss", at_most=1))
+    document = spec(**given)
+    (trial, *_) = plan_trials(check_spec(document, "spec"), {"mine": "/d"}, 4)
+    assert trial.training.target == expected

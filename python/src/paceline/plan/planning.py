@@ -28,7 +28,7 @@ from paceline.plan.trial import (
 from paceline.spec.counts import batch_per_replica, counts_on_node
 from paceline.spec.evaluation import EVALUATION_KEYS
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
-from paceline.spec.own_task import task_values, workload_of
+from paceline.spec.own_task import task_target, task_values, workload_of
 from paceline.spec.rules import first_given, known_steps
 from paceline.spec.transport_rules import transport_of
 from paceline.spec.trial_rules import applies, open_count_faults
@@ -116,7 +116,7 @@ def _evaluation(experiment: Experiment, workload: WorkloadRequest) -> Evaluation
         split_seed=experiment.seed,
         every_steps=every_steps,
         every_epochs=None if every_steps is not None else given["evaluate_every_epochs"] or 1,
-        target=given["target"],
+        target=given["target"] or task_target(workload),
     )
 
 

@@ -16,6 +16,7 @@ from functools import cache
 from pydantic import BaseModel, ConfigDict
 
 from paceline.errors import EnvironmentLacks, TimedOut
+from paceline.spec.evaluation import Target
 
 # Classes for which facts hold; a data set with fewer classes has slightly fewer parameters.
 CLASSES = 1000
@@ -32,6 +33,7 @@ class ModelFacts(BaseModel):
     split_points: tuple[int, ...]  # layers at which a pipeline stage may begin, ascending
     batch_norms: tuple[str, ...] = ()  # layers with batch statistics
     optimizer: str = "SGD"  # class name
+    target: Target | None = None  # of the task
     input_field: str = "image"
     target_field: str = "label"
     items: int | None = None  # samples of the task's own map-style data set

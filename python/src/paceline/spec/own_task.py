@@ -14,6 +14,7 @@ from paceline.spec.model_facts import ModelFacts, model_facts
 from paceline.spec.script import ScriptWorkload
 
 if TYPE_CHECKING:
+    from paceline.spec.evaluation import Target
     from paceline.spec.models import WorkloadRequest
 
 
@@ -87,3 +88,9 @@ def task_values(request: WorkloadRequest) -> dict[str, Any]:
     elif request.options:
         values["options"] = request.options
     return values
+
+
+def task_target(request: WorkloadRequest) -> Target | None:
+    """Return the target that a user's task states itself."""
+    workload = workload_of(request)
+    return workload.facts().target if isinstance(workload, OwnTask) else None

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from paceline.data.batches import is_image, mirror_at_random
 from paceline.errors import UsageError
+from paceline.spec.evaluation import Target
 from paceline.spec.values import MemoryFormat
 from paceline.training import transforms
 from paceline.training.graph_blocks import graph_blocks
@@ -75,6 +76,8 @@ class Task:
     accumulation_steps: int = 1
     # Limit of the global L2 norm of the gradient of all parameters; None means no limit.
     clip_norm: float | None = None
+    # Quality to reach in evaluations, unless the spec has a target.
+    target: Target | None = None
     # Shell patterns of parameters that keep the weights of `model`, for example of a new head.
     new_parameters: tuple[str, ...] = ()
 

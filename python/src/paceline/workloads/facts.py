@@ -34,6 +34,7 @@ def derive_facts(task_path: str, options: Mapping[str, Any] | None = None) -> Mo
         input_field=task.input_field,
         target_field=task.target_field,
         items=None if items is None else len(items),
+        target=task.target,
         optimizer=type(task.optimizer(small_parameters(built))).__name__,
         splitting_fault=unsplit,
         sharding_fault=sharding_fault(task, built),
