@@ -27,7 +27,7 @@ class Sequences:
         self._vocabulary, self._length = vocabulary, length
 
     def __len__(self) -> int:
-        return 4 * self._vocabulary
+        return 16 * self._vocabulary
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         step, start = divmod(index, self._vocabulary)
@@ -69,6 +69,7 @@ class Network(nn.Module):
         self.norm = nn.LayerNorm(options.width)
         self.head = nn.Linear(options.width, options.vocabulary, bias=False)
         self.head.weight = self.token.weight
+        nn.init.normal_(self.token.weight, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return scores of the next tokens, shape (samples, tokens, vocabulary)."""
