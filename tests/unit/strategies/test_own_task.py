@@ -353,7 +353,7 @@ class FineTuned(Task):
             nn.Linear(16, self.settings.classes),
         )
         for name in ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight"):
-            model.get_parameter(name).requires_grad_(requires_grad=False)
+            model.get_parameter(name).requires_grad = False
         return model
 
     def optimizer(self, parameters):
@@ -498,8 +498,11 @@ def replicas_by_hand(trial, batch, replicas):
         share = passes.share_of(batch, replica, replicas)
         loss = task_for(trial).loss(model(share.inputs), share.targets).sum()
         (loss / batch.global_samples).backward()
-    gradients = [dict(model.named_parameters()) for model in models]
-    summed = {name: sum(of[name].grad for of in gradients) for name in gradients[0]}
+    summed: dict[str, torch.Tensor] = {}
+    for model in models:
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            summed[name] = summed.get(name, torch.zeros(())) + parameter.grad
     return summed, [model.state_dict() for model in models]
 
 

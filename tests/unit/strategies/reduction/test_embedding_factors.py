@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.strategies.reduction.embedding_factors import (
     capture_embeddings,
@@ -61,8 +61,12 @@ def test_gradient_from_factors_is_that_of_the_embedding(padding_idx):
     wanted_output = model(indices)
     wanted_output.square().sum().backward()
     wanted, model[0].weight.grad = model[0].weight.grad, None
-    factors = {}
-    capture_embeddings(model, {"0"}, lambda name, *pair: factors.update({name: pair}))
+    factors: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def keep(name: str, indices: Tensor, gradients: Tensor) -> None:
+        factors[name] = indices, gradients
+
+    capture_embeddings(model, {"0"}, keep)
     output = model(indices)
     assert torch.equal(output, wanted_output)
     output.square().sum().backward()
