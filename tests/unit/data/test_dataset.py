@@ -9,8 +9,8 @@ import pytest
 
 from paceline.data.dataset import inspect_dataset, open_dataset
 from paceline.data.manifest import MANIFEST_NAME
-from paceline.data.names import local_path
 from paceline.errors import DataError, EnvironmentLacks, UsageError
+from paceline.spec.data_names import local_path
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,11 +21,11 @@ FACTS = {"parameters": 10, "parameter_bytes": 40, "split_points": (1, 2)}
 def facts(monkeypatch):
     """Sets what the model's facts are, instead of deriving them in another process."""
 
-    def known(**values: Any) -> list[tuple[str, str]]:
+    def known(**values: Any) -> list[tuple[str, str, str]]:
         asked = []
 
-        def model_facts(path: str, options: str) -> ModelFacts:
-            asked.append((path, options))
+        def model_facts(path: str, options: str, data: str) -> ModelFacts:
+            asked.append((path, options, data))
             return ModelFacts(**FACTS, **values)
 
         monkeypatch.setattr(own_task, "model_facts", model_facts)
@@ -66,7 +66,7 @@ def test_trial_names_the_file_its_checksum_and_the_options(spec, facts, tmp_path
     assert trial.task == f"{tmp_path}/my_task.py:Mine"
     assert trial.task_sha256 == hashlib.sha256(b"number = 1\n").hexdigest()
     assert trial.options == {"width": 3}
-    assert set(asked) == {(f"{tmp_path}/my_task.py:Mine", '{"width": 3}')}
+    assert set(asked) == {(f"{tmp_path}/my_task.py:Mine", '{"width": 3}', f"{tmp_path}/d")}
 
 
 def test_a_task_needs_a_data_set(spec, facts):

@@ -6,8 +6,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from paceline.data.register import register
 from paceline.errors import EnvironmentLacks
 from paceline.spec.extensions import WORKLOADS
 from paceline.spec.model_facts import model_facts
@@ -94,3 +97,37 @@ def test_facts_have_the_fields_and_the_samples_of_a_task(tmp_path: Path) -> None
     assert (facts.input_field, facts.target_field, facts.items) == ("x", "y", None)
     assert facts.sharding_fault is None
     assert derive_facts(f"{file}:WithItems").items == 7
+
+
+BRANCHED = """
+import torch
+from torch import nn
+import paceline
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, inputs):
+        return self.second(inputs + self.first(inputs))
+
+class Branched(paceline.Task):
+    input_field, target_field = "x", "y"
+
+    def model(self):
+        return Network()
+"""
+
+
+def test_the_shape_of_inputs_comes_from_the_data_set(tmp_path: Path) -> None:
+    file, folder = tmp_path / "branched.py", tmp_path / "set"
+    file.write_text(BRANCHED)
+    unknown = derive_facts(f"{file}:Branched", data=str(folder))  # there is none yet
+    assert "example_input" in (unknown.splitting_fault or "")
+    folder.mkdir()
+    rows = pa.table({"x": pa.array([[1.0, 2.0, 3.0]] * 4), "y": [0, 1, 0, 1]})
+    pq.write_table(rows, folder / "rows.parquet")
+    register(folder)
+    known = derive_facts(f"{file}:Branched", data=str(folder))
+    assert (known.splitting_fault, known.split_points) == (None, (1,))

@@ -80,9 +80,9 @@ def _cores(text: str) -> int:
 
 
 def _slurm(arguments: argparse.Namespace) -> int:
-    from paceline.data.names import is_remote
     from paceline.render.files import Places
     from paceline.render.slurm import SlurmSettings, render_slurm
+    from paceline.spec.data_names import is_remote
 
     experiment, trials = _planned(arguments)
     run_dir = arguments.run_dir or str(Path("runs", experiment.name).resolve())

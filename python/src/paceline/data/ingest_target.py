@@ -8,9 +8,9 @@ import uuid
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from paceline.data.manifest import MANIFEST_NAME
-from paceline.data.names import local_path
 from paceline.errors import DataError, UsageError
 from paceline.records.files import write_json
+from paceline.spec.data_names import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,9 +9,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.data.names import local_path
 from paceline.errors import DataError, EnvironmentLacks, TimedOut
 from paceline.host.locks import exclusive_lock
+from paceline.spec.data_names import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from paceline.data.names import absolute_name
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.job.launched_by import launching_pid
 from paceline.job.options import DEFAULT_NAME, JobOptions, option_name, parse_options
 from paceline.plan.planning import plan_trials
 from paceline.plan.trial import Trial, trial_name
 from paceline.records.layout import RunFiles, TrialFiles
+from paceline.spec.data_names import absolute_name
 from paceline.spec.loading import check_spec
 from paceline.spec.models import SCHEMA
 

@@ -101,7 +101,10 @@ class Training(_Value):
 def task_facts(training: Training) -> ModelFacts:
     """Return sizes and split points of the model; the first call takes 1 to 2 s."""
     task = training.task or WORKLOADS.get(training.workload).implementation
-    return model_facts(task, json.dumps(training.options, sort_keys=True))
+    # Inputs of built-in workloads are images, whatever the data set.
+    is_own = task not in {workload.implementation for workload in WORKLOADS.all()}
+    data = training.dataset if is_own else ""
+    return model_facts(task, json.dumps(training.options, sort_keys=True), data)
 
 
 class Trial(_Value):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.data.names import is_remote
 from paceline.errors import UsageError
+from paceline.spec.data_names import is_remote
 from paceline.spec.models import TelemetrySettings
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from paceline.data.catalogue import dataset_path, ensure_dataset
 from paceline.data.dataset import open_dataset
-from paceline.data.names import absolute_name
 from paceline.errors import UsageError
 from paceline.host.machine import (
     all_packages,
@@ -22,6 +21,7 @@ from paceline.host.repository import repository_state
 from paceline.plan.planning import plan_trials
 from paceline.plan.selection import selected_trials
 from paceline.records.rows import SCHEMA
+from paceline.spec.data_names import absolute_name
 from paceline.spec.extensions import WORKLOADS
 from paceline.spec.own_task import workload_of
 from paceline.spec.rules import first_given

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UsageError
+from paceline.spec.data_names import absolute_name
 from paceline.spec.descriptors import WorkloadDescriptor
 from paceline.spec.extensions import WORKLOADS
 from paceline.spec.model_facts import ModelFacts, model_facts
@@ -32,6 +33,7 @@ class OwnTask(WorkloadDescriptor):
         self.name = request.name  # type: ignore[misc]  # a descriptor of its own for each request
         self.model = name  # type: ignore[misc]
         self.implementation = f"{self._file or place}:{name}"  # type: ignore[misc]
+        self._data = "" if request.data is None else absolute_name(request.data)
         self._options = json.dumps(request.options or {}, sort_keys=True)
 
     @property
@@ -51,7 +53,7 @@ class OwnTask(WorkloadDescriptor):
             ) from None
 
     def facts(self) -> ModelFacts:
-        return model_facts(self.implementation, self._options)
+        return model_facts(self.implementation, self._options, self._data)
 
     @property
     def fields(self) -> tuple[str, str]:  # type: ignore[override]  # derived here

@@ -1,4 +1,4 @@
-"""`python -m paceline.workloads TASK OPTIONS_JSON`: print the facts of a task's model as JSON."""
+"""Print the facts of a model as JSON: `python -m paceline.workloads TASK OPTIONS_JSON DATA`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from paceline.host.garbage import permanent_objects
 
 
 def main() -> None:
-    task, options = sys.argv[1:]
+    task, options, data = sys.argv[1:]
     with permanent_objects():
         from paceline.workloads.facts import derive_facts  # noqa: PLC0415  (imports torch)
 
         try:
-            facts = derive_facts(task, json.loads(options))
+            facts = derive_facts(task, json.loads(options), data)
         except PacelineError as error:
             sys.exit(str(error))
     print(facts.model_dump_json())

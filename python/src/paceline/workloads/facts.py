@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from paceline.data.dataset import open_dataset
 from paceline.data.items import ItemSource
+from paceline.data.row_groups import ParquetSource
+from paceline.errors import PacelineError
 from paceline.spec.model_facts import CLASSES, ModelFacts
 from paceline.training.batch_norm import batch_norms
 from paceline.workloads.build import informed, make_task, on_meta_device
@@ -15,14 +19,25 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from paceline.training.task import Task
 
-def derive_facts(task_path: str, options: Mapping[str, Any] | None = None) -> ModelFacts:
+
+def derive_facts(
+    task_path: str, options: Mapping[str, Any] | None = None, data: str = ""
+) -> ModelFacts:
     """Return the facts of the model of a task ("module:Class" or "file.py:Class") with `CLASSES`
-    classes."""
+    classes.
+
+    data: path or URL of the data set. Without one, inputs are images of the default size.
+    """
     task = make_task(task_path, classes=CLASSES, steps=STEPS, options=options or {})
     items = task.dataset()
     if items is not None:
         task = informed(task, ItemSource(items, len(items)), classes=CLASSES)
+    elif data:
+        # A missing data set or field is reported later; it may exist on the cluster only.
+        with suppress(PacelineError):
+            task = informed(task, _source(task, data), classes=CLASSES)
     built = on_meta_device(task)
     parameters = list(built.parameters())
     unsplit = splitting_fault(task, built)
@@ -38,6 +53,15 @@ def derive_facts(task_path: str, options: Mapping[str, Any] | None = None) -> Mo
         optimizer=type(task.optimizer(small_parameters(built))).__name__,
         splitting_fault=unsplit,
         sharding_fault=sharding_fault(task, built),
+    )
+
+
+def _source(task: Task, data: str) -> ParquetSource:
+    return ParquetSource(
+        open_dataset(data),
+        task.input_field,
+        task.target_field,
+        image_size=task.settings.image_size,
     )
 
 
