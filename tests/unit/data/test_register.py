@@ -16,6 +16,7 @@ import pytest
 
 from paceline.data import synth
 from paceline.data.dataset import inspect_dataset, open_dataset
+from paceline.data.fields import decode_column, field_of
 from paceline.data.images import decode
 from paceline.data.manifest import MANIFEST_NAME
 from paceline.data.reading import Batch, open_feed
@@ -293,6 +294,27 @@ def test_files_that_are_no_data_set_are_refused(
 def test_a_data_set_of_ingest_is_not_replaced(uneven: Any) -> None:
     with pytest.raises(UsageError, match="is registered already"):
         register(uneven.path)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [a.copy() for a in ARRAYS],  # decoded at once
+        [np.asfortranarray(a) for a in ARRAYS],  # stored column by column
+        [np.asfortranarray(a) if i % 2 else a.copy() for i, a in enumerate(ARRAYS)],
+        [a.astype(">f8") for a in ARRAYS],
+        [np.array(a[0, 0]) for a in ARRAYS],  # no dimension
+        [a[:0] for a in ARRAYS],  # no element
+    ],
+)
+def test_arrays_are_decoded_however_they_are_stored(arrays: list[np.ndarray]) -> None:
+    values = np.empty(ROWS, object)
+    values[:] = [npy(array) for array in arrays]
+    field = field_of("x", pa.chunked_array([pa.array(values[:1])]))
+    out = np.empty((ROWS, *arrays[0].shape), np.float32)
+    with ThreadPoolExecutor(2) as pool:
+        decode_column(field, values, out, pool)
+    assert np.array_equal(out, np.stack(arrays).astype(np.float32))
 
 
 def test_decoding_uses_no_pool_for_plain_numbers(registered: Path) -> None:
