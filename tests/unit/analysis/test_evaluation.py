@@ -148,6 +148,11 @@ def test_most_repeats_that_miss_the_target_leave_no_time(
     row = comparison.rows[-1]
     assert (row.target_reached, row.time_to_target_s, row.ranked) == (0, None, False)
     text = comparison_text(comparison, 80)
+    sentence = comparison.verdicts["tiny"].sentence
+    assert sentence.startswith(
+        "Only local \u00b7 sequential reached accuracy of at least 0.6 in 5.08"
+    )
+    assert "send topk has the highest throughput, but missed the target." in sentence
     assert "is not ranked: 1 of 1 repeats did not reach accuracy of at least 0.6" in " ".join(
         text.split()
     )

@@ -138,7 +138,10 @@ def _sentence(
     best = rows[0]
     name = short_name(best, rows)
     if len([row for row in rows if row.ranked]) == 1:
-        return f"Only {name} was measured, so there is nothing to compare."
+        if best.time_to_target_s is None or len([row for row in rows if not row.failed]) == 1:
+            return f"Only {name} was measured, so there is nothing to compare."
+        only = f"Only {name} reached {best.target}{_speed(best, baseline)}."
+        return " ".join([only, *_throughput_words(rows, behind)])
     fastest = "fastest" if best.target is None else f"the fastest to reach {best.target}"
     words = [f"{name} is {fastest}{_speed(best, baseline)}."]
     if tied:
@@ -172,13 +175,15 @@ def _baseline_words(rows: Sequence[Row], sequential: str | None) -> str:
 
 def _throughput_words(rows: Sequence[Row], behind: Row | None) -> list[str]:
     """Say which configuration has a higher throughput than the first to reach the target."""
-    known = [row for row in rows if row.ranked and row.samples_per_s is not None]
+    known = [r for r in rows if r.samples_per_s is not None and r.equivalent is not False]
     if rows[0].target is None or not known:
         return []
     highest = max(known, key=lambda row: row.samples_per_s.median if row.samples_per_s else 0.0)
     if highest.steps_to_target == rows[0].steps_to_target:
         return []
     name, own = short_name(highest, rows), f"{rows[0].steps_to_target:g}"
+    if highest.time_to_target_s is None:
+        return [f"{name} has the highest throughput, but missed the target."]
     if highest is behind:
         return ["The latter has the highest throughput."]
     steps = f"{highest.steps_to_target:g} steps to the target instead of {own}"
