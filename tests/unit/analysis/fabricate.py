@@ -94,6 +94,7 @@ class Case:
     time_scale: float = 1.0
     evaluate_every_steps: int | None = None  # on HELD_OUT samples
     target: Target | None = None
+    vary_seed: bool = False
 
     @property
     def evaluation(self) -> Evaluation | None:
@@ -165,7 +166,7 @@ def make_trial_value(way: Way, case: Case = Case(), repeat: int = 0) -> Trial:
                 workload=case.workload,
                 model=case.model,
                 dataset=f"data/{case.workload}",
-                seed=1,
+                seed=1 + (repeat if case.vary_seed else 0),
                 image_size=64,
                 global_batch=case.global_batch,
                 epochs=9,

@@ -178,6 +178,25 @@ def test_repeat_that_misses_the_target_is_censored_not_dropped(
     assert "∞" in render(comparison)
 
 
+def test_repeats_with_other_seeds_are_checked_against_the_baseline_of_their_seed(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI]
+    run = _run(fabricate, tmp_path, ways, repeats=2, vary_seed=True)
+    comparison = compare_run(run)
+    row = _row(comparison, ".mpi.")
+    assert row.equivalent is True
+    assert "each repeat has another seed" in row.notes
+    checked = {
+        t.repeat: t.equivalence.baseline_id
+        for t in comparison.trials[row.configuration]
+        if t.equivalence is not None
+    }
+    assert {repeat: name.rpartition(".")[2] for repeat, name in checked.items()} == {
+        0: "r0", 1: "r1",
+    }  # fmt: skip
+
+
 def test_baseline_that_misses_the_target_gives_no_speedup_to_it(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:

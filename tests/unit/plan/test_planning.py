@@ -94,6 +94,14 @@ def test_evaluations_are_part_of_the_training_unless_rounds_of_tasks_train():
         plan_trials(parse_spec(spec + rounds, "test"), DATA, 4)
 
 
+def test_each_repeat_has_another_seed_if_the_spec_says_so():
+    varied = parse_spec(SPEC.replace("seed = 7", "seed = 7\nvary_seed = true"), "test")
+    trials = plan_trials(varied, DATA, 4)
+    assert {(t.repeat, t.training.seed) for t in trials} == {(0, 7), (1, 8), (2, 9)}
+    assert [t.id for t in trials] == [t.id for t in planned()]
+    assert {t.training.seed for t in planned()} == {7}
+
+
 def test_auto_takes_the_cores():
     place = {t.local_strategy: t.placement for t in planned(cores=8)}
     assert (place["processes"].ranks_per_node, place["processes"].threads_per_rank) == (8, 1)

@@ -228,10 +228,11 @@ def _no_baseline(records: Sequence[TrialRecord]) -> str:
 def _equivalence_baseline(
     record: TrialRecord, baselines: Sequence[TrialRecord]
 ) -> TrialFiles | None:
-    """Return the baseline trial to check against: of equal precision, with tensors, if possible."""
+    """Return the baseline trial to check against: of the same seed, and if possible of equal
+    precision and with tensors."""
     wanted = record.trial.training.precision
     best = min(
-        baselines,
+        (b for b in baselines if b.trial.training.seed == record.trial.training.seed),
         key=lambda b: (
             b.trial.training.precision != wanted,
             not b.files.weights.exists(),

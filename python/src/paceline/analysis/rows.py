@@ -265,7 +265,9 @@ def _notes(
         if not set(base) & set(measured.speeds.rates[configuration]):
             yield "no repeat in common with the baseline: no speedup"
     hashes = {t.record.result.weights_sha256 for t in trials if t.record.result is not None}
-    if len(hashes) > 1:
+    if len({t.record.trial.training.seed for t in trials}) > 1:
+        yield "each repeat has another seed"
+    elif len(hashes) > 1:
         yield "its repeats end with weights that are not equal bit for bit"
     if efficiency is not None and efficiency.low > _SUPERLINEAR:
         yield (

@@ -219,8 +219,14 @@ def _interleaved(experiment: Experiment, block: list[Trial]) -> list[Trial]:
     for repeat in range(experiment.planned_repeats):
         shuffled = list(block)
         order.shuffle(shuffled)
-        trials += [
-            t.model_copy(update={"repeat": repeat, "id": trial_name(t.configuration, repeat)})
-            for t in shuffled
-        ]
+        trials += [_repeated(t, repeat, vary_seed=experiment.vary_seed) for t in shuffled]
     return trials
+
+
+def _repeated(trial: Trial, repeat: int, *, vary_seed: bool) -> Trial:
+    """Return a repeat of a trial: of the same training, or of one with another seed."""
+    training = trial.training
+    if vary_seed:
+        training = training.model_copy(update={"seed": training.seed + repeat})
+    name = trial_name(trial.configuration, repeat)
+    return trial.model_copy(update={"repeat": repeat, "id": name, "training": training})

@@ -21,7 +21,7 @@ def check_equivalences(trials: Sequence[Trial], files: RunFiles, *, keep_tensors
     """Compare the finished ones of `trials` with their baseline, if it has finished, too.
 
     Tensors of a trial are big (VGG16: 2 x 537 MB). They are deleted after the comparison, except
-    those of the first baseline of each workload and precision.
+    those of the first baseline of each workload, seed and precision.
     """
     finished = [t for t in trials if is_finished(files.trial(t.id))]
     for trial in finished:
@@ -46,11 +46,12 @@ def _order(trial: Trial) -> SampleOrder | None:
 def _baseline(
     trial: Trial, finished: list[Trial], planned: Sequence[Trial], files: RunFiles
 ) -> Trial | None:
-    """Return the baseline of the trial's precision if one is planned, else the fp32 one.
+    """Return the baseline of the trial's seed and precision if one is planned, else the fp32 one.
 
     It is the first repeat that did not fail. None if that has not finished yet.
     """
-    ours = [t for t in planned if t.is_baseline and t.training.workload == trial.training.workload]
+    key = (trial.training.workload, trial.training.seed)
+    ours = [t for t in planned if t.is_baseline and (t.training.workload, t.training.seed) == key]
     same = [t for t in ours if t.training.precision == trial.training.precision]
     usable = [t for t in same or ours if t in finished or not files.trial(t.id).outcome.exists()]
     return usable[0] if usable and usable[0] in finished else None

@@ -224,6 +224,7 @@ class Experiment(_Model):
     name: Name
     description: str = ""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
+    vary_seed: bool = False  # repeat r trains with seed + r
     # "auto": until the ranking is decided, at most max_repeats
     repeats: Annotated[int, Field(ge=1, le=100)] | Literal["auto"] = 3
     max_repeats: Annotated[int, Field(ge=2, le=100)] = 8
