@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
 
-LIMIT_S = 3.0
+LIMIT_S = 4.0
 
 Start = Callable[..., AbstractContextManager[Training]]
 Record = Callable[[str, dict[str, Any], float], None]

@@ -35,7 +35,7 @@ def run_job(
     peers = join_peers(context, whole)
     for number, case in enumerate(cases):
         trial = changed(whole, **case)
-        left = strategies.train(context, trial, strategies.Case(peers, str(number)), data)
+        left, _ = strategies.train(context, trial, strategies.Case(peers, str(number)), data)
         save_file(left, folder / f"{number}.{context.rank}.safetensors")
     peers.leave(failed=False)
 
