@@ -73,6 +73,7 @@ case "$*" in
         case "$*" in
             *" -e "*) cp "$FAKES"/programs/* "${0%/*}/" ;;
         esac ;;
+    "-I -m paceline.launchers.spark.class_archive") echo archive >>"$FAKES/calls"; exit 3 ;;
     *) exec "$REAL_PYTHON" "$@" ;;
 esac
 """
@@ -189,6 +190,7 @@ FULL_INSTALLATION = [
     "pip install setuptools==84.2.1 wheel==0.48.0",
     "pip install --no-build-isolation -r {root}/python/requirements.lock",
     "pip install --no-deps --no-build-isolation -e {root}/python",
+    "archive",  # whose failure is no failure of the installation
 ]
 
 

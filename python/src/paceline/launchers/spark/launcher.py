@@ -15,7 +15,9 @@ from paceline.job.environment import rank_environment
 from paceline.launchers.base import Command, first_named
 from paceline.launchers.mpi.implementations import OpenMpi5
 from paceline.launchers.mpi.launcher import check_mpi
+from paceline.launchers.spark.class_archive import archive_option
 from paceline.launchers.spark.configuration import (
+    QUICK_JVM,
     check_conf,
     configuration,
     driver_memory,
@@ -54,7 +56,14 @@ class SparkLauncher:
         spark = find_spark()
         argv = [str(spark.path / "bin" / "spark-submit"), "--master", master_of(trial)]
         argv += ["--driver-memory", driver_memory(trial)]
-        conf = {**_python(), **configuration(trial), **trial.options_as(SparkOptions).conf}
+        # The driver runs on this host, where the archive is.
+        driver = f"{QUICK_JVM} {archive_option(find_java(), spark)}".rstrip()
+        conf = {
+            **_python(),
+            **configuration(trial),
+            "spark.driver.extraJavaOptions": driver,
+            **trial.options_as(SparkOptions).conf,
+        }
         for name, value in conf.items():
             argv += ["--conf", f"{name}={value}"]
         script = job_script("spark-jobs", "train.py")

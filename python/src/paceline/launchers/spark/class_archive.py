@@ -1,0 +1,109 @@
+"""A class-data archive for the JVM of Spark's driver, made once at set-up.
+
+Most of Spark's start is loading and verifying thousands of classes. The JVM can map them from an
+archive instead (application class-data sharing: JEP 310 and 350). The Java wheel has no archive of
+its own classes, so there are two: one of Java's classes, and on top of it one of those that a small
+Spark job loads. A JVM that finds an archive of another Java or other jars ignores it.
+
+    python -m paceline.launchers.spark.class_archive     make the archives, about 10 s
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import EnvironmentLacks, PacelineError
+from paceline.host.spark import find_java_for_spark, find_spark
+
+if TYPE_CHECKING:
+    from paceline.host.tools import Tool
+
+# Options that change the layout of archived objects must be those of the later runs.
+COLLECTOR = "-XX:+UseSerialGC"
+_LIMIT_S = 180.0
+_JOB = Path(__file__).with_name("archive_job.py")
+
+
+def archive_option(java: Tool, spark: Tool, folder: Path | None = None) -> str:
+    """Return the option of the JVM that uses the archives; empty if they do not exist."""
+    base, classes = archive_files(java, spark, folder)
+    if not (base.is_file() and classes.is_file()):
+        return ""
+    return f"-XX:SharedArchiveFile={base}:{classes}"
+
+
+def archive_files(java: Tool, spark: Tool, folder: Path | None = None) -> tuple[Path, Path]:
+    """Return the paths of the archive of Java's classes and of that of Spark's.
+
+    folder: default is in the environment of this Python.
+    """
+    place = Path(sys.prefix) / "share" / "paceline" / "java" if folder is None else folder
+    of_java = f"java-{java.version}"
+    return place / f"{of_java}.jsa", place / f"spark-{spark.version}-{of_java}.jsa"
+
+
+def make_archives(java: Tool, spark: Tool, folder: Path | None = None) -> None:
+    """Make both archives; existing ones are replaced.
+
+    Raises EnvironmentLacks if Java or Spark fails or takes too long.
+    """
+    base, classes = archive_files(java, spark, folder)
+    base.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=base.parent) as made:
+        part = Path(made) / "part.jsa"
+        _run([java.path, "-Xshare:dump", f"-XX:SharedArchiveFile={part}", COLLECTOR])
+        part.replace(base)
+        options = f"-XX:SharedArchiveFile={base} -XX:ArchiveClassesAtExit={part} {COLLECTOR}"
+        _run(
+            [
+                spark.path / "bin" / "spark-submit", "--master", "local[2]",
+                "--conf", "spark.ui.enabled=false", "--conf", "spark.authenticate=true",
+                "--conf", "spark.driver.host=127.0.0.1",
+                "--conf", "spark.driver.bindAddress=127.0.0.1",
+                "--conf", f"spark.driver.extraJavaOptions={options}", _JOB,
+            ],
+            JAVA_HOME=str(java.path.resolve().parent.parent),
+            SPARK_HOME=str(spark.path),
+            SPARK_LOCAL_IP="127.0.0.1",
+            PYSPARK_PYTHON=sys.executable,
+        )  # fmt: skip
+        part.replace(classes)
+
+
+def _run(words: list[str | Path], **variables: str) -> None:
+    command = [str(word) for word in words]
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentLacks(
+            f"{command[0]} did not end within {_LIMIT_S:g} s; try again on an idle machine"
+        ) from error
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+        raise EnvironmentLacks(f"{command[0]} ended with {done.returncode}: {lines[-1]}")
+
+
+def main() -> int:
+    """Make the archives of the Java and the Spark in use."""
+    try:
+        make_archives(find_java_for_spark(), find_spark())
+    except PacelineError as error:
+        print(f"paceline: no class-data archive for Spark: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
