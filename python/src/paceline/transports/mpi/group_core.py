@@ -127,8 +127,9 @@ class GroupCore(ThreadedProcessGroup):
         name the late rank.
         """
         check_dense(inputs)
-        largest_bytes = max(payload_bytes(inputs), payload_bytes(results))
-        operation = begin_operation(self._name, self._size, name, largest_bytes)
+        # this rank's tensors, as under Gloo; where it only receives, what it gets
+        own_bytes = payload_bytes(inputs) or payload_bytes(results)
+        operation = begin_operation(self._name, self._size, name, own_bytes)
         wait_for_inputs = device_wait(inputs)
         end_profile_event = begin_profile_event(BACKEND, name)
 
