@@ -83,6 +83,7 @@ TWO_NODES = {"local_strategy": "sequential", "nodes": 2}
         ({"compression": "bf16"}, "compression compresses gradients"),
         ({"device": "cuda"}, 'needs device = "cpu"'),
         ({"averaging_period_steps": 4, "local_strategy": "processes"}, "exchanges weights"),
+        ({"transport": "nccl", "device": "cuda"}, "needs a second process group"),
     ],
 )
 def test_factors_are_refused_where_no_gradients_are_sent(where, reason):

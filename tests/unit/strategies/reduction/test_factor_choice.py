@@ -6,7 +6,13 @@ import torch
 from paceline.errors import EnvironmentLacks
 from paceline.plan.factor_cost import LinearShape, Speeds
 from paceline.strategies.reduction import factor_choice
-from paceline.strategies.reduction.factor_choice import ChoiceContext, choose
+from paceline.strategies.reduction.factor_choice import (
+    ChoiceContext,
+    choose,
+    factors_dtype,
+    samples_of_a_replica,
+    setting_of,
+)
 
 LARGE = LinearShape(inputs=4096, outputs=4096)
 SMALL = LinearShape(inputs=256, outputs=3)
@@ -109,3 +115,41 @@ def test_records_hold_both_costs_of_each_layer(measured):
     assert layer["all_reduce"]["sent_bytes"] == 4 * 4096 * 4097
     assert layer["factors"]["sent_bytes"] == 32 * 8192 * 4
     assert choose({}, context()).describe() == {}
+
+
+def changed(trial, **values):
+    return type(trial).model_validate(trial.model_dump() | values)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sending", "setting"),
+    [
+        (2, {}, "auto"),
+        (1, {}, "never"),
+        (1, {"sufficient_factors": "always"}, "always"),
+        (2, {"sufficient_factors": "never"}, "never"),
+        (2, {"compression": {"method": "bf16"}}, "never"),
+    ],
+)
+def test_auto_is_for_exact_gradients_between_nodes(make_trial, nodes, sending, setting):
+    base = make_trial()
+    placement = base.placement.model_dump() | {"nodes": nodes}
+    trial = changed(base, transport="gloo", placement=placement, transport_options=sending)
+    assert setting_of(trial) == setting
+
+
+def test_transport_with_a_single_process_group_gathers_no_factors(make_trial):
+    base = make_trial()
+    placement = base.placement.model_dump() | {"nodes": 2}
+    trial = changed(base, transport="spark-allgather", placement=placement, transport_options={})
+    assert setting_of(trial) == "never"
+
+
+def test_samples_of_a_replica_are_rounded_up_and_factors_have_the_precision(make_trial):
+    base = make_trial()
+    placement = base.placement.model_dump() | {"nodes": 3, "replicas_per_node": 1}
+    trial = changed(base, transport="gloo", placement=placement, transport_options={})
+    assert [samples_of_a_replica(n, trial) for n in (1, 3, 10, 12)] == [1, 1, 4, 4]
+    assert factors_dtype(trial) == torch.float32
+    training = base.training.model_dump() | {"precision": "bf16"}
+    assert factors_dtype(changed(trial, training=training)) == torch.bfloat16
