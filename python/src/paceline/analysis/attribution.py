@@ -136,7 +136,7 @@ class _Data:
             (c, row)
             for c in comparisons
             for row in c.rows
-            if row.ranked and row.speedup and not row.is_baseline
+            if row.has_comparable_speed and row.speedup and not row.is_baseline
         ]
         self.rows: list[Row] = [row for _, row in pairs]
         self._trials = [c.trials[row.configuration] for c, row in pairs]

@@ -80,7 +80,10 @@ def measurement_sentence(found: NextMeasurement) -> str:
 
 
 def next_sentence(comparison: Comparison, workload: str) -> str | None:
-    """Say which repeat helps most to find the fastest configuration; None if none is worth it."""
+    """Say which repeat helps most to find the fastest configuration; None if none is worth it, or
+    if a target ranks the configurations instead of their speed."""
+    if any(row.target is not None for row in comparison.rows_of(workload)):
+        return None
     found = recommend(comparison, workload).next_measurement
     return None if found is None else measurement_sentence(found)
 

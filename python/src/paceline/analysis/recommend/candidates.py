@@ -60,7 +60,7 @@ def measured_candidates(
     comparison: Comparison, workload: str, goal: Goal, nodes: int
 ) -> list[Candidate]:
     """Return the ranked configurations on at most so many nodes that have a value, best first."""
-    rows = [r for r in comparison.rows_of(workload) if r.ranked and r.nodes <= nodes]
+    rows = [r for r in comparison.rows_of(workload) if r.has_comparable_speed and r.nodes <= nodes]
     found = [
         Candidate(
             name=short_name(row, comparison.rows),

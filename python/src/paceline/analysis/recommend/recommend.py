@@ -116,7 +116,7 @@ def recommend(
 
 
 def _rates(comparison: Comparison, workload: str) -> dict[str, Mapping[int, Series]]:
-    names = [row.configuration for row in comparison.rows_of(workload) if row.ranked]
+    names = [row.configuration for row in comparison.rows_of(workload) if row.has_comparable_speed]
     return {
         name: {t.repeat: t.samples_per_s for t in comparison.trials[name] if t.samples_per_s}
         for name in names

@@ -45,7 +45,7 @@ def speedup_chart(comparison: Comparison, workload: str) -> Chart:
             x=[r.speedup.median for r in rows if r.speedup],
             marker={
                 "color": [palette[r.configuration] for r in rows],
-                "opacity": [1 if r.ranked else 0.35 for r in rows],
+                "opacity": [1 if r.has_comparable_speed else 0.35 for r in rows],
             },
             error_x=spread([r.speedup for r in rows if r.speedup]),
             customdata=[with_bounds(r.speedup) for r in rows],
