@@ -40,6 +40,8 @@ def embeddings(model: nn.Module, example: Tensor) -> dict[str, int]:
         and module.max_norm is None
         and not (module.scale_grad_by_freq or module.sparse)
     }
+    if not found:
+        return {}
     counts: dict[str, list[int]] = {name: [] for name in found}
     hooks = [
         module.register_forward_pre_hook(
