@@ -134,6 +134,8 @@ def location_of(name: str | Path) -> Location:
         folder = local_path(text)
         return Location(str(folder), fs.LocalFileSystem(), str(folder))
     parts = urlsplit(text)
+    if parts.scheme != "hdfs" and not parts.netloc:
+        raise UsageError(f"{text}: expected {parts.scheme}://BUCKET/PATH, got no bucket")
     if parts.scheme != "hdfs" and "@" in parts.netloc:
         raise UsageError(
             f"{parts.scheme}://{parts.hostname}: a URL must not contain a secret, because it is "
