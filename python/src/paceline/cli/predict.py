@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,8 +110,7 @@ def _predict(arguments: argparse.Namespace) -> int:
 
     found = predict(finished_records(arguments.run_dir), request_of(arguments))
     if arguments.json:
-        json.dump(found.to_json(), sys.stdout, indent=1)
-        print()
+        print(found.to_json())
     elif found.predictions:
         plain_console().print(predictions_view(found))
     if not found.predictions:

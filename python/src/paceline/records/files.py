@@ -102,6 +102,14 @@ def jsonable(value: object) -> Any:
     return pydantic_core.from_json(pydantic_core.to_json(value, inf_nan_mode="null"))
 
 
+def json_text(value: object) -> str:
+    """Return dataclasses, models and values as indented JSON; NaN becomes null.
+
+    Faster than `json.dumps` of `jsonable`, for documents of tens of megabytes.
+    """
+    return pydantic_core.to_json(value, inf_nan_mode="null", indent=1).decode()
+
+
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Replace `path` atomically and durably (same-directory temporary, fsync, rename)."""
     write_text(path, json.dumps(document, indent=1, sort_keys=False) + "\n")

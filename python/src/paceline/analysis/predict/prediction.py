@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from paceline.records.files import jsonable
+from paceline.records.files import json_text
 from paceline.records.rows import SCHEMA
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ class Predictions:
     refusals: tuple[Refusal, ...]
     assumptions: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> str:
         """Return the document of `paceline predict --json`."""
-        document: dict[str, Any] = jsonable(
+        return json_text(
             {
                 "schema": SCHEMA,
                 "confidence": CONFIDENCE,
@@ -85,4 +85,3 @@ class Predictions:
                 "assumptions": self.assumptions,
             }
         )
-        return document

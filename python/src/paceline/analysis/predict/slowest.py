@@ -35,10 +35,9 @@ def slowest_ratio(
     weights = np.diff(edges[None, :] ** nodes[:, None], axis=1)
     found = np.empty((draws, len(nodes)))
     for row in range(draws):
-        chosen = generator.integers(0, len(times), len(times))
-        sample = ordered[np.sort(chosen)]
-        quantiles = np.quantile(sample, middles)
-        found[row] = weights @ quantiles / sample.mean()
+        counts = np.bincount(generator.integers(0, len(times), len(times)), minlength=len(times))
+        sample = np.repeat(ordered, counts)  # in order, without sorting again
+        found[row] = weights @ sample[(middles * len(sample)).astype(int)] / sample.mean()
     return np.where(nodes == 1, 1.0, np.maximum(found, 1.0))
 
 
