@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from paceline.errors import DataError, UsageError
 from paceline.export import onnx as exporter
 from paceline.export.formats import export
+from paceline.training.task import Task
 from paceline.training.tensors import save_tensors
 from paceline.workloads.build import build_model, make_task
 
@@ -73,10 +76,62 @@ def test_weights_of_another_model_are_refused(run, alone, tmp_path):
 SCRIPT = {"path": "/t.py", "arguments": [], "directory": "/", "samples_per_step": None}
 
 
-@pytest.mark.parametrize("own", [{"script": SCRIPT}, {"task": "my_task.py:MyTask"}])
-def test_code_of_the_user_exports_its_model_itself(run, pair, fabricate, tmp_path, own):
+def test_script_of_the_user_exports_its_model_itself(run, pair, fabricate, tmp_path):
     files = run.files.trial(pair)
     training = json.loads(files.trial.read_text("utf-8"))["training"]
-    fabricate.edit_json(files.trial, training={**training, **own})
-    with pytest.raises(UsageError, match=r"ran code of yours\. Call torch\.onnx\.export there"):
+    fabricate.edit_json(files.trial, training={**training, "script": SCRIPT})
+    with pytest.raises(UsageError, match=r"ran a script\. Call torch\.onnx\.export there"):
         export(run, "onnx", tmp_path / "out", pair)
+
+
+GPT = str(Path(__file__).parents[3] / "examples" / "gpt" / "my_gpt.py") + ":GPT"
+
+
+@pytest.fixture
+def own(run, pair, fabricate):
+    """Make a trial one of a user's task; return a function that keeps a model's weights."""
+    files = run.files.trial(pair)
+
+    def make(path, **facts):
+        training = json.loads(files.trial.read_text("utf-8"))["training"]
+        fabricate.edit_json(files.trial, training={**training, "task": path, "workload": "mine"})
+        fabricate.edit_json(files.result, **facts)
+        model = build_model(make_task(path, seed=4, **facts)).eval()
+        save_tensors(files.weights, model.state_dict())
+        return model
+
+    return make
+
+
+def test_language_model_of_the_user_gives_the_scores_of_torch(run, pair, own, tmp_path):
+    import onnxruntime
+
+    model = own(GPT, classes=0, input_shape=[24], input_dtype="int64")
+    (path,) = export(run, "onnx", tmp_path / "out", pair)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    tokens = torch.randint(32, (4, 24), generator=torch.Generator().manual_seed(1))
+    (scores,) = session.run(["outputs"], {"inputs": tokens.numpy()})
+    torch.testing.assert_close(
+        torch.from_numpy(scores), model(tokens).detach(), rtol=1e-3, atol=1e-5
+    )
+
+
+class ByValue(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.linear(x) if x.sum() > 0 else self.linear(-x)
+
+
+class ByValueTask(Task):
+    def model(self):
+        return ByValue()
+
+
+def test_model_that_torch_cannot_export_is_refused(run, pair, own, tmp_path):
+    own(f"{__name__}:ByValueTask", classes=2, input_shape=[3], input_dtype="float32")
+    with pytest.raises(UsageError, match=r"torch.onnx cannot export ByValue: .*depends on values"):
+        export(run, "onnx", tmp_path / "out", pair)
+    assert not list((tmp_path / "out").glob("*.onnx"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 
 from paceline.errors import DataError, UsageError
 from paceline.export.libraries import require
+from paceline.spec.extensions import WORKLOADS
 from paceline.workloads.build import on_meta_device, task_of
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from paceline.analysis.reading import TrialRecord
     from paceline.export.run_data import RunData
-    from paceline.plan.trial import Training
+    from paceline.training.task import Task
 
 _BATCHES = (1, 3)  # sizes with which the model is checked
 # What `torch.testing.assert_close` allows for float32 is for one operation; a network sums many.
@@ -32,28 +34,25 @@ _SEED = 0
 def write_onnx(run: RunData, out: Path, trial: str | None) -> list[Path]:
     """Write `ID.onnx` for each trial whose final weights were kept.
 
-    The model takes "images" (float32: batch, 3, height, width; normalised as for training) and
-    returns "logits" (batch, classes).
-    Raises EnvironmentLacks without the libraries; UsageError for scripts and tasks of the user;
-    DataError if no weights were kept, or if ONNX Runtime computes something else than torch.
+    The model takes "inputs" (a batch of what `Task.to_input` returns) and returns "outputs". Those
+    of a built-in workload are "images" (float32: batch, 3, height, width; normalised as for
+    training) and "logits" (batch, classes).
+    Raises EnvironmentLacks without the libraries; UsageError for scripts, and for a task's model
+    that torch cannot export; DataError if no weights were kept, or if ONNX Runtime computes
+    something else than torch.
     """
     require("onnx", "onnx", "onnxscript", "onnxruntime")
-    records = [r for r in run.chosen(trial) if _is_built_in(r.trial.training)]
+    records = [r for r in run.chosen(trial) if r.trial.training.script is None]
     if not records:
         raise UsageError(
-            f"{run.files.root}: expected a trial of a built-in workload, {trial or 'all trials'} "
-            "ran code of yours. Call torch.onnx.export there; with `keep_tensors = true` the "
-            "trained weights are in tensors/weights_final.safetensors of the trial."
+            f"{run.files.root}: expected a trial of a task, {trial or 'all trials'} ran a script. "
+            "Call torch.onnx.export there; with `keep_tensors = true` the trained weights are in "
+            "tensors/weights_final.safetensors of the trial."
         )
     kept = [record for record in records if record.files.weights.exists()]
     if not kept:
         raise DataError(_nothing_kept(run, trial))
     return [_write(record, out) for record in kept]
-
-
-def _is_built_in(training: Training) -> bool:
-    """Return whether inputs and outputs of the model are known: images and logits."""
-    return training.script is None and not training.task
 
 
 def _nothing_kept(run: RunData, trial: str | None) -> str:
@@ -67,60 +66,96 @@ def _nothing_kept(run: RunData, trial: str | None) -> str:
 
 
 def _write(record: TrialRecord, out: Path) -> Path:
-    model = _trained_model(record)
-    size = record.trial.training.image_size
+    task, model = _trained_model(record)
+    training = record.trial.training
+    is_own = training.workload not in WORKLOADS  # then inputs and outputs may be anything
+    names = ("inputs", "outputs") if is_own else ("images", "logits")
     path = out / f"{record.trial.id}.onnx"
     temporary = out / f".{record.trial.id}.onnx"  # the file appears only if it is right
     try:
-        torch.onnx.export(
-            model,
-            (_images(2, size),),
-            temporary,
-            input_names=["images"],
-            output_names=["logits"],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-            dynamo=True,
-            external_data=False,  # one file; protobuf allows 2 GB
-            verbose=False,
-        )
+        _export(model, _inputs(task, 2), temporary, names)
         for batch in _BATCHES:
-            _check(record.trial.id, temporary, model, _images(batch, size))
+            _check(record.trial.id, temporary, model, _inputs(task, batch))
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     return path
 
 
-def _trained_model(record: TrialRecord) -> nn.Module:
-    """Return the model with the trial's final weights, in evaluation mode."""
-    training = record.trial.training
-    folder = record.files.root
-    initial = on_meta_device(task_of(training, classes=1, folder=folder))
-    last = list(initial.state_dict())[-1]
+def _export(model: nn.Module, inputs: Tensor, path: Path, names: tuple[str, str]) -> None:
+    try:
+        torch.onnx.export(
+            model,
+            (inputs,),
+            path,
+            input_names=[names[0]],
+            output_names=[names[1]],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamo=True,
+            external_data=False,  # one file; protobuf allows 2 GB
+            verbose=False,
+        )
+    except torch.onnx.OnnxExporterError as error:
+        raise UsageError(
+            f"torch.onnx cannot export {type(model).__name__}: {str(error).splitlines()[0]}; "
+            "write its forward without Python code that depends on values"
+        ) from error
+
+
+def _trained_model(record: TrialRecord) -> tuple[Task, nn.Module]:
+    """Return the task, and its model with the trial's final weights in evaluation mode."""
+    training, result = record.trial.training, record.result
     try:
         weights = load_file(record.files.weights)
-        classes = len(weights[last])  # the last layer has an output for each
-        model = on_meta_device(task_of(training, classes=classes, folder=folder))
+        classes = None if result is None else result.classes
+        if classes is None:  # the last layer has an output for each
+            last = list(on_meta_device(_task(record, 1)).state_dict())[-1]
+            classes = len(weights[last])
+        task = _task(record, classes)
+        model = on_meta_device(task)
         model.load_state_dict(weights, assign=True)
     except (SafetensorError, KeyError, RuntimeError) as error:
         raise DataError(
             f"{record.files.weights}: expected the weights of {training.model}: {error}"
         ) from error
-    return model.eval()
+    lost = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    if lost:
+        raise UsageError(
+            f"{training.model}: buffer {lost[0]} is not part of the weights, so its values are not "
+            "known; register it with persistent=True"
+        )
+    return task, model.eval()
 
 
-def _images(batch: int, size: int) -> Tensor:
+def _task(record: TrialRecord, classes: int) -> Task:
+    task = task_of(record.trial.training, classes=classes, folder=record.files.root)
+    result = record.result
+    if result is None or not result.input_shape or result.input_dtype is None:
+        return task
+    settings = dataclasses.replace(
+        task.settings, input_shape=tuple(result.input_shape), input_dtype=result.input_dtype
+    )
+    return type(task)(settings)
+
+
+def _inputs(task: Task, batch: int) -> Tensor:
+    """Return random inputs like the example; of integers, zeros and ones."""
     generator = torch.Generator().manual_seed(_SEED)
-    return torch.randn(batch, 3, size, size, generator=generator)
+    example = task.example_input()
+    shape = (batch, *example.shape[1:])
+    if example.is_floating_point():
+        return torch.randn(shape, generator=generator)
+    return torch.randint(2, shape, generator=generator, dtype=example.dtype)
 
 
-def _check(trial: str, path: Path, model: nn.Module, images: Tensor) -> None:
+def _check(trial: str, path: Path, model: nn.Module, inputs: Tensor) -> None:
     import onnxruntime  # noqa: PLC0415  (the extra)
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    found: NDArray[np.float32] = session.run(["logits"], {"images": images.numpy()})[0]
+    (name,) = (value.name for value in session.get_inputs())
+    found: NDArray[np.float32] = session.run(None, {name: inputs.numpy()})[0]
     with torch.no_grad():
-        expected: NDArray[np.float32] = model(images).numpy()
+        expected: NDArray[np.float32] = model(inputs).numpy()
     if not np.allclose(found, expected, rtol=_RELATIVE, atol=_ABSOLUTE):
         difference = float(np.max(np.abs(found - expected)))
         raise DataError(

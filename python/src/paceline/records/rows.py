@@ -177,6 +177,10 @@ class TrainingResult:
     parameters: int
     communication: dict[str, Any] = field(default_factory=dict)  # bucket sizes, transport details
     not_compared: str | None = None  # why its tensors cannot be compared; None if they can
+    # of the data set, as the task knew them; None for a script
+    classes: int | None = None
+    input_shape: list[int] | None = None  # of a stored sample; [] for images of any size
+    input_dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -225,6 +225,9 @@ class _Worker:
             weights_sha256=sha256,
             update_l2=update_l2(weights, initial.state_dict()),
             parameters=sum(p.numel() for p in initial.parameters()),
+            classes=task.settings.classes,
+            input_shape=list(task.settings.input_shape or ()),
+            input_dtype=task.settings.input_dtype,
             communication={
                 "transport": self._trial.transport,
                 **self._peers.describe(),
