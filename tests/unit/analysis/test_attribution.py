@@ -84,6 +84,7 @@ def test_figures_that_go_with_speed_are_named(node_only: Attribution) -> None:
     assert figures["cpu_percent"].correlation > 0.5
     assert figures["cpu_percent"].is_significant
     assert "iowait_percent" not in figures  # the same everywhere
+    assert "CPU busy, % (+0." in str(node_only.figure_sentence)
 
 
 def test_too_few_configurations_have_no_shares(fabricate: ModuleType, tmp_path: Path) -> None:

@@ -93,6 +93,21 @@ class Attribution:
     figures: tuple[FigureRelation, ...]
     sentence: str
 
+    @property
+    def figure_sentence(self) -> str | None:
+        """Name the figures of the hosts that go with speed; None if none does significantly."""
+        named = [
+            f"{each.label} ({each.correlation:+.2f})"
+            for each in self.figures
+            if each.is_significant
+        ]
+        if not named:
+            return None
+        return (
+            "Figures of a node that go with speed, at equal workload, nodes and transport (rank "
+            f"correlation): {', '.join(named)}."
+        )
+
 
 def attribute(comparisons: Sequence[Comparison]) -> Attribution | None:
     """Attribute the variance of speed over the ranked configurations of all runs.

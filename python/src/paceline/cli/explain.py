@@ -78,7 +78,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     else:
         _show(run.comparison, explanations)
         if shares is not None:
-            plain_console().print("\n" + shares.sentence)
+            lines = [shares.sentence, shares.figure_sentence]
+            plain_console().print("\n" + " ".join(line for line in lines if line))
     return ExitCode.OK
 
 
