@@ -7,7 +7,7 @@ buckets at both ends (`paceline lab`); "full" is as fast as this machine copies.
 For every workload and speed a run of its own (`paceline run`, in RUNS/WORKLOAD-SPEED): the
 sequential baseline on the first host, and each pair of launcher and transport, their repeats
 interleaved. A run that is there is completed, not repeated. Spark's master and workers are up all
-the time. On two cores, with both workloads, all speeds and two repeats: about an hour.
+the time. On two cores, with quickstart and alexnet, all speeds and two repeats: about an hour.
 
 The limit of a step. With two ranks each must send and receive all gradients once: n bytes take at
 least 8 n / R seconds at R bit/s, for AlexNet's 228 MB 1.8 s at 1 Gbit/s and 18 s at 100 Mbit/s.
@@ -136,7 +136,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--runs", type=Path, required=True, metavar="DIR", help="run directories, reports in them"
     )
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument(
+        "--workloads", nargs="+", choices=WORKLOADS, default=["quickstart", "alexnet"]
+    )
     parser.add_argument(
         "--speeds", nargs="+", default=SPEEDS, metavar="SPEED", help=f"default: {' '.join(SPEEDS)}"
     )

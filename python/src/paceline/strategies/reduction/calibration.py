@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SMALL_BYTES = 1024
 _SMALL_REPEATS = 5
-_FIRST_BYTES, _LARGEST_BYTES = 2**18, 2**23  # 256 KiB to 8 MiB
+_FIRST_BYTES, _LARGEST_BYTES = 2**16, 2**23  # 64 KiB to 8 MiB
 # A token bucket or a socket buffer hides the speed of the link for some milliseconds.
 _LONG_ENOUGH_S = 0.04
 _PRODUCT_ROWS_BYTES = 2**23  # a part of the gradient that fits no cache
