@@ -7,6 +7,7 @@ import pytest
 from tests.unit.analysis import operations
 
 from paceline.export.frames import flat, joined, row_frame
+from paceline.export.run_data import RunData
 
 
 def test_nested_values_get_names_with_dots():
@@ -49,3 +50,19 @@ def test_rows_of_trials_name_trial_and_repeat(run, pair):
     assert set(steps["trial"]) == {pair}
     assert set(steps["repeat"]) == {0}
     assert set(steps["rank"]) == {0, 1}
+
+
+def test_evaluations_have_a_row_for_each_metric(fabricate, tmp_path):
+    case = fabricate.Case(evaluate_every_steps=6)
+    run = RunData(fabricate.make_run(tmp_path / "run", [fabricate.SEQUENTIAL], cases=[case]))
+    found = run.evaluations()
+    assert found["metric"].to_list() == ["loss", "loss", "accuracy", "accuracy"]
+    assert found["steps"].to_list() == [6, 12, 6, 12]
+    assert found["samples"].to_list() == [48, 96, 48, 96]
+    assert found["value"].to_list() == pytest.approx([1.08, 0.96, 0.45, 0.9])
+    assert found["training_s"].to_list()[:2] == pytest.approx([6 * 0.635, 12 * 0.635], rel=1e-5)
+    assert found["trial"].n_unique() == 1
+
+
+def test_runs_without_evaluations_have_no_rows_of_them(run):
+    assert run.evaluations().is_empty()

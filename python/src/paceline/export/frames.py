@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from paceline.analysis.evaluation import read_evaluations
 from paceline.analysis.host_frames import read_series
 from paceline.analysis.operations import clock_errors, load_operations, operation_times
-from paceline.analysis.steps import read_steps
+from paceline.analysis.steps import global_steps, read_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -50,6 +51,24 @@ def step_frame(record: TrialRecord) -> pl.DataFrame:
     ]
     table = joined(frames)
     return table if table.is_empty() else _of_trial(record, table.sort("step", "rank"))
+
+
+def evaluation_frame(record: TrialRecord) -> pl.DataFrame:
+    """Return the metrics of each evaluation of a trial; see `analysis.evaluation`."""
+    found = read_evaluations(record, global_steps(record))
+    if found is None:
+        return pl.DataFrame()
+    places = {
+        "steps": found.steps,
+        "epoch": found.epoch,
+        "samples": found.samples,
+        "training_s": found.training_s,
+    }
+    table = pl.concat(
+        pl.DataFrame({**places, "metric": [name] * len(values), "value": values})
+        for name, values in found.metrics.items()
+    )
+    return _of_trial(record, table)
 
 
 def communication_frame(record: TrialRecord) -> pl.DataFrame:

@@ -10,6 +10,7 @@ from paceline.analysis.reading import load_run, load_trial
 from paceline.errors import DataError, UsageError
 from paceline.export.frames import (
     communication_frame,
+    evaluation_frame,
     host_frame,
     joined,
     rank_frame,
@@ -72,6 +73,11 @@ class RunData:
     def steps(self, trial: str | None = None) -> pl.DataFrame:
         """Return every step of every rank. trial: only the trial with this id."""
         return self._joined(step_frame, trial)
+
+    def evaluations(self, trial: str | None = None) -> pl.DataFrame:
+        """Return every metric of every evaluation, with the steps, samples and training time
+        before it."""
+        return self._joined(evaluation_frame, trial)
 
     def communication(self, trial: str | None = None) -> pl.DataFrame:
         """Return every communication operation of every rank, with its waiting and transfer."""

@@ -50,6 +50,7 @@ def _frames(run: RunData, trial: str | None) -> Iterator[tuple[str, pl.DataFrame
         rows = rows.filter(pl.col("configuration") == record.trial.configuration)
     yield "rows", rows
     yield "steps", run.steps(trial)
+    yield "evaluations", run.evaluations(trial)
     yield "communication", run.communication(trial)
     yield "host_trace", run.trace(trial)
     yield "rank_trace", run.rank_trace(trial)
