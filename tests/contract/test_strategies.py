@@ -89,10 +89,6 @@ SETUPS = {
         "mpi", 2,
         {"nodes": 2, "local_strategy": "sequential", "sufficient_factors": "always"},
     ),
-    "three-nodes-sequential-factors": (
-        "gloo", 3,
-        {"nodes": 3, "local_strategy": "sequential", "sufficient_factors": "always"},
-    ),
     "two-nodes-threads-2": (
         "mpi", 2, {"nodes": 2, "local_strategy": "threads", "thread_replicas": 2},
     ),
