@@ -92,7 +92,7 @@ def difference_sentence(explanation: Explanation, name: Name) -> str:
     interval = f"95 % interval {bounds_ms(whole)} ms"
     if not found.is_significant:
         return (
-            f"No significant difference: {slower} takes {milliseconds(whole.mean)} more per step "
+            f"Not significant at 1 %: {slower} takes {milliseconds(whole.mean)} more per step "
             f"than {faster} ({interval})."
         )
     ratio = found.slower_s / found.faster_s
