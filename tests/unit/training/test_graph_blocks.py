@@ -157,6 +157,29 @@ def test_layer_that_is_called_twice_is_no_layer_of_its_own_and_statistics_are_no
     }
 
 
+class Optional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, mask=None, scale=2.0, flag=False):
+        x = self.first(x)
+        if mask is not None:
+            x = x * mask
+        return self.second(x) * scale if not flag else x
+
+
+def test_optional_inputs_have_their_defaults():
+    model = Optional()
+    blocks = graph_blocks(model, torch.zeros(1, 4))
+    assert [name for name, _ in blocks] == ["first", "second", "mul"]
+    x = torch.randn(3, 4)
+    y = x
+    for _, block in blocks:
+        y = block(y)
+    assert torch.equal(y, model(x))
+
+
 class FromStartToEnd(nn.Module):
     def __init__(self):
         super().__init__()

@@ -10,6 +10,7 @@ model meanwhile.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections import Counter
 from dataclasses import dataclass
@@ -121,18 +122,38 @@ class _Tracer(fx.Tracer):
 
 
 def _traced(model: nn.Module) -> fx.Graph:
-    """Trace the model; keep layers whole that cannot be traced."""
+    """Trace the model; keep layers whole that cannot be traced.
+
+    Arguments of the forward with a default have that value.
+    """
     whole: set[str] = set()
+    parameters = inspect.signature(model.forward).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     while True:
         tracer = _Tracer(whole)
         try:
-            return tracer.trace(model)
+            graph = tracer.trace(model, concrete_args=defaults)
         except Exception as error:  # noqa: BLE001  (the code of a user, run with proxies)
             if not tracer.failed or tracer.failed in whole:
                 name = type(model).__name__
                 reason = next(iter(str(error).splitlines()), type(error).__name__)
                 raise UsageError(f"torch.fx cannot trace {name}: {reason}; {_WHAT_TO_DO}") from None
             whole.add(tracer.failed)
+        else:
+            _remove_last_inputs(graph, len(defaults))
+            return graph
+
+
+def _remove_last_inputs(graph: fx.Graph, count: int) -> None:
+    """Remove inputs whose values are fixed, with the checks of these values."""
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    doomed = set(inputs[len(inputs) - count :])
+    for node in graph.nodes:
+        if doomed & set(node.all_input_nodes):
+            doomed.add(node)
+    for node in reversed(list(graph.nodes)):
+        if node in doomed:
+            graph.erase_node(node)
 
 
 def _alive_after(entering: fx.Node, steps: Sequence[fx.Node]) -> list[list[fx.Node]]:
