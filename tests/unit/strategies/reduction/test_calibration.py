@@ -24,7 +24,7 @@ def transfer(monkeypatch):
 
 def test_transfer_is_doubled_until_it_takes_40_ms(transfer):
     sizes, send = transfer(10_000_000)
-    assert calibration._long_enough(send) == (2**19, pytest.approx(0.0524288))
+    assert calibration._long_enough(send) == pytest.approx((2**19, 0.0524288))
     assert sizes == [2**16, 2**17, 2**18, 2**19]
 
 
@@ -37,7 +37,7 @@ def test_fast_link_is_measured_with_8_mib_at_most(transfer):
 
 def test_very_slow_link_is_measured_once(transfer):
     sizes, send = transfer(10_000)
-    assert calibration._long_enough(send) == (2**16, pytest.approx(6.5536))
+    assert calibration._long_enough(send) == pytest.approx((2**16, 6.5536))
     assert sizes == [2**16]
 
 
