@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import distributed_c10d
 
 from paceline.transports.progress import ProgressThread
 
@@ -118,15 +119,17 @@ class DefaultGroupTransport:
         self._group = dist.group.WORLD
 
     def close(self, *, failed: bool) -> None:
-        """Destroy the process group; a second call does nothing.
+        """Destroy all process groups; a second call does nothing.
 
-        After a failure, operations are given up first, because their peers may be gone.
+        After a failure, the operations of all groups are given up, because their peers may be gone:
+        a group that has not failed itself would wait for them.
         """
         if not dist.is_initialized():
             return
-        if failed and dist.group.WORLD is not None:
-            dist.group.WORLD.abort()
-        dist.destroy_process_group()
+        if failed:
+            distributed_c10d._abort_process_group()  # noqa: SLF001  (torch has no public name)
+        else:
+            dist.destroy_process_group()
 
 
 class ThreadedTransport(DefaultGroupTransport):
