@@ -106,7 +106,7 @@ def finished_records(run_dirs: Sequence[Path]) -> list[TrialRecord]:
 def _predict(arguments: argparse.Namespace) -> int:
     from paceline.analysis.predict.predict import predict
     from paceline.cli.console import plain_console
-    from paceline.report.predict import predictions_view, refusal_sentence
+    from paceline.report.predict import predictions_view, refusal_sentences
 
     found = predict(finished_records(arguments.run_dir), request_of(arguments))
     if arguments.json:
@@ -114,6 +114,6 @@ def _predict(arguments: argparse.Namespace) -> int:
     elif found.predictions:
         plain_console().print(predictions_view(found))
     if not found.predictions:
-        reasons = "".join(f"\n  - {refusal_sentence(refusal)}" for refusal in found.refusals)
+        reasons = "".join(f"\n  - {sentence}" for sentence in refusal_sentences(found.refusals))
         raise NotComparable(f"nothing can be predicted from these runs:{reasons}")
     return ExitCode.OK

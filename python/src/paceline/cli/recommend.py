@@ -72,7 +72,7 @@ def _show(
 ) -> None:
     from paceline.analysis.explain.run import explain_workload
     from paceline.cli.console import plain_console
-    from paceline.report.predict import refusal_sentence
+    from paceline.report.predict import refusal_sentences
     from paceline.report.recommend import recommendation_view
 
     console = plain_console()
@@ -85,8 +85,8 @@ def _show(
                 if e.causes
             }
         console.print(recommendation_view(each, reasons))
-    refusals = () if predictions is None else predictions.refusals
-    for refusal in refusals[:3]:
-        console.print(f"Not predicted: {refusal_sentence(refusal)}")
-    if len(refusals) > 3:
-        console.print(f"{len(refusals) - 3} more are not predicted: see `paceline predict`.")
+    refused = refusal_sentences(() if predictions is None else predictions.refusals)
+    for sentence in refused[:3]:
+        console.print(f"Not predicted: {sentence}")
+    if len(refused) > 3:
+        console.print("More are not predicted: see `paceline predict`.")

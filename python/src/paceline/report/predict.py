@@ -41,9 +41,7 @@ def predictions_view(found: Predictions) -> RenderableType:
     parts += [Text(f"Assumed: {sentence}.", style="dim") for sentence in found.assumptions]
     if found.refusals:
         parts.append(Text("\nNot predicted:", style="bold"))
-        parts += [
-            Padding(Text(refusal_sentence(refusal)), (0, 0, 0, 2)) for refusal in found.refusals
-        ]
+        parts += [Padding(Text(line), (0, 0, 0, 2)) for line in refusal_sentences(found.refusals)]
     return Group(*parts)
 
 
@@ -59,13 +57,17 @@ def _start_lines(predictions: Sequence[Prediction]) -> list[str]:
     return [f"Before the steps a trial takes, as measured: {listed(times)}."]
 
 
-def refusal_sentence(refusal: Refusal) -> str:
-    """Say what is not predicted, why, and what to measure."""
-    over = "" if refusal.transport is None else f" over {refusal.transport}"
-    return (
-        f"{refusal.setup}{over}, {_ranges(refusal.nodes)} nodes: {refusal.reason}. To predict it: "
-        f"{refusal.measure}."
-    )
+def refusal_sentences(refusals: Sequence[Refusal]) -> list[str]:
+    """Say what is not predicted, why, and what to measure; one sentence for each reason."""
+    names: dict[tuple[tuple[int, ...], str, str], list[str]] = {}
+    for each in refusals:
+        over = "" if each.transport is None else f" over {each.transport}"
+        key = each.nodes, each.reason, each.measure
+        names.setdefault(key, []).append(f"{each.setup}{over}")
+    return [
+        f"{listed(setups)}, {_ranges(nodes)} nodes: {reason}. To predict: {measure}."
+        for (nodes, reason, measure), setups in names.items()
+    ]
 
 
 def shown_nodes(nodes: Sequence[int]) -> list[int]:

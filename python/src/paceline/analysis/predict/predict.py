@@ -114,7 +114,7 @@ def _slowest(model: NodeModel, nodes: NDArray[np.int64]) -> NDArray[np.float64]:
 def _why_not(network: Network) -> tuple[str, str] | None:
     """Return why a network has no model, and what to do; None if it has one."""
     if not network.algorithms:
-        return "its time between nodes has no model", "measure it on several nodes"
+        return "time between nodes has no model", "measure on several nodes"
     if network.link is None:
         return (
             "no trial on several nodes measured the link",

@@ -53,7 +53,9 @@ class NodeSetup:
     def unsupported(self, model: NodeModel | None, nodes: NDArray[np.int64]) -> Iterator[Refusal]:
         """Yield what the measured shares and steps do not support."""
         if model is None:
-            yield self.refusal(nodes, "it has no step after the warm-up", "measure more steps")
+            yield self.refusal(
+                nodes, "no step after the warm-up was measured", "measure more steps"
+            )
             return
         share = self.shares(nodes)
         empty = share < self.trial.placement.replicas_per_node
@@ -121,7 +123,7 @@ class NodeSetup:
         ends = ", ".join(map(str, sorted({needed[0], needed[-1]})))
         return self.refusal(
             nodes,
-            f"its step was measured with {measured} samples per node, not with {ends}",
-            f"run it on one node with global_batch = {ends}, in a run of its own, and give both "
+            f"steps were measured with {measured} samples per node, not with {ends}",
+            f"run on one node with global_batch = {ends}, in a run of its own, and give both "
             "run directories",
         )
