@@ -367,7 +367,7 @@ def trials_by_split():
             yield pytest.param(name, split, id=name if split is None else f"{name}-at-{split}")
 
 
-@pytest.mark.parametrize(("name", "split"), trials_by_split())
+@pytest.mark.parametrize(("name", "split"), list(trials_by_split()))
 def test_parameters_that_are_not_trained_keep_their_values(name, split):
     trial = trial_of(**TRIALS[name], task=f"{__name__}:FineTuned")
     if split is not None:
