@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import embedding
 
-from paceline.training.modes import evaluating
+from paceline.strategies.reduction.layer_calls import input_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -42,26 +41,8 @@ def embeddings(model: nn.Module, example: Tensor) -> dict[str, int]:
     }
     if not found:
         return {}
-    counts: dict[str, list[int]] = {name: [] for name in found}
-    hooks = [
-        module.register_forward_pre_hook(
-            lambda _module, inputs, name=name: counts[name].append(inputs[0].numel())
-        )
-        for name, module in found.items()
-    ]
-    try:
-        with (
-            evaluating(model),
-            FakeTensorMode(allow_non_fake_inputs=True) as mode,
-            torch.no_grad(),
-        ):
-            model(mode.from_tensor(example))
-    except Exception:  # noqa: BLE001  (any model of a user; sums are always right)
-        return {}
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {name: calls[0] for name, calls in counts.items() if len(calls) == 1}
+    calls = input_shapes(model, found, example)
+    return {name: shapes[0].numel() for name, shapes in calls.items() if len(shapes) == 1}
 
 
 def capture_embeddings(

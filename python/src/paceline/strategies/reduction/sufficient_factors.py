@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paceline.strategies.reduction.flat_layout import copy_shards
+from paceline.strategies.reduction.layer_calls import input_shapes
 from paceline.training.linear import bias_gradient, joined, linear_that_keeps, weight_gradient
-from paceline.training.modes import evaluating
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
@@ -57,12 +56,13 @@ def mark_summed_layers(model: nn.Module, example: Tensor) -> None:
     from elsewhere, too.
     example: an input of one sample.
     """
-    calls = _calls(model, linear_layers(model), example)
+    calls = input_shapes(model, linear_layers(model), example)
     users = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     for name, layer in linear_layers(model).items():
         is_shared = any(users[id(p)] > 1 for p in layer.parameters())
         is_frozen = not all(p.requires_grad for p in layer.parameters())
-        if calls[name] != [(1,)] or is_shared or is_frozen:
+        rows = [shape[:-1] for shape in calls[name]]
+        if rows != [(1,)] or is_shared or is_frozen:
             setattr(layer, _SUMMED, True)
 
 
@@ -71,35 +71,6 @@ def mark_all_but(model: nn.Module, names: Container[str]) -> None:
     for name, layer in linear_layers(model).items():
         if name not in names:
             setattr(layer, _SUMMED, True)
-
-
-def _calls(
-    model: nn.Module, layers: Mapping[str, nn.Linear], example: Tensor
-) -> dict[str, list[tuple[int, ...]]]:
-    """Return for each layer the numbers of rows of its inputs in a forward pass.
-
-    Nothing is computed. A model that fake tensors cannot pass gets no calls.
-    """
-    calls: dict[str, list[tuple[int, ...]]] = {name: [] for name in layers}
-    hooks = [
-        layer.register_forward_pre_hook(
-            lambda _module, inputs, name=name: calls[name].append(tuple(inputs[0].shape[:-1]))
-        )
-        for name, layer in layers.items()
-    ]
-    try:
-        with (
-            evaluating(model),
-            FakeTensorMode(allow_non_fake_inputs=True) as mode,
-            torch.no_grad(),
-        ):
-            model(mode.from_tensor(example))
-    except Exception:  # noqa: BLE001  (any model of a user; sums are always right)
-        calls = {name: [] for name in layers}
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return calls
 
 
 def rows_of(model: nn.Module) -> dict[str, int]:
