@@ -31,6 +31,7 @@ while True:
 """
 _SPIN = "while True: pass"
 # Takes only the data set from the page cache: libraries that had to be read again would also cost.
+# It repeats every 20 ms: more often it would also take CPU time from the training.
 _DROP_CACHES = """
 import os, sys, time
 files = [os.path.join(d, n) for d, _, names in os.walk(sys.argv[1]) for n in names]
@@ -84,7 +85,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What all cases need."""
+    """Options, data set and strength of a case."""
 
     options: argparse.Namespace
     data: Path

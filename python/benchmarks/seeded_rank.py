@@ -27,7 +27,7 @@ def slow_reader(seconds: float) -> None:
     def constructed(self: Any, make: Any, ahead: int) -> None:
         def slow(stopped: threading.Event) -> Iterator[Any]:
             for batch in make(stopped):
-                time.sleep(seconds)
+                time.sleep(seconds)  # the disturbance: each batch comes so much later
                 yield batch
 
         construct(self, slow, ahead)

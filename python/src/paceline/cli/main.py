@@ -292,7 +292,7 @@ def _add_data(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     ingest.set_defaults(command=commands.data_ingest)
 
     register = actions.add_parser(
-        "register", help="use Parquet files or a Petastorm data set as they are"
+        "register", help="use Parquet files or a Petastorm data set without a conversion"
     )
     register.add_argument("dataset", metavar="DATASET", help="folder or URL (s3, gs, hdfs)")
     register.add_argument(

@@ -1,6 +1,6 @@
 """Register Parquet files as a data set: describe their fields and files in a manifest.
 
-The files stay as they are. Petastorm data sets and plain Parquet files are treated alike: fields
+The files are not changed. Petastorm data sets and plain Parquet files are treated alike: fields
 are derived from the Parquet schema and the first values, never from Petastorm's pickled schema.
 """
 

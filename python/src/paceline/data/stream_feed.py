@@ -1,6 +1,6 @@
 """Mode `stream`: bounded memory; samples are read and decoded while the training runs.
 
-A rank keeps its samples of one shuffle window as they are stored, and reads those of the next
+A rank keeps its samples of one shuffle window still encoded, and reads those of the next
 window meanwhile. Decoded batches are prepared `prefetch_batches` ahead.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """Samples of a rank in order of training, as they are stored."""
+    """Samples of a rank in order of training, still encoded."""
 
     ids: NDArray[np.int64]
     columns: Columns

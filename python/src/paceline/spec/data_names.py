@@ -41,5 +41,5 @@ def local_path(path: str | Path) -> Path:
 
 
 def absolute_name(name: str | Path) -> str:
-    """Return a URL as it is, and a path as an absolute one."""
+    """Return a URL unchanged, and a path as an absolute path."""
     return str(name) if "://" in str(name) else str(Path(name).resolve())

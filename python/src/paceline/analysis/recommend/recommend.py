@@ -143,7 +143,7 @@ def _with_ties(
         if goal == "cost":
             ours, theirs = (comparison.row(c.configuration or "").cores for c in (best, other))
             cores = ours / theirs
-        # equal values: the faster one has as many more cores as it is faster
+        # The costs are equal if the ratio of the speeds is the ratio of the cores.
         found.append(replace(other, tied=ratio is None or ratio.contains(cores)))
     return [replace(best, tied=any(c.tied for c in found)), *found[1:]]
 
