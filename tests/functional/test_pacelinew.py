@@ -73,6 +73,7 @@ case "$*" in
         case "$*" in
             *" -e "*) cp "$FAKES"/programs/* "${0%/*}/" ;;
         esac ;;
+    "-I -m compileall "*) echo compile >>"$FAKES/calls"; exit 1 ;;
     "-I -m paceline.launchers.spark.class_archive") echo archive >>"$FAKES/calls"; exit 3 ;;
     *) exec "$REAL_PYTHON" "$@" ;;
 esac
@@ -187,10 +188,12 @@ def checkout(tmp_path: Path) -> Checkout:
 
 FULL_INSTALLATION = [
     "venv",
-    "pip install setuptools==84.2.1 wheel==0.48.0",
-    "pip install --no-build-isolation -r {root}/python/requirements.lock",
-    "pip install --no-deps --no-build-isolation -e {root}/python",
-    "archive",  # whose failure is no failure of the installation
+    "pip install --no-compile setuptools==84.2.1 wheel==0.48.0",
+    "pip install --no-compile --no-build-isolation -r {root}/python/requirements.lock",
+    "pip install --no-compile --no-deps --no-build-isolation -e {root}/python",
+    # the failure of these two is no failure of the installation
+    "compile",
+    "archive",
 ]
 
 
