@@ -28,6 +28,7 @@ from paceline.plan.trial import (
 from paceline.spec.counts import batch_per_replica, counts_on_node
 from paceline.spec.evaluation import EVALUATION_KEYS
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
+from paceline.spec.learning_rates import scaled_learning_rate
 from paceline.spec.own_task import task_target, task_values, workload_of
 from paceline.spec.rules import first_given, known_steps
 from paceline.spec.transport_rules import transport_of
@@ -78,6 +79,7 @@ def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset:
         given = None if of_script else first_given(name, workload, experiment)
         return otherwise if given is None else given
 
+    batch = value("global_batch", defaults.global_batch)
     steps = known_steps(workload, experiment)
     usual_warmup = DEFAULT_WARMUP_STEPS if steps is None else min(DEFAULT_WARMUP_STEPS, steps - 1)
     return Training(
@@ -86,11 +88,17 @@ def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset:
         dataset=dataset,
         seed=experiment.seed,
         image_size=value("image_size", defaults.image_size),
-        global_batch=value("global_batch", defaults.global_batch),
+        global_batch=batch,
         epochs=value("epochs", DEFAULT_EPOCHS),
         max_steps=value("max_steps", None),
         warmup_steps=value("warmup_steps", usual_warmup),
-        learning_rate=value("learning_rate", defaults.learning_rate),
+        learning_rate=scaled_learning_rate(
+            value("learning_rate", defaults.learning_rate),
+            value("learning_rate_scaling", "none"),
+            batch,
+            value("reference_batch", None) or defaults.global_batch or 1,  # 0: a script
+        ),
+        learning_rate_warmup_steps=value("learning_rate_warmup_steps", 0),
         momentum=value("momentum", defaults.momentum),
         dropout=value("dropout", True),
         reading=value("reading", "memory"),
@@ -183,6 +191,11 @@ def _trial(
         raise UsageError(
             f'held_out_samples: transport "{transport}" trains in rounds of tasks, which cannot '
             "evaluate; use another transport"
+        )
+    if training.learning_rate_warmup_steps and TRANSPORTS.get(transport).averages_weights:
+        raise UsageError(
+            f'learning_rate_warmup_steps: transport "{transport}" keeps no count of steps between '
+            "its tasks; remove it, or use another transport"
         )
     trial = Trial(
         id="unnamed",

@@ -77,13 +77,14 @@ class Training(_Value):
     epochs: int
     max_steps: int | None
     warmup_steps: int
-    learning_rate: float
+    learning_rate: float  # for the global batch: scaled
     momentum: float
     dropout: bool
     reading: ReadingMode
     precision: Precision
     memory_format: MemoryFormat
     batch_norm: BatchNorm = "global"
+    learning_rate_warmup_steps: int = 0
     script: Script | None = None
     evaluation: Evaluation | None = None
     task: str = ""  # "module:Class" or "file.py:Class"; "" is the class of the workload

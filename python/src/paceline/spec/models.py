@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.spec.evaluation import Target
 from paceline.spec.fields import FROM_LIST, Count, Name, PositiveFloat, PositiveInt
+from paceline.spec.learning_rates import LearningRateScaling
 from paceline.spec.values import BatchNorm, Device, MemoryFormat, Precision, ReadingMode
 
 SCHEMA = 2  # of spec files; schema 1 belongs to Paceline 0.1
@@ -49,6 +50,16 @@ class _WorkloadOverrides(_Overrides):
     max_steps: PositiveInt | None = None
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
     learning_rate: PositiveFloat | None = None
+    learning_rate_scaling: Annotated[
+        LearningRateScaling | None,
+        Field(description="how learning_rate grows with global_batch / reference_batch"),
+    ] = None
+    reference_batch: Annotated[
+        PositiveInt | None, Field(description="global batch for which learning_rate is meant")
+    ] = None
+    learning_rate_warmup_steps: Annotated[
+        int | None, Field(ge=0, description="steps in which the learning rate grows to its value")
+    ] = None
     momentum: Annotated[float, Field(ge=0, lt=1, strict=False)] | None = None
     dropout: bool | None = None
     reading: ReadingMode | None = None

@@ -165,6 +165,7 @@ def _workload_faults(
                 yield f"trials[{place}]: workload {workload.name}: {fault}"
     yield from _step_faults(workload, experiment)
     yield from _evaluation_faults(workload, experiment)
+    yield from _learning_rate_faults(workload, experiment)
 
 
 def _batch_faults(
@@ -195,6 +196,17 @@ def _step_faults(workload: WorkloadRequest, experiment: Experiment) -> Iterator[
         yield (
             f"workload {workload.name}: warmup_steps = {warmup} leaves nothing to measure of "
             f"{steps} steps; use at most {steps - 1}, or train longer (max_steps, epochs)"
+        )
+
+
+def _learning_rate_faults(workload: WorkloadRequest, experiment: Experiment) -> Iterator[str]:
+    """Yield a reference batch that nothing uses."""
+    scaling = first_given("learning_rate_scaling", workload, experiment) or "none"
+    reference = first_given("reference_batch", workload, experiment)
+    if scaling == "none" and reference is not None:
+        yield (
+            f"workload {workload.name}: reference_batch has no effect without scaling; add "
+            'learning_rate_scaling = "linear" or "sqrt", or remove it'
         )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.spec.descriptors import WorkloadDescriptor
 from paceline.spec.evaluation import EVALUATION_KEYS
 from paceline.spec.extensions import STRATEGIES, TRANSPORTS, WORKLOADS, quoted
+from paceline.spec.learning_rates import LEARNING_RATE_KEYS
 from paceline.spec.transport_rules import strategy_of, transport_of
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 # Training values that a script decides itself.
 _OF_BUILT_IN_TRAININGS = (
     "image_size", "global_batch", "epochs", "learning_rate", "momentum", "dropout", "reading",
-    "precision", "memory_format", "batch_norm", *EVALUATION_KEYS,
+    "precision", "memory_format", "batch_norm", *LEARNING_RATE_KEYS, *EVALUATION_KEYS,
 )  # fmt: skip
 _OF_TRIALS = ("precision", "memory_format", "batch_norm")
 

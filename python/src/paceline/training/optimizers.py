@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from paceline.errors import UsageError
+from paceline.spec.learning_rates import warmup_factor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
@@ -47,6 +49,8 @@ class TaskOptimizer:
         self._schedule = task.schedule(self.optimizer)
         self._parameters = [parameter for _, parameter in named]
         self._clip_norm = task.clip_norm
+        self._warmup_steps = task.settings.learning_rate_warmup_steps
+        self._steps = 0
 
     def step(self, squared_norm: float | None = None) -> None:
         """Step the optimiser with the parameters' `.grad`, then the schedule.
@@ -56,9 +60,25 @@ class TaskOptimizer:
         """
         if self._clip_norm is not None:
             self._clip(self.squared_norm() if squared_norm is None else squared_norm)
-        self.optimizer.step()
+        with self._warmed_up():
+            self.optimizer.step()
+        self._steps += 1
         if self._schedule is not None:
             self._schedule.step()
+
+    @contextmanager
+    def _warmed_up(self) -> Iterator[None]:
+        """Multiply the rates by the factor of this step; the schedule does not see it."""
+        groups = self.optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        factor = warmup_factor(self._steps, self._warmup_steps)
+        try:
+            for group in groups:
+                group["lr"] *= factor
+            yield
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
 
     def squared_norm(self) -> float:
         """Return the squared L2 norm of the gradients of these parameters, together."""

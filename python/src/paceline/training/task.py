@@ -51,7 +51,8 @@ class TaskSettings:
 
     classes: int = 0  # number of classes of the target; 0 if it is not known
     image_size: int = 224  # side of an input image, pixels
-    learning_rate: float = 0.001
+    learning_rate: float = 0.001  # after warm-up
+    learning_rate_warmup_steps: int = 0  # TaskOptimizer applies it; tasks need not
     momentum: float = 0.9
     dropout: bool = True
     seed: int = 1

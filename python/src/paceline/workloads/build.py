@@ -50,6 +50,7 @@ def task_of(
         classes=classes,
         image_size=training.image_size,
         learning_rate=training.learning_rate,
+        learning_rate_warmup_steps=training.learning_rate_warmup_steps,
         momentum=training.momentum,
         dropout=training.dropout,
         seed=training.seed,

@@ -1,0 +1,72 @@
+"""The learning rate of a training: values by hand, and where the spec's keys end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paceline.errors import UsageError
+from paceline.plan.planning import plan_trials
+from paceline.spec.learning_rates import scaled_learning_rate, warmup_factor
+from paceline.spec.loading import check_spec
+from paceline.training.optimizers import TaskOptimizer
+from paceline.training.task import Task, TaskSettings
+
+
+def planned(*trials, **training):
+    sequential = {"launcher": "local", "local_strategy": "sequential"}
+    document = {
+        "schema": 2,
+        "name": "rates",
+        "training": {"max_steps": 9, "learning_rate": 0.1, "global_batch": 128, **training},
+        "workloads": [{"name": "tiny"}],
+        "trials": [sequential, *trials],
+    }
+    return [t.training for t in plan_trials(check_spec(document, "spec"), {"tiny": "/d"}, 4)]
+
+
+@pytest.mark.parametrize(("scaling", "rate"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
+def test_rate_of_four_times_the_reference_batch(scaling, rate):
+    assert scaled_learning_rate(0.1, scaling, 128, 32) == pytest.approx(rate)
+    (training, *_) = planned(learning_rate_scaling=scaling)  # the batch of tiny is 32
+    assert training.learning_rate == pytest.approx(rate)
+
+
+def test_reference_batch_replaces_the_workloads_own_and_ranks_do_not_matter():
+    ranks = {"launcher": "local", "local_strategy": "processes", "ranks_per_node": 4}
+    found = planned(ranks, learning_rate_scaling="linear", reference_batch=64)
+    assert {training.learning_rate for training in found} == {0.2}
+
+
+def test_reference_batch_without_scaling_is_refused():
+    with pytest.raises(UsageError, match="reference_batch has no effect without scaling"):
+        planned(reference_batch=64)
+
+
+def test_rounds_of_tasks_refuse_a_warm_up():
+    rounds = {"launcher": "spark", "local_strategy": "processes", "transport": "spark-rounds"}
+    with pytest.raises(UsageError, match="learning_rate_warmup_steps: transport"):
+        planned(rounds, learning_rate_warmup_steps=2)
+
+
+def test_factor_grows_linearly_to_one():
+    assert [warmup_factor(step, 4) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert warmup_factor(0, 0) == 1.0
+
+
+class HalvedEachStep(Task):
+    def schedule(self, optimizer):
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+
+def test_warm_up_multiplies_the_rates_of_the_schedule():
+    settings = TaskSettings(learning_rate=8.0, momentum=0.0, learning_rate_warmup_steps=2)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = TaskOptimizer(HalvedEachStep(settings), [("p", parameter)])
+    moved = []
+    for _ in range(3):
+        before = parameter.item()
+        parameter.grad = torch.ones(1)
+        optimizer.step()
+        moved.append(before - parameter.item())
+    assert moved == [8 / 2, 4.0, 2.0]
