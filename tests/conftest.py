@@ -36,14 +36,25 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.disable()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the soak tests."""
+    group = parser.getgroup("soak", "repetitions (-m soak)")
+    group.addoption("--soak-count", type=int, default=100, help="repetitions of each test")
+    group.addoption("--soak-seed", type=int, default=0, help="seed of the first repetition")
+
+
 def pytest_configure() -> None:
     """Let tests and the programs they start find ip, tc and prometheus."""
     os.environ["PATH"] = capabilities.path_with_system_folders(os.environ.get("PATH", os.defpath))
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the groups of tests, so that all cores have work until the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the soak tests; order the groups, so that all cores have work until the end."""
+    if "soak" not in config.getoption("markexpr"):
+        left_out = [item for item in items if item.get_closest_marker("soak")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
     places = scheduling.places([_file(item) for item in items])
     items.sort(key=lambda item: places[_file(item)])
 

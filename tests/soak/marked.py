@@ -1,0 +1,103 @@
+"""A command whose processes and files in shared memory can be found, whoever started them."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.host.processes import command_line_of, pids_with_variable, send
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# Sidecars get no variable whose name begins with PACELINE_.
+VARIABLE = "SOAK_COMMAND"
+_SHARED_MEMORY = "/dev/shm/"
+
+
+@dataclass
+class MarkedCommand:
+    """A command started with a variable that all its descendants inherit.
+
+    The variable also finds processes that started a session of their own or lost their parent, and
+    no process of another command on the same machine.
+    """
+
+    argv: Sequence[str]
+    environment: dict[str, str]
+    folder: Path
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    shared_memory: set[Path] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.temporary = self.folder / f"tmp-{self.token}"
+        self.temporary.mkdir()
+        self.log = self.folder / f"log-{self.token}.txt"
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                self.argv,
+                env={**self.environment, VARIABLE: self.token, "TMPDIR": str(self.temporary)},
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+    def pids(self) -> set[int]:
+        """Return the running processes of the command, itself included."""
+        return pids_with_variable(VARIABLE, self.token)
+
+    def look(self) -> set[int]:
+        """Note which files in shared memory the processes use; return the processes."""
+        pids = self.pids()
+        for pid in pids:
+            self.shared_memory |= _shared_memory_of(pid)
+        return pids
+
+    def wait(self, limit_s: float, until: Callable[[], bool] = lambda: False) -> int | None:
+        """Wait for the end or for a condition; return the exit status, None without an end.
+
+        Raises TimeoutError after `limit_s`.
+        """
+        deadline_s = time.monotonic() + limit_s
+        while (code := self.process.poll()) is None and not until():
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{self.argv[-1]}: expected an end within {limit_s:g} s")
+            self.look()
+            time.sleep(0.1)
+        return code
+
+    def left(self) -> list[str]:
+        """Return what of the command is still there: processes, shared and temporary files."""
+        processes = [f"{pid} {' '.join(command_line_of(pid))}" for pid in sorted(self.pids())]
+        files = [*self.shared_memory, *self.temporary.rglob("*")]
+        return [
+            *processes,
+            *sorted(str(file) for file in files if file.is_file() or file.is_socket()),
+        ]
+
+    def end(self) -> None:
+        """Kill what is left and remove its files, so that the next test starts clean."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(timeout=30)
+        send(self.pids(), signal.SIGKILL)
+        for file in self.shared_memory:
+            file.unlink(missing_ok=True)
+
+
+def _shared_memory_of(pid: int) -> set[Path]:
+    """Return the named files in /dev/shm that a process maps or has open."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+        links = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return set()  # it has ended meanwhile
+    mapped = (line.split(maxsplit=5)[-1] for line in maps.splitlines() if _SHARED_MEMORY in line)
+    named = [name for name in (*mapped, *links) if name.startswith(_SHARED_MEMORY)]
+    return {Path(name) for name in named if not name.endswith(" (deleted)")}
