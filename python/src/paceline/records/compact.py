@@ -16,6 +16,7 @@ from paceline.records.rows import (
     RankSample,
     SampleLogRow,
     StepRow,
+    UpdateRow,
 )
 from paceline.records.tables import parquet_path, read_header, read_table, write_parquet
 
@@ -44,6 +45,7 @@ def _row_files(files: TrialFiles) -> Iterator[tuple[Path, type]]:
         yield rank.communication, CommunicationRow
         yield rank.sample_log, SampleLogRow
         yield rank.evaluations, EvaluationRow
+        yield rank.updates, UpdateRow
     for _, host in files.hosts():
         yield host.trace, HostSample
         yield host.ranks, RankSample

@@ -44,6 +44,7 @@ class RankFiles:
     sample_log = _File("sample_log.jsonl")
     communication = _File("communication.jsonl")
     evaluations = _File("evaluations.jsonl")
+    updates = _File("updates.jsonl")  # of training without a barrier in each step
     environment = _File("environment.json")
     status = _File("status.json")
     log = _File("log.txt")

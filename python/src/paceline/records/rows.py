@@ -100,6 +100,24 @@ class EvaluationRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRow:
+    """One event of an update of weights without a barrier (`ranks/<rank>/updates.jsonl`).
+
+    The rank that computed an update writes `pushed`. Each rank that owns a shard of the weights
+    writes `applied`. The numbers show whether an update was lost or applied twice.
+    """
+
+    event: Literal["pushed", "applied"]
+    worker: int  # rank that computed the update
+    sequence: int  # of its updates, from 0
+    step: int  # last step whose gradient it includes, from 0
+    shards: int | None = None  # ranks that must apply it; of `pushed`
+    # updates of the shard between the fetch of the weights and this one; of `applied`
+    staleness: int | None = None
+    lead_steps: int | None = None  # steps of the worker beyond the slowest one; of `applied`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleLogRow:
     """Samples of a rank in a step (`ranks/<rank>/sample_log.jsonl`)."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,13 +12,14 @@ from paceline.errors import UsageError
 from paceline.spec.learning_rates import warmup_factor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from torch import Tensor
 
     from paceline.training.task import Task
 
 _EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
+_WHOLE = 1e-6  # rounding of the sum of the shares of a batch
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -51,6 +51,7 @@ class TaskOptimizer:
         self._clip_norm = task.clip_norm
         self._warmup_steps = task.settings.learning_rate_warmup_steps
         self._steps = 0
+        self._begun = 0.0  # part of a step that was made by updates with a part of the batch
 
     def step(self, squared_norm: float | None = None) -> None:
         """Step the optimiser with the parameters' `.grad`, then the schedule.
@@ -60,25 +61,39 @@ class TaskOptimizer:
         """
         if self._clip_norm is not None:
             self._clip(self.squared_norm() if squared_norm is None else squared_norm)
-        with self._warmed_up():
-            self.optimizer.step()
-        self._steps += 1
-        if self._schedule is not None:
-            self._schedule.step()
+        self._step_with(1.0)
+        self._end_step()
 
-    @contextmanager
-    def _warmed_up(self) -> Iterator[None]:
-        """Multiply the rates by the factor of this step; the schedule does not see it."""
+    def step_part(self, share: float) -> None:
+        """Step the optimiser with the mean gradient of a part of a batch, in `.grad`.
+
+        share: samples of the part / samples of the batch. The learning rate is multiplied with it.
+        So the parts of a batch move the weights together as far as one step does: also with weight
+        decay, and with optimisers that normalise the gradient. The schedule steps once per batch.
+        """
+        self._step_with(share)
+        self._begun += share
+        while self._begun > 1 - _WHOLE:
+            self._begun -= 1
+            self._end_step()
+
+    def _step_with(self, share: float) -> None:
+        """Step with the warmed-up rates, multiplied by `share`; the schedule does not see it."""
         groups = self.optimizer.param_groups
         rates = [group["lr"] for group in groups]
-        factor = warmup_factor(self._steps, self._warmup_steps)
+        factor = share * warmup_factor(self._steps, self._warmup_steps)
         try:
             for group in groups:
                 group["lr"] *= factor
-            yield
+            self.optimizer.step()
         finally:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
+
+    def _end_step(self) -> None:
+        self._steps += 1
+        if self._schedule is not None:
+            self._schedule.step()
 
     def squared_norm(self) -> float:
         """Return the squared L2 norm of the gradients of these parameters, together."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from paceline.data.node import NodeShare
     from paceline.plan.trial import Trial
-    from paceline.records.rows import WorkerEnvironment
+    from paceline.records.rows import UpdateRow, WorkerEnvironment
     from paceline.training.context import RankContext
     from paceline.training.task import Task
 
@@ -54,7 +54,8 @@ class WeightAveraging:
     """Times of an averaging of weights after the optimiser step."""
 
     comm_s: float
-    comm_ready_unix_s: float  # when this rank's weights were ready
+    # when this rank's weights were ready; None if it waits for no other rank
+    comm_ready_unix_s: float | None
 
 
 class RankGroups(Protocol):
@@ -112,6 +113,10 @@ class LocalStrategy(Stepper, Protocol):
         They may change with the next step.
         """
         return self.state_dict()
+
+    def updates(self) -> list[UpdateRow]:
+        """Return the events of updates without a barrier since the last call, for the records."""
+        return []
 
     def workers(self) -> list[WorkerEnvironment]:
         """Return the actual environments of threads that train replicas; [] if there are none."""

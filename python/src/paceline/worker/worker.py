@@ -15,7 +15,7 @@ import torch._dynamo  # noqa: F401
 
 from paceline.data.reading import Feed, SoloNode
 from paceline.errors import RankFailed
-from paceline.records.files import write_json
+from paceline.records.files import JsonlWriter, write_json
 from paceline.records.rows import TrainingResult
 from paceline.strategies import LocalStrategy, create_strategy
 from paceline.training.loop import Loop
@@ -125,9 +125,10 @@ class _Worker:
             rank,
             counts_samples=self._stage == 0,
             on_first_gradient=lambda: self._save_gradient(strategy),
-            on_step_end=self._recorder.flush,
+            on_step_end=lambda: self._write_rows(strategy),
         )
         steps = loop.run(feed, self._files.rank(rank), evaluate)
+        self._write_rows(strategy)  # a server applies updates of other ranks after its last step
         if steps != order.steps:
             raise RankFailed(
                 f"rank {rank}: expected {order.steps} steps, the data set's reader ended after "
@@ -135,6 +136,14 @@ class _Worker:
                 rank,
             )
         return steps
+
+    def _write_rows(self, strategy: LocalStrategy) -> None:
+        """Write what was recorded since the last step."""
+        self._recorder.flush()
+        updates = strategy.updates()
+        if updates:
+            with JsonlWriter(self._files.rank(self._context.rank).updates) as rows:
+                rows.write_all(updates)
 
     @property
     def _stage(self) -> int:
