@@ -70,31 +70,31 @@ def test_an_affine_time_has_the_error_of_runs() -> None:
 
 def test_what_ends_after_the_last_gradient_is_exposed() -> None:
     # 0.2 s at -0.5 s, then 0.4 s at -0.2 s: ends 0.2 s after the last gradient
-    profile = Profile(messages=(message(2e5, 0.5), message(4e5, 0.2)), is_recorded=True)
+    profile = Profile(messages=(message(2e5, 0.5), message(4e5, 0.2)))
     assert exposed(profile, own_s=1.0) == pytest.approx(0.2)
 
 
 def test_a_message_waits_for_the_one_before_it() -> None:
     # 0.6 s at -0.5 s ends at 0.1 s; the next begins there and ends at 0.5 s
-    profile = Profile(messages=(message(6e5, 0.5), message(4e5, 0.2)), is_recorded=True)
+    profile = Profile(messages=(message(6e5, 0.5), message(4e5, 0.2)))
     assert exposed(profile, own_s=1.0) == pytest.approx(0.5)
 
 
 def test_gradients_are_ready_earlier_in_a_longer_step() -> None:
-    profile = Profile(messages=(message(5e5, 0.25),), is_recorded=True)
+    profile = Profile(messages=(message(5e5, 0.25),))
     assert exposed(profile, own_s=1.0) == pytest.approx(0.25)
     assert exposed(profile, own_s=2.0) == pytest.approx(0.0)
 
 
 def test_gathered_factors_grow_with_samples_and_nodes() -> None:
-    profile = Profile(messages=(message(1e5, 0.0, "allgather"),), is_recorded=True)
+    profile = Profile(messages=(message(1e5, 0.0, "allgather"),))
     assert exposed(profile, own_s=1.0) == pytest.approx(0.1)  # to one other rank
     assert exposed(profile, own_s=1.0, samples=16.0) == pytest.approx(0.2)
     assert exposed(profile, own_s=1.0, nodes=4) == pytest.approx(0.3)
 
 
 def test_one_node_sends_nothing() -> None:
-    assert exposed(Profile(messages=(message(1e6, 0.0),), is_recorded=True), 1.0, nodes=1) == 0
+    assert exposed(Profile(messages=(message(1e6, 0.0),)), 1.0, nodes=1) == 0
 
 
 def test_a_given_link_has_the_overhead_of_tcp() -> None:

@@ -56,7 +56,6 @@ class Profile:
     """The operations of a step in the order of their requests."""
 
     messages: tuple[Message, ...]
-    is_recorded: bool  # False: only the size of the gradients is known, not when they are ready
     unknown: tuple[str, ...] = ()  # operations that have no model
 
     def scaled(self, factor: float) -> Profile:
@@ -84,7 +83,7 @@ def unrecorded_profile(gradient_bytes: float, lead: float, ranks_per_node: int) 
         samples=1.0,
         ranks_per_node=ranks_per_node,
     )
-    return Profile(messages=(message,), is_recorded=False)
+    return Profile(messages=(message,))
 
 
 def recorded_profile(
@@ -124,7 +123,6 @@ def recorded_profile(
             for place, (name, group) in enumerate(zip(names, alike[0]["ranks"], strict=True))
             if name in _KNOWN
         ),
-        is_recorded=True,
         unknown=tuple(sorted(set(names) - set(_KNOWN) - {"barrier"})),
     )
 
