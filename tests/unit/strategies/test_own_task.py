@@ -27,6 +27,7 @@ from paceline.plan.trial import Placement
 from paceline.strategies import create_strategy
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 from paceline.training import passes
+from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.dropout import set_sample_keys
 from paceline.training.task import Task
 from paceline.training.tensors import sha256_of
@@ -82,6 +83,8 @@ def train(trial, sizes=SIZES, make_batch=batch_of, after_step=lambda *_: None):
     after_step: called with strategy, context, peers and step."""
     ranks, board = trial.placement.ranks_per_node, Board()
     models = [build_model(task_for(trial)) for _ in range(ranks)]  # torch's generator is shared
+    for model in models:
+        checkpoint_activations(task_for(trial), model, trial)
 
     def rank(local_rank):
         strategy = create_strategy(trial)

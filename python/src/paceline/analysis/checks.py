@@ -24,6 +24,7 @@ _COMPARED_ON_PURPOSE = {
     "precision",
     "memory_format",
     "batch_norm",
+    "activation_checkpointing",
 }  # these may differ between trainings
 
 

@@ -57,6 +57,7 @@ def node_setup(trial: Trial) -> Hashable:
         trial.layout,
         tuple(trial.strategy_options.details()) if place.stages > 1 else (),
         trial.device,
+        trial.training.activation_checkpointing,
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import UsageError
 from paceline.plan.task_rules import (
     batch_norm_faults,
+    checkpointing_faults,
     own_task_faults,
     undivided_for_batch_norm,
 )
@@ -29,6 +30,7 @@ from paceline.spec.counts import batch_per_replica, counts_on_node
 from paceline.spec.evaluation import EVALUATION_KEYS
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
 from paceline.spec.learning_rates import scaled_learning_rate
+from paceline.spec.models import TRIAL_VALUES
 from paceline.spec.own_task import task_target, task_values, workload_of
 from paceline.spec.rules import first_given, known_steps
 from paceline.spec.transport_rules import transport_of
@@ -105,6 +107,7 @@ def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset:
         precision=value("precision", "fp32"),
         memory_format=value("memory_format", "contiguous"),
         batch_norm=value("batch_norm", "global"),
+        activation_checkpointing=value("activation_checkpointing", False),
         cache=None if workload.cache is None else str(Path(workload.cache).absolute()),
         script=None if workload.script is None else _script(workload.script, workload),
         evaluation=_evaluation(experiment, workload),
@@ -175,9 +178,7 @@ def _trial(
     else:
         options = strategy.Options()  # a script has its own training
     own = {
-        name: getattr(request, name)
-        for name in ("precision", "memory_format", "batch_norm")
-        if getattr(request, name) is not None
+        name: getattr(request, name) for name in TRIAL_VALUES if getattr(request, name) is not None
     }
     if request.nodes * counts.replicas == 1:
         own["batch_norm"] = "global"  # the same
@@ -186,6 +187,8 @@ def _trial(
     for fault in own_task_faults(workload, strategy, transport, options):
         raise UsageError(fault)
     for fault in batch_norm_faults(workload, training.batch_norm):
+        raise UsageError(fault)
+    for fault in checkpointing_faults(workload, requested=training.activation_checkpointing):
         raise UsageError(fault)
     if training.evaluation is not None and TRANSPORTS.get(transport).averages_weights:
         raise UsageError(

@@ -24,6 +24,15 @@ def batch_norm_faults(request: WorkloadRequest, batch_norm: BatchNorm) -> Iterat
         )
 
 
+def checkpointing_faults(request: WorkloadRequest, *, requested: bool) -> Iterator[str]:
+    """Yield why activations of a model cannot be computed again in segments."""
+    workload = workload_of(request)
+    if requested and isinstance(workload, OwnTask):
+        fault = workload.facts().splitting_fault
+        if fault is not None:
+            yield f"activation_checkpointing: it needs the blocks of the model, but {fault}"
+
+
 def undivided_for_batch_norm(
     request: WorkloadRequest,
     strategy: StrategyDescriptor,

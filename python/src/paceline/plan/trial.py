@@ -85,6 +85,7 @@ class Training(_Value):
     memory_format: MemoryFormat
     batch_norm: BatchNorm = "global"
     learning_rate_warmup_steps: int = 0
+    activation_checkpointing: bool = False
     script: Script | None = None
     evaluation: Evaluation | None = None
     task: str = ""  # "module:Class" or "file.py:Class"; "" is the class of the workload
@@ -213,7 +214,9 @@ class Trial(_Value):
     @property
     def labels(self) -> list[str]:
         """Words for the options that differ from their defaults."""
-        own = ["batch norm per replica"] if self.training.batch_norm == "per-replica" else []
+        training = self.training
+        own = ["batch norm per replica"] if training.batch_norm == "per-replica" else []
+        own += ["activation checkpointing"] if training.activation_checkpointing else []
         return [*own, *(label for each in self.options for label in each.labels())]
 
     @property
@@ -240,6 +243,8 @@ def configuration_name(trial: Trial) -> str:
         parts.append(training.memory_format)
     if training.batch_norm == "per-replica":
         parts.append("bn-per-replica")
+    if training.activation_checkpointing:
+        parts.append("checkpointed")
     parts += trial.transport_options.name_parts(place)
     parts += trial.launcher_options.name_parts(place)
     return ".".join(parts)

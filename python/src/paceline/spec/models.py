@@ -39,6 +39,12 @@ class _Overrides(_Model):
     batch_norm: Annotated[
         BatchNorm | None, Field(description="samples whose statistics normalise a layer's values")
     ] = None
+    activation_checkpointing: Annotated[
+        bool | None, Field(description="compute activations again in the backward pass")
+    ] = None
+
+
+TRIAL_VALUES = tuple(_Overrides.model_fields)
 
 
 class _WorkloadOverrides(_Overrides):

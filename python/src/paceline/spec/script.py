@@ -8,6 +8,7 @@ from paceline.spec.descriptors import WorkloadDescriptor
 from paceline.spec.evaluation import EVALUATION_KEYS
 from paceline.spec.extensions import STRATEGIES, TRANSPORTS, WORKLOADS, quoted
 from paceline.spec.learning_rates import LEARNING_RATE_KEYS
+from paceline.spec.models import TRIAL_VALUES
 from paceline.spec.transport_rules import strategy_of, transport_of
 
 if TYPE_CHECKING:
@@ -18,9 +19,8 @@ if TYPE_CHECKING:
 # Training values that a script decides itself.
 _OF_BUILT_IN_TRAININGS = (
     "image_size", "global_batch", "epochs", "learning_rate", "momentum", "dropout", "reading",
-    "precision", "memory_format", "batch_norm", *LEARNING_RATE_KEYS, *EVALUATION_KEYS,
+    *TRIAL_VALUES, *LEARNING_RATE_KEYS, *EVALUATION_KEYS,
 )  # fmt: skip
-_OF_TRIALS = ("precision", "memory_format", "batch_norm")
 
 
 class ScriptWorkload(WorkloadDescriptor):
@@ -71,7 +71,7 @@ def script_trial_faults(trial: TrialRequest) -> Iterator[str]:
         able = tuple(each.name for each in TRANSPORTS.all() if each.serves_scripts)
         yield f'transport: a script needs a process group; use {quoted(able)}, got "{name}"'
         return
-    own = {*_OF_TRIALS, *strategy.keys_of_own_training, *transport.keys_of_own_training}
+    own = {*TRIAL_VALUES, *strategy.keys_of_own_training, *transport.keys_of_own_training}
     yield from _decided_by_script(trial, sorted(own & trial.model_fields_set), "")
 
 

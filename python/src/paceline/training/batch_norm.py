@@ -19,6 +19,7 @@ from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.errors import UsageError
+from paceline.training.recomputation import once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -75,7 +76,7 @@ def _forward(layer: _BatchNorm, total: Total, inputs: Tensor) -> Tensor:
     if not layer.training:
         return type(layer).forward(layer, inputs)
     excluded = getattr(layer, _EXCLUDED, False)
-    mean, variance, count = _statistics(inputs.detach(), total, excluded=excluded)
+    mean, variance, count = once(lambda: _statistics(inputs.detach(), total, excluded=excluded))
     _track(layer, mean, variance, count)
     output: Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
         inputs, layer.weight, layer.bias, mean, variance, layer.eps, count, total, excluded

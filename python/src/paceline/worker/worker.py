@@ -18,6 +18,7 @@ from paceline.errors import RankFailed
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.rows import TrainingResult
 from paceline.strategies import LocalStrategy, create_strategy
+from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.loop import Loop
 from paceline.training.resources import read_back, set_threads
 from paceline.training.spans import Spans
@@ -184,6 +185,7 @@ class _Worker:
         model = build_model(task)
         initial = sha256_of(model.state_dict())
         put_in_memory_format(model, training.memory_format)
+        checkpoint_activations(task, model, trial)
         strategy.prepare(task, model, self._context, trial, self._peers)
         del model  # a strategy may keep only a part of it
         environment = read_back(

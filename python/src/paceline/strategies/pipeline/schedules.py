@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.strategies.pipeline.settings import PipelineSchedule
 
 
@@ -40,6 +43,12 @@ def actions(
     for i in range(ahead, micro_batches):
         result += [Forward(i), Backward(i - ahead)]
     return result + [Backward(i) for i in range(micro_batches - ahead, micro_batches)]
+
+
+def passes_in_flight(actions_of_stage: Sequence[Action]) -> int:
+    """Return the largest number of micro-batches between their forward and backward passes."""
+    signs = (1 if isinstance(action, Forward) else -1 for action in actions_of_stage)
+    return max(accumulate(signs))
 
 
 def theoretical_bubble(stages: int, micro_batches: int) -> float:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from paceline.plan.sample_order import share_bounds
 from paceline.strategies.pipeline.deferred import DeferredLinear, deferred
-from paceline.strategies.pipeline.schedules import Action, Forward
+from paceline.strategies.pipeline.schedules import Action, Forward, passes_in_flight
 from paceline.training.batch_norm import batch_norms, placeholders, synchronise
+from paceline.training.checkpointing import Segments
 from paceline.training.devices import CPU, InputMover, synchronize
 from paceline.training.dropout import set_sample_keys
 from paceline.training.loss import summed_loss
@@ -20,7 +21,7 @@ from paceline.training.optimizers import trained_parameters
 from paceline.training.precision import autocast
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from paceline.plan.trial import Training
     from paceline.strategies.pipeline.links import SplitPoint
@@ -100,6 +101,17 @@ class Stage:
         self._passes: dict[int, _Pass] = {}
         self._loss_sum = 0.0
         self._has_shared_statistics = False
+        self._forward_of: Callable[[Tensor], Tensor] = self._module
+
+    def checkpoint_activations(self, model: Layers) -> None:
+        """Compute activations again in the backward passes. model: all layers of the model."""
+        self._forward_of = Segments.of(
+            self._task,
+            model,
+            list(self._module),
+            [name for name, _ in model].index(self._names[0]),
+            passes_in_flight=passes_in_flight(self._actions),
+        )
 
     def gather_factors(self, nodes: NodeFactors) -> None:
         """Let layers of this stage compute their gradients from the factors of all nodes."""
@@ -171,7 +183,7 @@ class Stage:
         training = self._training
         set_sample_keys(self._module, training.seed, batch.epoch, batch.sample_ids[low:high])
         with autocast(training, self._device.type):
-            output: Tensor = self._module(inputs)
+            output = self._forward_of(inputs)
             if self._after is None:
                 targets = self._mover.move(batch.targets[low:high])
                 loss = summed_loss(self._task, output, targets)
@@ -191,7 +203,7 @@ class Stage:
             inputs = self._before.activations.placeholder()
         set_sample_keys(self._module, self._training.seed, batch.epoch, [0])
         with placeholders(self._module), autocast(self._training, self._device.type):
-            output: Tensor = self._module(inputs)
+            output = self._forward_of(inputs)
         return output.float().sum() * 0
 
     def _backward(self, index: int, batch: TrainBatch, timer: StageTimer) -> None:

@@ -145,6 +145,8 @@ class PipelineStrategy(LocalStrategy):
             trial.training,
             device,
         )
+        if trial.training.activation_checkpointing:
+            self._stage.checkpoint_activations(layers)
         self._gather_factors(model, trial, place, layers, (low, high))
         self._buffers = SharedBuffers(shared, model, layers[low:high])
         named = {id(p): name for name, p in model.named_parameters()}

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from paceline.strategies.reduction.flat_layout import copy_shards
 from paceline.strategies.reduction.layer_calls import input_shapes
 from paceline.training.linear import bias_gradient, joined, linear_that_keeps, weight_gradient
+from paceline.training.recomputation import once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
@@ -204,7 +205,7 @@ def _forward(
     own_bias: Tensor | None = layer.bias
     bias = None if own_bias is None else own_bias.detach().to(weight.dtype)
     if keep_inputs is not None and torch.is_grad_enabled():
-        keep_inputs(inputs.detach().flatten(0, -2))
+        once(lambda: keep_inputs(inputs.detach().flatten(0, -2)))
     with torch.autocast("cpu", enabled=False):  # all operands already have their precision
         return linear_that_keeps(inputs, weight, bias, keep)
 

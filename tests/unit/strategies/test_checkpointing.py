@@ -1,0 +1,97 @@
+"""Computing activations again in the backward pass changes no result, whatever the strategy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.unit.strategies import test_own_task as own
+from tests.unit.strategies.test_own_task import RESNET_SIZES, TOLERANCE, TRIALS, distance
+
+from paceline.training import checkpointing
+from paceline.training.recomputation import RecomputedPass
+
+TASKS = f"{own.__name__}"
+
+
+@pytest.fixture(autouse=True)
+def recomputed(monkeypatch):
+    """Make every block that may begin a segment a segment; return what was computed again."""
+    monkeypatch.setattr(
+        checkpointing,
+        "choose_segments",
+        lambda _blocks, legal, _passes: [i for i, may in enumerate(legal) if may or i == 0],
+    )
+    passes = []
+    second = RecomputedPass.second
+
+    def counted(self):
+        passes.append(self)
+        return second(self)
+
+    monkeypatch.setattr(RecomputedPass, "second", counted)
+    return passes
+
+
+def checkpointed(name, task, **options):
+    trial = own.trial_of(**TRIALS[name], task=task, activation_checkpointing=True)
+    if hasattr(trial.strategy_options, "micro_batches") and options:
+        chosen = trial.strategy_options.model_copy(update=options)
+        trial = trial.model_copy(update={"strategy_options": chosen})
+    return trial
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_dropout_and_accumulation_are_equivalent(name, recomputed):
+    trial = checkpointed(name, f"{own.TASK}:MyTask")
+    gradients, weights = own.train_by_hand(trial)
+    ranks = own.train(trial)
+    for _, found in ranks:
+        assert distance(found, weights) < TOLERANCE
+    assert distance(ranks[0][0], gradients) < 10 * TOLERANCE
+    assert recomputed
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_batch_norm_statistics_are_updated_once(name, recomputed):
+    trial = checkpointed(name, f"{TASKS}:PlainResNetTask", micro_batches=1)
+    gradients, weights = own.train_by_hand(trial, RESNET_SIZES)
+    ranks = own.train(trial, RESNET_SIZES)
+    for _, found in ranks:
+        assert found.keys() == weights.keys()
+        for key, tensor in weights.items():
+            torch.testing.assert_close(found[key], tensor, rtol=TOLERANCE, atol=1e-6)
+    largest = max(gradient.abs().max() for gradient in gradients.values())
+    for key, tensor in gradients.items():
+        torch.testing.assert_close(ranks[0][0][key], tensor, rtol=1e-3, atol=1e-5 * float(largest))
+    assert recomputed
+
+
+@pytest.mark.parametrize("name", ["sequential", "processes-2", "hybrid-2x2"])
+def test_tied_weights_of_tokens_are_equivalent(name, recomputed):
+    trial = checkpointed(name, f"{TASKS}:PlainGPTTask", balance="size")
+    gradients, weights = own.train_by_hand(trial, make_batch=own.tokens_of)
+    ranks = own.train(trial, make_batch=own.tokens_of)
+    for _, found in ranks:
+        assert distance(found, weights) < TOLERANCE
+    found = {key: ranks[0][0][key] for key in gradients}
+    assert distance(found, gradients) < 10 * TOLERANCE
+    assert recomputed
+
+
+@pytest.mark.parametrize("name", ["threads-2", "processes-3", "pipeline-2"])
+def test_bf16_is_that_without_checkpointing(name):
+    trial = checkpointed(name, f"{own.TASK}:MyTask")
+    training = trial.training.model_copy(update={"precision": "bf16"})
+    trial = trial.model_copy(update={"training": training})
+    plain = training.model_copy(update={"activation_checkpointing": False})
+    wanted = own.train(trial.model_copy(update={"training": plain}))
+    for (_, found), (_, other) in zip(own.train(trial), wanted, strict=True):
+        assert distance(found, other) < TOLERANCE
+
+
+def testsecond_update_of_the_statistics_is_found(monkeypatch):
+    monkeypatch.setattr("paceline.training.recomputation._put", lambda *_: None)
+    trial = checkpointed("sequential", f"{TASKS}:PlainResNetTask")
+    _, weights = own.train_by_hand(trial, RESNET_SIZES)
+    [(_, found)] = own.train(trial, RESNET_SIZES)
+    assert int(found["norm.num_batches_tracked"]) > int(weights["norm.num_batches_tracked"])
