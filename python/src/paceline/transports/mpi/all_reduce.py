@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from paceline.errors import EnvironmentLacks
-from paceline.transports.mpi.algorithms import chunks
+from paceline.plan.message_schedules import chunks
 from paceline.transports.mpi.calibration import Choice, calibrate
 from paceline.transports.mpi.hierarchical import Hierarchy, hosts_of
 from paceline.transports.mpi.message_all_reduce import MessageAllReduce, Traffic

@@ -12,13 +12,13 @@ import numpy as np
 from mpi4py import MPI
 
 from paceline.errors import TimedOut
-from paceline.transports.base import PeerLost
-from paceline.transports.mpi.algorithms import (
+from paceline.plan.message_schedules import (
     ALGORITHMS,
     chunk_length,
     chunks,
     concurrent_chunks,
 )
+from paceline.transports.base import PeerLost
 from paceline.transports.mpi.polling import AdaptivePause
 from paceline.transports.mpi.reduce_operations import reduce_in_order
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from paceline.transports.mpi.algorithms import Span, Step
+    from paceline.plan.message_schedules import Span, Step
     from paceline.transports.mpi.rank_names import RankNames
 
 
@@ -157,4 +157,4 @@ class MessageAllReduce:
 
 @lru_cache(maxsize=256)
 def _steps_of(algorithm: str, rank: int, size: int, length: int) -> tuple[Step, ...]:
-    return ALGORITHMS[algorithm](rank, size, length)
+    return tuple(ALGORITHMS[algorithm](rank, size, length))

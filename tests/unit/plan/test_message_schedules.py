@@ -8,7 +8,14 @@ from math import log2
 import numpy as np
 import pytest
 
-from paceline.transports.mpi.algorithms import ALGORITHMS, Span, chunk_length, chunks
+from paceline.plan.message_schedules import (
+    ALGORITHMS,
+    HAVE_EQUAL_ROUNDS,
+    Span,
+    all_gather_ring,
+    chunk_length,
+    chunks,
+)
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 13)
 LENGTHS = (0, 1, 2, 5, 64, 77)
@@ -126,3 +133,31 @@ def test_papers_algorithms_send_25_mb_as_one_message():
 def test_span_is_as_long_as_its_slice():
     assert len(Span(3, 8)) == 5
     assert list(range(10))[Span(3, 8).slice] == [3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_gather_gives_every_rank_the_parts_of_all(size):
+    known = [{rank} for rank in range(size)]
+    schedules = [list(all_gather_ring(rank, size, size)) for rank in range(size)]
+    for turn in range(size - 1):
+        before = [set(parts) for parts in known]
+        for rank, steps in enumerate(schedules):
+            [send], [receive] = steps[turn].sends, steps[turn].receives
+            assert set(range(*send.span)) <= before[rank], "a rank sends what it has"
+            assert set(range(*receive.span)) <= before[receive.peer]
+            known[rank] |= set(range(*receive.span))
+    assert known == [set(range(size))] * size
+
+
+@pytest.mark.parametrize("algorithm", HAVE_EQUAL_ROUNDS)
+def test_rounds_that_are_called_equal_are(algorithm):
+    for rank in range(5):
+        steps = list(algorithm(rank, 5, 100))
+        shapes = {
+            (
+                tuple((send.peer, len(send.span)) for send in step.sends),
+                tuple((receive.peer, len(receive.span)) for receive in step.receives),
+            )
+            for step in steps
+        }
+        assert len(shapes) == 1

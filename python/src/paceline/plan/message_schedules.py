@@ -1,9 +1,11 @@
-"""All-reduce algorithms: the messages of each rank, for any number of ranks.
+"""Collective algorithms: the messages of each rank, for any number of ranks.
 
-Each function returns the steps of one rank for `length` elements. The steps of all ranks match:
-between two ranks, messages are sent and received in the same order and with the same lengths, empty
-ones included. At the end all ranks hold bit-identical results, because each element is reduced in
-one place, or by every rank from the same values in the order of the ranks.
+Transports carry them out, and `analysis.simulation` simulates them on networks that are not there.
+`link_cost` has the formulas of their time. Each function returns the steps of one rank for `length`
+elements. The steps of all ranks match: between two ranks, messages are sent and received in the
+same order and with the same lengths, empty ones included. At the end all ranks hold bit-identical
+results, because each element is reduced in one place, or by every rank from the same values in the
+order of the ranks.
 
 Messages and elements sent, with N ranks, P the largest power of two up to N, R = N - P, and n
 elements (totals over all ranks; n elements of one chunk, see `chunk_length`):
@@ -22,7 +24,7 @@ elements (totals over all ranks; n elements of one chunk, see `chunk_length`):
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -83,23 +85,18 @@ _WHOLE_BYTES = 64 * 2**20
 _WHOLE = frozenset({"naive", "parameter-server"})
 _AT_ONCE = 16
 
-Schedule = Callable[[int, int, int], tuple[Step, ...]]
+Schedule = Callable[[int, int, int], Iterable[Step]]
 
 
-def ring(rank: int, size: int, length: int) -> tuple[Step, ...]:
+def ring(rank: int, size: int, length: int) -> Iterator[Step]:
     """Reduce-scatter and all-gather around the ring of the ranks."""
-    parts = [Span(*share_bounds(length, part, size)) for part in range(size)]
-    following, preceding = (rank + 1) % size, (rank - 1) % size
+    yield from _around(rank, size, length, first=rank, reduced=True)
+    yield from _around(rank, size, length, first=rank + 1, reduced=False)
 
-    def step(part: int, *, reduced: bool) -> Step:
-        return Step(
-            (Send(following, parts[part % size]),),
-            (Receive(preceding, parts[(part - 1) % size], reduced),),
-        )
 
-    scatter = [step(rank - turn, reduced=True) for turn in range(size - 1)]
-    gather = [step(rank + 1 - turn, reduced=False) for turn in range(size - 1)]
-    return (*scatter, *gather)
+def all_gather_ring(rank: int, size: int, length: int) -> Iterator[Step]:
+    """Pass the parts of all ranks around the ring; part r belongs to rank r at the beginning."""
+    return _around(rank, size, length, first=rank, reduced=False)
 
 
 def recursive_doubling(rank: int, size: int, length: int) -> tuple[Step, ...]:
@@ -171,6 +168,10 @@ ALGORITHMS: Final = MappingProxyType[str, Schedule](
 )
 
 
+# Algorithms of which all rounds have messages of one length between the same neighbours.
+HAVE_EQUAL_ROUNDS: Final = frozenset({ring, all_gather_ring})
+
+
 def chunk_length(algorithm: str, size: int, item_bytes: int) -> int:
     """Return the elements of one chunk. Longer messages are reduced in several chunks at a time, so
     that one is in transit while another is reduced, and both directions of the link are busy."""
@@ -194,6 +195,20 @@ def chunks(length: int, longest: int) -> list[Span]:
     elements."""
     count = -(-length // longest)
     return [Span(*share_bounds(length, chunk, count)) for chunk in range(count)]
+
+
+def _around(rank: int, size: int, length: int, *, first: int, reduced: bool) -> Iterator[Step]:
+    """Send part `first` to the following rank, then each part that came from the preceding one."""
+    following, preceding = (rank + 1) % size, (rank - 1) % size
+
+    def part(number: int) -> Span:
+        return Span(*share_bounds(length, number % size, size))
+
+    for sent in range(first, first - size + 1, -1):
+        yield Step(
+            (Send(following, part(sent)),),
+            (Receive(preceding, part(sent - 1), reduced),),
+        )
 
 
 def _exchange(peer: int, sent: Span, received: Span, *, reduced: bool) -> Step:
