@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from paceline.analysis.simulation import simulate
 from paceline.cli.main import main
 from paceline.cli.predict import numbers
 
@@ -62,8 +63,32 @@ def test_nothing_to_predict_is_an_error_with_what_to_measure(run_dir: Path, caps
         (["--link", "fast"], "expected a rate"),
         (["--latency", "0.1"], "expected --link with it"),
         (["--transport", "pigeons"], "pigeons"),
+        (["--rack-hosts", "4"], "expected --simulate with them"),
+        (["--simulate", "--oversubscription", "4"], "expected --rack-hosts with it"),
+        (["--simulate", "--rack-hosts", "0"], "expected at least 1, got 0"),
+        (
+            ["--simulate", "--rack-hosts", "2", "--oversubscription", "0.5"],
+            "a number of at least 1, got 0.5",
+        ),
     ],
 )
 def test_wrong_options_say_what_was_expected(run_dir: Path, capsys: Any, words, expected) -> None:
     assert main(["predict", str(run_dir), *words]) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_simulation_without_simgrid_says_what_to_install(
+    run_dir: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulate, "why_not", lambda: "SimGrid is not installed; install it")
+    assert main(["predict", str(run_dir), "--simulate"]) == 3
+    assert "--simulate: SimGrid is not installed; install it" in capsys.readouterr().err
+
+
+@pytest.mark.needs("simgrid")
+def test_predictions_name_the_simulated_network(run_dir: Path, capsys: Any) -> None:
+    words = "--nodes 2 --link 1gbit --scaling weak --simulate --rack-hosts 1 --oversubscription 2"
+    assert main(["predict", str(run_dir), *words.split(), "--json"]) == 0
+    assumptions = json.loads(capsys.readouterr().out)["assumptions"]
+    expected = "contention as SimGrid simulates it: racks of 1 hosts, uplinks oversubscribed 2:1"
+    assert expected in assumptions

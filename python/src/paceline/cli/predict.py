@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.errors import ExitCode, NotComparable, UsageError
+from paceline.errors import EnvironmentLacks, ExitCode, NotComparable, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.analysis.predict.prediction import Request
     from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.simulation.job import Topology
 
 _MOST_NODES = 100_000
 _NUMBERS = re.compile(r"(\d+)(?:\.\.(\d+))?")
@@ -49,6 +51,17 @@ def add_options(parser: argparse.ArgumentParser, *, nodes: str) -> None:
     parser.add_argument("--scaling", choices=("strong", "weak"), default="strong")
     parser.add_argument("--global-batch", type=int, metavar="N", help="default: that of the runs")
     parser.add_argument("--micro-batches", type=int, metavar="N", help="of pipelines")
+    parser.add_argument(
+        "--simulate", action="store_true", help="contention in the network, by SimGrid"
+    )
+    parser.add_argument(
+        "--rack-hosts", type=int, metavar="N",
+        help="with --simulate: hosts of a rack, which share an uplink; default: one switch for all",
+    )  # fmt: skip
+    parser.add_argument(
+        "--oversubscription", type=float, metavar="RATIO",
+        help="with --rack-hosts: bandwidth of a rack's links over its uplink; default: 1",
+    )  # fmt: skip
 
 
 def request_of(arguments: argparse.Namespace) -> Request:
@@ -73,7 +86,30 @@ def request_of(arguments: argparse.Namespace) -> Request:
         scaling=arguments.scaling,
         global_batch=arguments.global_batch,
         micro_batches=arguments.micro_batches,
+        topology=_topology_of(arguments),
     )
+
+
+def _topology_of(arguments: argparse.Namespace) -> Topology | None:
+    """Return the network to simulate. Raises UsageError, and EnvironmentLacks without SimGrid."""
+    from paceline.analysis.simulation.job import Topology
+    from paceline.analysis.simulation.simulate import why_not
+
+    hosts, ratio = arguments.rack_hosts, arguments.oversubscription
+    if not arguments.simulate:
+        if hosts is not None or ratio is not None:
+            raise UsageError("--rack-hosts, --oversubscription: expected --simulate with them")
+        return None
+    if hosts is None and ratio is not None:
+        raise UsageError("--oversubscription: expected --rack-hosts with it, got one switch")
+    if hosts is not None and hosts < 1:
+        raise UsageError(f"--rack-hosts: expected at least 1, got {hosts}")
+    if ratio is not None and not 1 <= ratio < math.inf:
+        raise UsageError(f"--oversubscription: expected a number of at least 1, got {ratio:g}")
+    reason = why_not()
+    if reason is not None:
+        raise EnvironmentLacks(f"--simulate: {reason}")
+    return Topology(rack_hosts=hosts, oversubscription=ratio or 1.0)
 
 
 def numbers(text: str) -> tuple[int, ...]:

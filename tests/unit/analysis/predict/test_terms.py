@@ -11,10 +11,17 @@ from tests.unit.analysis.ways import MPI
 
 from paceline.analysis.predict.link import Link, given_link, measured_link, slower_of
 from paceline.analysis.predict.node import NodeModel, NodeStep, node_model, node_step
-from paceline.analysis.predict.overlap import Message, Profile, exposed_s, recorded_profile
+from paceline.analysis.predict.overlap import (
+    Collectives,
+    Message,
+    Profile,
+    exposed_s,
+    recorded_profile,
+)
 from paceline.analysis.predict.slowest import slowest_ratio
 from paceline.analysis.reading import load_run
 from paceline.analysis.resampling import DRAWS
+from paceline.analysis.simulation.job import Topology
 from paceline.analysis.steps import read_steps
 
 ONE = np.ones((1, 1))
@@ -33,9 +40,9 @@ def message(payload: float, lead: float, operation: str = "allreduce") -> Messag
 
 def exposed(profile: Profile, own_s: float, nodes: int = 2, samples: float = 8.0) -> float:
     """1 MB/s and no latency: on two nodes a ring takes a second for each MB."""
-    found = exposed_s(
-        profile, ("ring",), np.array([nodes]), np.array([samples]), own_s * ONE, 0 * ONE, 1e6 * ONE
-    )
+    collectives = Collectives(algorithms=("ring",))
+    setup = np.array([nodes]), np.array([samples])
+    found = exposed_s(profile, collectives, *setup, own_s * ONE, 0 * ONE, 1e6 * ONE)
     return float(found[0, 0])
 
 
@@ -144,3 +151,13 @@ def test_a_nodes_own_step_has_no_communication(fabricate, tmp_path) -> None:
     assert step.mean_s == pytest.approx(way.step_s - way.transfer_s - way.lead_s / 2)
     assert step.samples == 4  # of a global batch of 8
     assert isinstance(node_model([step]), NodeModel)
+
+
+@pytest.mark.needs("simgrid")
+def test_contention_is_simulated_between_nodes_only() -> None:
+    """Racks of one node, whose uplinks are half as fast as the nodes' links."""
+    topology = Topology(rack_hosts=1, oversubscription=2.0)
+    collectives = Collectives(algorithms=("ring",), topology=topology)
+    rounds, path = collectives.costs("ring", np.array([1, 2]), 1)
+    assert path == pytest.approx([0.0, 2.0])
+    assert rounds == pytest.approx([0.0, 4.0])

@@ -8,7 +8,12 @@ import numpy as np
 
 from paceline.analysis.predict.link import measured_link, slower_of
 from paceline.analysis.predict.node import node_step
-from paceline.analysis.predict.overlap import exposed_s, recorded_profile, unrecorded_profile
+from paceline.analysis.predict.overlap import (
+    Collectives,
+    exposed_s,
+    recorded_profile,
+    unrecorded_profile,
+)
 from paceline.analysis.steps import read_steps
 from paceline.spec.extensions import TRANSPORTS
 
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.analysis.predict.overlap import Profile
     from paceline.analysis.predict.setup import NodeSetup
     from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.simulation.job import Topology
 
 _GRADIENT_BYTES = 4  # of a parameter: gradients are sent as fp32
 SEED = 20160316
@@ -37,10 +43,18 @@ def algorithms_of(transport: str, records: Sequence[TrialRecord]) -> tuple[str, 
 class Network:
     """One transport between the nodes of one workload's trials."""
 
-    def __init__(self, transport: str, records: Sequence[TrialRecord], given: Link | None) -> None:
-        """records: all finished trials of the workload. given: the link; None if it is measured."""
+    def __init__(
+        self,
+        transport: str,
+        records: Sequence[TrialRecord],
+        given: Link | None,
+        topology: Topology | None,
+    ) -> None:
+        """records: all finished trials of the workload. given: the link; None if it is measured.
+        topology: simulate contention in it."""
         self.transport = transport
         self.algorithms = algorithms_of(transport, records)
+        self._collectives = Collectives(algorithms=self.algorithms, topology=topology)
         self.assumptions: list[str] = []
         self._records = records
         self._users = [r for r in records if r.trial.transport == transport]
@@ -61,10 +75,10 @@ class Network:
         rest = (nodes, setup.shares(nodes), own_s, latency_s, bytes_per_s)
         profile = self._profile(setup)
         if profile is not None:
-            return exposed_s(profile, self.algorithms, *rest)
+            return exposed_s(profile, self._collectives, *rest)
         # without records of gradients: between no overlap and overlap with the whole computation
         none, full = (
-            exposed_s(unrecorded_profile(self._gradient_bytes, lead, 1), self.algorithms, *rest)
+            exposed_s(unrecorded_profile(self._gradient_bytes, lead, 1), self._collectives, *rest)
             for lead in (0.0, setup.computing_share)
         )
         weight = np.random.default_rng(SEED).random((draws, 1))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
 from paceline.analysis.operations import clock_errors, load_operations, operation_times
+from paceline.analysis.simulation.simulate import contended_cost
 from paceline.plan.link_cost import all_gather, all_reduce
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.simulation.job import Topology
     from paceline.analysis.steps import RankSteps
 
 REDUCES, GATHERS = "allreduce", "allgather"
@@ -127,9 +128,35 @@ def recorded_profile(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """Collective operations between nodes.
+
+    algorithms: of all-reduces. topology: switches with simulated contention; None: formulas without
+    contention.
+    """
+
+    algorithms: Sequence[str]
+    topology: Topology | None = None
+
+    def costs(
+        self, name: str, nodes: NDArray[np.int64], ranks_per_node: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return rounds and volume on the critical path for each number of nodes."""
+        found = [self._cost(name, n, ranks_per_node) for n in nodes.tolist()]
+        return np.array([rounds for rounds, _ in found]), np.array([path for _, path in found])
+
+    def _cost(self, name: str, nodes: int, ranks_per_node: int) -> tuple[float, float]:
+        ranks = nodes * ranks_per_node
+        if self.topology is None or nodes == 1:
+            cost = all_gather(ranks) if name == GATHERS else all_reduce(name, ranks)
+            return float(cost.rounds), cost.path
+        return contended_cost(name, ranks, self.topology.of_ranks(ranks_per_node))
+
+
 def exposed_s(
     profile: Profile,
-    algorithms: Sequence[str],
+    collectives: Collectives,
     nodes: NDArray[np.int64],
     samples: NDArray[np.float64],
     own_s: NDArray[np.float64],
@@ -138,26 +165,18 @@ def exposed_s(
 ) -> NDArray[np.float64]:
     """Return the exposed communication of a step, shape (draws, nodes).
 
-    algorithms: of all-reduces; the fastest is taken for each message. nodes, samples: numbers of
+    collectives: their algorithms; the fastest is taken for each message. nodes, samples: numbers of
     nodes and the samples of each, shape (nodes,). own_s: the node's step without communication,
     shape (draws, nodes). latency_s, bytes_per_s: of the link, shape (draws, 1).
     """
     ended = np.full_like(own_s, -np.inf)
     for message in profile.messages:
-        ranks = tuple((nodes * message.ranks_per_node).tolist())
         volume = message.payload_of(samples)
-        names = (GATHERS,) if message.operation == GATHERS else algorithms
+        names = (GATHERS,) if message.operation == GATHERS else collectives.algorithms
         took = np.full_like(own_s, np.inf)
         for name in names:
-            rounds, path = _costs(name, ranks)
+            rounds, path = collectives.costs(name, nodes, message.ranks_per_node)
             took = np.minimum(took, rounds * latency_s + path * volume / bytes_per_s)
         ended = np.maximum(ended, -message.lead * own_s) + took
     exposed: NDArray[np.float64] = np.maximum(ended, 0.0)
     return np.where(nodes > 1, exposed, 0.0)
-
-
-@cache
-def _costs(name: str, ranks: tuple[int, ...]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return rounds and volume on the critical path for each number of ranks."""
-    found = [all_gather(n) if name == GATHERS else all_reduce(name, n) for n in ranks]
-    return np.array([float(c.rounds) for c in found]), np.array([c.path for c in found])

@@ -44,13 +44,15 @@ def predict(records: Sequence[TrialRecord], request: Request) -> Predictions:
     made: list[Prediction] = []
     refused: list[Refusal] = []
     assumptions: dict[str, None] = {}
+    if request.topology is not None:
+        assumptions[f"contention as SimGrid simulates it: {request.topology}"] = None
     by_workload: dict[str, list[TrialRecord]] = defaultdict(list)
     for record in records:
         by_workload[record.trial.training.workload].append(record)
     for same in by_workload.values():
         used = dict.fromkeys(r.trial.transport for r in same)
         names = request.transports or tuple(n for n in used if algorithms_of(n, same))
-        networks = [Network(name, same, request.link) for name in names]
+        networks = [Network(name, same, request.link, request.topology) for name in names]
         for setup in _setups(same, request):
             found, why = _predict_setup(setup, networks)
             made += found

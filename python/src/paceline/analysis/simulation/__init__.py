@@ -1,0 +1,1 @@
+"""Simulation of collective operations on networks with contention, by SimGrid."""
