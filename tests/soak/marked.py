@@ -1,10 +1,11 @@
-"""A command whose processes and files in shared memory can be found, whoever started them."""
+"""A command whose processes and temporary files can be found, whoever started them."""
 
 from __future__ import annotations
 
 import secrets
 import signal
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 # Sidecars get no variable whose name begins with PACELINE_.
 VARIABLE = "SOAK_COMMAND"
-_SHARED_MEMORY = "/dev/shm/"
+_FOLDERS = ("/dev/shm/", f"{tempfile.gettempdir()}/")
 
 
 @dataclass
@@ -32,9 +33,10 @@ class MarkedCommand:
     environment: dict[str, str]
     folder: Path
     token: str = field(default_factory=lambda: secrets.token_hex(8))
-    shared_memory: set[Path] = field(default_factory=set)
+    files: set[Path] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self._started_unix_s = time.time()
         self.temporary = self.folder / f"tmp-{self.token}"
         self.temporary.mkdir()
         self.log = self.folder / f"log-{self.token}.txt"
@@ -53,11 +55,20 @@ class MarkedCommand:
         return pids_with_variable(VARIABLE, self.token)
 
     def look(self) -> set[int]:
-        """Note which files in shared memory the processes use; return the processes."""
+        """Note which temporary files the processes use; return the processes."""
         pids = self.pids()
         for pid in pids:
-            self.shared_memory |= _shared_memory_of(pid)
+            self.files |= {file for file in _temporary_files(pid) if self._is_new(file)}
         return pids
+
+    def _is_new(self, file: Path) -> bool:
+        """Return whether the command made a file outside of its folder."""
+        try:
+            return (
+                not file.is_relative_to(self.folder) and file.stat().st_ctime > self._started_unix_s
+            )
+        except OSError:
+            return False
 
     def wait(self, limit_s: float, until: Callable[[], bool] = lambda: False) -> int | None:
         """Wait for the end or for a condition; return the exit status, None without an end.
@@ -73,9 +84,9 @@ class MarkedCommand:
         return code
 
     def left(self) -> list[str]:
-        """Return what of the command is still there: processes, shared and temporary files."""
+        """Return what of the command is still there: processes and temporary files."""
         processes = [f"{pid} {' '.join(command_line_of(pid))}" for pid in sorted(self.pids())]
-        files = [*self.shared_memory, *self.temporary.rglob("*")]
+        files = [*self.files, *self.temporary.rglob("*")]
         return [
             *processes,
             *sorted(str(file) for file in files if file.is_file() or file.is_socket()),
@@ -87,17 +98,17 @@ class MarkedCommand:
             self.process.kill()
         self.process.wait(timeout=30)
         send(self.pids(), signal.SIGKILL)
-        for file in self.shared_memory:
+        for file in self.files:
             file.unlink(missing_ok=True)
 
 
-def _shared_memory_of(pid: int) -> set[Path]:
-    """Return the named files in /dev/shm that a process maps or has open."""
+def _temporary_files(pid: int) -> set[Path]:
+    """Return the files in shared memory and in the system's temporary folder that a process maps
+    or has open."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
         links = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
     except OSError:
         return set()  # it has ended meanwhile
-    mapped = (line.split(maxsplit=5)[-1] for line in maps.splitlines() if _SHARED_MEMORY in line)
-    named = [name for name in (*mapped, *links) if name.startswith(_SHARED_MEMORY)]
-    return {Path(name) for name in named if not name.endswith(" (deleted)")}
+    mapped = (words[5] for line in maps.splitlines() if len(words := line.split(maxsplit=5)) == 6)
+    return {Path(name) for name in (*mapped, *links) if name.startswith(_FOLDERS)}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline.cli import commands, main
+from paceline.cli import commands, main, signals
 from paceline.cli.console import plain_console
 from paceline.cli.doctor import Finding
 from paceline.cli.signals import signals_raise
@@ -67,7 +68,8 @@ def test_fault_of_paceline_itself_is_not_hidden(command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, ExitCode.TERMINATED), (signal.SIGHUP, 129)]
+    ("number", "status"),
+    [(signal.SIGTERM, ExitCode.TERMINATED), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)],
 )
 def test_signal_runs_the_clean_up_and_exits_with_128_plus_its_number(
     command, capsys, number, status
@@ -91,6 +93,37 @@ def test_signal_runs_the_clean_up_and_exits_with_128_plus_its_number(
     assert ended.value.code == status
     assert cleaned == [True]
     assert capsys.readouterr().err == f"paceline: ended by {number.name}\n"
+
+
+@pytest.mark.parametrize(("pause_s", "cleaned"), [(0.0, True), (5.0, False)])
+def test_second_signal_ends_at_once(command, monkeypatch, capfd, pause_s, cleaned) -> None:
+    """Two signals within a second are one request: `timeout` sends two."""
+    now_s = 100.0
+    monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: now_s))
+    ended: list[int] = []
+    done: list[bool] = []
+
+    def leave(status: int) -> None:
+        ended.append(status)
+        raise EOFError
+
+    monkeypatch.setattr(signals.os, "_exit", leave)
+
+    def body() -> None:
+        nonlocal now_s
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.sigtimedwait([], 5)
+        finally:
+            now_s += pause_s
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append(True)
+
+    with pytest.raises(SystemExit if cleaned else EOFError):
+        command(body)
+    assert (ended, bool(done)) == ([] if cleaned else [130], cleaned)
+    second = "paceline: ended by a second signal, SIGINT, without clean-up\n"
+    assert (second in capfd.readouterr().err) == (not cleaned)
 
 
 def test_ignored_signal_stays_ignored() -> None:

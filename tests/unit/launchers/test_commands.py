@@ -14,6 +14,7 @@ from paceline.launchers.mpi.implementations import Implementation, Mpich, OpenMp
 from paceline.launchers.mpi.launcher import hostfile_slots
 from paceline.launchers.mpi.tools import Mpirun
 from paceline.launchers.spark import launcher as spark
+from paceline.launchers.temporary import TemporaryFolders
 from paceline.launchers.torchrun import launcher as torchrun
 
 THREADS = {
@@ -195,6 +196,37 @@ def test_mpirun_is_told_twice_that_root_is_meant(make_launch_trial, files, monke
     environment = command(make_launch_trial("mpi"), files).environment
     assert environment["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
     assert environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+
+
+FOLDERS = TemporaryFolders(Path("/tmp/x"), Path("/dev/shm/x"))
+
+
+def test_temporary_files_of_mpirun_are_in_the_trials_folders(make_launch_trial, files):
+    assert command(make_launch_trial("mpi"), files).temporary(FOLDERS) == {
+        "PRTE_MCA_prte_tmpdir_base": "/tmp/x",
+        "OMPI_MCA_btl_sm_backing_directory": "/dev/shm/x",
+    }
+
+
+@pytest.mark.parametrize(("nodes", "options"), [(2, {}), (1, {"hostfile": "hosts"})])
+def test_folders_of_this_host_are_not_given_to_ranks_elsewhere(
+    make_launch_trial, files, nodes, options
+):
+    trial = make_launch_trial("mpi", nodes=nodes, launcher_options=options)
+    assert command(trial, files).temporary(FOLDERS) == {}
+
+
+def test_temporary_files_of_spark_are_in_the_trials_folder(make_launch_trial, files, monkeypatch):
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Xint")
+    monkeypatch.delenv("SPARK_LOCAL_DIRS", raising=False)
+    java = {"SPARK_SUBMIT_OPTS": "-Xint -Djava.io.tmpdir=/tmp/x"}
+    trial = make_launch_trial("spark")
+    made = command(trial, files).temporary(FOLDERS)
+    assert made == {**java, "SPARK_LOCAL_DIRS": "/tmp/x"}
+    own = make_launch_trial("spark", launcher_options={"conf": {"spark.local.dir": "/big"}})
+    assert command(own, files).temporary(FOLDERS) == java, "the user's own folder stays"
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/big")
+    assert command(trial, files).temporary(FOLDERS) == java
 
 
 def confs(argv) -> dict[str, str]:

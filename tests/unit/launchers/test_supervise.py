@@ -70,6 +70,17 @@ def test_environment_is_added_to_ours(files, monkeypatch):
     assert files.launcher_log.read_text() == "1 2\n"
 
 
+def test_launcher_gets_folders_that_exist_until_its_end(files):
+    program = "import os; f = os.environ['FOLDER']; open(f + '/left', 'w'); print(f)"
+    command = Command(
+        argv=(sys.executable, "-c", program), temporary=lambda f: {"FOLDER": str(f.memory)}
+    )
+    assert supervise(command, files, limit_s=30).exit_status == 0
+    folder = Path(files.launcher_log.read_text().strip())
+    assert folder.name.startswith("paceline-")
+    assert not folder.exists()
+
+
 def test_program_that_does_not_exist_ends_127_and_says_so(files):
     ended = supervise(Command(argv=("/no/such/program",)), files, limit_s=30)
     assert ended.exit_status == 127

@@ -1,10 +1,17 @@
-"""Signals that end a command: its clean-up runs, then it exits with 128 plus the signal number."""
+"""Signals that end a command: its clean-up runs, then it exits with 128 plus the signal number.
+
+A second signal ends the command at once, with the same exit code. What it started is then ended by
+others: the kernel signals the launcher, and a cleaner kills what is left of the trial.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +19,11 @@ if TYPE_CHECKING:
     from types import FrameType
 
 SIGNAL_BASE = 128  # exit status of a shell for a command that a signal ended
+# `timeout` and some shells signal a process and then its group: that is one request, not two.
+_ONE_REQUEST_S = 1.0
+_SHOW_CURSOR = "\x1b[?25h"  # the progress bar hides it
+# Slurm sends SIGUSR1 or SIGUSR2 before it ends a job, if the job asks for it (--signal).
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class EndedBySignal(SystemExit):
@@ -24,16 +36,15 @@ class EndedBySignal(SystemExit):
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Raise EndedBySignal for SIGTERM and SIGHUP while the context is active.
+    """Raise EndedBySignal for signals that ask for the end, KeyboardInterrupt for SIGINT.
 
     A signal that is ignored, as SIGHUP under nohup, stays ignored. Python delivers signals to the
     main thread only, so in any other thread this does nothing.
     """
-    numbers = [signal.SIGTERM, signal.SIGHUP]
-    if threading.current_thread() is not threading.main_thread():
-        numbers = []
-    numbers = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
-    before = [(number, signal.signal(number, _raise)) for number in numbers]
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [n for n in _NUMBERS if is_main and signal.getsignal(n) != signal.SIG_IGN]
+    end = _EndOnce()
+    before = [(number, signal.signal(number, end)) for number in numbers]
     try:
         yield
     finally:
@@ -41,6 +52,27 @@ def signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _raise(number: int, frame: FrameType | None) -> None:
-    del frame
-    raise EndedBySignal(number)
+class _EndOnce:
+    """Raises at the first signal, and ends the process at the second one."""
+
+    def __init__(self) -> None:
+        self._first_s: float | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        now_s = time.monotonic()
+        if self._first_s is None:
+            self._first_s = now_s
+            raise KeyboardInterrupt if number == signal.SIGINT else EndedBySignal(number)
+        if now_s - self._first_s >= _ONE_REQUEST_S:
+            end_at_once(number)
+
+
+def end_at_once(number: int) -> None:
+    """End this process without its clean-up."""
+    name = signal.Signals(number).name
+    cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""
+    text = f"{cursor}paceline: ended by a second signal, {name}, without clean-up\n"
+    with suppress(OSError):  # not through Python's buffer, whose lock this thread may hold
+        os.write(2, text.encode())
+    os._exit(SIGNAL_BASE + number)

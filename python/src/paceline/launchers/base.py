@@ -11,10 +11,16 @@ from paceline.spec.extensions import LAUNCHERS, load_object
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
+    from paceline.launchers.temporary import TemporaryFolders
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
+
+
+def _no_variables(folders: TemporaryFolders) -> Mapping[str, str]:
+    del folders
+    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +29,8 @@ class Command:
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    # Returns the variables by which the program puts its temporary files into these folders.
+    temporary: Callable[[TemporaryFolders], Mapping[str, str]] = _no_variables
 
     def shell_line(self) -> str:
         """Return a line that can be pasted into a shell."""

@@ -22,12 +22,14 @@ from paceline.host.processes import (
     kill_until_gone,
     pids_with_token,
 )
+from paceline.launchers.temporary import temporary_folders
 from paceline.records.statuses import read_statuses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from paceline.launchers.base import Command
+    from paceline.launchers.temporary import TemporaryFolders
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import RankStatus
 
@@ -73,18 +75,20 @@ def supervise(
     """Run `command` with its output in `files.launcher_log` until it ends, or for `limit_s`.
 
     If a rank of this host dies and the launcher does not end by itself, the launcher is ended. No
-    process of the trial is left on this host, not even after an exception or KeyboardInterrupt.
+    process of the trial and no temporary file of the launcher is left on this host, not even after
+    an exception or KeyboardInterrupt.
     on_started gets the launcher's pid; what it starts is not part of the trial.
     """
     token = secrets.token_hex(8)
-    launched_unix_s = time.time()
-    process = _start(command, files, token)
-    try:
-        on_started(process.pid)
-        watched = wait_for_end([process], files, limit_s=limit_s)
-        ended_unix_s = time.time()
-    finally:
-        left_behind = _end_all(process, files, token)
+    with temporary_folders(token) as folders:
+        launched_unix_s = time.time()
+        process = _start(command, files, token, folders)
+        try:
+            on_started(process.pid)
+            watched = wait_for_end([process], files, limit_s=limit_s)
+            ended_unix_s = time.time()
+        finally:
+            left_behind = _end_all(process, files, token)
     return Ended(
         exit_status=process.returncode,
         launched_unix_s=launched_unix_s,
@@ -169,7 +173,10 @@ def _lives(status: RankStatus) -> bool:
     return is_alive(status.pid, status.process_started_unix_s)
 
 
-def _start(command: Command, files: TrialFiles, token: str) -> subprocess.Popen[bytes]:
+def _start(
+    command: Command, files: TrialFiles, token: str, folders: TemporaryFolders
+) -> subprocess.Popen[bytes]:
+    variables = {**command.environment, **command.temporary(folders), TOKEN_VARIABLE: token}
     files.root.mkdir(parents=True, exist_ok=True)
     with files.launcher_log.open("ab") as log:
         return subprocess.Popen(
@@ -178,7 +185,7 @@ def _start(command: Command, files: TrialFiles, token: str) -> subprocess.Popen[
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the trial
-            env={**os.environ, **command.environment, TOKEN_VARIABLE: token},
+            env={**os.environ, **variables},
         )
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from paceline.launchers.temporary import TemporaryFolders
     from paceline.plan.trial import Placement, Trial
 
 
@@ -35,6 +36,10 @@ class Implementation(Protocol):
         """
         ...
 
+    def temporary(self, folders: TemporaryFolders) -> dict[str, str]:
+        """Return the variables by which mpirun and its ranks use these folders of this host."""
+        ...
+
 
 class OpenMpi5:
     """Open MPI 5, whose mpirun is PRRTE."""
@@ -45,6 +50,12 @@ class OpenMpi5:
 
     def arguments(self, trial: Trial, variables: Iterable[str]) -> list[str]:
         return [*_placed(trial), *self.interface_parameters(trial), *_exported(trial, variables)]
+
+    def temporary(self, folders: TemporaryFolders) -> dict[str, str]:
+        return {
+            "PRTE_MCA_prte_tmpdir_base": str(folders.disk),
+            "OMPI_MCA_btl_sm_backing_directory": str(folders.memory),
+        }
 
     def interface_parameters(self, trial: Trial) -> list[str]:
         """Return MCA parameters of Open MPI (messages), PMIx (wire-up) and PRRTE (daemons)."""
@@ -67,6 +78,12 @@ class OpenMpi4:
 
     def arguments(self, trial: Trial, variables: Iterable[str]) -> list[str]:
         return [*_placed(trial), *self._interface(trial), *_exported(trial, variables)]
+
+    def temporary(self, folders: TemporaryFolders) -> dict[str, str]:
+        return {
+            "OMPI_MCA_orte_tmpdir_base": str(folders.disk),
+            "OMPI_MCA_btl_vader_backing_directory": str(folders.memory),
+        }
 
     def _interface(self, trial: Trial) -> list[str]:
         if trial.placement.nodes == 1:
@@ -94,6 +111,9 @@ class Mpich:
         hostfile = trial.options_as(MpiLaunchOptions).hostfile
         hosts = [] if hostfile is None else ["-f", hostfile]
         return [*argv, *hosts, "-iface", trial.interface]
+
+    def temporary(self, folders: TemporaryFolders) -> dict[str, str]:  # noqa: ARG002
+        return {}  # it removes the names of its files as soon as all ranks have opened them
 
 
 def implementation_of(version_text: str) -> Implementation | None:

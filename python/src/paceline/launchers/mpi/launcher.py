@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,10 @@ class MpiLauncher:
         argv += parameter_arguments(trial)
         script = job_script("mpi-jobs", "train.py")
         argv += [sys.executable, str(script), "--trial", str(files.trial)]
-        return Command(argv=tuple(argv), environment={**environment, **root_environment()})
+        command = Command(argv=tuple(argv), environment={**environment, **root_environment()})
+        is_here = trial.placement.nodes == 1 and trial.option("hostfile") is None
+        # ranks on other hosts would get the same folders, which do not exist there
+        return replace(command, temporary=mpirun.implementation.temporary) if is_here else command
 
     def failed_rank(self, log_text: str) -> int | None:
         return failed_rank(log_text)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
@@ -28,6 +30,7 @@ from paceline.launchers.spark.configuration import (
 from paceline.launchers.spark.descriptor import SparkOptions
 
 if TYPE_CHECKING:
+    from paceline.launchers.temporary import TemporaryFolders
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
 
@@ -68,7 +71,11 @@ class SparkLauncher:
             argv += ["--conf", f"{name}={value}"]
         script = job_script("spark-jobs", "train.py")
         argv += [str(script), "--trial", str(files.trial)]
-        return Command(argv=tuple(argv), environment=_environment(trial))
+        return Command(
+            argv=tuple(argv),
+            environment=_environment(trial),
+            temporary=partial(_temporary, trial),
+        )
 
     def failed_rank(self, log_text: str) -> int | None:
         return first_named((LOST_TASK,), log_text)
@@ -110,6 +117,19 @@ def _environment(trial: Trial) -> dict[str, str]:
         "SPARK_HOME": str(spark.path),
         **local,
     }
+
+
+def _temporary(trial: Trial, folders: TemporaryFolders) -> dict[str, str]:
+    """Return the variables for temporary files of the driver, and of tasks in its process."""
+    folder = str(folders.disk)
+    java = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Djava.io.tmpdir={folder}".lstrip()
+    variables = {"SPARK_SUBMIT_OPTS": java}
+    is_own = "SPARK_LOCAL_DIRS" in os.environ
+    if not is_own and "spark.local.dir" not in trial.options_as(SparkOptions).conf:
+        variables["SPARK_LOCAL_DIRS"] = folder
+    if trial.transport == "mpi" and is_local(master_of(trial)):
+        variables |= OpenMpi5().temporary(folders)
+    return variables
 
 
 def _check_local_slots(trial: Trial) -> None:

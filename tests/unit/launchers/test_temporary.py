@@ -1,0 +1,97 @@
+"""Folders for a launcher's temporary files: there during the trial, gone whatever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline.host import cleaner
+from paceline.host.processes import TOKEN_VARIABLE, is_alive, parent_of, wait_until
+from paceline.launchers.temporary import temporary_folders
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIMIT_S = 15.0
+# Holds folders with a file until it is killed.
+OWNER = """
+import sys, time
+from paceline.launchers.temporary import temporary_folders
+with temporary_folders(sys.argv[1]) as folders:
+    (folders.disk / "file").touch()
+    print(folders.disk, folders.memory, sep="\\n", flush=True)
+    time.sleep(300)
+"""
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.fixture
+def token() -> str:
+    return f"test{os.getpid()}.{os.urandom(4).hex()}"
+
+
+@pytest.fixture
+def stubborn(token: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of the trial that does not end when it is asked to."""
+    environment = {**os.environ, TOKEN_VARIABLE: token}
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUBBORN], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def children() -> set[int]:
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return {pid for pid in pids if parent_of(pid) == os.getpid()}
+
+
+def test_folders_and_their_cleaner_are_there_only_in_the_block(token: str) -> None:
+    before = children()
+    with temporary_folders(token) as folders:
+        (folders.disk / "folder").mkdir()
+        (folders.memory / "file").touch()
+        assert folders.memory.parent.as_posix() == "/dev/shm"
+        assert len(children() - before) == 1
+        assert folders.disk.stat().st_mode & 0o077 == 0, "files are the user's own"
+    assert not folders.disk.exists()
+    assert not folders.memory.exists()
+    assert children() == before
+
+
+def test_folders_of_a_killed_owner_are_removed(token: str) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, token], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert owner.stdout is not None
+        folders = [Path(owner.stdout.readline().strip()) for _ in range(2)]
+        assert all(folder.is_dir() for folder in folders)
+    finally:
+        owner.kill()
+        owner.communicate()
+    assert wait_until(lambda: not any(folder.exists() for folder in folders), LIMIT_S)
+
+
+def test_process_that_does_not_end_is_killed(
+    token: str, stubborn: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleaner, "GRACE_S", 0.3)
+    cleaner.end_marked(f"{TOKEN_VARIABLE}=another".encode())
+    assert is_alive(stubborn.pid)
+    cleaner.end_marked(f"{TOKEN_VARIABLE}={token}".encode())
+    assert stubborn.wait(timeout=LIMIT_S) == -signal.SIGKILL
