@@ -46,6 +46,7 @@ CASES = {
     "vgg": (TINY_VGG, False, "fp32", "contiguous"),
     "vgg-dropout": (TINY_VGG, True, "fp32", "contiguous"),
     "channels_last": (TINY_VGG, False, "fp32", "channels_last"),
+    "checkpointed": (TINY_VGG, True, "fp32", "contiguous"),
     "bf16": ("tiny", False, "bf16", "contiguous"),
 }
 EXACT = [case for case in CASES if case != "bf16"]

@@ -22,6 +22,7 @@ from ranks import make_context, make_trial
 
 from paceline.plan.sample_order import SampleOrder, share_bounds
 from paceline.strategies import TrainBatch, create_strategy
+from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.transforms import put_in_memory_format, torch_memory_format
 from paceline.worker.peers import join_peers
 from paceline.workloads.build import build_model, task_of
@@ -36,6 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "vgg-dropout": {"task": TINY_VGG, "dropout": True},
     "bf16": {"dropout": False, "precision": "bf16"},
     "channels_last": {"task": TINY_VGG, "dropout": False, "memory_format": "channels_last"},
+    "checkpointed": {"task": TINY_VGG, "dropout": True, "activation_checkpointing": True},
     "broken": {"dropout": False},
 }
 
@@ -50,6 +52,7 @@ def train(
     task = task_of(training, classes=3)
     model = build_model(task)
     put_in_memory_format(model, training.memory_format)
+    checkpoint_activations(task, model, trial)
     strategy.prepare(task, model, context, trial, peers)
     replica, stage = divmod(context.local_rank, trial.placement.stages)
     shares_on_node = context.ranks_on_node // trial.placement.stages
