@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
+import warnings
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from paceline import runner
 from paceline.cli import main
 from paceline.cli.progress import ConsoleProgress
-from paceline.errors import ExitCode
+from paceline.errors import ExitCode, PacelineWarning
 from paceline.records.rows import SCHEMA, Outcome
 
 if TYPE_CHECKING:
@@ -64,6 +67,36 @@ def test_run_with_some_failed_trials_shows_the_table_and_then_the_reason(
     assert shown.err.lstrip().startswith(
         "paceline: trial tiny.x.r0: not done within its limit\nthe last"
     )
+
+
+@pytest.mark.parametrize(("failed", "code"), [([], ExitCode.OK), ([FAILED], ExitCode.TIMED_OUT)])
+def test_reader_that_has_ended_changes_neither_the_run_nor_its_exit_code(
+    fabricate: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    failed: list[Outcome],
+    code: ExitCode,
+) -> None:
+    """As in `paceline run … 2>&1 | head -1`."""
+    fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
+
+    def run(*_: object, progress: ConsoleProgress, **__: object) -> list[Outcome]:
+        progress.stage("making the data set")
+        warnings.warn("a warning", PacelineWarning, stacklevel=1)
+        return failed
+
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    reading, writing = os.pipe()
+    os.close(reading)  # from now on, whoever writes gets EPIPE
+    with os.fdopen(writing, "w") as out, os.fdopen(os.dup(writing), "w") as err:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            assert main(["run", "quickstart", "--out", str(tmp_path)]) == code
+    assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "comparison.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from paceline.cli.console import plain_console
+from paceline.cli.streams import reader_may_end
 from paceline.errors import ExitCode, NotComparable, UsageError
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
@@ -40,13 +41,14 @@ def run(arguments: argparse.Namespace) -> int:
             keep_going=arguments.keep_going,
             progress=progress,
         )
-    if finished.search is not None:
-        print_findings(finished.search)
-    if not finished.failed:
-        _show_comparison(finished)
-        return ExitCode.OK
-    with suppress(NotComparable):  # no trial has finished
-        _show_comparison(finished)
+    with reader_may_end("stdout"):  # report and exit code do not depend on it
+        if finished.search is not None:
+            print_findings(finished.search)
+        if not finished.failed:
+            _show_comparison(finished)
+            return ExitCode.OK
+        with suppress(NotComparable):  # no trial has finished
+            _show_comparison(finished)
     raise failure_of_all(finished.failed, finished.files)
 
 

@@ -24,6 +24,7 @@ from paceline.cli import (
     watch,
 )
 from paceline.cli.signals import EndedBySignal, signals_raise
+from paceline.cli.streams import reader_may_end
 from paceline.errors import ExitCode, PacelineError, PacelineWarning
 from paceline.spec.extensions import WORKLOADS
 from paceline.telemetry import request as sidecar_request
@@ -49,6 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{script.hint_of(arguments)}")
     arguments.script_arguments = script_arguments
+    with reader_may_end("stderr"):
+        return _run_command(arguments)
+
+
+def _run_command(arguments: argparse.Namespace) -> int:
     try:
         with signals_raise():
             code: int = arguments.command(arguments) or ExitCode.OK

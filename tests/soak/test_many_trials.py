@@ -1,0 +1,135 @@
+"""Many trials in one run directory: memory, open files and disk use per trial do not grow."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.functional.cli_runs import SMALL, Cli
+from tests.soak.marked import MarkedCommand
+
+from paceline.records.layout import RunFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3 * 3600)]
+
+LIMIT_S_PER_TRIAL = 60.0
+GROWTH = 1.05  # allowed from the second quarter of the trials to the last one
+TRIALS = """
+[[trials]]
+launcher = "local"
+local_strategy = "threads"
+oversubscribe = true
+replicas = 2
+"""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one trial used; medians of the readings during the trial, once a second."""
+
+    trial: int
+    runner_rss_bytes: float
+    runner_files: float
+    sidecar_rss_bytes: float
+    sidecar_files: float
+
+
+def test_resources_stay_flat(
+    paceline: Cli, tiny_dataset: Path, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    count = pytestconfig.getoption("--soak-trials")
+    spec, out = tmp_path / "many.toml", tmp_path / "run"
+    spec.write_text(
+        SMALL.replace("samples = 48", f'data = "{tiny_dataset}"')
+        .replace("repeats = 1", f"repeats = {count // 2}")
+        .replace("image_size = 128", "image_size = 64")
+        + TRIALS
+    )
+    started_s = time.monotonic()
+    argv = paceline.argv("run", spec, "--out", out)
+    command = MarkedCommand(argv, paceline.environment, tmp_path)
+    readings: dict[int, list[Sample]] = {}
+    try:
+        while True:
+            code = command.wait(count * LIMIT_S_PER_TRIAL, until=after(1.0))
+            if code is not None:
+                break
+            number = len(list(out.glob("trials/*/outcome.json")))
+            sample = read(number, command.process.pid, out)
+            if sample is not None:
+                readings.setdefault(number, []).append(sample)
+        assert code == 0, command.log.read_text()
+        assert command.left() == []
+    finally:
+        command.end()
+    samples = [median(found) for _, found in sorted(readings.items())]
+    disk = {name: size_of(files.root) for name, files in RunFiles(out).trials()}
+    record = {
+        "trials": count,
+        "seconds": round(time.monotonic() - started_s, 1),
+        "bytes_per_trial": sorted(disk.values()),
+        "bytes": size_of(out),
+        "samples": [asdict(sample) for sample in samples],
+    }
+    (tmp_path / "many_trials.json").write_text(json.dumps(record, indent=1))
+    print(tmp_path / "many_trials.json")
+    assert len(disk) == count
+    for name in ("runner_rss_bytes", "runner_files", "sidecar_rss_bytes", "sidecar_files"):
+        values = [getattr(sample, name) for sample in samples]
+        assert_flat(name, values)
+    typical = statistics.median(disk.values())
+    # the baseline keeps its tensors, and the report is one file
+    assert record["bytes"] < 1.5 * count * typical + 64e6, record["bytes_per_trial"]
+
+
+def after(seconds: float) -> Callable[[], bool]:
+    """Return a condition that becomes true after some seconds."""
+    end_s = time.monotonic() + seconds
+    return lambda: time.monotonic() > end_s
+
+
+def assert_flat(name: str, values: Sequence[float]) -> None:
+    quarter = len(values) // 4
+    before, after = (
+        statistics.median(part) for part in (values[quarter : 2 * quarter], values[-quarter:])
+    )
+    assert after <= GROWTH * before, (
+        f"{name}: {before:g} in the second quarter, {after:g} in the last"
+    )
+
+
+def read(number: int, runner: int, out: Path) -> Sample | None:
+    """Read both processes while a trial trains; None between two trials."""
+    states = out.glob("trials/*/hosts/*/sidecar.json")
+    documents = [json.loads(state.read_text()) for state in states]
+    running = [document["pid"] for document in documents if document["ended"] is None]
+    if len(running) != 1:
+        return None
+    try:
+        return Sample(number, *usage(runner), *usage(running[0]))
+    except OSError:
+        return None  # one has ended meanwhile
+
+
+def usage(pid: int) -> tuple[int, int]:
+    """Return the resident memory in bytes and the number of open files of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    [rss] = [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:")]
+    return rss, len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def median(found: Sequence[Sample]) -> Sample:
+    values = zip(*(asdict(sample).values() for sample in found), strict=True)
+    return Sample(*(statistics.median(value) for value in values))
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
