@@ -23,13 +23,18 @@ def opening(rows: Sequence[int], make_feed: Callable[..., Any], classes: int = 3
     def open_samples(training, folder, share_of_node):
         order = sample_order_of(training, rows)
         task = task_of(training, classes=classes, steps=order.steps, folder=folder)
-        yield SimpleNamespace(
-            order=order,
-            task=task,
-            feed=lambda _, **place: make_feed(order, **place),
-            held_out_feed=lambda _, rank, world_size: make_feed(
-                order.held_out(), rank=rank, world_size=world_size
-            ),
-        )
+        yield _samples(order, task, make_feed)
 
     return open_samples
+
+
+def _samples(order: Any, task: Any, make_feed: Callable[..., Any]) -> Any:
+    return SimpleNamespace(
+        order=order,
+        task=task,
+        feed=lambda _, **place: make_feed(order, **place),
+        held_out_feed=lambda _, rank, world_size: make_feed(
+            order.held_out(), rank=rank, world_size=world_size
+        ),
+        since=lambda step: _samples(order.since(step), task, make_feed),
+    )

@@ -25,9 +25,12 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 
 from paceline.plan.sample_order import SampleOrder
+from paceline.records.checkpoints import CheckpointFolder
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.training.dropout import set_sample_keys
+from paceline.training.state import RankState
+from paceline.training.state_files import Position, StateFiles, write_state
 from paceline.training.transforms import put_in_memory_format
 from paceline.workloads.build import build_model, make_task
 
@@ -49,6 +52,8 @@ CASES = {
     "checkpointed": (TINY_VGG, True, "fp32", "contiguous"),
     "bf16": ("tiny", False, "bf16", "contiguous"),
 }
+SAVED_AFTER = 5
+SAVED, GIVEN = ("bf16", "channels_last"), "channels_last"  # as in programs/strategies.py
 EXACT = [case for case in CASES if case != "bf16"]
 
 
@@ -147,8 +152,11 @@ def data():
     return {"images": noise + (labels.float() - 1).view(-1, 1, 1, 1), "labels": labels}
 
 
-def train_by_hand(data, model_name, dropout, precision, memory_format):
-    """What programs/strategies.py leaves, computed in one process without Paceline's loop."""
+def train_by_hand(data, model_name, dropout, precision, memory_format, saved=None):
+    """What programs/strategies.py leaves, computed in one process without Paceline's loop.
+
+    saved: gets the state after SAVED_AFTER steps, as torch itself names it.
+    """
     order = SampleOrder([20, 21], SEED, BATCH, 4)
     model = build_model(make_task(model_name, classes=3, dropout=dropout, seed=SEED))
     put_in_memory_format(model, memory_format)
@@ -167,6 +175,11 @@ def train_by_hand(data, model_name, dropout, precision, memory_format):
             for name, parameter in model.named_parameters():
                 left[f"gradient{number}/{name}"] = parameter.grad.clone()
         optimizer.step()
+        if number + 1 == SAVED_AFTER and saved is not None:
+            for name, parameter in model.named_parameters():
+                momentum = optimizer.state[parameter]["momentum_buffer"]
+                saved[f"weights/{name}"] = parameter.detach().clone()
+                saved[f"optimizer/{name}/momentum_buffer"] = momentum.clone()
     return left | {f"weights/{name}": t for name, t in model.state_dict().items()}
 
 
@@ -176,7 +189,25 @@ def sequential(data):
 
 
 @pytest.fixture(scope="module")
-def train_setup(run_ranks, tmp_path_factory, data):
+def half_way(data):
+    """The state of the case that continues from a given one, computed by hand."""
+    saved = {}
+    train_by_hand(data, *CASES[GIVEN], saved=saved)
+    return saved
+
+
+def write_given(state, folder):
+    own = RankState(values={f"rates/{n[8:]}": 0.01 for n in state if n.startswith("weights/")})
+    for name, tensor in state.items():
+        own.add_whole(name, tensor)
+    position = Position(steps=SAVED_AFTER, task_sha256="", replicas=1)
+    CheckpointFolder(folder).write(
+        SAVED_AFTER, 0, 1, lambda file: list(write_state(file, own, position))
+    )
+
+
+@pytest.fixture(scope="module")
+def train_setup(run_ranks, tmp_path_factory, data, half_way):
     """Where programs/strategies.py left what it found in a setup, with those that can share its
     processes."""
     folders = {}
@@ -186,6 +217,7 @@ def train_setup(run_ranks, tmp_path_factory, data):
         if same not in folders:
             folders[same] = tmp_path_factory.mktemp("strategies")
             save_file(data, folders[same] / "data.safetensors")
+            write_given(half_way, folders[same] / f"{GIVEN}.given")
             setups = {other: setup for other, (*one, setup) in SETUPS.items() if (*one,) == same}
             cases = [*CASES, "broken"]
             run_ranks(ranks, transport, "strategies", folders[same], json.dumps(setups), *cases)
@@ -199,12 +231,15 @@ def trained(request, train_setup):
     """What each rank left, by case."""
     _, ranks, _ = SETUPS[request.param]
     folder = train_setup(request.param)
-    places = {case: folder / request.param / case for case in CASES}
+    own = folder / request.param
+    resumed = [f"{case}.from_saved" for case in SAVED] + [f"{GIVEN}.from_given"]
+    places = {case: own / case for case in [*CASES, *resumed]}
     places["broken"] = folder / "broken" / request.param / "broken"
-    return {
+    found = {
         case: [load_file(f"{place}.{rank}.safetensors") for rank in range(ranks)]
         for case, place in places.items()
     }
+    return found | {"states": {case: own / f"{case}.saved" for case in SAVED}}
 
 
 def gradient_difference(found, wanted, step):
@@ -273,6 +308,31 @@ def test_fault_in_the_averaging_fails_the_same_check(request, trained, sequentia
     found, wanted = trained["broken"][0], sequential["alexnet"]
     assert gradient_difference(found, wanted, 0) > 1000 * TOLERANCE
     assert weight_difference(found, wanted, "tiny") > 1000 * TOLERANCE
+
+
+@pytest.mark.parametrize("case", SAVED)
+def test_training_that_continues_in_the_same_layout_ends_with_equal_weights(request, trained, case):
+    transport, ranks, _ = SETUPS[request.node.callspec.params["trained"]]
+    resumed, whole = trained[f"{case}.from_saved"], trained[case]
+    if ranks > 2 and transport != "shared":
+        # DDP changes its buckets after the first step, and with them the order of sums of three.
+        model, tolerance = CASES[case][0], BF16["weights"] if case == "bf16" else TOLERANCE
+        assert weight_difference(resumed[0], whole[0], model) < tolerance
+        return
+    for rank, (ours, theirs) in enumerate(zip(resumed, whole, strict=True)):
+        assert torch.equal(ours["losses"], theirs["losses"][SAVED_AFTER:]), rank
+        assert all(torch.equal(ours[n], t) for n, t in theirs.items() if n.startswith("weights/"))
+
+
+def test_saved_state_has_the_sequential_weights_and_momentum(trained, half_way):
+    saved = StateFiles(CheckpointFolder(trained["states"][GIVEN]).complete()[0])
+    for name, wanted in half_way.items():
+        assert (saved.tensor(name) - wanted).norm() / wanted.norm() < TOLERANCE, name
+
+
+def test_training_continues_from_the_state_of_another_layout(trained, sequential):
+    found = trained[f"{GIVEN}.from_given"][0]
+    assert weight_difference(found, sequential[GIVEN], CASES[GIVEN][0]) < TOLERANCE
 
 
 def test_dropout_does_something(sequential):

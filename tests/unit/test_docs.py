@@ -12,6 +12,7 @@ import pytest
 from paceline.errors import ExitCode
 from paceline.records import layout
 from paceline.spec import models
+from paceline.spec.checkpoint import CheckpointSettings
 from paceline.spec.choices import declared_keys
 from paceline.spec.extensions import COMPRESSIONS, LAUNCHERS, STRATEGIES, TRANSPORTS, WORKLOADS
 
@@ -106,6 +107,7 @@ def _spec_keys() -> dict[str, set[str]]:
         "tune": models.TuneSettings,
         "telemetry": models.TelemetrySettings,
         "limits": models.Limits,
+        "checkpoint": CheckpointSettings,
         "network": models.NetworkSettings,
         **{launcher.name: launcher.Settings for launcher in LAUNCHERS.all()},
     }

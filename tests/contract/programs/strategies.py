@@ -2,6 +2,9 @@
 
 usage: strategies.py TRANSPORT FOLDER SETUPS_JSON CASE...   (cases: see CASES)
 
+A case of SAVED also saves the state after some steps, and continues from it with a new strategy. A
+case of GIVEN continues from the state in FOLDER/CASE.given, which one process has written by hand.
+
 setups: what a trial says beside, by name. FOLDER/NAME/CASE.RANK.safetensors is what a case left,
 FOLDER/broken/NAME/... what the case "broken" did, which comes last: what it breaks stays so.
 """
@@ -21,15 +24,18 @@ from faults import break_the_averaging
 from ranks import make_context, make_trial
 
 from paceline.plan.sample_order import SampleOrder, share_bounds
+from paceline.records.checkpoints import CheckpointFolder
 from paceline.strategies import TrainBatch, create_strategy
 from paceline.training.checkpointing import checkpoint_activations
+from paceline.training.state_files import Position, StateFiles, write_state
 from paceline.training.transforms import put_in_memory_format, torch_memory_format
 from paceline.worker.peers import join_peers
 from paceline.workloads.build import build_model, task_of
 
 TINY_VGG = "paceline.workloads.complex_small.task:TinyVGG"
 
-STEPS = 10
+STEPS, SAVED_AFTER = 10, 5
+SAVED, GIVEN = ("bf16", "channels_last"), ("channels_last",)
 CASES: dict[str, dict[str, Any]] = {
     "alexnet": {"dropout": False},
     "alexnet-dropout": {"dropout": True},
@@ -42,8 +48,31 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+def save(strategy: Any, folder: Path, context: Any, trial: Any) -> None:
+    state = strategy.rank_state()
+    position = Position(
+        steps=SAVED_AFTER, task_sha256="", replicas=1 if trial.round_steps == 1 else 2
+    )
+    CheckpointFolder(folder).write(
+        SAVED_AFTER,
+        context.rank,
+        context.world_size,
+        lambda file: list(write_state(file, state, position)),
+    )
+
+
+def opened(folder: Path) -> StateFiles:
+    return StateFiles(CheckpointFolder(folder).complete()[0])
+
+
 def train(
-    context: Any, trial: Any, peers: Any, data: dict[str, torch.Tensor]
+    context: Any,
+    trial: Any,
+    peers: Any,
+    data: dict[str, torch.Tensor],
+    *,
+    saved_in: Path | None = None,
+    restored_from: Path | None = None,
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return gradients, weights and losses, and the strategy's description."""
     training = trial.training
@@ -59,7 +88,9 @@ def train(
     share = context.node_index * shares_on_node + replica
     left: dict[str, torch.Tensor] = {}
     losses = []
-    for number in range(STEPS):
+    if restored_from is not None:
+        strategy.restore(opened(restored_from))
+    for number in range(0 if restored_from is None else SAVED_AFTER, STEPS):
         step = order.step(number)
         bounds = share_bounds(len(step.sample_ids), share, shares_on_node * trial.placement.nodes)
         ids = step.sample_ids[slice(*bounds)]
@@ -85,6 +116,8 @@ def train(
                 for name, gradient in gradients.items():
                     left[f"gradient{number}/{name}"] = gradient.contiguous().clone()
         strategy.step()
+        if number + 1 == SAVED_AFTER and saved_in is not None:
+            save(strategy, saved_in, context, trial)
     weights = strategy.state_dict()
     left |= {f"weights/{name}": t.contiguous().clone() for name, t in weights.items()}
     left["losses"] = torch.tensor(losses)
@@ -107,7 +140,7 @@ class Case:
 
 
 def run_setup(
-    transport: str, folder: Path, values: dict[str, Any], cases: list[str], data: Any
+    transport: str, folder: Path, values: dict[str, Any], cases: list[str], data: Any, given: Path
 ) -> None:
     """Trains the cases in a meeting of the ranks of its own."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -118,8 +151,19 @@ def run_setup(
     for case in cases:
         training = trial.training.model_copy(update=CASES[case])
         own = trial.model_copy(update={"training": training})
-        left, _ = train(context, own, Case(peers, case), data)
+        saved_in = folder / f"{case}.saved" if case in SAVED else None
+        left, _ = train(context, own, Case(peers, case), data, saved_in=saved_in)
         save_file(left, folder / f"{case}.{context.rank}.safetensors")
+        sources = {"saved": saved_in, "given": given / f"{case}.given" if case in GIVEN else None}
+        for kind, source in sources.items():
+            if source is not None:
+                everyone = peers.world(f"{case} {kind}")
+                if everyone is not None:
+                    everyone.barrier(20.0)  # all have saved
+                left, _ = train(
+                    context, own, Case(peers, f"{case} {kind}"), data, restored_from=source
+                )
+                save_file(left, folder / f"{case}.from_{kind}.{context.rank}.safetensors")
     peers.leave(failed=False)
 
 
@@ -134,7 +178,7 @@ def main() -> None:
         if chosen == ["broken"]:
             break_the_averaging()
         for name, values in json.loads(setups).items():
-            run_setup(transport, below / name, values, chosen, data)
+            run_setup(transport, below / name, values, chosen, data, folder)
 
 
 if __name__ == "__main__":

@@ -140,6 +140,25 @@ def test_every_sample_is_seen_once_an_epoch(uneven: MadeDataset, mode: Any) -> N
     assert seen == Counter((epoch, i) for epoch in range(2) for i in range(23))
 
 
+@pytest.mark.parametrize("mode", ["memory", "stream"])
+@pytest.mark.parametrize("first_step", [1, 4, 7])
+def test_training_that_continues_gets_the_batches_of_its_later_steps(
+    uneven: MadeDataset, mode: Any, first_step: int
+) -> None:
+    order = sample_order_of(uneven)
+    source = images_of(open_dataset(uneven.path))
+    place = {"mode": mode, "rank": 1, "world_size": 2}
+    with open_feed(source, order, **place) as feed:
+        wanted = [batch for batch in feed if batch.step >= first_step]
+    with open_feed(source, order.since(first_step), **place) as feed:
+        found = list(feed)
+    assert [b.step for b in found] == list(range(first_step, order.steps))
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.sample_ids.tolist() == theirs.sample_ids.tolist()
+        assert np.array_equal(ours.inputs, theirs.inputs)
+        assert np.array_equal(ours.targets, theirs.targets)
+
+
 @pytest.mark.contract
 @pytest.mark.parametrize("mode", ["memory", "stream"])
 def test_ranks_beyond_the_last_batch_get_empty_batches(uneven: MadeDataset, mode: Any) -> None:

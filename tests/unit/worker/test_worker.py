@@ -43,7 +43,7 @@ class FakeFeed(contextlib.AbstractContextManager):
         self.steps = order.steps if steps is None else steps
 
     def __iter__(self):
-        for number in range(self.steps):
+        for number in range(self.order.first_step, self.steps):
             step = self.order.step(number)
             ids = step.sample_ids
             yield Batch(number, step.epoch, ids, IMAGES[ids], LABELS[ids])

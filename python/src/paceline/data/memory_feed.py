@@ -78,7 +78,7 @@ class MemoryFeed(Feed):
                 )
 
     def _batches(self, stopped: threading.Event) -> Iterator[Batch]:
-        for number in range(self._order.steps):
+        for number in range(self._order.first_step, self._order.steps):
             if stopped.is_set():
                 return
             step = self._order.step(number)

@@ -62,7 +62,7 @@ class StreamFeed(Feed):
         ):
             loaded = _Stored(np.empty(0, np.int64), ())
             windows = self._windows(reader, stopped)
-            for number in range(self._order.steps):
+            for number in range(self._order.first_step, self._order.steps):
                 if stopped.is_set():
                     return
                 step = self._order.step(number)
@@ -98,24 +98,25 @@ class StreamFeed(Feed):
     def _samples_by_window(self) -> Iterator[NDArray[np.int64]]:
         """Yield this rank's samples of each window that the training reaches, in order of training,
         unless there are none."""
-        remaining, epoch = self._order.steps, 0
-        while remaining > 0:
-            steps = min(remaining, self._order.steps_per_epoch)
+        order = self._order
+        per_epoch = order.steps_per_epoch
+        for epoch in range(order.first_step // per_epoch, -(-order.steps // per_epoch)):
+            first = max(0, order.first_step - epoch * per_epoch)
+            steps = range(first, min(per_epoch, order.steps - epoch * per_epoch))
             start = 0
-            for window in self._order.windows(epoch):
+            for window in order.windows(epoch):
                 own = window.sample_ids[self._is_own(start, len(window.sample_ids), steps)]
                 if len(own):
                     yield own
                 start += len(window.sample_ids)
-            remaining -= steps
-            epoch += 1
 
-    def _is_own(self, start: int, count: int, steps: int) -> NDArray[np.bool_]:
-        """Return which of `count` positions from `start` in an epoch's order this rank gets in its
-        first `steps`."""
+    def _is_own(self, start: int, count: int, steps: range) -> NDArray[np.bool_]:
+        """Return which of `count` positions from `start` in an epoch's order this rank gets in
+        those steps of the epoch."""
         batch, samples = self._order.global_batch, self._order.samples
         is_own = np.zeros(count, dtype=bool)
-        for number in range(start // batch, min(steps, -(-(start + count) // batch))):
+        last = min(steps.stop, -(-(start + count) // batch))
+        for number in range(max(steps.start, start // batch), last):
             first = number * batch
             size = min(batch, samples - first)
             low, high = share_bounds(size, self._options.rank, self._options.world_size)

@@ -38,7 +38,7 @@ def prepare(job: Job) -> None:
             f"{job.files.root}: this trial has finished already; to repeat it add --repeat "
             f"{_next_repeat(job.run, job.trial.configuration)}, or choose another --out"
         )
-    set_aside(job.run, job.trial.id)
+    set_aside(job.run, job.trial)
     if not job.run.manifest.exists():
         write_json(job.run.manifest, _manifest(job))
     write_text(job.files.command, launching_command() + "\n")

@@ -40,6 +40,7 @@ from paceline.spec.values import DEFAULT_EPOCHS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from paceline.spec.checkpoint import CheckpointSettings
     from paceline.spec.models import Experiment, TrialRequest, WorkloadRequest
     from paceline.spec.placement import NodeCounts
 
@@ -216,8 +217,22 @@ def _trial(
         interface=experiment.network.interface or LOOPBACK,
         telemetry=experiment.telemetry,
         limits=experiment.limits,
+        checkpoint=_checkpoint(experiment, workload, transport),
+        restarts=experiment.restarts,
     )
     return trial.model_copy(update={"id": trial_name(trial.configuration, 0)})
+
+
+def _checkpoint(
+    experiment: Experiment, workload: WorkloadRequest, transport: str
+) -> CheckpointSettings | None:
+    """Return when a trial writes checkpoints; None if its own training does not.
+
+    A script writes its own checkpoints. The driver of rounds of tasks has the state after each.
+    """
+    if workload.script is not None or TRANSPORTS.get(transport).averages_weights:
+        return None
+    return experiment.checkpoint
 
 
 def _check_new(trial: Trial, earlier: list[Trial]) -> None:

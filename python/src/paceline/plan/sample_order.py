@@ -117,6 +117,7 @@ class SampleOrder:
     epochs, max_steps: the training ends at the first of both limits; None: no limit.
     held_out_samples: samples that are kept for evaluation, drawn with split_seed.
     part: the samples that this order has; those that are held out have one epoch in order of id.
+    first_step: with which feeds begin, in a training that continues.
     Raises UsageError if a value is not allowed.
     """
 
@@ -129,6 +130,7 @@ class SampleOrder:
     held_out_samples: int = 0
     split_seed: int = 0
     part: Literal["training", "held_out"] = "training"
+    first_step: int = 0
 
     def __post_init__(self) -> None:
         if not self.row_group_rows or min(self.row_group_rows) < 1:
@@ -146,7 +148,11 @@ class SampleOrder:
 
     def held_out(self) -> SampleOrder:
         """Return the order of the samples that are held out, in batches of the same size."""
-        return replace(self, part="held_out", epochs=1, max_steps=None)
+        return replace(self, part="held_out", epochs=1, max_steps=None, first_step=0)
+
+    def since(self, step: int) -> SampleOrder:
+        """Return the same order for a training that continues with `step`."""
+        return replace(self, first_step=step)
 
     @cached_property
     def _is_used(self) -> NDArray[np.bool_]:
@@ -254,7 +260,7 @@ class SampleOrder:
         At least one, because a feed cannot allocate memory of zero bytes.
         """
         used = np.zeros(len(self._is_used), dtype=bool)
-        for step in range(self.steps):
+        for step in range(self.first_step, self.steps):
             used[self.step(step).share(rank, world_size)] = True
             if step % self.steps_per_epoch == 0 and used[self._is_used].all():
                 break  # later epochs add nothing

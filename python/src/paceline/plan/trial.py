@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, SerializeAsAny, model_validator
 
+from paceline.spec.checkpoint import CheckpointSettings
 from paceline.spec.descriptors import OptionModel
 from paceline.spec.evaluation import Target
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, WORKLOADS
@@ -133,6 +134,8 @@ class Trial(_Value):
     save_tensors: bool = True
     telemetry: TelemetrySettings = TelemetrySettings()
     limits: Limits = Limits()
+    checkpoint: CheckpointSettings | None = None
+    restarts: int = 0
 
     @model_validator(mode="before")
     @classmethod

@@ -5,20 +5,39 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
+from paceline.records.checkpoints import CheckpointFolder
+from paceline.records.continuation import begin_attempt
+
 if TYPE_CHECKING:
-    from paceline.records.layout import RunFiles
+    from paceline.plan.trial import Trial
+    from paceline.records.layout import RunFiles, TrialFiles
 
 
-def set_aside(run: RunFiles, trial_id: str) -> None:
+def set_aside(run: RunFiles, trial: Trial) -> None:
     """Move the trial's directory, if there is one, to `attempts/<trial id>.<n>`.
 
-    Its tensors are deleted: they are big, and nothing compares an attempt that did not finish.
+    Its tensors are deleted: they are big, and nothing compares an attempt that did not finish. A
+    trial with a complete checkpoint stays where it is, and continues.
     """
-    files = run.trial(trial_id)
+    files, trial_id = run.trial(trial.id), trial.id
     if not files.root.exists():
+        return
+    if trial.checkpoint is not None and CheckpointFolder(files.checkpoints).complete():
+        leave_attempt(files)
+        files.outcome.unlink(missing_ok=True)
         return
     shutil.rmtree(files.weights.parent, ignore_errors=True)
     attempts = run.root / "attempts"
     attempts.mkdir(exist_ok=True)
     number = sum(1 for _ in attempts.glob(f"{trial_id}.*")) + 1
     files.root.rename(attempts / f"{trial_id}.{number}")
+
+
+def leave_attempt(files: TrialFiles) -> None:
+    """Prepare the files of a trial for another attempt, while none of its ranks runs.
+
+    The statuses of the ranks are removed, because the next attempt would be taken for failed.
+    """
+    for _, rank in files.ranks():
+        begin_attempt(rank)
+        rank.status.unlink(missing_ok=True)

@@ -45,6 +45,10 @@ class RankFiles:
     communication = _File("communication.jsonl")
     evaluations = _File("evaluations.jsonl")
     updates = _File("updates.jsonl")  # of training without a barrier in each step
+    checkpoints = _File("checkpoints.jsonl")
+    # the rank's starts after the first one, and what it did before each
+    continuations = _File("continuations.jsonl")
+    interrupted = _File("interrupted.json")  # how the attempt before this one was left
     environment = _File("environment.json")
     status = _File("status.json")
     log = _File("log.txt")
@@ -79,6 +83,8 @@ class TrialFiles:
     # weights before the first step, safetensors; only while a script trains
     initial_weights = _File("tensors/weights_initial.safetensors")
     weights = _File("tensors/weights_final.safetensors")  # after the last step, safetensors
+    # a folder for each checkpoint; see records.checkpoints
+    checkpoints = _File("checkpoints")
     # assignment of ranks to Spark tasks; exists only while rounds of tasks train
     claims = _File("claims")
 

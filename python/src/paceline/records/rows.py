@@ -17,6 +17,7 @@ SpanName = Literal[
     "rendezvous",  # process group, clock offsets
     "data_load",  # opening the data set, decoding in `memory` mode
     "model_build",  # initial weights, wrapping
+    "restore",  # reading a checkpoint
     "train",  # first step's start to last step's end, evaluations included
     "evaluation",  # one evaluation, within "train"
     "bookkeeping",  # tensors and results written
@@ -124,6 +125,38 @@ class SampleLogRow:
     step: int
     epoch: int
     sample_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRow:
+    """One checkpoint of one rank (`ranks/<rank>/checkpoints.jsonl`)."""
+
+    steps: int  # optimiser steps done before
+    started_unix_s: float
+    # by which the training waited: for the copy, and for the checkpoint before
+    blocked_s: float
+    ended_unix_s: float  # when it was on disk, or failed
+    written_bytes: int | None  # by this rank; None if it failed
+    error: str | None = None
+    # from one checkpoint to the next, on rank 0, where time decides
+    interval_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuationRow:
+    """A start of a rank after a failure (`ranks/<rank>/continuations.jsonl`).
+
+    Step rows after `resumed_steps` of the attempt before are removed: these steps are repeated.
+    """
+
+    before_started_unix_s: float | None  # of the process of the attempt before
+    before_state: str | None  # its last state; "running" if it was killed
+    before_state_unix_s: float | None  # when it wrote that
+    before_steps: int  # optimiser steps that it had done
+    before_ended_unix_s: float | None  # end of the last of them
+    process_started_unix_s: float  # of this attempt
+    resumed_steps: int  # steps of the checkpoint; 0 without one
+    restored_unix_s: float  # when the state had been restored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,7 +84,7 @@ def _run_trials(
         trial_files = files.trial(trial.id)
         if trial.configuration in hopeless or is_finished(trial_files):
             continue
-        set_aside(files, trial.id)
+        set_aside(files, trial)
         progress.trial_started(trial, trial_files, number, total)
         outcome = run_trial(trial, trial_files)
         progress.trial_ended(trial, outcome)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from paceline.spec.checkpoint import CheckpointSettings
 from paceline.spec.evaluation import Target
 from paceline.spec.fields import FROM_LIST, Count, Name, PositiveFloat, PositiveInt
 from paceline.spec.learning_rates import LearningRateScaling
@@ -249,12 +250,15 @@ class Experiment(_Model):
     baseline: str | None = None  # shell pattern: speedups are over the fastest that matches
     only: Annotated[tuple[str, ...], FROM_LIST] = ()  # shell patterns of configurations to run
     keep_tensors: bool = False
+    # after a failed rank, the trial continues from its last checkpoint, at most that many times
+    restarts: Annotated[int, Field(ge=0, le=1000)] = 0
     training: TrainingRequest = TrainingRequest()
     workloads: tuple[WorkloadRequest, ...] = Field(min_length=1, strict=False)
     trials: tuple[TrialRequest, ...] = Field(min_length=1, strict=False)
     tune: TuneSettings | None = None
     telemetry: TelemetrySettings = TelemetrySettings()
     limits: Limits = Limits()
+    checkpoint: CheckpointSettings | None = None
     network: NetworkSettings = NetworkSettings()
 
     @property

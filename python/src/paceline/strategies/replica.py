@@ -39,6 +39,7 @@ from paceline.training.devices import (
 )
 from paceline.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
 from paceline.training.passes import run_passes
+from paceline.training.state import RankState, restore_model, restore_optimizer
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.compression.create import create_sum
 from paceline.transports.gradients import gradient_options_of
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
+    from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
 
@@ -70,6 +72,7 @@ class ReplicaStrategy(LocalStrategy):
         self._mover: InputMover
         self._stopwatch: Stopwatch
         self._device_settings: dict[str, Any] = {}
+        self._is_first = True
 
     def prepare(
         self,
@@ -80,6 +83,7 @@ class ReplicaStrategy(LocalStrategy):
         peers: RankGroups,  # noqa: ARG002  (DistributedDataParallel finds them itself)
     ) -> None:
         self._task, self._trial = task, trial
+        self._is_first = context.is_first
         self._device = device_of(trial, context)
         self._device_settings = use_device(self._device)
         self._mover, self._stopwatch = InputMover(self._device), Stopwatch(self._device)
@@ -175,6 +179,19 @@ class ReplicaStrategy(LocalStrategy):
 
     def state_dict(self) -> dict[str, Tensor]:
         return on_cpu(self._model.state_dict())
+
+    def rank_state(self) -> RankState:
+        """Return everything on rank 0: all ranks have the same, except for running statistics of
+        each replica."""
+        state = RankState()
+        if self._is_first:
+            state.add_model(self._model)
+            state.add_optimizer(self._optimizer)
+        return state
+
+    def restore(self, saved: SavedState) -> None:
+        restore_model(self._model, saved)
+        restore_optimizer(self._optimizer, saved)
 
     def describe(self) -> dict[str, Any]:
         if self._buckets is None:

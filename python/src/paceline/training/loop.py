@@ -45,7 +45,7 @@ class Loop:
         *,
         counts_samples: bool,
         on_first_gradient: Callable[[], None],
-        on_step_end: Callable[[], None] = lambda: None,
+        on_step_end: Callable[[StepRow], None] = lambda _row: None,
     ) -> None:
         """counts_samples: whether this rank's samples belong to no other stage of the same replica.
 
@@ -73,7 +73,7 @@ class Loop:
             for row, seen in self.steps(batches, evaluate=evaluate):
                 rows.write(row)
                 sample_log.write(seen)
-                self._on_step_end()
+                self._on_step_end(row)
                 steps += 1
         return steps
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from paceline.errors import UsageError
 from paceline.spec.learning_rates import warmup_factor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
@@ -47,6 +48,7 @@ class TaskOptimizer:
         named = list(parameters)
         self.optimizer = task.optimizer(named)
         self._schedule = task.schedule(self.optimizer)
+        self._named = named
         self._parameters = [parameter for _, parameter in named]
         self._clip_norm = task.clip_norm
         self._warmup_steps = task.settings.learning_rate_warmup_steps
@@ -101,6 +103,56 @@ class TaskOptimizer:
             float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
             for gradient in self._gradients()
         )
+
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Return the parameters with their names."""
+        return self._named
+
+    def state(self) -> Iterator[tuple[str, nn.Parameter, str, Any]]:
+        """Yield (name, parameter, key, value) of what the optimiser keeps for each parameter."""
+        for name, parameter in self._named:
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                yield name, parameter, key, value
+
+    def set_state(self, parameter: nn.Parameter, key: str, value: Any) -> None:
+        """Set what the optimiser keeps for a parameter; in place if it has such a tensor."""
+        own = self.optimizer.state[parameter]
+        if not isinstance(value, torch.Tensor):
+            own[key] = value
+        elif isinstance(own.get(key), torch.Tensor) and own[key].shape == value.shape:
+            own[key].copy_(value)
+        else:
+            # Counters stay on the CPU, where torch.optim has them unless it runs fused on a GPU.
+            device = parameter.device if value.dim() or self._is_fused(parameter) else value.device
+            own[key] = torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=device
+            ).copy_(value)
+
+    def learning_rates(self) -> dict[str, float]:
+        """Return the present learning rate of each parameter."""
+        names = {id(parameter): name for name, parameter in self._named}
+        return {
+            names[id(parameter)]: float(group["lr"])
+            for group in self.optimizer.param_groups
+            if "lr" in group
+            for parameter in group["params"]
+            if id(parameter) in names
+        }
+
+    def repeat_schedule(self, steps: int) -> None:
+        """Step the schedule of a new optimiser as often as in a training of `steps` steps."""
+        if self._schedule is None:
+            return
+        with warnings.catch_warnings():  # torch expects a step of the optimiser before each
+            warnings.simplefilter("ignore", UserWarning)
+            for _ in range(steps):
+                self._schedule.step()
+
+    def _is_fused(self, parameter: nn.Parameter) -> bool:
+        groups = (
+            g for g in self.optimizer.param_groups if any(p is parameter for p in g["params"])
+        )
+        return any(group.get("fused") or group.get("capturable") for group in groups)
 
     def _clip(self, squared_norm: float) -> None:
         assert self._clip_norm is not None

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from paceline.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.rows import UpdateRow, WorkerEnvironment
     from paceline.training.context import RankContext
+    from paceline.training.state import RankState, SavedState
     from paceline.training.task import Task
 
 
@@ -117,6 +120,22 @@ class LocalStrategy(Stepper, Protocol):
     def updates(self) -> list[UpdateRow]:
         """Return the events of updates without a barrier since the last call, for the records."""
         return []
+
+    def rank_state(self) -> RankState | None:
+        """Return what this rank owns of the training's state; None in steps that have none.
+
+        Not collective, and called between two steps. The tensors are views of live memory, which
+        only `step` may change. Together the ranks own every element once. After a step that has no
+        state (replicas differ until the next averaging), all ranks return None.
+        """
+        raise UsageError(
+            f"{type(self).__name__} has no rank_state(), so it cannot write checkpoints; remove "
+            "[checkpoint] and restarts, or use another local strategy"
+        )
+
+    def restore(self, saved: SavedState) -> None:  # noqa: ARG002
+        """Continue from a saved state, of any layout; collective, called once after `prepare`."""
+        raise UsageError(f"{type(self).__name__} has no restore(), expected one with rank_state()")
 
     def workers(self) -> list[WorkerEnvironment]:
         """Return the actual environments of threads that train replicas; [] if there are none."""

@@ -69,7 +69,7 @@ class TrialMeasurer:
         if not self._has_ended(trial):
             if self._deadline_s is not None and time.monotonic() > self._deadline_s:
                 return None
-            set_aside(self._files, trial.id)
+            set_aside(self._files, trial)
             self._progress.trial_started(trial, files, number, of)
             outcome = run_trial(trial, files)
             self._progress.trial_ended(trial, outcome)

@@ -63,6 +63,15 @@ class Peers:
         """Return all ranks for one purpose, as if on one node; None for a single rank."""
         return None if self._store is None else _world(self._store, self._context, purpose)
 
+    def second_store(self) -> TCPStore | None:
+        """Open another connection to the store, for a thread; None for a single rank.
+
+        Raises TimedOut if the store does not answer.
+        """
+        if self._store is None:
+            return None
+        return open_again(self._context, self._limits.rendezvous_s)
+
     def all_equal(self, name: str, value: str) -> list[int]:
         """Return the ranks whose `value` differs from rank 0's; collective, [] on the other
         ranks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paceline.data.dataset import open_dataset
@@ -34,6 +34,10 @@ class Samples:
     order: SampleOrder
     task: Task
     source: Source
+
+    def since(self, step: int) -> Samples:
+        """Return the samples of a training that continues with `step`."""
+        return replace(self, order=self.order.since(step))
 
     def feed(
         self,

@@ -6,6 +6,7 @@ Call `resources.apply_resources` first, then import this module (it imports torc
 from __future__ import annotations
 
 import dataclasses
+import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ import torch._dynamo  # noqa: F401
 
 from paceline.data.reading import Feed, SoloNode
 from paceline.errors import RankFailed
+from paceline.records.continuation import continue_rows
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.rows import TrainingResult
 from paceline.strategies import LocalStrategy, create_strategy
@@ -25,6 +27,7 @@ from paceline.training.spans import Spans
 from paceline.training.tensors import save_tensors, sha256_of, update_l2
 from paceline.training.transforms import put_in_memory_format
 from paceline.transports.recorder import recording
+from paceline.worker.checkpoints import Checkpoints, choose_checkpoint
 from paceline.worker.evaluation import Evaluator
 from paceline.worker.peers import Peers, join_peers
 from paceline.worker.samples import Samples, open_samples
@@ -37,7 +40,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.plan.trial import Trial
+    from paceline.records.checkpoints import Checkpoint
     from paceline.records.layout import TrialFiles
+    from paceline.records.rows import StepRow
     from paceline.training.context import RankContext
     from paceline.training.task import Task
     from paceline.transports.recorder import Recorder
@@ -93,13 +98,18 @@ class _Worker:
         with ExitStack() as opened:
             with self._spans("data_load"):
                 samples = opened.enter_context(self._open_samples())
+                chosen = choose_checkpoint(self._trial, self._files, self._peers)
+                if chosen is not None:
+                    samples = samples.since(chosen.steps)
                 feed = opened.enter_context(self._open_feed(samples))
             strategy = opened.enter_context(_closing(create_strategy(self._trial)))
             with self._spans("model_build"):
                 evaluator = self._evaluator(samples)
                 self._prepare(strategy, samples.task)
+                checkpoints = self._checkpoints(opened, strategy, samples, chosen)
+            self._continue(checkpoints)
             with self._spans("train"):
-                steps = self._train(strategy, samples, feed, evaluator)
+                steps = self._train(strategy, samples, feed, evaluator, checkpoints)
             with self._spans("bookkeeping"):
                 self._finish(strategy, samples.task, steps)
 
@@ -109,6 +119,7 @@ class _Worker:
         samples: Samples,
         feed: Feed,
         evaluator: Evaluator | None,
+        checkpoints: Checkpoints | None,
     ) -> int:
         rank, order = self._context.rank, samples.order
 
@@ -119,6 +130,11 @@ class _Worker:
                 evaluator.run(strategy, step, epoch, self._peers)
             return True
 
+        def step_ended(row: StepRow) -> None:
+            self._write_rows(strategy)
+            if checkpoints is not None:
+                checkpoints.step_ended(row)
+
         loop = Loop(
             order,
             samples.task,
@@ -126,9 +142,9 @@ class _Worker:
             rank,
             counts_samples=self._stage == 0,
             on_first_gradient=lambda: self._save_gradient(strategy),
-            on_step_end=lambda: self._write_rows(strategy),
+            on_step_end=step_ended,
         )
-        steps = loop.run(feed, self._files.rank(rank), evaluate)
+        steps = order.first_step + loop.run(feed, self._files.rank(rank), evaluate)
         self._write_rows(strategy)  # a server applies updates of other ranks after its last step
         if steps != order.steps:
             raise RankFailed(
@@ -198,6 +214,42 @@ class _Worker:
         )
         write_json(
             self._files.rank(self._context.rank).environment, dataclasses.asdict(environment)
+        )
+
+    def _checkpoints(
+        self,
+        opened: ExitStack,
+        strategy: LocalStrategy,
+        samples: Samples,
+        chosen: Checkpoint | None,
+    ) -> Checkpoints | None:
+        """Return the checkpoints of this rank; None if the trial has none."""
+        if self._trial.checkpoint is None:
+            return None
+        found = Checkpoints(
+            self._trial,
+            self._context,
+            self._files,
+            samples.order,
+            strategy,
+            self._peers,
+            chosen,
+        )
+        opened.callback(found.close)
+        return found
+
+    def _continue(self, checkpoints: Checkpoints | None) -> None:
+        """Restore the chosen checkpoint, and remove the records of steps that are repeated."""
+        first_step = 0
+        if checkpoints is not None and checkpoints.first_step:
+            first_step = checkpoints.first_step
+            with self._spans("restore"):
+                checkpoints.restore()
+        continue_rows(
+            self._files.rank(self._context.rank),
+            first_step,
+            process_started_unix_s=self._context.process_started_unix_s,
+            restored_unix_s=time.time(),
         )
 
     def _save_gradient(self, strategy: LocalStrategy) -> None:

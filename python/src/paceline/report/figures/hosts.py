@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _SHADES = {
     "imports": ("imports", "#9C8F7A"),
     "data_load": ("data loading", "#C9B458"),
+    "restore": ("reading a checkpoint", "#E9A456"),
     "train": ("training", "#56B4E9"),
     "bookkeeping": ("writing results", "#CC79A7"),
 }

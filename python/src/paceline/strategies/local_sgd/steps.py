@@ -21,12 +21,14 @@ from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.training.devices import CPU, InputMover, Stopwatch, on_cpu, synchronize, use_device
 from paceline.training.optimizers import TaskOptimizer, trained_parameters
 from paceline.training.passes import run_passes
+from paceline.training.state import restore_model, restore_optimizer
 from paceline.training.strategy import GradientResult, Stepper
 
 if TYPE_CHECKING:
     from typing import Any
 
     from paceline.plan.trial import Trial
+    from paceline.training.state import RankState, SavedState
     from paceline.training.strategy import TrainBatch
     from paceline.training.task import Task
 
@@ -91,6 +93,17 @@ class LocalReplica(Stepper):
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights by the model's own names, in CPU memory."""
         return on_cpu(self.model.state_dict())
+
+    def add_to(self, state: RankState, replica: int) -> None:
+        """Add the optimiser's state of this replica, and of the first one the weights."""
+        if replica == 0:
+            state.add_model(self.model)
+        state.add_optimizer(self._optimizer, prefix=f"replica/{replica}/")
+
+    def restore(self, saved: SavedState) -> None:
+        """Continue from a saved state, in the arrays `weights` and `momentum`."""
+        restore_model(self.model, saved)
+        restore_optimizer(self._optimizer, saved)
 
     def _adopt_state(self) -> None:
         """Move the parameters into one array, and create the optimiser's momentum in another."""

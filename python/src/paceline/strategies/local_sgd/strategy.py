@@ -30,12 +30,14 @@ from paceline.strategies.processes.descriptor import AveragingSettings, Processe
 from paceline.strategies.reduction.replicate_group import all_reduce_tensors
 from paceline.training.devices import device_of, synchronize
 from paceline.training.optimizers import trained_parameters
+from paceline.training.state import RankState
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch, WeightAveraging
 from paceline.transports.compression.base import bytes_of
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
+    from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
 
@@ -46,7 +48,7 @@ class LocalSgdStrategy(LocalStrategy):
     def __init__(self) -> None:
         self._replica: LocalReplica
         self._device: torch.device
-        self._ranks = 1
+        self._rank, self._ranks = 0, 1
         self._settings: AveragingSettings
         self._steps = 0  # number of steps that have begun
         self._is_last = False
@@ -63,7 +65,7 @@ class LocalSgdStrategy(LocalStrategy):
         averaging = trial.options_as(ProcessesOptions).averaging
         assert averaging is not None, "only local SGD uses this implementation"
         self._settings = averaging
-        self._ranks = context.world_size
+        self._rank, self._ranks = context.rank, context.world_size
         self._device = device_of(trial, context)
         self._replica = LocalReplica(task, model, trial, self._device)
 
@@ -122,6 +124,20 @@ class LocalSgdStrategy(LocalStrategy):
         mean = {name: tensor.clone() for name, tensor in self.state_dict().items()}
         weights.copy_(own)
         return mean
+
+    def rank_state(self) -> RankState | None:
+        """Return the weights on rank 0 and each rank's own optimiser state, after an averaging;
+        None while the weights of the ranks differ."""
+        if self._ranks > 1 and self._is_local and not self._is_due:
+            return None
+        state = RankState()
+        self._replica.add_to(state, self._rank)
+        return state
+
+    def restore(self, saved: SavedState) -> None:
+        """Continue; with another number of ranks, each gets the mean of the optimisers' states."""
+        self._steps = saved.steps
+        self._replica.restore(saved.of_replica(self._rank, self._ranks))
 
     def describe(self) -> dict[str, Any]:
         """Return settings and traffic. Bytes are means over all steps; uncompressed bytes are those

@@ -16,7 +16,10 @@ _LINE_BYTES = 64
 
 
 class SharedBuffers:
-    """The persistent buffers of a model, published by the stages that update them."""
+    """The persistent buffers of a model, published by the stages that update them.
+
+    own: those of this worker's stage, by name.
+    """
 
     def __init__(self, shared: SharedNode, model: nn.Module, stage: Layers) -> None:
         """stage: the layers of this worker. Collective over the node."""
@@ -31,7 +34,7 @@ class SharedBuffers:
             self._shared[name] = part.view(buffer.dtype).view(buffer.shape)
             start += sizes[name]
         names = {id(buffer): name for name, buffer in buffers.items()}
-        self._own = {
+        self.own = {
             names[id(buffer)]: buffer
             for _, layer in stage
             for buffer in layer.buffers()
@@ -40,7 +43,7 @@ class SharedBuffers:
 
     def publish(self) -> None:
         """Copy the buffers of this stage into the shared memory."""
-        for name, buffer in self._own.items():
+        for name, buffer in self.own.items():
             self._shared[name].copy_(buffer)
 
     def all(self) -> dict[str, Tensor]:

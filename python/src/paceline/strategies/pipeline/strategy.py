@@ -48,6 +48,7 @@ from paceline.strategies.reduction.sufficient_factors import mark_all_but, mark_
 from paceline.training.batch_norm import batch_norms, statistics_width
 from paceline.training.devices import CPU, device_of, on_cpu, use_device
 from paceline.training.optimizers import trained_parameters
+from paceline.training.state import RankState, restore_buffers
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 from paceline.transports.shared.barrier import Barrier
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.training.context import RankContext
+    from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
 
@@ -101,6 +103,7 @@ class PipelineStrategy(LocalStrategy):
         self._frozen: dict[str, Tensor]  # every rank keeps all parameters that are not trained
         self._state_names: tuple[str, ...] = ()
         self._is_first_replica = True
+        self._is_first_node = True
         self._total_of_node: SharedSum
         self._bounds = (0, 0)  # of the stage's weights in the layout
         self._siblings = ""  # name of the node's workers with this stage in the records
@@ -123,6 +126,7 @@ class PipelineStrategy(LocalStrategy):
         layers, place = task.blocks(model), _Place.of(context, trial.placement.stages)
         self._siblings = f"node {context.node_index} stage {place.stage}"
         self._replicas, self._is_first_replica = place.replicas, place.replica == 0
+        self._is_first_node = context.node_index == 0
         device = device_of(trial, context)
         chosen = use_device(device)
         division = partition_model(task, layers, trial, peers.world("split_points"), device)
@@ -295,6 +299,20 @@ class PipelineStrategy(LocalStrategy):
             else self._layout.view(self._shared_weights, self._aliases[name])
             for name in self._state_names
         }
+
+    def rank_state(self) -> RankState:
+        """Return this worker's shards of its stage on the first node; all nodes have the same."""
+        state = RankState()
+        if self._is_first_node:
+            self._weights.shard.add_to(state)
+            if self._is_first_replica:
+                state.add_buffers(self._buffers.own)
+        return state
+
+    def restore(self, saved: SavedState) -> None:
+        self._weights.restore(saved)
+        restore_buffers(self._buffers.own, saved)
+        self._everyone.wait()
 
     def describe(self) -> dict[str, Any]:
         others = self._node_factors.with_traffic(self._replicate_group.describe())

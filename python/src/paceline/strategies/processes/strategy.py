@@ -40,6 +40,7 @@ from paceline.strategies.reduction.sufficient_factors import (
 from paceline.training.batch_norm import statistics_width, synchronise
 from paceline.training.optimizers import trained_parameters
 from paceline.training.passes import run_passes
+from paceline.training.state import RankState, persistent_buffers, restore_buffers
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 from paceline.transports.shared.barrier import Barrier
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.strategies.reduction.flat_layout import ParameterShard
     from paceline.training.context import RankContext
+    from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
 
@@ -62,6 +64,7 @@ class ProcessesStrategy(LocalStrategy):
         self._shared: SharedNode | None = None
         self._rank = 0  # local rank
         self._ranks = 1
+        self._is_first_node = True
         self._node = ""  # name of the node in the records
         self._model: nn.Module
         self._task: Task
@@ -88,7 +91,7 @@ class ProcessesStrategy(LocalStrategy):
         """
         self._task, self._model, self._trial = task, model, trial
         self._rank, self._ranks = context.local_rank, context.ranks_on_node
-        self._node = f"node {context.node_index}"
+        self._node, self._is_first_node = f"node {context.node_index}", context.node_index == 0
         limit_s = trial.limits.collective_s
         self._shared = shared = SharedNode(peers.node("gradients") or SoloNode(), limit_s)
         parameters = trained_parameters(model)
@@ -223,6 +226,20 @@ class ProcessesStrategy(LocalStrategy):
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights themselves, which change with the next step."""
         return dict(self._model.state_dict())
+
+    def rank_state(self) -> RankState:
+        """Return this rank's shards on the first node; all nodes have the same."""
+        state = RankState()
+        if self._is_first_node:
+            self._shard.add_to(state)
+            if self._rank == 0:
+                state.add_buffers(persistent_buffers(self._model))
+        return state
+
+    def restore(self, saved: SavedState) -> None:
+        self._shard.restore(saved)
+        restore_buffers(persistent_buffers(self._model), saved)
+        self._barrier.wait()
 
     def describe(self) -> dict[str, Any]:
         sizes = [4 * sum(s.elements for s in shards) for shards in self._shards_by_rank]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.plan.sample_order import share_bounds
+from paceline.training.state import Elements
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -111,6 +112,25 @@ class FlatLayout:
     def size(self, name: str) -> int:
         """Return the number of elements of a parameter."""
         return self._places[name].elements
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a parameter."""
+        return self._places[name].shape
+
+    def elements_of(self, shard: ParameterShard, values: Tensor) -> Elements:
+        """Return values of a shard, shape (shard.elements,), with their place in the parameter."""
+        place = self._places[shard.name]
+        return Elements(
+            name=shard.name,
+            shape=place.shape,
+            strides=place.strides,
+            start=shard.start,
+            values=values.detach(),
+        )
+
+    def part(self, shard: ParameterShard, tensor: Tensor) -> Tensor:
+        """Return a shard of a tensor that has the parameter's shape, shape (shard.elements,)."""
+        return self.in_storage_order(shard.name, tensor)[shard.start : shard.stop]
 
     def shape_of(self, shard: ParameterShard) -> tuple[int, ...]:
         """Return (rows, elements per row) of a shard that consists of whole rows of a matrix (or of

@@ -6,12 +6,16 @@ each (stage 1 of ZeRO, Rajbhandari et al., SC 2020, with one copy of the weights
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
+from paceline.errors import DataError
 from paceline.strategies.reduction.sufficient_factors import RowGradients
 from paceline.training.optimizers import TaskOptimizer, no_gradient
+from paceline.training.state import WEIGHTS, restore_optimizer, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping, Sequence
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
         LowPrecisionWeights,
         SufficientFactors,
     )
+    from paceline.training.state import RankState, SavedState
     from paceline.training.task import Task
 
 
@@ -106,6 +111,42 @@ class OptimizerShard:
         """Update this worker's part of the weights in lower precision."""
         if self._low_precision is not None:
             self._low_precision.refresh(self.parameter_shards)
+
+    def add_to(self, state: RankState) -> None:
+        """Add the weights of these shards and their optimiser's state."""
+        shards = {shard.name: shard for shard in self.parameter_shards}
+        for shard, parameter in zip(self.parameter_shards, self._parameters, strict=True):
+            own = self._layout.elements_of(shard, parameter)
+            state.tensors.append(replace(own, name=f"{WEIGHTS}/{own.name}"))
+        if self._optimizer is not None:
+            state.add_optimizer(
+                self._optimizer,
+                lambda name, values: self._layout.elements_of(shards[name], values),
+            )
+
+    @torch.no_grad()
+    def restore(self, saved: SavedState) -> None:
+        """Set the weights of these shards and their optimiser's state.
+
+        Raises DataError if the state is of another model.
+        """
+        shards = {shard.name: shard for shard in self.parameter_shards}
+        for shard, parameter in zip(self.parameter_shards, self._parameters, strict=True):
+            name = f"{WEIGHTS}/{shard.name}"
+            tensor = whole(saved, name, self._layout.shape(shard.name))
+            parameter.copy_(self._layout.part(shard, tensor))
+
+        def part_of(name: str, tensor: Tensor) -> Tensor:
+            if tuple(tensor.shape) != self._layout.shape(name):
+                raise DataError(
+                    f"checkpoint: the optimiser's state of {name} has shape {tuple(tensor.shape)}, "
+                    "which cannot be divided; continue with local strategy sequential or intraop"
+                )
+            return self._layout.part(shards[name], tensor)
+
+        if self._optimizer is not None:
+            restore_optimizer(self._optimizer, saved, part_of)
+        self.refresh()
 
     def copy_gradients_to(self, flat: Tensor) -> None:
         """Copy the gradients to their places in a flat array of the layout."""

@@ -50,6 +50,7 @@ from paceline.training.devices import unix_s
 from paceline.training.linear import joined
 from paceline.training.optimizers import trained_parameters
 from paceline.training.passes import Passes, run_passes, share_of
+from paceline.training.state import RankState, persistent_buffers, restore_buffers
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.rows import WorkerEnvironment
     from paceline.training.context import RankContext
+    from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
 
@@ -78,6 +80,7 @@ class ThreadsStrategy(LocalStrategy):
         self._factors: list[SufficientFactors]  # by worker
         self._replicate_group = ReplicateGroup()
         self._node_factors: NodeFactors
+        self._is_first = True
 
     def prepare(
         self,
@@ -93,7 +96,7 @@ class ThreadsStrategy(LocalStrategy):
         """
         replicas, threads = trial.placement.replicas_per_rank, trial.placement.threads_per_worker
         self._task, self._trial = task, trial
-        self._group = f"threads of rank {context.rank}"
+        self._group, self._is_first = f"threads of rank {context.rank}", context.is_first
         self._replicate_group = ReplicateGroup(trial)
         # The main thread runs few operations, and a larger thread pool would take cores.
         torch.set_num_threads(threads)
@@ -183,6 +186,21 @@ class ThreadsStrategy(LocalStrategy):
 
     def state_dict(self) -> dict[str, Tensor]:
         return dict(self._replicas[0].state_dict())
+
+    def rank_state(self) -> RankState:
+        """Return everything on rank 0; all nodes have the same."""
+        state = RankState()
+        if self._is_first:
+            for shard in self._shards:
+                shard.add_to(state)
+            state.add_buffers(persistent_buffers(self._replicas[0]))
+        return state
+
+    def restore(self, saved: SavedState) -> None:
+        for shard in self._shards:
+            shard.restore(saved)
+        for replica in self._replicas:
+            restore_buffers(persistent_buffers(replica), saved)
 
     def workers(self) -> list[WorkerEnvironment]:
         return self._running().workers

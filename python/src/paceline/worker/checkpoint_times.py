@@ -1,0 +1,184 @@
+"""Decide after which steps a checkpoint is written: the same ones on every rank.
+
+A number of steps is arithmetic. Where seconds decide, rank 0 announces a step that is far enough
+ahead for the other ranks to see it. A rank that misses it leaves that checkpoint incomplete, and
+the next one counts; no rank ever waits for another.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from paceline.plan.checkpoint_interval import daly_interval_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch._C._distributed_c10d import Store
+
+_POLL_S = 0.5  # of the store, by a thread
+_LEAD_S = 1.5  # from an announcement to its step
+_KEPT_STEPS = 64
+_FIRST_MEASURED_STEPS = 8  # before the first checkpoint of every_s = "auto"
+_SMALLEST_COST_S = 1e-3
+
+
+class Times(Protocol):
+    """After which steps checkpoints are due."""
+
+    interval_s: float | None  # the present one, where seconds decide
+
+    def is_due(self, done: int, step_s: float, *, idle: bool) -> bool:
+        """Return whether one is due after `done` steps, of which the last took `step_s`.
+
+        idle: whether no checkpoint is being written. Called after every step.
+        """
+
+    def close(self) -> None:
+        """End threads."""
+
+
+class EverySteps(Times):
+    """After a multiple of a number of steps."""
+
+    interval_s = None
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+
+    def is_due(self, done: int, step_s: float, *, idle: bool) -> bool:  # noqa: ARG002
+        return done % self._every == 0
+
+    def close(self) -> None:
+        pass
+
+
+class EverySeconds(Times):
+    """On rank 0, or on a single rank: after some seconds.
+
+    announce: tells the other ranks the step; None without other ranks.
+    """
+
+    def __init__(
+        self, interval: float | DalyInterval, announce: Callable[[int], None] | None
+    ) -> None:
+        self._interval = interval
+        self._announce = announce
+        self._due: int | None = None
+        self._last_s = time.monotonic()
+
+    @property
+    def interval_s(self) -> float | None:  # type: ignore[override]
+        if isinstance(self._interval, DalyInterval):
+            return self._interval.interval_s
+        return self._interval
+
+    def is_due(self, done: int, step_s: float, *, idle: bool) -> bool:
+        if isinstance(self._interval, DalyInterval):
+            self._interval.add_step(step_s, idle=idle)
+        if self._due is None and idle and self._has_passed():
+            lead = 0 if self._announce is None else max(1, math.ceil(_LEAD_S / max(step_s, 1e-6)))
+            self._due = done + lead
+            if self._announce is not None:
+                self._announce(self._due)
+        if self._due != done:
+            return False
+        self._due, self._last_s = None, time.monotonic()
+        return True
+
+    def close(self) -> None:
+        pass
+
+    def _has_passed(self) -> bool:
+        interval = self.interval_s
+        return interval is not None and time.monotonic() - self._last_s >= interval
+
+
+class AnnouncedSteps(Times):
+    """On the other ranks: after the steps that rank 0 announces through the store."""
+
+    interval_s = None
+
+    def __init__(self, next_announcement: Callable[[], int | None]) -> None:
+        """next_announcement: returns the next one, None if there is none yet; in a thread."""
+        self._next = next_announcement
+        self._due: set[int] = set()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="checkpoint times", daemon=True)
+        self._thread.start()
+
+    def is_due(self, done: int, step_s: float, *, idle: bool) -> bool:  # noqa: ARG002
+        due = done in self._due
+        self._due.discard(done)
+        return due
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(2 * _POLL_S)
+
+    def _poll(self) -> None:
+        while not self._closed.wait(_POLL_S):
+            try:
+                step = self._next()
+            except RuntimeError:
+                return  # the store has ended; the training notices it by itself
+            if step is not None:
+                self._due.add(step)
+
+
+class DalyInterval:
+    """Daly's interval from the measured cost of a checkpoint: the delay of the steps meanwhile."""
+
+    def __init__(self, mtbf_s: float) -> None:
+        self._mtbf_s = mtbf_s
+        self._quiet_s: deque[float] = deque(maxlen=_KEPT_STEPS)
+        self._delay_s = 0.0  # of the checkpoint that is being written
+        self._costs_s: deque[float] = deque(maxlen=_KEPT_STEPS)
+
+    @property
+    def interval_s(self) -> float | None:
+        """The interval; 0 before the first checkpoint, None until steps have been measured."""
+        if len(self._quiet_s) < _FIRST_MEASURED_STEPS:
+            return None
+        return daly_interval_s(self.cost_s, self._mtbf_s) if self._costs_s else 0.0
+
+    @property
+    def cost_s(self) -> float:
+        """The median cost of a checkpoint so far."""
+        return max(_SMALLEST_COST_S, statistics.median(self._costs_s))
+
+    def add_step(self, step_s: float, *, idle: bool) -> None:
+        """Add a step; idle: whether no checkpoint is being written at its end."""
+        if idle and not self._delay_s:
+            self._quiet_s.append(step_s)
+            return
+        usual_s = statistics.median(self._quiet_s) if self._quiet_s else step_s
+        self._delay_s += step_s - usual_s
+        if idle:
+            self._costs_s.append(max(0.0, self._delay_s))
+            self._delay_s = 0.0
+
+
+class Announcements:
+    """The steps that rank 0 announces, in a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._count = 0
+
+    def announce(self, step: int) -> None:
+        self._store.set(f"checkpoints/{self._count}", str(step))
+        self._count += 1
+
+    def next(self) -> int | None:
+        """Return the next announcement; None if there is none yet."""
+        key = f"checkpoints/{self._count}"
+        if not self._store.check([key]):
+            return None
+        self._count += 1
+        return int(bytes(self._store.get(key)).decode())

@@ -1,0 +1,219 @@
+"""The checkpoints of one rank: open the newest one at the start, write new ones between steps."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import random
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from paceline.errors import DataError, PacelineWarning
+from paceline.records.checkpoints import Checkpoint, CheckpointFolder
+from paceline.training.state import RankState
+from paceline.training.state_files import Position, StateFiles
+from paceline.worker.checkpoint_times import (
+    AnnouncedSteps,
+    Announcements,
+    DalyInterval,
+    EverySeconds,
+    EverySteps,
+    Times,
+)
+from paceline.worker.checkpoint_writer import CheckpointWriter
+
+if TYPE_CHECKING:
+    from paceline.plan.sample_order import SampleOrder
+    from paceline.plan.trial import Trial
+    from paceline.records.layout import TrialFiles
+    from paceline.records.rows import StepRow
+    from paceline.spec.checkpoint import CheckpointSettings
+    from paceline.training.context import RankContext
+    from paceline.training.strategy import LocalStrategy
+    from paceline.worker.peers import Peers
+
+# Values of a training that its state does not depend on.
+_WITHOUT_EFFECT = {"dataset", "cache", "reading", "memory_format", "warmup_steps", "task"}
+
+
+def task_sha256(trial: Trial, order: SampleOrder) -> str:
+    """Return a checksum of everything that decides what a training computes, except its layout."""
+    values = trial.training.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
+    values["task"] = trial.training.task.rpartition(":")[2]
+    values["row_group_rows"] = [int(rows) for rows in order.row_group_rows]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+class Checkpoints:
+    """Opens and writes the checkpoints of a trial as one of its ranks."""
+
+    def __init__(
+        self,
+        trial: Trial,
+        context: RankContext,
+        files: TrialFiles,
+        order: SampleOrder,
+        strategy: LocalStrategy,
+        peers: Peers,
+        chosen: Checkpoint | None,
+    ) -> None:
+        """chosen: the checkpoint to continue from. Raises UsageError if the strategy cannot give
+        its state."""
+        strategy.rank_state()
+        self._chosen = chosen
+        self._context, self._limits, self._order = context, trial.limits, order
+        self._strategy, self._peers = strategy, peers
+        self._folder = CheckpointFolder(files.checkpoints)
+        self._task_sha256 = task_sha256(trial, order)
+        self._replicas = trial.placement.replicas if _differ(trial) else 1
+        assert trial.checkpoint is not None, "else there is nothing to do"
+        self._times = self._new_times(trial.checkpoint)
+        self._writer = CheckpointWriter(
+            self._folder, context.rank, context.world_size, files.rank(context.rank).checkpoints
+        )
+        self._has_memory = False
+        self._pending = False  # due, but the state did not exist in that step
+
+    def restore(self) -> None:
+        """Restore the chosen checkpoint, if there is one; collective.
+
+        Raises DataError if it belongs to another training, or is not valid.
+        """
+        checkpoint = self._chosen
+        if checkpoint is None:
+            return
+        saved = StateFiles(checkpoint)
+        if saved.position.task_sha256 != self._task_sha256:
+            raise DataError(
+                f"{checkpoint.folder}: is a checkpoint of another training: the model, the data or "
+                "a training value has changed; remove the folder, or start a new run with --out"
+            )
+        self._strategy.restore(saved)
+        if checkpoint.ranks == self._context.world_size:
+            _restore_random(saved, self._context.rank)
+
+    @property
+    def first_step(self) -> int:
+        """The first step to train."""
+        return 0 if self._chosen is None else self._chosen.steps
+
+    def step_ended(self, row: StepRow) -> None:
+        """Begin to write a checkpoint, if one is due after this step."""
+        done = row.step + 1
+        due = [t.is_due(done, row.step_s, idle=self._writer.is_idle) for t in self._times]
+        if not self._has_memory:
+            state = self._strategy.rank_state()
+            self._has_memory = state is not None
+            if state is not None:
+                self._writer.prepare(state)
+        if done == self._order.steps or not (self._pending or any(due)):
+            return
+        state = self._strategy.rank_state()
+        self._pending = state is None
+        if state is None:
+            return
+        _add_random(state, self._context.rank)
+        position = Position(steps=done, task_sha256=self._task_sha256, replicas=self._replicas)
+        interval_s = next((t.interval_s for t in self._times if t.interval_s is not None), None)
+        self._writer.write(position, state, self._limits.collective_s, interval_s)
+
+    def close(self) -> None:
+        """End the threads. A checkpoint that is not complete is given up."""
+        for times in self._times:
+            times.close()
+        self._writer.close()
+
+    def _new_times(self, settings: CheckpointSettings) -> list[Times]:
+        found: list[Times] = []
+        if settings.every_steps is not None:
+            found.append(EverySteps(settings.every_steps))
+        if settings.every_s is not None:
+            found.append(self._by_seconds(settings))
+        return found
+
+    def _by_seconds(self, settings: CheckpointSettings) -> Times:
+        store = self._peers.second_store()
+        announcements = None if store is None else Announcements(store)
+        if announcements is not None and not self._context.is_first:
+            return AnnouncedSteps(announcements.next)
+        interval: float | DalyInterval
+        if isinstance(settings.every_s, float | int):
+            interval = settings.every_s
+        else:
+            assert settings.mtbf_s is not None, 'the spec requires it for "auto"'
+            interval = DalyInterval(settings.mtbf_s)
+        return EverySeconds(interval, None if announcements is None else announcements.announce)
+
+
+def choose_checkpoint(trial: Trial, files: TrialFiles, peers: Peers) -> Checkpoint | None:
+    """Return the newest undamaged checkpoint, the same on all ranks; collective.
+
+    Rank 0 reads them, and removes what is damaged or unfinished. None if the trial has none.
+    """
+    if trial.checkpoint is None:
+        return None
+    folder, world = CheckpointFolder(files.checkpoints), peers.world("checkpoint")
+    if world is not None and world.local_rank != 0:
+        words = world.lookup("chosen", trial.limits.collective_s).split()
+        if not words:
+            return None
+        return Checkpoint(folder.root / words[2], int(words[0]), int(words[1]))
+    found = folder.newest(_warn)
+    folder.clean(found)
+    if world is not None:
+        text = "" if found is None else f"{found.steps} {found.ranks} {found.folder.name}"
+        world.publish("chosen", text)
+    return found
+
+
+def _differ(trial: Trial) -> bool:
+    """Return whether ranks have optimisers of their own, as in local SGD."""
+    return trial.round_steps > 1
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, PacelineWarning, stacklevel=2)
+
+
+def _add_random(state: RankState, rank: int) -> None:
+    """Add the states of the random generators, which a task may use in its own code."""
+    state.add_whole(f"random/{rank}/torch", torch.get_rng_state())
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state.add_whole(f"random/{rank}/cuda", torch.cuda.get_rng_state())
+    version, words, normal = random.getstate()
+    state.values[f"random/{rank}/python"] = [version, list(words), normal]
+    generator = np.random.get_state(legacy=False)
+    assert isinstance(generator, dict)
+    kept = copy.deepcopy(generator)
+    kept["state"]["key"] = kept["state"]["key"].tolist()
+    state.values[f"random/{rank}/numpy"] = kept
+
+
+def _restore_random(saved: StateFiles, rank: int) -> None:
+    """Set the random generators. Raises DataError if their saved states are not valid."""
+    try:
+        for name, restore in (("torch", torch.set_rng_state), ("cuda", _set_cuda_state)):
+            tensor = saved.tensor(f"random/{rank}/{name}")
+            if tensor is not None:
+                restore(tensor.clone())
+        of_python: Any = saved.value(f"random/{rank}/python")
+        if of_python is not None:
+            version, words, normal = of_python
+            random.setstate((version, tuple(words), normal))
+        of_numpy: Any = saved.value(f"random/{rank}/numpy")
+        if of_numpy is not None:
+            key = np.array(of_numpy["state"]["key"], dtype=np.uint32)
+            np.random.set_state({**of_numpy, "state": {**of_numpy["state"], "key": key}})
+    except (RuntimeError, TypeError, ValueError, KeyError) as error:
+        raise DataError(
+            f"{saved.checkpoint.folder}: the states of its random generators are not valid: {error}"
+        ) from error
+
+
+def _set_cuda_state(state: torch.Tensor) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state(state)

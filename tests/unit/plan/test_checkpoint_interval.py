@@ -1,0 +1,36 @@
+"""Young's and Daly's intervals, and the expected time that they minimise."""
+
+import pytest
+
+from paceline.plan.checkpoint_interval import (
+    daly_interval_s,
+    expected_time_s,
+    young_interval_s,
+)
+
+
+def test_young():
+    assert young_interval_s(5.0, 1000.0) == 100.0
+
+
+def test_daly_is_youngs_for_rare_failures():
+    assert daly_interval_s(0.01, 1e6) == pytest.approx(young_interval_s(0.01, 1e6), rel=1e-3)
+
+
+def test_daly_is_the_mean_time_between_failures_where_checkpoints_cost_more():
+    assert daly_interval_s(30.0, 10.0) == 10.0
+
+
+@pytest.mark.parametrize("cost_s", [0.1, 5.0, 60.0])
+def test_no_other_interval_is_better_than_dalys(cost_s):
+    def time_s(interval_s):
+        return expected_time_s(1e5, interval_s, cost_s=cost_s, restart_s=20.0, mtbf_s=1000.0)
+
+    best = daly_interval_s(cost_s, 1000.0)
+    others = [best * factor for factor in (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)]
+    assert time_s(best) < min(map(time_s, others))
+
+
+def test_without_failures_only_the_checkpoints_cost_time():
+    found = expected_time_s(1000.0, 100.0, cost_s=1.0, restart_s=5.0, mtbf_s=1e12)
+    assert found == pytest.approx(1010.0, rel=1e-3)

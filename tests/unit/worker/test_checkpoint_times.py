@@ -1,0 +1,120 @@
+"""After which steps checkpoints are due."""
+
+import itertools
+import time
+
+import pytest
+
+from paceline.worker import checkpoint_times
+from paceline.worker.checkpoint_times import (
+    AnnouncedSteps,
+    Announcements,
+    DalyInterval,
+    EverySeconds,
+    EverySteps,
+)
+
+
+class FakeStore:
+    def __init__(self):
+        self.values = {}
+
+    def set(self, key, value):
+        self.values[key] = value.encode()
+
+    def check(self, keys):
+        return all(key in self.values for key in keys)
+
+    def get(self, key):
+        return self.values[key]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(checkpoint_times.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_every_third_step():
+    times = EverySteps(3)
+    assert [d for d in range(1, 10) if times.is_due(d, 0.1, idle=True)] == [3, 6, 9]
+
+
+def test_single_rank_is_due_as_soon_as_the_seconds_have_passed(clock):
+    times = EverySeconds(10.0, None)
+    found = []
+    for done in range(1, 30):
+        clock[0] += 1.5
+        if times.is_due(done, 1.5, idle=True):
+            found.append(done)
+    assert found == [7, 14, 21, 28]
+
+
+def test_no_checkpoint_is_due_while_one_is_being_written(clock):
+    times = EverySeconds(1.0, None)
+    clock[0] = 5.0
+    assert not times.is_due(1, 1.0, idle=False)
+    assert times.is_due(2, 1.0, idle=True)
+
+
+def test_other_ranks_follow_a_step_that_lies_ahead(clock):
+    store = FakeStore()
+    first = EverySeconds(10.0, Announcements(store).announce)
+    heard = Announcements(store)
+    due = []
+    for done in range(1, 40):
+        clock[0] += 0.5
+        if first.is_due(done, 0.5, idle=True):
+            due.append(done)
+    announced = list(iter(heard.next, None))
+    assert due == [23]  # 20 steps are 10 s, the announcement is 1.5 s = 3 steps ahead
+    assert announced == [23]
+
+
+def test_announced_step_is_due_once(monkeypatch):
+    monkeypatch.setattr(checkpoint_times, "_POLL_S", 0.001)
+    steps = iter([7])
+    times = AnnouncedSteps(lambda: next(steps, None))
+    deadline = time.monotonic() + 10
+    while not times._due and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert [times.is_due(d, 0.1, idle=True) for d in (6, 7, 7)] == [False, True, False]
+    times.close()
+    assert not times._thread.is_alive()
+
+
+def test_lost_store_ends_the_polling(monkeypatch):
+    monkeypatch.setattr(checkpoint_times, "_POLL_S", 0.001)
+
+    def fail():
+        raise RuntimeError("connection lost")
+
+    times = AnnouncedSteps(fail)
+    times._thread.join(10)
+    assert not times._thread.is_alive()
+    assert not times.is_due(1, 0.1, idle=True)
+
+
+def test_interval_follows_from_the_delay_of_the_steps():
+    interval = DalyInterval(1000.0)
+    for _ in range(7):
+        interval.add_step(1.0, idle=True)
+    assert interval.interval_s is None  # too few steps are known
+    interval.add_step(1.0, idle=True)
+    assert interval.interval_s == 0.0  # the first checkpoint measures the cost
+    for step_s, idle in [(1.3, False), (1.2, False), (1.0, True)]:
+        interval.add_step(step_s, idle=idle)
+    assert interval.cost_s == pytest.approx(0.5)
+    # sqrt(2 * 0.5 * 1000) = 31.62, and Daly's two smaller terms
+    wanted_s = 31.62 * (1 + 0.0158 / 3 + 0.00025 / 9) - 0.5
+    assert interval.interval_s == pytest.approx(wanted_s, rel=1e-3)
+
+
+def test_next_announcement_is_none_until_it_is_there():
+    store = FakeStore()
+    heard, said = Announcements(store), Announcements(store)
+    assert heard.next() is None
+    said.announce(5)
+    said.announce(9)
+    assert list(itertools.islice(iter(heard.next, None), 3)) == [5, 9]
