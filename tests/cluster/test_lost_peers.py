@@ -77,12 +77,17 @@ def each_by_itself(lab: Lab, options: list[str], folder: Path) -> list[list[str]
 
 
 @pytest.mark.parametrize(
-    ("transport", "where"), [("gloo", "cable"), ("gloo", "switch"), ("mpi", "cable")]
+    ("transport", "where", "factors"),
+    [("gloo", "cable", "always"), ("gloo", "switch", "never"), ("mpi", "cable", "always")],
 )
 def test_link_that_drops_is_reported_by_the_ranks_on_both_sides(
-    transport: str, where: Literal["cable", "switch"], under_way: Start, record_took: Record
+    transport: str,
+    where: Literal["cable", "switch"],
+    factors: str,
+    under_way: Start,
+    record_took: Record,
 ) -> None:
-    with under_way(transport) as running:
+    with under_way(transport, factors) as running:
         names = [host.name for host in running.lab.hosts]
         running.lab.cut(running.lab.hosts[1], where)
         dropped_unix_s = time.time()
@@ -95,7 +100,8 @@ def test_link_that_drops_is_reported_by_the_ranks_on_both_sides(
             assert f"rank {peer} ({names[peer]})" in status["error"]
             down = f"interface {INTERFACE} of this host ({names[rank]}) is down"
             assert (down in status["error"]) == (rank == 1), "who can see it, says it"
-            record_took(f"{transport} {where} rank {rank}", status, dropped_unix_s)
+            what = f"{transport} {where} rank {rank}, factors {factors}"
+            record_took(what, status, dropped_unix_s)
         running.wait_for_launchers()
         if transport == "mpi":
             outcome = running.outcome
@@ -125,12 +131,14 @@ def test_killed_rank_is_named_by_its_peer(
         record_took(f"gloo kill rank 0, factors {factors}", status, killed_unix_s)
 
 
-@pytest.mark.parametrize(("transport", "frozen"), [("gloo", 0), ("mpi", 1)])
+@pytest.mark.parametrize(
+    ("transport", "frozen", "factors"), [("gloo", 0, "always"), ("mpi", 1, "never")]
+)
 def test_frozen_rank_is_named_by_its_peer(
-    transport: str, frozen: int, under_way: Start, record_took: Record
+    transport: str, frozen: int, factors: str, under_way: Start, record_took: Record
 ) -> None:
     """Rank 0 also serves the store, so then the store does not answer."""
-    with under_way(transport) as running:
+    with under_way(transport, factors) as running:
         os.kill(running.status(frozen)["pid"], signal.SIGSTOP)
         frozen_unix_s = time.time()
         running.wait_for_end([1 - frozen])
@@ -138,7 +146,7 @@ def test_frozen_rank_is_named_by_its_peer(
         assert status["error"].startswith(f"TimedOut: rank {1 - frozen}: ")
         assert f"rank {frozen} ({running.lab.hosts[frozen].name})" in status["error"]
         assert "does not answer" in status["error"]
-        record_took(f"{transport} frozen {frozen}", status, frozen_unix_s)
+        record_took(f"{transport} frozen {frozen}, factors {factors}", status, frozen_unix_s)
         if transport == "mpi":  # mpirun then ends the other
             running.wait_for_launchers()
             assert running.names_on(0) | running.names_on(1) == set()

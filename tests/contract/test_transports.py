@@ -105,3 +105,4 @@ def test_rank_that_does_not_come_is_a_time_out_within_the_limit(
     assert outcome["leaving_s"] < 5
     assert "rank 0" in outcome["message"]
     assert f"{LIMIT_S:g} s" in outcome["message"]
+    assert "rank 1 (testhost0) is alive, but not at this operation" in outcome["message"]
