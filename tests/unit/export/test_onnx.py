@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -84,7 +83,7 @@ def test_script_of_the_user_exports_its_model_itself(run, pair, fabricate, tmp_p
         export(run, "onnx", tmp_path / "out", pair)
 
 
-GPT = str(Path(__file__).parents[3] / "examples" / "gpt" / "my_gpt.py") + ":GPT"
+GPT = "paceline.workloads.gpt_small.task:GPT"
 
 
 @pytest.fixture
@@ -106,10 +105,10 @@ def own(run, pair, fabricate):
 def test_language_model_of_the_user_gives_the_scores_of_torch(run, pair, own, tmp_path):
     import onnxruntime
 
-    model = own(GPT, classes=0, input_shape=[24], input_dtype="int64")
+    model = own(GPT, classes=0, input_shape=[65], input_dtype="int64")
     (path,) = export(run, "onnx", tmp_path / "out", pair)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    tokens = torch.randint(32, (4, 24), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(256, (4, 64), generator=torch.Generator().manual_seed(1))
     (scores,) = session.run(["outputs"], {"inputs": tokens.numpy()})
     torch.testing.assert_close(
         torch.from_numpy(scores), model(tokens).detach(), rtol=1e-3, atol=1e-5

@@ -13,7 +13,7 @@ from tests.s3 import s3_server
 from paceline.data.register import register
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.runner import make_datasets
-from paceline.spec import own_task
+from paceline.spec import descriptors
 from paceline.spec.model_facts import ModelFacts
 from paceline.spec.models import Experiment
 
@@ -35,7 +35,7 @@ def experiment_of(monkeypatch):
     facts = ModelFacts(
         parameters=1, parameter_bytes=4, split_points=(), input_field="image", target_field="weight"
     )
-    monkeypatch.setattr(own_task, "model_facts", lambda *_: facts)
+    monkeypatch.setattr(descriptors, "model_facts", lambda *_: facts)
 
     def make(**workload: Any) -> Experiment:
         trial = {"launcher": "local", "local_strategy": "sequential"}

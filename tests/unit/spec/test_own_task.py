@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.plan.planning import plan_trials
-from paceline.spec import own_task
+from paceline.spec import descriptors
 from paceline.spec.evaluation import Target
 from paceline.spec.loading import check_spec
 from paceline.spec.model_facts import ModelFacts
@@ -21,14 +21,14 @@ FACTS = {"parameters": 10, "parameter_bytes": 40, "split_points": (1, 2)}
 def facts(monkeypatch):
     """Sets what the model's facts are, instead of deriving them in another process."""
 
-    def known(**values: Any) -> list[tuple[str, str, str]]:
+    def known(**values: Any) -> list[tuple[str, str, str, int]]:
         asked = []
 
-        def model_facts(path: str, options: str, data: str) -> ModelFacts:
-            asked.append((path, options, data))
+        def model_facts(path: str, options: str, data: str, samples: int) -> ModelFacts:
+            asked.append((path, options, data, samples))
             return ModelFacts(**FACTS, **values)
 
-        monkeypatch.setattr(own_task, "model_facts", model_facts)
+        monkeypatch.setattr(descriptors, "model_facts", model_facts)
         return asked
 
     return known
@@ -66,7 +66,7 @@ def test_trial_names_the_file_its_checksum_and_the_options(spec, facts, tmp_path
     assert trial.task == f"{tmp_path}/my_task.py:Mine"
     assert trial.task_sha256 == hashlib.sha256(b"number = 1\n").hexdigest()
     assert trial.options == {"width": 3}
-    assert set(asked) == {(f"{tmp_path}/my_task.py:Mine", '{"width": 3}', f"{tmp_path}/d")}
+    assert set(asked) == {(f"{tmp_path}/my_task.py:Mine", '{"width": 3}', f"{tmp_path}/d", 256)}
 
 
 def test_a_task_needs_a_data_set(spec, facts):
@@ -74,9 +74,21 @@ def test_a_task_needs_a_data_set(spec, facts):
     assert "workloads[1].data: a task of your own needs samples" in faults(spec(data=None))
 
 
-def test_options_without_a_task_are_refused(spec):
+def test_options_that_a_workload_does_not_have_are_refused(spec):
     document = spec(task=None, name="tiny", options={"width": 3})
-    assert 'workloads[1].options: belong to a task; add task = "FILE.py:CLASS"' in faults(document)
+    message = faults(document)
+    assert "workloads[1].options: model paceline.workloads.tiny.task:TinyAlexNet" in message
+    assert "width" in message
+
+
+def test_data_of_the_spec_replaces_the_samples_of_the_task(spec, facts):
+    facts(items=40)
+    own, given = (
+        plan_trials(check_spec(spec(data=data), "spec"), {"mine": "/d"}, 4)[0].training
+        for data in (None, "d")
+    )
+    assert (own.dataset, own.items) == ("", 40)
+    assert (given.dataset, given.items) == ("/d", None)
 
 
 def test_a_workload_is_a_script_or_a_task(spec):

@@ -283,7 +283,8 @@ def _add_data(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
     synth = actions.add_parser("synth", help="make images in class folders")
     synth.add_argument("out_dir", type=Path, metavar="OUT_DIR")
-    synth.add_argument("--preset", choices=sorted(WORKLOADS.names()), required=True)
+    presets = sorted(workload.name for workload in WORKLOADS.all() if not workload.own_samples)
+    synth.add_argument("--preset", choices=presets, required=True)
     synth.add_argument("--images", type=int, metavar="N", help="default: the number of the preset")
     synth.add_argument("--seed", type=int, default=1, metavar="S")
     synth.set_defaults(command=commands.data_synth)

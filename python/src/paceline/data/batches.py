@@ -51,7 +51,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class FeedOptions:
-    """Rank, and preparation of the batches. augment: None leaves inputs unchanged."""
+    """Rank, and preparation of the batches.
+
+    augment, augment_target: None leaves inputs and targets unchanged.
+    """
 
     rank: int
     world_size: int
@@ -59,23 +62,27 @@ class FeedOptions:
     prefetch_batches: int
     with_inputs: bool = True
     augment: Augment | None = None
+    augment_target: Augment | None = None
 
 
 def augment(
-    inputs: NDArray[Any],
-    transform: Augment | None,
+    inputs: NDArray[Any] | None,
+    targets: NDArray[Any],
+    options: FeedOptions,
     seed: int,
     epoch: int,
     sample_ids: NDArray[np.int64],
 ) -> None:
-    """Replace each input by its random transform, in place; without a transform do nothing."""
-    if transform is None:
-        return
-    for row, sample_id in enumerate(sample_ids.tolist()):
-        given = inputs[row]
-        changed = transform(given, SampleRandom(seed, epoch, sample_id))
-        if changed is not given:
-            inputs[row] = changed.copy()
+    """Replace each input and target by its random transform, in place."""
+    pairs = ((inputs, options.augment), (targets, options.augment_target))
+    for values, transform in pairs:
+        if values is None or transform is None:
+            continue
+        for row, sample_id in enumerate(sample_ids.tolist()):
+            given = values[row]
+            changed = transform(given, SampleRandom(seed, epoch, sample_id))
+            if changed is not given:
+                values[row] = changed.copy()
 
 
 class Feed:

@@ -85,9 +85,9 @@ class MemoryFeed(Feed):
             ids = step.share(self._options.rank, self._options.world_size)
             slots = np.searchsorted(self._used, ids)
             inputs = self._inputs[slots] if self._options.with_inputs else None
-            if inputs is not None:
-                augment(inputs, self._options.augment, self._order.seed, step.epoch, ids)
-            yield Batch(step.step, step.epoch, ids, inputs, self._targets[slots])
+            targets = self._targets[slots]
+            augment(inputs, targets, self._options, self._order.seed, step.epoch, ids)
+            yield Batch(step.step, step.epoch, ids, inputs, targets)
 
 
 def _array(memory: NodeMemory, values: Values, samples: int, offset: int) -> NDArray[Any]:

@@ -27,6 +27,7 @@ def open_feed(  # noqa: PLR0913  (the only place that needs all of them)
     world_size: int,
     with_inputs: bool = True,
     augment: Augment | None = None,
+    augment_target: Augment | None = None,
     share_of_node: NodeShare | None = None,
     decode_threads: int = 1,
     prefetch_batches: int = 2,
@@ -38,8 +39,9 @@ def open_feed(  # noqa: PLR0913  (the only place that needs all of them)
     first checks that they fit. `stream` starts at once and keeps two shuffle windows of samples as
     they are stored. Both modes give the same samples and the same values.
     Without inputs, batches contain only sample ids and targets, for pipeline stages after the
-    first. augment: random transform of an input. share_of_node: the ranks that share the
-    decoded samples. timeout_s: how long ranks wait for each other to decode.
+    first. augment, augment_target: random transforms of an input and of a target. share_of_node:
+    the ranks that share the decoded samples. timeout_s: how long ranks wait for each other to
+    decode.
     Raises UsageError for values that cannot work, EnvironmentLacks if the memory is too small,
     DataError (also while iterating) if a file is damaged or differs from the manifest.
     """
@@ -50,7 +52,9 @@ def open_feed(  # noqa: PLR0913  (the only place that needs all of them)
         )
     if not 0 <= rank < world_size:
         raise UsageError(f"rank: expected 0..{world_size - 1}, got {rank} of {world_size}")
-    options = FeedOptions(rank, world_size, decode_threads, prefetch_batches, with_inputs, augment)
+    options = FeedOptions(
+        rank, world_size, decode_threads, prefetch_batches, with_inputs, augment, augment_target
+    )
     if mode == "memory":
         return MemoryFeed(source, order, options, share_of_node or SoloNode(), timeout_s)
     return StreamFeed(source, order, options)

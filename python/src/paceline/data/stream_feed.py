@@ -79,8 +79,7 @@ class StreamFeed(Feed):
         inputs = _empty(source.inputs, count) if self._options.with_inputs else None
         if count:
             source.decode(samples.ids, samples.columns, inputs, targets, decoders)
-        if inputs is not None:
-            augment(inputs, self._options.augment, self._order.seed, step.epoch, samples.ids)
+        augment(inputs, targets, self._options, self._order.seed, step.epoch, samples.ids)
         return Batch(step.step, step.epoch, samples.ids, inputs, targets)
 
     def _windows(self, reader: ThreadPoolExecutor, stopped: threading.Event) -> Iterator[_Stored]:

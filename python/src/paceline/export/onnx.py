@@ -68,8 +68,9 @@ def _nothing_kept(run: RunData, trial: str | None) -> str:
 def _write(record: TrialRecord, out: Path) -> Path:
     task, model = _trained_model(record)
     training = record.trial.training
-    is_own = training.workload not in WORKLOADS  # then inputs and outputs may be anything
-    names = ("inputs", "outputs") if is_own else ("images", "logits")
+    named = training.workload in WORKLOADS
+    of_images = named and not WORKLOADS.get(training.workload).own_samples
+    names = ("images", "logits") if of_images else ("inputs", "outputs")
     path = out / f"{record.trial.id}.onnx"
     temporary = out / f".{record.trial.id}.onnx"  # the file appears only if it is right
     try:

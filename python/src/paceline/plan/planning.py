@@ -14,7 +14,7 @@ from paceline.errors import UsageError
 from paceline.plan.task_rules import (
     batch_norm_faults,
     checkpointing_faults,
-    own_task_faults,
+    task_faults,
     undivided_for_batch_norm,
 )
 from paceline.plan.trial import (
@@ -31,7 +31,7 @@ from paceline.spec.evaluation import EVALUATION_KEYS
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
 from paceline.spec.learning_rates import scaled_learning_rate
 from paceline.spec.models import TRIAL_VALUES
-from paceline.spec.own_task import task_target, task_values, workload_of
+from paceline.spec.own_task import reads_dataset, task_target, task_values, workload_of
 from paceline.spec.rules import first_given, known_steps
 from paceline.spec.transport_rules import transport_of
 from paceline.spec.trial_rules import applies, open_count_faults
@@ -62,7 +62,7 @@ def plan_trials(experiment: Experiment, datasets: Mapping[str, str], cores: int)
             if not applies(request, workload):
                 continue
             try:
-                dataset = datasets[workload.name] if workload.reads_dataset else ""
+                dataset = datasets[workload.name] if reads_dataset(workload) else ""
                 trial = _trial(experiment, workload, request, dataset, cores)
                 _check_new(trial, blocks)
                 blocks.append(trial)
@@ -185,7 +185,7 @@ def _trial(
         own["batch_norm"] = "global"  # the same
     training = training.model_copy(update=own)
     options = undivided_for_batch_norm(workload, strategy, request, options)
-    for fault in own_task_faults(workload, strategy, transport, options):
+    for fault in task_faults(workload, strategy, transport, options):
         raise UsageError(fault)
     for fault in batch_norm_faults(workload, training.batch_norm):
         raise UsageError(fault)

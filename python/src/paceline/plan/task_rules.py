@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.spec.extensions import TRANSPORTS
-from paceline.spec.own_task import OwnTask, workload_of
+from paceline.spec.own_task import workload_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ def batch_norm_faults(request: WorkloadRequest, batch_norm: BatchNorm) -> Iterat
 def checkpointing_faults(request: WorkloadRequest, *, requested: bool) -> Iterator[str]:
     """Yield why activations of a model cannot be computed again in segments."""
     workload = workload_of(request)
-    if requested and isinstance(workload, OwnTask):
+    if requested and workload.needs_facts:
         fault = workload.facts().splitting_fault
         if fault is not None:
             yield f"activation_checkpointing: it needs the blocks of the model, but {fault}"
@@ -42,17 +42,17 @@ def undivided_for_batch_norm(
     """Return the options without micro-batches if the task's model normalises over the batch and
     the trial does not request their number."""
     workload = workload_of(request)
-    if isinstance(workload, OwnTask) and strategy.is_pipelined and workload.facts().batch_norms:
+    if workload.needs_facts and strategy.is_pipelined and workload.facts().batch_norms:
         return strategy.undivided(trial, options)
     return options
 
 
-def own_task_faults(
+def task_faults(
     request: WorkloadRequest, strategy: StrategyDescriptor, transport: str, options: Any
 ) -> Iterator[str]:
-    """Yield why a strategy cannot train the user's task; nothing for a workload of a package."""
+    """Yield why a strategy cannot train the task."""
     workload = workload_of(request)
-    if not isinstance(workload, OwnTask):
+    if not workload.needs_facts:
         return
     facts = workload.facts()
     if strategy.is_pipelined and facts.splitting_fault is not None:

@@ -104,10 +104,11 @@ class Training(_Value):
 def task_facts(training: Training) -> ModelFacts:
     """Return sizes and split points of the model; the first call takes 1 to 2 s."""
     task = training.task or WORKLOADS.get(training.workload).implementation
-    # Inputs of built-in workloads are images, whatever the data set.
-    is_own = task not in {workload.implementation for workload in WORKLOADS.all()}
-    data = training.dataset if is_own else ""
-    return model_facts(task, json.dumps(training.options, sort_keys=True), data)
+    # Their inputs are images, whatever the data set.
+    of_images = {w.implementation for w in WORKLOADS.all() if not w.own_samples}
+    data = "" if task in of_images else training.dataset
+    options = json.dumps(training.options, sort_keys=True)
+    return model_facts(task, options, data, training.items or 0)
 
 
 class Trial(_Value):

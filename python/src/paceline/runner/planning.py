@@ -23,7 +23,7 @@ from paceline.plan.selection import selected_trials
 from paceline.records.rows import SCHEMA
 from paceline.spec.data_names import absolute_name
 from paceline.spec.extensions import WORKLOADS
-from paceline.spec.own_task import workload_of
+from paceline.spec.own_task import reads_dataset, workload_of
 from paceline.spec.rules import first_given
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def expected_dataset(experiment: Experiment, workload: WorkloadRequest) -> str:
 
 def with_dataset(experiment: Experiment) -> list[WorkloadRequest]:
     """Return the workloads that read a data set."""
-    return [workload for workload in experiment.workloads if workload.reads_dataset]
+    return [workload for workload in experiment.workloads if reads_dataset(workload)]
 
 
 def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, str]:
@@ -110,7 +110,7 @@ def _check_fields(dataset: Dataset, workload: WorkloadRequest) -> None:
     input_field, target_field = workload_of(workload).fields
     dataset.field(input_field)
     target = dataset.field(target_field)
-    if workload.task is None and target.classes is None:
+    if not workload_of(workload).own_samples and target.classes is None:
         raise UsageError(
             f"{dataset.name}: {workload.name} classifies images, so it needs class indices from 0 "
             f"in the field {target.describe()}; use such a data set, or a task of your own"

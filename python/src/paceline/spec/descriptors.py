@@ -11,16 +11,19 @@ planned trial, with every default filled in; trial.json holds them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+import copy
+import json
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from paceline.spec.data_names import absolute_name
 from paceline.spec.model_facts import ModelFacts, model_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from paceline.spec.models import Experiment, TrialRequest
+    from paceline.spec.models import Experiment, TrialRequest, WorkloadRequest
     from paceline.spec.placement import NodeCounts, Placement
 
 LAST = 1000  # position of an extension that does not say where it stands in lists
@@ -250,6 +253,13 @@ class WorkloadDescriptor(Descriptor):
     The implementation is the task's class, a subclass of paceline.training.task.Task.
     """
 
+    # Where the spec names no data set: `dataset()` of the task has the samples. Otherwise images in
+    # class folders are synthesised.
+    own_samples: ClassVar[bool] = False
+    # Whether rules depend on facts of the model. False: an nn.Sequential without batch
+    # normalisation that SGD trains on images; planning is 1 to 2 s faster then.
+    needs_facts: ClassVar[bool] = True
+
     model: ClassVar[str]  # name of the model, for messages and files
     samples: ClassVar[int]  # in the data set that is synthesised
     shorter_side: ClassVar[tuple[int, int]] = (480, 864)  # range in synthetic images, pixels
@@ -260,6 +270,20 @@ class WorkloadDescriptor(Descriptor):
     learning_rate: ClassVar[float] = 0.001
     momentum: ClassVar[float] = 0.9
 
+    _options: str = "{}"
+    _data: str = ""
+    _samples: int = 0
+
+    def requested(self, request: WorkloadRequest) -> Self:
+        """Return the workload with the options and samples of an entry of the spec."""
+        values: dict[str, Any] = {"_options": json.dumps(request.options or {}, sort_keys=True)}
+        if self.own_samples:  # inputs of the others are images, whatever the data set
+            values["_data"] = "" if request.data is None else absolute_name(request.data)
+            values["_samples"] = request.samples or self.samples
+        found = copy.copy(self)
+        vars(found).update(values)
+        return found
+
     def facts(self) -> ModelFacts:
         """Return sizes and split points of the model; the first call takes 1 to 2 s."""
-        return model_facts(self.implementation)
+        return model_facts(self.implementation, self._options, self._data, self._samples)

@@ -43,15 +43,19 @@ class ModelFacts(BaseModel):
 
 
 @cache
-def model_facts(implementation: str, options: str = "{}", data: str = "") -> ModelFacts:
+def model_facts(
+    implementation: str, options: str = "{}", data: str = "", samples: int = 0
+) -> ModelFacts:
     """Return the facts of the model of a task; takes 1 to 2 s at the first call.
 
     implementation: "module:Class" or "file.py:Class". options: those of the task, as JSON.
     data: path or URL of its data set, which shows what an input is; "" or a missing one: not known.
+    samples: in the task's own data set, if that is synthetic; used where `data` is "".
 
     Raises EnvironmentLacks if the model cannot be built, TimedOut if that takes over 120 s.
     """
     command = [sys.executable, "-m", "paceline.workloads", implementation, options, data]
+    command.append(str(samples))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         done = subprocess.run(

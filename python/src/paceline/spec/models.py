@@ -104,11 +104,6 @@ class WorkloadRequest(_WorkloadOverrides):
     arguments: Annotated[tuple[str, ...], FROM_LIST] = ()
     samples_per_step: PositiveInt | None = None
 
-    @property
-    def reads_dataset(self) -> bool:
-        """Return whether there is a data set: a given one, or a synthesised one."""
-        return self.data is not None or (self.script is None and self.task is None)
-
     @model_validator(mode="before")
     @classmethod
     def _named_by_script(cls, values: Any) -> Any:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UsageError
-from paceline.spec.data_names import absolute_name
 from paceline.spec.descriptors import WorkloadDescriptor
 from paceline.spec.extensions import WORKLOADS
-from paceline.spec.model_facts import ModelFacts, model_facts
 from paceline.spec.script import ScriptWorkload
 
 if TYPE_CHECKING:
@@ -23,6 +20,8 @@ class OwnTask(WorkloadDescriptor):
     """The descriptor of a user's task, made from an entry of [[workloads]]."""
 
     summary = "a task of the user"
+    own_samples = True
+    samples = 256
     image_size = 224
     global_batch = 32
 
@@ -33,8 +32,6 @@ class OwnTask(WorkloadDescriptor):
         self.name = request.name  # type: ignore[misc]  # a descriptor of its own for each request
         self.model = name  # type: ignore[misc]
         self.implementation = f"{self._file or place}:{name}"  # type: ignore[misc]
-        self._data = "" if request.data is None else absolute_name(request.data)
-        self._options = json.dumps(request.options or {}, sort_keys=True)
 
     @property
     def source_sha256(self) -> str | None:
@@ -51,9 +48,6 @@ class OwnTask(WorkloadDescriptor):
                 f"task: expected the file {self._file}, got: {error.strerror}; give its path "
                 "relative to the current directory"
             ) from None
-
-    def facts(self) -> ModelFacts:
-        return model_facts(self.implementation, self._options, self._data)
 
     @property
     def fields(self) -> tuple[str, str]:  # type: ignore[override]  # derived here
@@ -76,7 +70,13 @@ def workload_of(request: WorkloadRequest) -> WorkloadDescriptor:
     """
     if request.script is not None:
         return ScriptWorkload()
-    return WORKLOADS.get(request.name) if request.task is None else OwnTask(request)
+    found = WORKLOADS.get(request.name) if request.task is None else OwnTask(request)
+    return found.requested(request)
+
+
+def reads_dataset(request: WorkloadRequest) -> bool:
+    """Return whether there is a data set: a given one, or one with synthesised images."""
+    return request.data is not None or not workload_of(request).own_samples
 
 
 def task_values(request: WorkloadRequest) -> dict[str, Any]:
@@ -84,15 +84,13 @@ def task_values(request: WorkloadRequest) -> dict[str, Any]:
     workload = workload_of(request)
     values: dict[str, Any] = {"task": workload.implementation, "model": workload.model}
     if isinstance(workload, OwnTask):
-        values |= {"task_sha256": workload.source_sha256, "options": request.options or {}}
-        if request.data is None:
-            values["items"] = workload.facts().items
-    elif request.options:
-        values["options"] = request.options
+        values["task_sha256"] = workload.source_sha256
+    if request.script is None:
+        values["options"] = request.options or {}
+        values["items"] = None if reads_dataset(request) else workload.facts().items
     return values
 
 
 def task_target(request: WorkloadRequest) -> Target | None:
-    """Return the target that a user's task states itself."""
-    workload = workload_of(request)
-    return workload.facts().target if isinstance(workload, OwnTask) else None
+    """Return the target that a task states itself."""
+    return workload_of(request).facts().target

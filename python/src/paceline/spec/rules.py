@@ -15,7 +15,7 @@ from paceline.spec.counts import batch_per_replica, counts_if_known
 from paceline.spec.evaluation import EVALUATION_KEYS
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, WORKLOADS
 from paceline.spec.models import Experiment
-from paceline.spec.own_task import OwnTask, workload_of
+from paceline.spec.own_task import reads_dataset, workload_of
 from paceline.spec.script import script_faults, script_trial_faults
 from paceline.spec.sentences import no_such_key, sentences
 from paceline.spec.trial_rules import applies, are_counts_valid, trial_faults
@@ -63,22 +63,18 @@ def _task_faults(workload: WorkloadRequest, place: str) -> Iterator[str]:
     if workload.task is None:
         if workload.name not in WORKLOADS:
             yield WORKLOADS.unknown(workload.name, f"{place}.name")
-        if workload.options is not None:
-            yield f'{place}.options: belong to a task; add task = "FILE.py:CLASS", or remove them'
-        return
+            return
+        if workload.options is None and reads_dataset(workload):
+            return  # without options the model can be built, so nothing needs its facts yet
+    key = "options" if workload.task is None else "task"
     try:
-        items = OwnTask(workload).facts().items
-        if workload.data is None and not items:
+        if not workload_of(workload).facts().items and not reads_dataset(workload):
             yield (
                 f"{place}.data: a task of your own needs samples; expected the path or URL of a "
                 f"data set, or a task whose dataset() returns some, got neither"
             )
-        if workload.data is not None and items is not None:
-            yield (
-                f"{place}.data: the task has samples of its own (dataset()); leave out one of both"
-            )
     except (UsageError, EnvironmentLacks) as error:
-        yield f"{place}.task: {str(error).removeprefix('task: ')}"
+        yield f"{place}.{key}: {str(error).removeprefix('task: ')}"
 
 
 def first_given(name: str, workload: WorkloadRequest, experiment: Experiment) -> Any:
@@ -93,10 +89,11 @@ def known_steps(workload: WorkloadRequest, experiment: Experiment) -> int | None
     if workload.data is not None or workload.script is not None:
         return cast("int | None", limit)
     defaults = workload_of(workload)
-    if isinstance(defaults, OwnTask):
-        samples = defaults.facts().items or 1
-    else:
+    if reads_dataset(workload):
         samples = workload.samples or defaults.samples
+    else:
+        held_out = first_given("held_out_samples", workload, experiment) or 0
+        samples = max(1, (defaults.facts().items or 1) - held_out)
     batch = first_given("global_batch", workload, experiment) or defaults.global_batch
     epochs = first_given("epochs", workload, experiment) or DEFAULT_EPOCHS
     whole = math.ceil(samples / batch) * epochs

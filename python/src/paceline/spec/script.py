@@ -29,6 +29,8 @@ class ScriptWorkload(WorkloadDescriptor):
     name = "script"
     summary = "a training script of your own"
     model = "script"
+    own_samples = True
+    needs_facts = False
     samples = 0
     image_size = 0
     global_batch = 0

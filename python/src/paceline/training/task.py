@@ -56,6 +56,7 @@ class TaskSettings:
     momentum: float = 0.9
     dropout: bool = True
     seed: int = 1
+    samples: int = 0  # that a synthetic `dataset()` should have; 0 if it is not known
     steps: int = 1  # optimiser steps of the whole training
     memory_format: MemoryFormat = "contiguous"
     # of a stored input; None: an RGB image of image_size
@@ -99,8 +100,8 @@ class Task:
         """Return a map-style data set (torch.utils.data.Dataset) of (input, target) pairs.
 
         The pairs contain arrays, tensors or numbers. An index must always give the same pair, on
-        every host; random transforms belong to `augment`. Default: None, the fields of the data set
-        that the spec names.
+        every host; random transforms belong to `augment`. It is used where the spec names no data
+        set. Default: None, the fields of the data set that the spec names.
         """
         return None
 
@@ -174,6 +175,14 @@ class Task:
         """
         return mirror_at_random(sample, random) if is_image(sample.shape, sample.dtype) else sample
 
+    def augment_target(self, target: NDArray[Any], random: SampleRandom) -> NDArray[Any]:  # noqa: ARG002
+        """Return a sample's target, transformed like its input; same shape and type.
+
+        random: of the sample and epoch, as in `augment`. Some pipeline stages have targets without
+        inputs, so both are transformed apart, by equal random numbers. Default: unchanged.
+        """
+        return target
+
     def to_input(self, samples: NDArray[Any]) -> Tensor:
         """Return the model's input for the stored inputs of some samples.
 
@@ -210,6 +219,11 @@ class Task:
         """Return `augment` if it may change stored inputs of this shape and type, else None."""
         is_default = type(self).augment is Task.augment
         return None if is_default and not is_image(shape, dtype) else self.augment
+
+    def target_transform(self) -> Augment | None:
+        """Return `augment_target` if the task defines it, else None."""
+        is_default = type(self).augment_target is Task.augment_target
+        return None if is_default else self.augment_target
 
     def _converts_images(self, samples: NDArray[Any]) -> bool:
         is_default = type(self).to_input is Task.to_input

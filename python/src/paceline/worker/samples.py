@@ -58,6 +58,7 @@ class Samples:
             world_size=world_size,
             with_inputs=with_inputs,
             augment=self.task.transform_of(inputs.shape, inputs.dtype),
+            augment_target=self.task.target_transform(),
             share_of_node=share_of_node,
             decode_threads=trial.placement.threads_per_rank,
             timeout_s=trial.limits.trial_s,

@@ -1,4 +1,7 @@
-"""Print the facts of a model as JSON: `python -m paceline.workloads TASK OPTIONS_JSON DATA`."""
+"""Print the facts of a model as JSON.
+
+`python -m paceline.workloads TASK OPTIONS_JSON DATA SAMPLES`
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from paceline.host.garbage import permanent_objects
 
 
 def main() -> None:
-    task, options, data = sys.argv[1:]
+    task, options, data, samples = sys.argv[1:]
     with permanent_objects():
         from paceline.workloads.facts import derive_facts  # noqa: PLC0415  (imports torch)
 
         try:
-            facts = derive_facts(task, json.loads(options), data)
+            facts = derive_facts(task, json.loads(options), data, int(samples))
         except PacelineError as error:
             sys.exit(str(error))
     print(facts.model_dump_json())

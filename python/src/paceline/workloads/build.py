@@ -48,6 +48,7 @@ def task_of(
     task_class = load_task_class(path, folder=folder, sha256=training.task_sha256)
     settings = TaskSettings(
         classes=classes,
+        samples=training.items or 0,
         image_size=training.image_size,
         learning_rate=training.learning_rate,
         learning_rate_warmup_steps=training.learning_rate_warmup_steps,

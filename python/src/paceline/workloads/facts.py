@@ -23,15 +23,18 @@ if TYPE_CHECKING:
 
 
 def derive_facts(
-    task_path: str, options: Mapping[str, Any] | None = None, data: str = ""
+    task_path: str, options: Mapping[str, Any] | None = None, data: str = "", samples: int = 0
 ) -> ModelFacts:
     """Return the facts of the model of a task ("module:Class" or "file.py:Class") with `CLASSES`
     classes.
 
-    data: path or URL of the data set. Without one, inputs are images of the default size.
+    data: path or URL of the data set. Without one, samples are those of the task's `dataset()`,
+    else images of the default size. samples: how many, for a synthetic one.
     """
-    task = make_task(task_path, classes=CLASSES, steps=STEPS, options=options or {})
-    items = task.dataset()
+    task = make_task(
+        task_path, classes=CLASSES, steps=STEPS, options=options or {}, samples=samples
+    )
+    items = None if data else task.dataset()
     if items is not None:
         task = informed(task, ItemSource(items, len(items)), classes=CLASSES)
     elif data:

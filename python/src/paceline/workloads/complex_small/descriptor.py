@@ -18,6 +18,7 @@ class ComplexSmall(WorkloadDescriptor):
     position = 10
     implementation = "paceline.workloads.complex_small.task:VGG16"
     model = "vgg16"
+    needs_facts = False
     samples = 791
     image_size = 224
     global_batch = 16

@@ -16,6 +16,7 @@ class SimpleBig(WorkloadDescriptor):
     position = 20
     implementation = "paceline.workloads.simple_big.task:AlexNet"
     model = "alexnet"
+    needs_facts = False
     samples = 6003
     image_size = 224
     global_batch = 64

@@ -13,6 +13,7 @@ class Tiny(WorkloadDescriptor):
     position = 30
     implementation = "paceline.workloads.tiny.task:TinyAlexNet"
     model = "tiny-alexnet"
+    needs_facts = False
     samples = 96
     image_size = 64
     global_batch = 32

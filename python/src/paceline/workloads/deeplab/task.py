@@ -1,0 +1,181 @@
+"""DeepLabV3+ (Chen et al., arXiv:1802.02611): atrous spatial pyramid pooling and a decoder, after a
+residual network or Xception.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
+
+from paceline.data.masks import ImagesWithMasks
+from paceline.errors import UsageError
+from paceline.spec.evaluation import Target
+from paceline.training.task import NamedParameters, Sums, Task, TaskOptions
+from paceline.workloads.deeplab.shapes import CLASSES, Shapes
+from paceline.workloads.deeplab.xception import xception
+from paceline.workloads.resnet101.task import EXPANSION, residual_layers
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from paceline.data.items import MapStyleDataset
+    from paceline.plan.sample_order import SampleRandom
+
+RATES = (6, 12, 18)  # of the atrous convolutions, for 1/16 of the images' side
+SCALES = (0.75, 1.5)  # range of the random scaling
+_STRIDE = 16  # of the feature maps that the pyramid gets
+
+
+class Options(TaskOptions):
+    """folder: of images and masks, in place of synthetic ones. width: channels after the first
+    layer of a ResNet, to which all others are proportional."""
+
+    backbone: Literal["resnet", "xception"] = "resnet"
+    depth: Literal[26, 50, 101, 152] = 50  # of a ResNet
+    middle_blocks: int = 16  # of an Xception
+    width: int = 64
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    augment: bool = True
+    classes: int = CLASSES
+    folder: str | None = None
+    data_seed: int = 1  # of synthetic images
+
+
+class DeepLab(Task):
+    """Classify each pixel. Images have a side that is a multiple of 16 pixels."""
+
+    Options = Options
+    input_field, target_field = "image", "mask"
+    target = Target(metric="mean_iou", at_least=0.7)
+
+    def dataset(self) -> MapStyleDataset:
+        size = self.settings.image_size
+        if self.options.folder is not None:
+            return ImagesWithMasks(self.options.folder, size, self.options.classes)
+        if self.options.classes < CLASSES:
+            raise UsageError(f"classes: synthetic masks have {CLASSES}, got {self.options.classes}")
+        return Shapes(self.settings.samples, size, self.options.data_seed)
+
+    def model(self) -> nn.Module:
+        side, options = self.settings.image_size, self.options
+        if side % _STRIDE:
+            raise UsageError(f"image_size: deeplab needs a multiple of {_STRIDE}, got {side}")
+        if options.backbone == "xception":
+            low, high = xception(options.width, options.middle_blocks)
+            channels = (2 * options.width, 32 * options.width)
+        else:
+            layers = list(residual_layers(options.depth, options.width, atrous=True).values())
+            low, high = nn.Sequential(*layers[:5]), nn.Sequential(*layers[5:])
+            channels = (options.width * EXPANSION, 8 * options.width * EXPANSION)
+        return _Network(low, high, channels, side, options)
+
+    def augment(self, sample: NDArray[Any], random: SampleRandom) -> NDArray[Any]:
+        return scaled_crop(sample, random) if self.options.augment else sample
+
+    def augment_target(self, target: NDArray[Any], random: SampleRandom) -> NDArray[Any]:
+        return scaled_crop(target, random) if self.options.augment else target
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return cross entropy plus Dice loss of each sample, so that a batch can be divided."""
+        scores = outputs.float()
+        entropy = cross_entropy(scores, targets, reduction="none").mean((1, 2))
+        share = scores.softmax(1)
+        actual = one_hot(targets, self.options.classes).permute(0, 3, 1, 2)
+        common = 2 * (share * actual).sum((2, 3)) + 1
+        dice = common / (share.sum((2, 3)) + actual.sum((2, 3)) + 1)
+        return entropy + 1 - dice.mean(1)
+
+    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor | Sums]:
+        """Return the loss, and mean intersection over union and Dice over the classes."""
+        classes = torch.arange(self.options.classes, device=outputs.device).view(-1, 1, 1, 1)
+        predicted, actual = outputs.argmax(1) == classes, targets == classes
+        pixels = (1, 2, 3)
+        both = (predicted & actual).sum(pixels)
+        return {
+            "loss": self.loss(outputs, targets),
+            "mean_iou": (both, (predicted | actual).sum(pixels)),
+            "dice": (2 * both, predicted.sum(pixels) + actual.sum(pixels)),
+        }
+
+    def optimizer(self, parameters: NamedParameters) -> torch.optim.Optimizer:
+        if self.options.optimizer == "adam":
+            return torch.optim.Adam(parameters, lr=self.settings.learning_rate)
+        return super().optimizer(parameters)
+
+
+def scaled_crop(pixels: NDArray[Any], random: SampleRandom) -> NDArray[Any]:
+    """Scale, crop and mirror an image or a mask; both get the nearest pixels of the same places.
+
+    pixels: shape (side, side) or (side, side, channels). Places outside repeat the border.
+    """
+    generator = random.numpy()
+    side, scale = len(pixels), generator.uniform(*SCALES)
+    starts = generator.random(2) * (side - side / scale)
+    places = starts[:, None] + (np.arange(side) + 0.5) / scale
+    rows, columns = np.clip(places, 0, side - 1).astype(np.int64)
+    if generator.random() < 0.5:
+        columns = columns[::-1]
+    return pixels[np.ix_(rows, columns)]
+
+
+def _convolution(inputs: int, outputs: int, kernel: int = 1, rate: int = 1) -> nn.Sequential:
+    """Return a convolution that keeps the size, normalised, and ReLU."""
+    padding = rate * (kernel // 2)
+    layer = nn.Conv2d(inputs, outputs, kernel, padding=padding, dilation=rate, bias=False)
+    return nn.Sequential(layer, nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+class _Pyramid(nn.Module):
+    """Atrous spatial pyramid pooling: convolutions of several rates, and the mean of the image."""
+
+    def __init__(self, inputs: int, outputs: int, side: int) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(
+            [_convolution(inputs, outputs), *(_convolution(inputs, outputs, 3, r) for r in RATES)]
+        )
+        # Without normalisation: over one value per sample it would enlarge rounding errors.
+        self.image = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Conv2d(inputs, outputs, 1), nn.ReLU(), nn.Upsample(side)
+        )
+        self.project = _convolution((len(RATES) + 2) * outputs, outputs)
+
+    def forward(self, units: Tensor) -> Tensor:
+        found = [branch(units) for branch in self.branches]
+        joined: Tensor = self.project(torch.cat([*found, self.image(units)], 1))
+        return joined
+
+
+class _Network(nn.Module):
+    """Encoder and decoder; pipelines split it before the low-level features and after their use."""
+
+    def __init__(
+        self,
+        low: nn.Module,
+        high: nn.Module,
+        channels: tuple[int, int],
+        side: int,
+        options: Options,
+    ) -> None:
+        super().__init__()
+        width = 4 * options.width
+        self.low, self.high = low, high
+        self.pyramid = _Pyramid(channels[1], width, side // _STRIDE)
+        self.enlarge = nn.Upsample(scale_factor=4, mode="bilinear")
+        self.reduce = _convolution(channels[0], 3 * width // 16)
+        self.decoder = nn.Sequential(
+            _convolution(width + 3 * width // 16, width, 3),
+            _convolution(width, width, 3),
+            nn.Conv2d(width, options.classes, 1),
+            nn.Upsample(scale_factor=4, mode="bilinear"),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return scores of shape (samples, classes, side, side)."""
+        low = self.low(images)
+        encoded = self.enlarge(self.pyramid(self.high(low)))
+        scores: Tensor = self.decoder(torch.cat([encoded, self.reduce(low)], 1))
+        return scores
