@@ -123,7 +123,8 @@ def test_every_fault_is_reported_at_once():
         'repeets: no such key. Did you mean "repeats"?',
         'training.presicion: no such key. Did you mean "precision"?',
         "training.global_batch: input should be a valid integer, got 'many'",
-        'workloads[1].name: expected one of "complex-small", "simple-big" or "tiny", got "tinyy"',
+        'workloads[1].name: expected one of "complex-small", "simple-big", "tiny", "cifar-cnn", ',
+        'got "tinyy". Did you mean "tiny"?',
         "trials[1].ranks_per_node",
     ):
         assert part in message
