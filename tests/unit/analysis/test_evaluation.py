@@ -81,7 +81,11 @@ def test_evaluations_are_joined_and_belong_to_no_step(
     assert found.steps.tolist() == [5, 10, 12]
     assert found.epoch.tolist() == [0, 1, 2]
     assert found.samples.tolist() == [40, 80, 96]
+    assert found.epochs.tolist() == [1.0, 2.0, 2.4]
     assert found.training_s == pytest.approx([5 * 0.345, 10 * 0.345, 12 * 0.345], rel=1e-5)
+    pause = fabricate.EVALUATION_S
+    wall = [5 * 0.345, 10 * 0.345 + pause, 12 * 0.345 + 2 * pause]
+    assert found.wall_s == pytest.approx(wall, rel=1e-5)
     assert found.metrics["accuracy"].tolist() == [8 / 20, 15 / 20, 18 / 20]
     assert found.metrics["loss"] == pytest.approx([1.1, 1.0, 0.96])
     assert row.metrics == pytest.approx({"loss": 0.96, "accuracy": 0.9})
@@ -246,7 +250,9 @@ def test_table_ranks_by_the_target_beside_the_throughput(
 def test_report_has_the_curves_and_the_table(fabricate: ModuleType, tmp_path: Path) -> None:
     ways = [fabricate.SEQUENTIAL, fabricate.MPI]
     page = render(compare_run(_run(fabricate, tmp_path, ways)))
-    assert "accuracy over training time, tiny" in page
+    assert "accuracy, tiny" in page
+    for axis in ("training time", "wall time", "samples"):
+        assert f'"label":"{axis}"' in page
     assert "tiny, target: accuracy of at least 0.6" in page
 
 

@@ -16,6 +16,7 @@ def steps_of(times_s: list[float], samples: int = 8) -> GlobalSteps:
     ended = np.cumsum(times_s)
     return GlobalSteps(
         step=np.arange(len(times_s)),
+        epoch=np.zeros(len(times_s), dtype=np.int64),
         samples=np.full(len(times_s), samples),
         time_s=np.array(times_s),
         ended_unix_s=ended,

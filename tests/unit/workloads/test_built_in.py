@@ -234,6 +234,7 @@ def folder(tmp_path):
 def test_images_and_masks_of_a_folder_are_cropped_alike(folder):
     task = make_task("deeplab", image_size=32, options={"folder": str(folder)})
     items = task.dataset()
+    assert items is not None
     assert len(items) == 2
     for image, mask in (items[0], items[1]):
         assert (image.shape, mask.shape) == ((32, 32, 3), (32, 32))
@@ -260,6 +261,7 @@ def test_token_file_becomes_sequences_that_share_a_token(tmp_path):
     options = {**GPT_OPTIONS, "vocabulary": 12, "length": 4, "tokens": str(tmp_path / "t.npy")}
     task = make_task("gpt-small", options=options)
     items = task.dataset()
+    assert items is not None
     assert [items[i][0].tolist() for i in range(len(items))] == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8]]
     assert task.to_input(np.stack([items[1][0]])).tolist() == [[4, 5, 6, 7]]
     with pytest.raises(DataError, match="expected tokens from 0 to 10, got 0 to 11"):

@@ -40,6 +40,8 @@ class Evaluations:
     epoch: NDArray[np.int64]  # of the last of them
     samples: NDArray[np.int64]  # trained on before, by all ranks
     training_s: NDArray[np.float64]  # time of these steps
+    wall_s: NDArray[np.float64]  # since the first of them began, earlier evaluations included
+    epochs: NDArray[np.float64]  # trained on before; NaN if not even one was finished
     metrics: Mapping[str, NDArray[np.float64]]
     # metrics that count samples: the values are multiples of 1 / count
     resolution: Mapping[str, float]
@@ -95,14 +97,25 @@ def read_evaluations(record: TrialRecord, steps: GlobalSteps) -> Evaluations | N
             resolution[str(metric)] = 1 / float(smallest[smallest > 0].min(initial=np.inf))
     epochs = rows.group_by("steps").agg(pl.col("epoch").max()).sort("steps")["epoch"]
     before = np.searchsorted(steps.step, numbers)
+    samples = np.concatenate([[0], np.cumsum(steps.samples)])[before]
+    elapsed_s = steps.ended_unix_s - (steps.ended_unix_s[:1] - steps.time_s[:1])
     return Evaluations(
         steps=numbers,
         epoch=epochs.to_numpy(),
-        samples=np.concatenate([[0], np.cumsum(steps.samples)])[before],
+        samples=samples,
         training_s=np.concatenate([[0.0], np.cumsum(steps.time_s)])[before],
+        wall_s=np.concatenate([[0.0], elapsed_s])[before],
+        epochs=samples / _samples_per_epoch(record, steps),
         metrics=metrics,
         resolution=resolution,
     )
+
+
+def _samples_per_epoch(record: TrialRecord, steps: GlobalSteps) -> float:
+    """Return the samples of the first epoch; NaN if the training ended within it."""
+    limited = record.trial.training.max_steps is not None
+    is_whole = len(steps.epoch) and (steps.epoch[-1] > 0 or not limited)
+    return float(steps.samples[steps.epoch == 0].sum()) if is_whole else math.nan
 
 
 def target_time(

@@ -78,6 +78,7 @@ class GlobalSteps:
     """Arrays of one length: an entry for each step that every rank finished."""
 
     step: NDArray[np.int64]
+    epoch: NDArray[np.int64]
     samples: NDArray[np.int64]  # trained on, by all ranks
     time_s: NDArray[np.float64]
     ended_unix_s: NDArray[np.float64]  # on rank 0's clock
@@ -190,6 +191,7 @@ def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalS
     started[follows_evaluation] = first_started[follows_evaluation]
     return GlobalSteps(
         step=steps.step[common],
+        epoch=np.nan_to_num(steps["epoch"][:, common].max(axis=0, initial=0)).astype(np.int64),
         samples=samples.astype(np.int64),
         time_s=ended - started,
         ended_unix_s=ended,

@@ -63,6 +63,8 @@ def evaluation_frame(record: TrialRecord) -> pl.DataFrame:
         "epoch": found.epoch,
         "samples": found.samples,
         "training_s": found.training_s,
+        "wall_s": found.wall_s,
+        "epochs": found.epochs,
     }
     table = pl.concat(
         pl.DataFrame({**places, "metric": [name] * len(values), "value": values})
