@@ -4,6 +4,7 @@ import pytest
 from tests.trials import changed
 
 from paceline.strategies import create_strategy
+from paceline.strategies.pipeline.settings import PipelineOptions
 from paceline.strategies.processes.strategy import ProcessesStrategy
 from paceline.strategies.replica import ReplicaStrategy
 from paceline.strategies.threads.strategy import ThreadsStrategy
@@ -30,7 +31,16 @@ def test_strategy_is_chosen_by_name_transport_and_reduction(
     assert type(create_strategy(trial)) is kind
 
 
-@pytest.mark.parametrize("name", ["pipeline", "hybrid"])
-def test_stages_have_a_strategy_of_their_own(make_trial, name):
-    trial = make_trial().model_copy(update={"local_strategy": name, "transport": "shared"})
-    assert type(create_strategy(trial)).__name__ == "PipelineStrategy"
+@pytest.mark.parametrize(
+    ("name", "schedule", "kind"),
+    [
+        ("pipeline", "1f1b", "PipelineStrategy"),
+        ("hybrid", "gpipe", "PipelineStrategy"),
+        ("pipeline", "pipedream", "PipeDreamStrategy"),
+    ],
+)
+def test_stages_have_a_strategy_of_their_own(make_trial, name, schedule, kind):
+    options = PipelineOptions(micro_batches=2, schedule=schedule)
+    changes = {"local_strategy": name, "transport": "shared", "strategy_options": options}
+    trial = make_trial().model_copy(update=changes)
+    assert type(create_strategy(trial)).__name__ == kind

@@ -12,10 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from paceline.plan.trial import Trial
-    from paceline.spec.descriptors import OptionModel
 
 TIMES, DOT = "\N{MULTIPLICATION SIGN}", "\N{MIDDLE DOT}"
-_LOSSY_OPTIONS = ("compression", "averaging")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,15 +73,10 @@ def why_not_equivalent(trial: Trial) -> str | None:
 
 
 def exact_form(trial: Trial) -> Trial:
-    """Return the same trial without gradient compression and local updates."""
+    """Return the same trial with the options that make it equivalent."""
     return trial.model_copy(
         update={
-            "strategy_options": _exact(trial.strategy_options),
-            "transport_options": _exact(trial.transport_options),
+            "strategy_options": trial.strategy_options.exact_form(),
+            "transport_options": trial.transport_options.exact_form(),
         }
     )
-
-
-def _exact(options: OptionModel) -> OptionModel:
-    known = [name for name in _LOSSY_OPTIONS if name in type(options).model_fields]
-    return options.model_copy(update=dict.fromkeys(known))

@@ -86,7 +86,10 @@ def trial_pipeline(record: TrialRecord, steps: RankSteps) -> Pipeline | None:
             if common.any() and (steps.stages == stage).any()
         ),
         bubble_measured=1 - float(np.median(busy.mean(axis=0))) if busy.size else None,
-        bubble_theoretical=theoretical_bubble(stages_planned, micro_batches),
+        # Only a pipeline that drains in every step has a bubble in theory.
+        bubble_theoretical=0.0
+        if record.trial.updates_within_step
+        else theoretical_bubble(stages_planned, micro_batches),
         split_points=_split_points({} if record.result is None else record.result.communication),
     )
 

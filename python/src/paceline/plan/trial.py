@@ -190,6 +190,11 @@ class Trial(_Value):
         return found
 
     @property
+    def updates_within_step(self) -> bool:
+        """Return whether weights change within a step, so that its loss has no equivalent."""
+        return any(each.updates_within_step for each in self.options)
+
+    @property
     def is_exact(self) -> bool:
         """Return whether it computes what the baseline does, apart from the order of sums."""
         return not self.inexact_reasons

@@ -50,6 +50,15 @@ class OptionModel(BaseModel):
         """Steps from one exchange between ranks to the next; a rate covers whole rounds."""
         return 1
 
+    @property
+    def updates_within_step(self) -> bool:
+        """Return whether weights change within a step, so that its loss has no equivalent."""
+        return False
+
+    def exact_form(self) -> Self:
+        """Return the options of the equivalent training that differs in nothing else."""
+        return self
+
     def name_parts(self, placement: Placement) -> Iterator[str]:
         """Yield suffixes of the configuration's name for options that are not the defaults."""
         yield from ()
@@ -84,6 +93,9 @@ class StrategyDescriptor(Descriptor):
     is_replicated: ClassVar[bool] = False  # several copies of the model on one node
     uses_node_memory: ClassVar[bool] = False  # always, between the ranks of a node
     can_reduce_flat: ClassVar[bool] = False  # one replica a rank: all ranks can reduce together
+    needs_messages: ClassVar[bool] = False  # point-to-point, at any time
+    # "best" may become it: it is equivalent with its defaults, and made for speed
+    is_candidate_for_best: ClassVar[bool] = True
     runs_scripts: ClassVar[bool] = False  # a user's script can be each rank's program
     count_key: ClassVar[str | None] = None  # the key that "auto" takes from the node's cores
     layout_key_names: ClassVar[tuple[str, ...]] = ()  # own keys that a search for a layout finds
@@ -176,6 +188,7 @@ class TransportDescriptor(Descriptor):
     opens_process_group: ClassVar[bool] = True  # the implementation is a transports.base.Transport
     serves_scripts: ClassVar[bool] = False  # its process group has every operation of torch
     has_all_to_all: ClassVar[bool] = True
+    sends_messages: ClassVar[bool] = False  # point-to-point, between any two ranks at any time
     averages_weights: ClassVar[bool] = False  # always local SGD: it never sends gradients
 
     def all_reduce_algorithms(self, nodes: int, options: Any) -> tuple[str, ...]:

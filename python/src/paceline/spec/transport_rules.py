@@ -84,6 +84,12 @@ def _reasons(transport: TransportDescriptor, request: TrialRequest) -> Iterator[
         yield f'"{transport.name}" joins the ranks of one node, got nodes = {request.nodes}'
     if strategy is None:
         return
+    if strategy.needs_messages and not transport.sends_messages:
+        yield (
+            f'"{transport.name}" does not send messages between two ranks, which '
+            f'"{strategy.name}" needs'
+        )
+        return
     if transport.joins_flat_only and not strategy.can_reduce_flat:
         able = tuple(each.name for each in STRATEGIES.all() if each.can_reduce_flat)
         yield f'"{transport.name}" needs local_strategy = {quoted(able)}, got "{strategy.name}"'

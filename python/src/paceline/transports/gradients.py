@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field
 
@@ -62,6 +62,9 @@ class GradientOptions(OptionModel):
         if self.compression is None:
             return None
         return f"gradients are compressed ({self.compression})"
+
+    def exact_form(self) -> Self:
+        return self.model_copy(update={"compression": None})
 
     def name_parts(self, placement: Placement) -> Iterator[str]:
         if self.bucket_mb != DEFAULT_BUCKET_MB:

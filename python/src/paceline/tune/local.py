@@ -161,12 +161,16 @@ def _strategy_json(found: Finding) -> dict[str, Any]:
 
 
 def searched_strategies(experiment: Experiment, settings: TuneSettings) -> list[str]:
-    """Return the strategies of [tune], else those of the trials; all if a trial requests the best
-    one."""
+    """Return the strategies of [tune], else those of the trials; all that are candidates for the
+    best one if a trial requests it."""
     if settings.strategies is not None:
         return [s for s in STRATEGIES.names() if s in settings.strategies]
     named = {trial.local_strategy for trial in experiment.trials}
-    return [s for s in STRATEGIES.names() if s in named or BEST in named]
+    return [
+        s.name
+        for s in STRATEGIES.all()
+        if s.name in named or (BEST in named and s.is_candidate_for_best)
+    ]
 
 
 def strategy_space(

@@ -153,13 +153,13 @@ class Trained:
     description: dict
 
 
-def run_ranks(trial, body):
+def run_ranks(trial, body, strategy_class=PipelineStrategy):
     """body(strategy, local_rank) on each rank, prepared; returns their results, or raises."""
     ranks, board = trial.placement.ranks_per_node, Board()
     models = [model_of(trial) for _ in range(ranks)]  # torch's generator is the process's
 
     def rank(local_rank):
-        strategy = PipelineStrategy()
+        strategy = strategy_class()
         try:
             context, peers = context_of(local_rank, ranks), BoardPeers(board, local_rank, ranks)
             task = task_of(trial.training, classes=CLASSES)

@@ -73,6 +73,8 @@ class Pipeline(StrategyDescriptor):
                 f'expected at most as many, got {micro_batches}; use {replica_batch}, "auto", or '
                 "a larger global_batch"
             )
+        planned = self.options(request, counts, replica_batch, "").micro_batches
+        yield from settings.stream_faults(request, planned, counts)
         # Two stages need one split point, and every model has one; the strategy checks it again.
         # The model's facts take 1 to 2 s, so ask for them only where the answer is open.
         if counts.stages > 2 or keys.split_points is not None:
@@ -91,7 +93,13 @@ class Pipeline(StrategyDescriptor):
             schedule=keys.schedule or "1f1b",
             balance=None if keys.split_points is not None else keys.balance or "time",
             split_points=keys.split_points,
+            vertical_sync=bool(keys.vertical_sync),
         )
+
+    def implementation_for(self, transport: str, options: PipelineOptions) -> str:
+        if options.flushes:
+            return self.implementation
+        return "paceline.strategies.pipeline.pipedream_strategy:PipeDreamStrategy"
 
     def undivided(self, request: TrialRequest, options: PipelineOptions) -> PipelineOptions:
         if number(request.keys(PipelineKeys).micro_batches) is not None:
@@ -109,6 +117,8 @@ class Pipeline(StrategyDescriptor):
             split: dict[str, Any] = {"balance": options.balance}
         else:
             split = {"split_points": options.split_points}
+        if options.vertical_sync:
+            split["vertical_sync"] = True
         return {
             "stages": placement.stages,
             "threads_per_rank": placement.threads_per_rank,

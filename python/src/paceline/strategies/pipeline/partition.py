@@ -68,7 +68,9 @@ class Partition:
             ],
             "bytes_forward": crossing_bytes,
             "bytes_backward": crossing_bytes,
-            "theoretical_bubble": theoretical_bubble(stages, settings.micro_batches),
+            "theoretical_bubble": theoretical_bubble(stages, settings.micro_batches)
+            if settings.flushes
+            else 0.0,
             "deferred": [name for name, layer in layers if is_deferred(layer)],
             **({} if self.profile is None else {"profile_s": self.profile}),
         }

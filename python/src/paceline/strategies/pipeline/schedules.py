@@ -51,6 +51,26 @@ def passes_in_flight(actions_of_stage: Sequence[Action]) -> int:
     return max(accumulate(signs))
 
 
+def stream_actions(
+    stage: int, stages: int, micro_batches: int, step: int, *, is_last: bool
+) -> list[Action]:
+    """Return the stage's actions of a step in a pipeline that is not drained between two steps.
+
+    The order is that of `1f1b`. Micro-batches are counted over all steps; those that are in flight
+    at the end of a step end in the next one, or at the end of the last step.
+    """
+    ahead, first = stages - 1 - stage, step * micro_batches
+    result: list[Action] = []
+    for i in range(first, first + micro_batches):
+        result.append(Forward(i))
+        if i >= ahead:
+            result.append(Backward(i - ahead))
+    if is_last:
+        end = first + micro_batches
+        result += [Backward(i) for i in range(max(0, end - ahead), end)]
+    return result
+
+
 def theoretical_bubble(stages: int, micro_batches: int) -> float:
     """Return the idle share of a step if all stages take equally long: (s-1) / (m+s-1).
 

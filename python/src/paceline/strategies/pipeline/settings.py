@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field
 
@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.spec.models import TrialRequest
-    from paceline.spec.placement import Placement
+    from paceline.spec.placement import NodeCounts, Placement
 
-PipelineSchedule = Literal["gpipe", "1f1b"]
+PipelineSchedule = Literal["gpipe", "1f1b", "pipedream"]
+# Those that update the weights once a step, after all micro-batches, and train the same.
+FLUSHING_SCHEDULES: tuple[PipelineSchedule, ...] = ("gpipe", "1f1b")
 Balance = Literal["time", "size"]
 
 # Keeps the bubble (s - 1) / (m + s - 1) under a fifth (Huang et al., GPipe, section 2.3:
@@ -39,6 +41,9 @@ class PipelineKeys(KeyModel):
     schedule: PipelineSchedule | None = Field(
         default=None, description="order of forward and backward passes"
     )
+    vertical_sync: bool | None = Field(
+        default=None, description="pipedream: a micro-batch uses one version of the weights"
+    )
     balance: Balance | None = Field(
         default=None, description="what the stages share equally: time or size"
     )
@@ -54,13 +59,43 @@ class PipelineOptions(OptionModel):
     schedule: PipelineSchedule = "1f1b"
     balance: Balance | None = "time"  # None: split_points are given
     split_points: tuple[int, ...] | None = None
+    vertical_sync: bool = False  # of pipedream
+
+    @property
+    def flushes(self) -> bool:
+        """Return whether all micro-batches of a step end before the weights change."""
+        return self.schedule in FLUSHING_SCHEDULES
+
+    @property
+    def inexact_reason(self) -> str | None:
+        if self.flushes:
+            return None
+        return "stages update stale weights after each micro-batch (not equivalent by design)"
+
+    @property
+    def updates_within_step(self) -> bool:
+        return not self.flushes
+
+    def exact_form(self) -> Self:
+        if self.flushes:
+            return self
+        return self.model_copy(update={"schedule": "1f1b", "vertical_sync": False})
 
     def name_parts(self, placement: Placement) -> Iterator[str]:
         points = "".join(f"c{point}" for point in self.split_points or ())
         yield f"s{placement.stages}m{self.micro_batches}-{self.schedule}-{points or self.balance}"
+        if self.vertical_sync:
+            yield "vertical"
+
+    def labels(self) -> Iterator[str]:
+        if not self.flushes:
+            yield self.schedule
+        if self.vertical_sync:
+            yield "vertical sync"
 
     def details(self) -> Iterator[str]:
-        yield self.schedule
+        if self.flushes:
+            yield self.schedule
         if self.split_points is None:
             yield str(self.balance)
         else:
@@ -91,6 +126,31 @@ def split_faults(request: TrialRequest) -> Iterator[str]:
         )
 
 
+def stream_faults(request: TrialRequest, micro_batches: int, counts: NodeCounts) -> Iterator[str]:
+    """Yield why a pipeline without flushes cannot run; nothing for other schedules.
+
+    micro_batches: of a step.
+    """
+    stages, keys = counts.stages, request.keys(PipelineKeys)
+    if keys.schedule != "pipedream":
+        if keys.vertical_sync is not None:
+            yield 'vertical_sync: belongs to schedule = "pipedream"; remove it, or set the schedule'
+        return
+    replicas = request.nodes * counts.replicas
+    if replicas > 1:
+        yield f'schedule: "pipedream" has one replica on one node, got {replicas}; use "1f1b"'
+    if request.device != "cpu":
+        yield (
+            'schedule: "pipedream" keeps copies of the weights in the memory of CPUs, got device = '
+            f'"{request.device}"; use "1f1b"'
+        )
+    if micro_batches < stages - 1:
+        yield (
+            f'micro_batches: {stages} stages with schedule "pipedream" need at least '
+            f"{stages - 1}, got {micro_batches}"
+        )
+
+
 def model_faults(
     model: str, places: Sequence[int], stages: int, split_points: Sequence[int] | None
 ) -> Iterator[str]:
@@ -112,7 +172,5 @@ def searched_settings(stages: int, replica_batch: int) -> Iterator[dict[str, Any
     """Yield the schedules that a search tries; replica_batch: samples that one replica gets."""
     factors = _SEARCHED_MICRO_BATCHES_PER_STAGE
     counts = [stages * factor for factor in factors if stages * factor <= replica_batch]
-    for micro_batches, schedule, balance in product(
-        counts, get_args(PipelineSchedule), get_args(Balance)
-    ):
+    for micro_batches, schedule, balance in product(counts, FLUSHING_SCHEDULES, get_args(Balance)):
         yield {"micro_batches": micro_batches, "schedule": schedule, "balance": balance}

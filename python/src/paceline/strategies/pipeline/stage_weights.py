@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from paceline.strategies.pipeline.stash import WeightStash
 from paceline.strategies.reduction.flat_layout import copy_shards
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 
@@ -60,6 +61,7 @@ class StageWeights:
         """layout: layout of the stage alone. parameters: the stage's parameters, equal on all
         replicas; their memory moves. shared: the stage's part of the node's weights, shape
         (layout.elements,). device: device of a separate copy; None for no copy."""
+        self._layout = layout
         self._parameters = parameters
         self._shared = shared
         self._replicas = replicas
@@ -102,6 +104,20 @@ class StageWeights:
         for replica, shards in enumerate(self._replicas.shards):
             if self._has_copy and replica != self._replicas.own:
                 copy_shards(shards, self._shared, self._weights)
+
+    def step_part(self, share: float) -> None:
+        """Update with the gradient of a part of a batch; of a single replica without a copy.
+
+        share: samples of the part / samples of the batch, over whose samples the loss is a mean.
+        """
+        self.reduce()
+        for gradient in self.shard.gradient_tensors():
+            gradient.div_(share)
+        self.shard.step_part(share)
+
+    def stash(self) -> WeightStash:
+        """Return the copies of these weights for micro-batches in flight."""
+        return WeightStash(self._layout, self._parameters, self._weights)
 
     def publish(self) -> None:
         """Copy this worker's shards of the weights into the shared memory, if it has a copy of its

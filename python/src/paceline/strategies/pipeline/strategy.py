@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Position of a worker on its node."""
 
     replica: int
@@ -73,7 +73,7 @@ class _Place:
     stages: int
 
     @classmethod
-    def of(cls, context: RankContext, stages: int) -> _Place:
+    def of(cls, context: RankContext, stages: int) -> Place:
         replica, stage = divmod(context.local_rank, stages)
         return cls(replica, stage, context.ranks_on_node // stages, stages)
 
@@ -123,7 +123,7 @@ class PipelineStrategy(LocalStrategy):
         """
         self._task = task
         _check_batch_norms(model, trial)
-        layers, place = task.blocks(model), _Place.of(context, trial.placement.stages)
+        layers, place = task.blocks(model), Place.of(context, trial.placement.stages)
         self._siblings = f"node {context.node_index} stage {place.stage}"
         self._replicas, self._is_first_replica = place.replicas, place.replica == 0
         self._is_first_node = context.node_index == 0
@@ -138,15 +138,13 @@ class PipelineStrategy(LocalStrategy):
         shared = self._shared = SharedNode(node, trial.limits.collective_s)
         self._everyone = shared.barrier(range(context.ranks_on_node))
         split_points = _open_split_points(shared, place, division, trial, device)
-        settings = settings_of(trial)
         low, high = stage_bounds(division.split_points, len(layers))[place.stage]
-        self._stage = Stage(
-            task,
+        self._open_stage(
             layers[low:high],
-            actions(settings.schedule, place.stage, place.stages, settings.micro_batches),
+            place,
             split_points.get(place.stage - 1),
             split_points.get(place.stage),
-            trial.training,
+            trial,
             device,
         )
         if trial.training.activation_checkpointing:
@@ -170,11 +168,25 @@ class PipelineStrategy(LocalStrategy):
             )
         self._share_weights(trained_parameters(model), place, ownership, layers, device)
 
+    def _open_stage(
+        self,
+        layers: Layers,
+        place: Place,
+        before: SplitPoint | None,
+        after: SplitPoint | None,
+        trial: Trial,
+        device: torch.device,
+    ) -> None:
+        """Create the stage that runs these layers."""
+        settings = settings_of(trial)
+        order = actions(settings.schedule, place.stage, place.stages, settings.micro_batches)
+        self._stage = Stage(self._task, layers, order, before, after, trial.training, device)
+
     def _gather_factors(
         self,
         model: nn.Module,
         trial: Trial,
-        place: _Place,
+        place: Place,
         layers: Layers,
         bounds: tuple[int, int],
     ) -> None:
@@ -191,7 +203,7 @@ class PipelineStrategy(LocalStrategy):
     def _share_weights(
         self,
         parameters: dict[str, nn.Parameter],
-        place: _Place,
+        place: Place,
         ownership: Ownership,
         layers: Layers,
         device: torch.device,
@@ -340,7 +352,7 @@ def _check_batch_norms(model: nn.Module, trial: Trial) -> None:
 
 
 def _open_split_points(
-    shared: SharedNode, place: _Place, division: Partition, trial: Trial, device: torch.device
+    shared: SharedNode, place: Place, division: Partition, trial: Trial, device: torch.device
 ) -> dict[int, SplitPoint]:
     """Open this worker's links, by the stage before each split point; collective over the node."""
     samples, slots = BatchSizes.of(trial).micro_batch, settings_of(trial).micro_batches
@@ -361,7 +373,7 @@ def _open_split_points(
     return opened
 
 
-def _open_replicas(shared: SharedNode, place: _Place, layouts: list[FlatLayout]) -> StageReplicas:
+def _open_replicas(shared: SharedNode, place: Place, layouts: list[FlatLayout]) -> StageReplicas:
     """Open what the replicas of this worker's stage share; collective over the node, for all
     stages."""
     barriers = [shared.barrier(place.siblings(stage)) for stage in range(place.stages)]

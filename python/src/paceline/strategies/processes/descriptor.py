@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field
 
@@ -67,6 +67,9 @@ class ProcessesOptions(OptionModel):
         if self.averaging is None:
             return None
         return f"ranks update weights locally and average them ({self.averaging})"
+
+    def exact_form(self) -> Self:
+        return self.model_copy(update={"averaging": None})
 
     @property
     def round_steps(self) -> int:

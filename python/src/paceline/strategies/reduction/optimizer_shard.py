@@ -107,6 +107,13 @@ class OptimizerShard:
         for parameter in self._parameters:
             parameter.grad = None
 
+    def step_part(self, share: float) -> None:
+        """Step with the mean gradient of a part of a batch; see `TaskOptimizer.step_part`."""
+        if self._optimizer is not None:
+            self._optimizer.step_part(share)
+        for parameter in self._parameters:
+            parameter.grad = None
+
     def refresh(self) -> None:
         """Update this worker's part of the weights in lower precision."""
         if self._low_precision is not None:

@@ -19,6 +19,7 @@ class Gloo(GradientTransport):
     implementation = "paceline.transports.gloo.transport:GlooTransport"
     devices = ("cpu", "cuda")
     serves_scripts = True
+    sends_messages = True
 
     def auto_priority(self, request: TrialRequest) -> int | None:
         return 10

@@ -67,6 +67,7 @@ class Mpi(GradientTransport):
     Options = MpiOptions
     needs = "mpi job"
     serves_scripts = True
+    sends_messages = True
 
     def auto_priority(self, request: TrialRequest) -> int | None:
         """The default between nodes where the launcher prefers it."""

@@ -110,6 +110,10 @@ class SharedNode:
         views = [memory[slot * line :][:slot_bytes] for slot in range(slots)]
         return Channel(sender, receiver, views, signals, self._peers)
 
+    def check_peers(self) -> None:
+        """Raise PeerLost if a rank of the node has failed or died, without waiting."""
+        self._peers.check()
+
     def fail(self) -> None:
         """Announce that this rank failed: all current and later waits raise PeerLost. It does not
         wait."""

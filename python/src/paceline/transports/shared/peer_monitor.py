@@ -71,6 +71,10 @@ class PeerMonitor:
                 )
         self._look_for_failed()
 
+    def check(self) -> None:
+        """Raise PeerLost if a rank of the node has failed or died, without waiting."""
+        self._look_for_lost(self.local_rank)
+
     def deadline(self) -> float:
         return time.monotonic() + self._limit_s
 

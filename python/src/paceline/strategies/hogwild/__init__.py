@@ -1,0 +1,1 @@
+"""Hogwild: processes of a node update shared weights without locks."""

@@ -1,0 +1,197 @@
+"""Processes of one node that update the same weights without locks (`hogwild`).
+
+    each process: forward and backward pass of its own samples with the shared weights
+    each process: optimiser step on the shared weights, while others read and write them
+
+Nobody waits for another process before the end, except for evaluations. A process may read weights
+of which others have written a part, and may overwrite the update of an element that another one
+makes at the same time (Recht et al.: Hogwild!: A Lock-Free Approach to Parallelizing Stochastic
+Gradient Descent, NIPS 2011). The paper's analysis is about sparse gradients, which rarely meet in
+an element; dense ones meet in all of them. The state of the optimiser belongs to each process.
+
+An update of a part of the batch has a part of the learning rate (TaskOptimizer.step_part).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from paceline.data.node import SoloNode
+from paceline.errors import TimedOut
+from paceline.records.rows import UpdateRow
+from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
+from paceline.training.optimizers import (
+    TaskOptimizer,
+    check_updates_by_part,
+    no_gradient,
+    trained_parameters,
+)
+from paceline.training.passes import run_passes
+from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
+from paceline.transports.shared.node import SharedNode
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from paceline.plan.trial import Trial
+    from paceline.training.context import RankContext
+    from paceline.training.strategy import RankGroups
+    from paceline.training.task import Task
+    from paceline.transports.shared.barrier import Barrier
+
+_PAUSE_S = 1e-3  # between two looks at the progress of slower processes
+_COUNTER_BYTES = 64  # a cache line for each process
+
+
+class HogwildStrategy(LocalStrategy):
+    """One of the processes of a node."""
+
+    def __init__(self) -> None:
+        self._shared: SharedNode | None = None
+        self._rank, self._ranks = 0, 1
+        self._limit_s = 0.0
+        self._task: Task
+        self._model: nn.Module
+        self._trial: Trial
+        self._layout: FlatLayout
+        self._parameters: dict[str, nn.Parameter]
+        self._optimizer: TaskOptimizer
+        self._barrier: Barrier
+        self._counters: NDArray[np.int64]  # updates by process; each writes only its own
+        self._batch: TrainBatch
+        self._seen = 0  # updates of all processes before the forward pass
+        self._rows: list[UpdateRow] = []
+
+    def prepare(
+        self, task: Task, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
+    ) -> None:
+        """Move the weights into shared memory; collective over the node.
+
+        Raises UsageError if the task clips gradients, or its model normalises over the batch;
+        EnvironmentLacks if the processes cannot share memory.
+        """
+        check_updates_by_part(task, model, trial)
+        self._task, self._model, self._trial = task, model, trial
+        self._rank, self._ranks = context.local_rank, context.ranks_on_node
+        self._limit_s = trial.limits.collective_s
+        self._shared = shared = SharedNode(peers.node("hogwild") or SoloNode(), self._limit_s)
+        self._barrier = shared.barrier(range(self._ranks))
+        self._parameters = trained_parameters(model)
+        self._layout = FlatLayout.of(self._parameters.items())
+        weights = shared_floats(shared, "the weights", self._layout.elements)
+        counters = shared.memory("counters", self._ranks * _COUNTER_BYTES)
+        self._counters = counters.view(np.int64)[:: _COUNTER_BYTES // 8]
+        self._layout.bind(self._parameters, weights, copy=self._rank == 0)
+        self._optimizer = TaskOptimizer(task, self._parameters.items())
+        self._barrier.wait()  # rank 0 has copied the weights
+
+    def gradient(self, batch: TrainBatch) -> GradientResult:
+        """Compute the gradient of this process's samples."""
+        self._batch = batch
+        self._seen = int(self._counters.sum())
+        passed = run_passes(self._task, self._model, batch, self._trial.training)
+        result = passed.result(alone=False)
+        return GradientResult(
+            loss_sum=result.loss_sum,
+            forward_s=result.forward_s,
+            backward_s=result.backward_s + (result.comm_s or 0.0),
+            comm_s=0.0,
+            comm_ready_unix_s=None,
+        )
+
+    def step(self) -> None:
+        """Update the shared weights; after the last step, wait for the others."""
+        share = len(self._batch.sample_ids) / self._batch.global_samples
+        if share:
+            for name, parameter in self._parameters.items():
+                if parameter.grad is None:
+                    raise no_gradient(name)
+                parameter.grad /= share
+            self._optimizer.step_part(share)
+        sequence = int(self._counters[self._rank])
+        staleness = int(self._counters.sum()) - self._seen
+        lead_steps = sequence - int(self._counters.min())
+        self._counters[self._rank] = sequence + 1
+        step = self._batch.step
+        self._rows += [
+            UpdateRow(event="pushed", worker=self._rank, sequence=sequence, step=step, shards=1),
+            UpdateRow(
+                event="applied",
+                worker=self._rank,
+                sequence=sequence,
+                step=step,
+                staleness=staleness,
+                lead_steps=lead_steps,
+            ),
+        ]
+        if self._batch.is_last:
+            self._synchronise()
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of this step, summed over the processes; collective.
+
+        In the first step this is the gradient of the batch, because all processes wait here before
+        any of them changes the weights.
+        """
+        shared = self._shared
+        assert shared is not None, "prepare comes first"
+        flats = [
+            shared_floats(shared, "gradients", self._layout.elements) for _ in range(self._ranks)
+        ]
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                self._layout.view(flats[self._rank], name).copy_(parameter.grad)
+        self._barrier.wait()
+        total = sum(flats[1:], start=flats[0].clone())
+        return {name: self._layout.view(total, name) for name in self._layout.names}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the weights themselves, which change with every update of any process."""
+        return dict(self._model.state_dict())
+
+    def weights_to_evaluate(self) -> dict[str, Tensor]:
+        """Return the weights when all processes have finished this step; collective."""
+        self._synchronise()
+        return self.state_dict()
+
+    def updates(self) -> list[UpdateRow]:
+        rows, self._rows = self._rows, []
+        return rows
+
+    def describe(self) -> dict[str, Any]:
+        return {"update_mode": "hogwild"}
+
+    def close(self, *, failed: bool) -> None:
+        if self._shared is not None:
+            self._shared.close(failed=failed)
+
+    def _synchronise(self) -> None:
+        """Wait until all processes have made as many updates as this one.
+
+        A slow one may take long, so the limit counts from its last update. Raises TimedOut if there
+        is no progress, PeerLost if a process failed or died.
+        """
+        assert self._shared is not None, "prepare comes first"
+        own, made = int(self._counters[self._rank]), int(self._counters.sum())
+        deadline = time.monotonic() + self._limit_s
+        while self._counters.min() < own:
+            self._shared.check_peers()
+            time.sleep(_PAUSE_S)
+            now = int(self._counters.sum())
+            if now != made:
+                made, deadline = now, time.monotonic() + self._limit_s
+            elif time.monotonic() > deadline:
+                raise self._too_slow(own)
+        self._barrier.wait()
+
+    def _too_slow(self, needed: int) -> TimedOut:
+        slow = ", ".join(str(rank) for rank in np.flatnonzero(self._counters < needed))
+        return TimedOut(
+            f"local rank {self._rank}: waited {self._limit_s:g} s (limits.collective_s) for local "
+            f"rank {slow} to finish step {needed - 1}, without progress. Look at the logs of these "
+            "ranks; if they only need more time, increase limits.collective_s in the spec"
+        )

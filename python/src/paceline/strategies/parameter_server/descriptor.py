@@ -1,0 +1,157 @@
+"""Descriptor of `parameter-server`: servers own shards of the weights, workers push gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Field
+
+from paceline.spec.counts import divisors, number
+from paceline.spec.descriptors import KeyModel, OptionModel, StrategyDescriptor
+from paceline.spec.fields import PositiveInt
+from paceline.spec.placement import NodeCounts
+from paceline.transports.gradients import GradientKeys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.spec.models import Experiment, TrialRequest
+    from paceline.spec.placement import Placement
+
+UpdateMode = Literal["synchronous", "asynchronous", "stale-synchronous", "shat"]
+DEFAULT_STALENESS_BOUND_STEPS = 1
+_WITH_PERIODS = ("asynchronous", "shat")
+
+
+class ParameterServerKeys(KeyModel):
+    """Keys of `parameter-server`."""
+
+    update_mode: UpdateMode | None = Field(
+        default=None, description="when servers apply gradients, and what workers wait for"
+    )
+    push_period_steps: PositiveInt | None = Field(
+        default=None, description="steps from one push of gradients to the next"
+    )
+    fetch_period_steps: PositiveInt | None = Field(
+        default=None, description="steps from one fetch of weights to the next"
+    )
+    staleness_bound_steps: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="steps that a worker may be ahead of the slowest one"
+    )
+
+
+class ParameterServerOptions(OptionModel):
+    """Planned options of `parameter-server`."""
+
+    update_mode: UpdateMode = "synchronous"
+    push_period_steps: int = Field(default=1, ge=1)
+    fetch_period_steps: int = Field(default=1, ge=1)
+    staleness_bound_steps: int | None = Field(default=None, ge=0)  # of stale-synchronous only
+
+    @property
+    def inexact_reason(self) -> str | None:
+        if self.update_mode == "synchronous":
+            return None
+        return (
+            f"{self.update_mode} updates use stale weights, in an order that differs from run to "
+            "run (not deterministic, not equivalent by design)"
+        )
+
+    def exact_form(self) -> Self:
+        return type(self)()
+
+    @property
+    def round_steps(self) -> int:
+        return max(self.push_period_steps, self.fetch_period_steps)
+
+    def name_parts(self, placement: Placement) -> Iterator[str]:
+        if self.update_mode == "synchronous":
+            return
+        bound = "" if self.staleness_bound_steps is None else str(self.staleness_bound_steps)
+        yield f"{self.update_mode}{bound}"
+        if self.round_steps > 1:
+            yield f"push{self.push_period_steps}fetch{self.fetch_period_steps}"
+
+    def labels(self) -> Iterator[str]:
+        if self.update_mode == "synchronous":
+            return
+        if self.staleness_bound_steps is not None:
+            yield f"{self.update_mode} {self.staleness_bound_steps}"
+        else:
+            yield self.update_mode
+        if self.round_steps > 1:
+            yield f"push {self.push_period_steps} fetch {self.fetch_period_steps}"
+
+
+class ParameterServer(StrategyDescriptor):
+    """k processes with one replica and one server each."""
+
+    name = "parameter-server"
+    summary = "a process per replica; each serves a shard of the weights to the others"
+    position = 70
+    implementation = "paceline.strategies.parameter_server.strategy:ParameterServerStrategy"
+    Keys = ParameterServerKeys
+    Options = ParameterServerOptions
+    has_peers_on_node = True
+    is_replicated = True
+    is_candidate_for_best = False
+    needs_messages = True
+    count_key = "ranks_per_node"
+    without_cuda = (
+        'local_strategy "parameter-server" updates weights in the memory of CPUs; use '
+        'local_strategy = "processes"'
+    )
+
+    def counts(self, request: TrialRequest, cores: int) -> NodeCounts:
+        threads = number(request.threads_per_rank) or 1
+        ranks = number(request.ranks_per_node) or max(2, cores // threads)
+        return NodeCounts(ranks=ranks, threads_per_rank=threads, replicas=ranks)
+
+    def faults(self, request: TrialRequest, experiment: Experiment) -> Iterator[str]:
+        keys = request.keys(ParameterServerKeys)
+        mode = keys.update_mode or "synchronous"
+        for name in ("push_period_steps", "fetch_period_steps"):
+            if getattr(keys, name) is not None and mode not in _WITH_PERIODS:
+                yield (
+                    f'{name}: "{mode}" pushes and fetches in every step; remove it, or use '
+                    'update_mode = "asynchronous" or "shat"'
+                )
+        if keys.staleness_bound_steps is not None and mode != "stale-synchronous":
+            yield (
+                f'staleness_bound_steps: "{mode}" has no bound; remove it, or use update_mode = '
+                '"stale-synchronous"'
+            )
+        gradients = request.keys(GradientKeys)
+        for name in ("compression", "sufficient_factors"):
+            if getattr(gradients, name) not in (None, "never"):
+                yield (
+                    f'{name}: "parameter-server" pushes whole gradients to servers; remove it, or '
+                    'use local_strategy = "processes"'
+                )
+
+    def options(
+        self, request: TrialRequest, counts: NodeCounts, replica_batch: int, transport: str
+    ) -> ParameterServerOptions:
+        keys = request.keys(ParameterServerKeys)
+        bound = keys.staleness_bound_steps
+        if bound is None and keys.update_mode == "stale-synchronous":
+            bound = DEFAULT_STALENESS_BOUND_STEPS
+        return ParameterServerOptions(
+            update_mode=keys.update_mode or "synchronous",
+            push_period_steps=keys.push_period_steps or 1,
+            fetch_period_steps=keys.fetch_period_steps or 1,
+            staleness_bound_steps=bound,
+        )
+
+    def divides_updates(self, transport: str, options: Any) -> bool:
+        return True
+
+    def layout_keys(self, placement: Placement, options: Any) -> dict[str, Any]:
+        return {
+            "ranks_per_node": placement.ranks_per_node,
+            "threads_per_rank": placement.threads_per_rank,
+        }
+
+    def search_space(self, cores: int, batch: int) -> Iterator[dict[str, Any]]:
+        for ranks in divisors(cores):
+            yield {"ranks_per_node": ranks, "threads_per_rank": cores // ranks}

@@ -1,0 +1,173 @@
+"""The shard of the weights that one server owns, and when it applies gradients.
+
+This is the state of a server without its communication. Every call is about one worker; the caller
+makes calls of different threads one after the other.
+
+    synchronous:        the sum of all workers' gradients of a step is one update
+    all other modes:    every gradient is an update, in the order of arrival
+
+A clock is the number of steps that a worker has finished. A worker at clock c may get weights that
+need clock n as soon as no worker's clock is below n.
+
+Updates are counted by (worker, sequence number). A number that is missing or repeated means that an
+update was lost or arrived twice, which no later result could show.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import RankFailed
+from paceline.records.rows import UpdateRow
+from paceline.training.optimizers import TaskOptimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.strategies.reduction.flat_layout import ParameterShard
+    from paceline.training.task import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One push of a worker, without the gradient.
+
+    share: samples of the gradient / samples of the batch, summed over the steps of the push.
+    """
+
+    worker: int
+    sequence: int
+    step: int  # last step whose gradient it includes
+    version: int  # of the shard that the worker used
+    share: float
+
+
+class ServerShard:
+    """Weights of one server with their optimiser.
+
+    weights: shape (elements,), float32. version: number of updates that were applied.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[ParameterShard],
+        initial: Tensor,
+        task: Task,
+        *,
+        rank: int,
+        workers: int,
+        synchronous: bool,
+        bound_steps: int | None = None,
+    ) -> None:
+        """shards: parts of parameters that follow one another in `initial`, the flat weights of the
+        whole model. rank: of this server. bound_steps: largest lead of a worker over the slowest
+        one, which is checked; None means no bound."""
+        self._rank, self._synchronous, self._bound_steps = rank, synchronous, bound_steps
+        self.place = place_of(shards)
+        self.weights = initial[self.place].clone()
+        self.version = 0
+        self.clocks = [0] * workers
+        self._pushed = [0] * workers
+        self._rows: list[UpdateRow] = []
+        self._collected: dict[int, tuple[Update, Tensor]] = {}
+        self._gradient = torch.zeros_like(self.weights)
+        named = []
+        for shard in shards:
+            own = slice(shard.offset - self.place.start, shard.place.stop - self.place.start)
+            parameter = nn.Parameter(self.weights[own])
+            parameter.grad = self._gradient[own]
+            named.append((shard.name, parameter))
+        self._optimizer = TaskOptimizer(task, named) if named else None
+
+    def push(self, update: Update, gradient: Tensor) -> None:
+        """Take a worker's gradient of the mean loss over the batch, shape (elements,).
+
+        It is the part of its own samples, so those of all workers add up to the gradient of the
+        batch; it is not changed. In synchronous mode it is kept until all workers have pushed.
+        Raises RankFailed if an update is missing or repeated, or a worker is too far ahead.
+        """
+        self._check_sequence(update.worker, update.sequence)
+        self._pushed[update.worker] += 1
+        lead_steps = self.clocks[update.worker] - min(self.clocks)
+        self._check_lead(update.worker, lead_steps)
+        self.clocks[update.worker] = update.step + 1
+        self._rows.append(
+            UpdateRow(
+                event="applied",
+                worker=update.worker,
+                sequence=update.sequence,
+                step=update.step,
+                staleness=self.version - update.version,
+                lead_steps=lead_steps,
+            )
+        )
+        if not self._synchronous:
+            self._apply(gradient, update.share)
+            return
+        self._collected[update.worker] = update, gradient
+        if len(self._collected) == len(self.clocks):
+            # In the order of the ranks, so that the sum has the same bits in every run.
+            ordered = [self._collected[worker] for worker in sorted(self._collected)]
+            self._collected = {}
+            total = torch.stack([each for _, each in ordered]).sum(0)
+            self._apply(total, sum(each.share for each, _ in ordered))
+
+    def advance(self, worker: int, clock: int, pushed: int) -> None:
+        """Note that a worker has finished `clock` steps and made `pushed` pushes.
+
+        Raises RankFailed if one of the pushes is missing.
+        """
+        self._check_sequence(worker, pushed)
+        self.clocks[worker] = max(self.clocks[worker], clock)
+
+    def may_fetch(self, needed_clock: int) -> bool:
+        """Return whether all workers have finished so many steps."""
+        return min(self.clocks) >= needed_clock
+
+    def slowest(self) -> list[int]:
+        """Return the workers with the smallest clock."""
+        return [worker for worker, clock in enumerate(self.clocks) if clock == min(self.clocks)]
+
+    def take_rows(self) -> list[UpdateRow]:
+        """Return the rows of the updates since the last call."""
+        rows, self._rows = self._rows, []
+        return rows
+
+    def _apply(self, gradient: Tensor, share: float) -> None:
+        if self._optimizer is not None and share > 0:
+            torch.div(gradient, share, out=self._gradient)
+            self._optimizer.step_part(share)
+        self.version += 1
+
+    def _check_sequence(self, worker: int, sequence: int) -> None:
+        expected = self._pushed[worker]
+        if sequence == expected:
+            return
+        fault = "was lost" if sequence > expected else "arrived twice"
+        number = min(sequence, expected)
+        raise RankFailed(
+            f"rank {self._rank}: update {number} of rank {worker} {fault} (expected update "
+            f"{expected}, got {sequence}), so the weights are wrong. This is a defect of the "
+            "transport or the strategy; please report it",
+            self._rank,
+        )
+
+    def _check_lead(self, worker: int, lead_steps: int) -> None:
+        if self._bound_steps is not None and lead_steps > self._bound_steps:
+            raise RankFailed(
+                f"rank {self._rank}: rank {worker} is {lead_steps} steps ahead of the slowest "
+                f"rank, expected at most {self._bound_steps} (staleness_bound_steps). This is a "
+                "defect of the strategy; please report it",
+                self._rank,
+            )
+
+
+def place_of(shards: Sequence[ParameterShard]) -> slice:
+    """Return the elements of the flat array from the first shard to the last one."""
+    if not shards:
+        return slice(0, 0)
+    return slice(shards[0].offset, shards[-1].place.stop)

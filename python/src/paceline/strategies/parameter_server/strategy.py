@@ -1,0 +1,251 @@
+"""A worker and a server on each rank (`parameter-server`).
+
+The weights of the whole model are divided into as many shards as there are ranks. Each rank serves
+one of them, in a thread beside its training, and trains a replica of the model:
+
+    each worker: forward and backward pass of its own samples
+    after every `push_period_steps`: it sends the gradients since the last push to all servers
+    each server: applies what it gets with the task's optimiser; see server.py
+    after every `fetch_period_steps`: the worker gets the weights of all shards
+
+Between two fetches a worker updates its copy of the weights with its own gradients.
+
+- synchronous: servers wait for all workers; equivalent to averaging gradients.
+- asynchronous: nobody waits. Downpour SGD (Dean et al.: Large Scale Distributed Deep Networks, NIPS
+  2012, section 4.1).
+- stale-synchronous: a worker waits while it is more than `staleness_bound_steps` steps ahead of the
+  slowest one (Ho et al.: More Effective Distributed ML via a Stale Synchronous Parallel Parameter
+  Server, NIPS 2013).
+- shat: as asynchronous, but a worker mixes the weights of the server into its own ones instead of
+  replacing them (after Ko and Kim: SHAT, Applied Sciences 12(1), 2022). Its own model counts as one
+  of the d + 1 updates since its last fetch: w = w / (d + 1) + server x d / (d + 1), where d is the
+  number of updates of others. So d grows with the number of workers and with the worker's delay.
+
+An update of a part of the batch has a part of the learning rate (TaskOptimizer.step_part).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.plan.link_cost import all_reduce_bytes
+from paceline.strategies.parameter_server.client import ServerClient
+from paceline.strategies.parameter_server.descriptor import ParameterServerOptions
+from paceline.strategies.parameter_server.messages import Messages, Request, open_group
+from paceline.strategies.parameter_server.server import ServerShard, place_of
+from paceline.strategies.parameter_server.serving import Server
+from paceline.strategies.reduction.flat_layout import FlatLayout
+from paceline.strategies.reduction.replicate_group import all_reduce_tensors
+from paceline.training.optimizers import (
+    TaskOptimizer,
+    check_updates_by_part,
+    no_gradient,
+    trained_parameters,
+)
+from paceline.training.passes import run_passes
+from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch, WeightAveraging
+
+if TYPE_CHECKING:
+    from paceline.plan.trial import Trial
+    from paceline.records.rows import UpdateRow
+    from paceline.training.context import RankContext
+    from paceline.training.strategy import RankGroups
+    from paceline.training.task import Task
+
+
+class ParameterServerStrategy(LocalStrategy):
+    """One worker and one server."""
+
+    def __init__(self) -> None:
+        self._task: Task
+        self._model: nn.Module
+        self._trial: Trial
+        self._options: ParameterServerOptions
+        self._ranks = 1
+        self._layout: FlatLayout
+        self._parameters: dict[str, nn.Parameter]
+        self._weights: Tensor  # of the model, flat
+        self._accrued: Tensor  # gradients since the last push, flat
+        self._client: ServerClient
+        self._server: Server | None = None
+        self._local: TaskOptimizer | None = None  # between two fetches
+        self._batch: TrainBatch
+        self._share = 0.0  # of the accrued gradients
+        self._steps = 0  # finished
+
+    def prepare(
+        self,
+        task: Task,
+        model: nn.Module,
+        context: RankContext,
+        trial: Trial,
+        peers: RankGroups,  # noqa: ARG002  (torch's default group has all ranks)
+    ) -> None:
+        """Divide the weights among the servers; collective over all ranks.
+
+        Raises UsageError if the task clips gradients, or its model normalises over the batch.
+        """
+        check_updates_by_part(task, model, trial)
+        self._task, self._model, self._trial = task, model, trial
+        self._options = options = trial.options_as(ParameterServerOptions)
+        rank, self._ranks = context.rank, context.world_size
+        self._parameters = trained_parameters(model)
+        self._layout = layout = FlatLayout.of(self._parameters.items())
+        self._weights = torch.zeros(layout.elements)
+        self._accrued = torch.zeros_like(self._weights)
+        layout.bind(self._parameters, self._weights, copy=True)
+        shards = layout.shards(self._ranks)
+        if options.fetch_period_steps > 1 or options.update_mode == "shat":
+            self._local = TaskOptimizer(task, self._parameters.items())
+        shard = ServerShard(
+            shards[rank],
+            self._weights,
+            task,
+            rank=rank,
+            workers=self._ranks,
+            synchronous=options.update_mode == "synchronous",
+            bound_steps=options.staleness_bound_steps,
+        )
+        group, limit_s = open_group(trial), trial.limits.collective_s
+        self._server = Server(
+            shard, Messages(group, limit_s), rank=rank, ranks=self._ranks, limit_s=limit_s
+        )
+        places = [place_of(each) for each in shards]
+        self._client = ServerClient(rank, places, self._server, Messages(group, limit_s))
+
+    def gradient(self, batch: TrainBatch) -> GradientResult:
+        """Compute the gradient of this worker's samples, as a part of the mean over the batch."""
+        self._batch = batch
+        passed = run_passes(self._task, self._model, batch, self._trial.training)
+        for name, parameter in self._parameters.items():
+            if parameter.grad is None:
+                raise no_gradient(name)
+            self._layout.view(self._accrued, name).add_(parameter.grad)
+        self._share += len(batch.sample_ids) / batch.global_samples
+        result = passed.result(alone=False)
+        return GradientResult(
+            loss_sum=result.loss_sum,
+            forward_s=result.forward_s,
+            backward_s=result.backward_s + (result.comm_s or 0.0),
+            comm_s=0.0,
+            comm_ready_unix_s=None,
+        )
+
+    def step(self) -> WeightAveraging:
+        """Update the own copy of the weights, push and fetch if they are due."""
+        self._step_locally()
+        started_s, ready_unix_s = time.perf_counter(), time.time()
+        self._steps += 1
+        options, is_last = self._options, self._batch.is_last
+        pushes = is_last or self._steps % options.push_period_steps == 0
+        fetches = is_last or self._steps % options.fetch_period_steps == 0
+        if pushes or fetches:
+            self._exchange(pushes=pushes, fetches=fetches)
+        if is_last:
+            self._client.leave(self._steps)
+        waits = options.update_mode == "synchronous"
+        return WeightAveraging(
+            comm_s=time.perf_counter() - started_s,
+            comm_ready_unix_s=ready_unix_s if waits else None,
+        )
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of this step, summed over all workers; collective.
+
+        In the first step this is the gradient of the batch in every mode, because all workers
+        still have the initial weights.
+        """
+        own = {name: p.grad.clone() for name, p in self._parameters.items() if p.grad is not None}
+        all_reduce_tensors(list(own.values()))
+        return own
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return this worker's weights; after the last step those of the servers."""
+        return dict(self._model.state_dict())
+
+    def weights_to_evaluate(self) -> dict[str, Tensor]:
+        """Return the servers' weights when all workers have finished this step; collective."""
+        if self._client.has_left:
+            return self.state_dict()
+        weights = torch.zeros_like(self._weights)
+        fetch = Request(fetches=True, clock=self._steps, needed_clock=self._steps)
+        self._client.send(fetch)
+        self._client.receive(weights, fetch.needed_clock, trains=False)
+        own = {name: self._layout.view(weights, name) for name in self._layout.names}
+        return {name: own.get(name, tensor) for name, tensor in self.state_dict().items()}
+
+    def updates(self) -> list[UpdateRow]:
+        return self._client.take_rows() + ([] if self._server is None else self._server.take_rows())
+
+    def describe(self) -> dict[str, Any]:
+        """Return settings and traffic. Bytes are means over all steps; uncompressed bytes are those
+        of averaging gradients in every step."""
+        sizes = [4 * (place.stop - place.start) for place in self._client.places]
+        described: dict[str, Any] = {"update_mode": self._options.update_mode, "shard_bytes": sizes}
+        if self._server is None or not self._steps:
+            return described
+        sent = self._client.sent_bytes + self._server.sent_bytes
+        return {
+            **described,
+            "sent_bytes_per_step": round(sent / self._steps),
+            "uncompressed_bytes_per_step": round(all_reduce_bytes(sum(sizes), self._ranks)),
+        }
+
+    def close(self, *, failed: bool) -> None:
+        """End the server; without a failure, when all other workers have left."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close(failed=failed)
+
+    def _exchange(self, *, pushes: bool, fetches: bool) -> None:
+        """Push the accrued gradients, fetch the weights, or both."""
+        request = Request(
+            pushes=pushes,
+            fetches=fetches,
+            clock=self._steps,
+            needed_clock=self._needed_clock(),
+            share=self._share,
+        )
+        self._client.send(request, self._accrued if pushes else None)
+        if fetches:
+            is_mixed = self._options.update_mode == "shat" and not self._batch.is_last
+            target = torch.empty_like(self._weights) if is_mixed else self._weights
+            missed = self._client.receive(target, request.needed_clock)
+            if is_mixed:
+                self._mix(target, missed)
+        self._client.finish()
+        if pushes:
+            self._accrued.zero_()
+            self._share = 0.0
+
+    def _needed_clock(self) -> int:
+        """Return the number of steps that all workers must have finished before this one goes on.
+
+        Every worker waits for the last step, so that all end with the same weights.
+        """
+        if self._batch.is_last or self._options.update_mode == "synchronous":
+            return self._steps
+        bound = self._options.staleness_bound_steps
+        return 0 if bound is None else max(0, self._steps - bound)
+
+    def _mix(self, fetched: Tensor, missed: list[int]) -> None:
+        """Move the own weights towards the fetched ones: the farther, the more updates it missed.
+
+        missed: updates of other workers since the last fetch, by server.
+        """
+        for place, others in zip(self._client.places, missed, strict=True):
+            self._weights[place].lerp_(fetched[place], others / (others + 1))
+
+    def _step_locally(self) -> None:
+        """Update the own copy of the weights, where it is not replaced after every step."""
+        share = len(self._batch.sample_ids) / self._batch.global_samples
+        if self._local is None or not share:
+            return
+        for parameter in self._parameters.values():
+            if parameter.grad is not None:
+                parameter.grad /= share
+        self._local.step_part(share)

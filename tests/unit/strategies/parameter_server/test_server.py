@@ -1,0 +1,128 @@
+"""A server's shard without communication: order, counts, bounds and the arithmetic of updates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import RankFailed
+from paceline.strategies.parameter_server.server import ServerShard, Update
+from paceline.strategies.reduction.flat_layout import FlatLayout
+from paceline.training.task import Task, TaskSettings
+
+RATE = 0.5
+START = [1.0, 2.0, 3.0]
+
+
+class Plain(Task):
+    """SGD without momentum."""
+
+    def optimizer(self, parameters):
+        return torch.optim.SGD(parameters, lr=RATE)
+
+
+@pytest.fixture
+def make_shard():
+    def make(workers=2, *, synchronous=False, bound_steps=None):
+        parameter = nn.Parameter(torch.tensor(START))
+        layout = FlatLayout.of([("w", parameter)])
+        flat = torch.zeros(layout.elements)
+        layout.bind({"w": parameter}, flat, copy=True)
+        shards = layout.shards(1)[0]
+        task = Plain(TaskSettings())
+        return ServerShard(
+            shards, flat, task, rank=0, workers=workers, synchronous=synchronous,
+            bound_steps=bound_steps,
+        )  # fmt: skip
+
+    return make
+
+
+def push(shard, worker, step, gradient=1.0, *, sequence=None, version=0, share=0.5):
+    update = Update(
+        worker=worker, sequence=step if sequence is None else sequence, step=step,
+        version=version, share=share,
+    )  # fmt: skip
+    shard.push(update, torch.full((3,), gradient))
+
+
+def test_asynchronous_update_is_applied_at_once(make_shard):
+    shard = make_shard()
+    push(shard, 0, 0, gradient=1.0)
+    assert shard.weights.tolist() == [v - RATE for v in START]
+    assert shard.version == 1
+
+
+def test_staleness_is_the_number_of_updates_since_the_fetch(make_shard):
+    shard = make_shard()
+    push(shard, 0, 0)
+    push(shard, 0, 1, version=1)
+    push(shard, 1, 0, version=0)
+    rows = shard.take_rows()
+    assert [(r.worker, r.sequence, r.staleness, r.lead_steps) for r in rows] == [
+        (0, 0, 0, 0), (0, 1, 0, 1), (1, 0, 2, 0),
+    ]  # fmt: skip
+    assert shard.take_rows() == []
+
+
+def test_synchronous_update_waits_for_all_workers_and_is_one_step(make_shard):
+    shard = make_shard(synchronous=True)
+    push(shard, 1, 0, gradient=1.0)
+    assert shard.weights.tolist() == START
+    assert not shard.may_fetch(1)
+    push(shard, 0, 0, gradient=2.0)
+    assert shard.weights.tolist() == [v - RATE * 3.0 for v in START]
+    assert shard.may_fetch(1)
+    assert shard.version == 1
+    assert [row.staleness for row in shard.take_rows()] == [0, 0]
+
+
+def test_update_without_samples_changes_no_weights_and_counts(make_shard):
+    shard = make_shard()
+    push(shard, 0, 0, gradient=0.0, share=0.0)
+    assert shard.weights.tolist() == START
+    assert shard.clocks == [1, 0]
+
+
+def test_lost_update_is_detected_by_the_next_one(make_shard):
+    shard = make_shard()
+    push(shard, 1, 0)
+    with pytest.raises(RankFailed, match="update 1 of rank 1 was lost"):
+        push(shard, 1, 2)
+
+
+def test_lost_last_update_is_detected_by_the_next_request(make_shard):
+    shard = make_shard()
+    push(shard, 1, 0)
+    shard.advance(1, 1, pushed=1)
+    with pytest.raises(RankFailed, match="update 1 of rank 1 was lost"):
+        shard.advance(1, 2, pushed=2)
+
+
+def test_repeated_update_is_detected_and_not_applied(make_shard):
+    shard = make_shard()
+    push(shard, 1, 0)
+    weights = shard.weights.clone()
+    with pytest.raises(RankFailed, match="update 0 of rank 1 arrived twice"):
+        push(shard, 1, 0)
+    assert torch.equal(shard.weights, weights)
+
+
+def test_worker_beyond_the_bound_gets_no_weights_until_the_slowest_follows(make_shard):
+    shard = make_shard(bound_steps=1)
+    push(shard, 0, 0)
+    assert shard.may_fetch(1 - 1)  # it has finished one step and may be one ahead
+    push(shard, 0, 1)
+    assert not shard.may_fetch(2 - 1)
+    push(shard, 1, 0)
+    assert shard.may_fetch(2 - 1)
+    assert shard.slowest() == [1]
+
+
+def test_update_of_a_worker_that_did_not_wait_is_refused(make_shard):
+    shard = make_shard(bound_steps=1)
+    push(shard, 0, 0)
+    push(shard, 0, 1)
+    with pytest.raises(RankFailed, match=r"rank 0 is 2 steps ahead .* at most 1"):
+        push(shard, 0, 2)
