@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.strategies.pipeline.links import SplitPoint
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.training.context import RankContext
+    from paceline.training.state import RankState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
 
@@ -39,6 +40,11 @@ class PipeDreamStrategy(PipelineStrategy):
         """Raises UsageError, beside what a pipeline raises, if stages share a parameter or an
         update needs all gradients."""
         check_updates_by_part(task, model, trial)
+        if trial.training.activation_checkpointing:
+            raise UsageError(
+                'activation_checkpointing: schedule "pipedream" stores the activations of every '
+                'micro-batch in flight; remove it, or use schedule = "1f1b"'
+            )
         super().prepare(task, model, context, trial, peers)
         if self._has_ties:
             raise UsageError(
@@ -73,6 +79,12 @@ class PipeDreamStrategy(PipelineStrategy):
 
     def updates(self) -> list[UpdateRow]:
         return self._stream.take_rows()
+
+    def rank_state(self) -> RankState | None:
+        raise UsageError(
+            'schedule: micro-batches of "pipedream" are in flight between two steps, so it cannot '
+            'write checkpoints; remove [checkpoint] and restarts, or use schedule = "1f1b"'
+        )
 
     def describe(self) -> dict[str, Any]:
         """Return the settings; stashed weights are those of this rank's stage."""
