@@ -80,7 +80,7 @@ class PipeDreamStrategy(PipelineStrategy):
     def updates(self) -> list[UpdateRow]:
         return self._stream.take_rows()
 
-    def rank_state(self) -> RankState | None:
+    def rank_state(self) -> RankState:
         raise UsageError(
             'schedule: micro-batches of "pipedream" are in flight between two steps, so it cannot '
             'write checkpoints; remove [checkpoint] and restarts, or use schedule = "1f1b"'
