@@ -11,6 +11,7 @@ spark-submit or spark-defaults.conf are kept; only missing ones are set here. Tr
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -24,7 +25,7 @@ except ImportError:  # unpacked from the archive: the package lies beside this s
 from py4j.protocol import Py4JError
 from pyspark import BarrierTaskContext, SparkConf, SparkContext, TaskContext
 
-from paceline.errors import EnvironmentLacks, UsageError
+from paceline.errors import EnvironmentLacks, ExitCode, UsageError
 from paceline.job.messages import rank_failed_line, run_guarded, say
 from paceline.job.options import JobOptions, parse_options
 from paceline.job.rank_status import RankEnd
@@ -35,6 +36,9 @@ from paceline.launchers.spark.configuration import check_conf, is_local, job_def
 from paceline.launchers.spark.rounds.driver import RoundFailed, run_rounds
 from paceline.launchers.spark.rounds.exchange import together
 from paceline.launchers.spark.rounds.task import run_round_task
+from paceline.launchers.supervise import wait_for_ranks
+from paceline.records.attempts import leave_attempt
+from paceline.records.rows import FailureRow
 from paceline.transports.spark_allgather.messages import offer
 
 if TYPE_CHECKING:
@@ -48,6 +52,8 @@ _ARCHIVE = Path(__file__).resolve().with_name("paceline.zip")
 # Executors register one by one, soon after the first.
 _SLOTS_WAIT_S = 4.0
 _POLL_S = 0.2
+# Ranks of a failed stage end within a few seconds: those that lost a peer report it 2 s later.
+_RANKS_END_S = 6.0
 
 
 def main() -> int:
@@ -121,10 +127,31 @@ def _check_slots(context: SparkContext, job: Job) -> None:
 
 
 def _train(context: SparkContext, job: Job) -> RankEnd:
+    """Train in a barrier stage; after a failure in another one, as `restarts` allows.
+
+    Spark itself does not retry a stage that ends in collect() (apache/spark#22158).
+    """
+    for restarts_left in reversed(range(1 + job.trial.restarts)):
+        end = _train_once(context, job)
+        if end.error is None or end.exit_code != ExitCode.RANK_FAILED or restarts_left == 0:
+            break
+        failure = FailureRow(
+            detected_unix_s=time.time(),
+            ended_unix_s=time.time(),
+            failed_rank=end.rank,
+            message=end.error,
+        )
+        say(f"{end.error}; starting the ranks again, {restarts_left} restarts left")
+        wait_for_ranks(job.files, _RANKS_END_S)
+        leave_attempt(job.files, dataclasses.replace(failure, ended_unix_s=time.time()))
+        _check_slots(context, job)  # Spark may be replacing an executor
+    return end
+
+
+def _train_once(context: SparkContext, job: Job) -> RankEnd:
     ranks = job.trial.placement.ranks
     stage = context.parallelize(range(ranks), ranks).barrier().mapPartitions(_task(job))
     try:
-        # Spark does not retry a stage that ends in collect() (apache/spark#22158).
         done = stage.collect()
     except Py4JError as error:
         return failed_stage(job, str(error))

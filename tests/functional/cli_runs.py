@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+from tests.environment import is_kept
+
 from paceline.cli import main
 
 LIMIT_S = 240
@@ -109,3 +111,14 @@ class Cli:
     @staticmethod
     def argv(*arguments: str | Path) -> list[str]:
         return [sys.executable, "-m", "paceline.cli", *map(str, arguments)]
+
+
+def cli_in(cache: Path, folder: Path) -> Cli:
+    """Return the command line in a folder. cache: PACELINE_CACHE of what the tests run."""
+    environment = {
+        **{k: v for k, v in os.environ.items() if is_kept(k)},
+        "PACELINE_CACHE": str(cache),
+        "COLUMNS": "80",
+        "NO_COLOR": "1",
+    }
+    return Cli(environment=environment, cwd=folder)

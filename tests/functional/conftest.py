@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import fcntl
-import os
 
 import pytest
-from tests.environment import is_kept
-from tests.functional.cli_runs import SMALL, Cli
+from tests.functional.cli_runs import SMALL, cli_in
 
 
 @pytest.fixture(scope="session")
@@ -14,19 +12,9 @@ def cache(shared_cache):
     return shared_cache
 
 
-def cli(cache, folder):
-    environment = {
-        **{k: v for k, v in os.environ.items() if is_kept(k)},
-        "PACELINE_CACHE": str(cache),
-        "COLUMNS": "80",
-        "NO_COLOR": "1",
-    }
-    return Cli(environment=environment, cwd=folder)
-
-
 @pytest.fixture
 def paceline(cache, tmp_path):
-    return cli(cache, tmp_path)
+    return cli_in(cache, tmp_path)
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +26,7 @@ def small_run(cache, shared_folder):
         if not (folder / "finished").exists():
             folder.mkdir()
             (folder / "small.toml").write_text(SMALL, "utf-8")
-            result = cli(cache, folder)("run", "small.toml", "--out", folder / "run")
+            result = cli_in(cache, folder)("run", "small.toml", "--out", folder / "run")
             assert result.returncode == 0, result.stderr
             (folder / "finished").touch()
     return folder / "run"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.functional.conftest import cli
+from tests.functional.cli_runs import cli_in
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
@@ -55,7 +55,7 @@ def run(tmp_path_factory, cache):
         + trial("mpi", "mpi", ["ddp"])
     )
     (folder / "scripts.toml").write_text(spec, "utf-8")
-    paceline = cli(cache, folder)
+    paceline = cli_in(cache, folder)
     finished = paceline("run", "scripts.toml", "--out", "run")
     compared = paceline.main("compare", "run", "--json")
     assert compared.returncode == 0, finished.stderr

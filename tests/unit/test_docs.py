@@ -15,6 +15,7 @@ from paceline.spec import models
 from paceline.spec.checkpoint import CheckpointSettings
 from paceline.spec.choices import declared_keys
 from paceline.spec.extensions import COMPRESSIONS, LAUNCHERS, STRATEGIES, TRANSPORTS, WORKLOADS
+from paceline.spec.failures import FailureSettings
 
 ROOT = Path(__file__).parents[2]
 _PLACES = (
@@ -108,6 +109,7 @@ def _spec_keys() -> dict[str, set[str]]:
         "telemetry": models.TelemetrySettings,
         "limits": models.Limits,
         "checkpoint": CheckpointSettings,
+        "failures": FailureSettings,
         "network": models.NetworkSettings,
         **{launcher.name: launcher.Settings for launcher in LAUNCHERS.all()},
     }

@@ -62,7 +62,13 @@ def test_every_phase_is_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -
     assert second.whole["comm_wait"] == pytest.approx(0, abs=1e-5)
     assert second.whole["backward"] == pytest.approx(12 * 0.2)
     assert first.other_parts == pytest.approx(
-        {"rendezvous": 0.25, "model_build": 0.125, "evaluation": None, "bookkeeping": 0.5},
+        {
+            "rendezvous": 0.25,
+            "model_build": 0.125,
+            "restore": None,
+            "evaluation": None,
+            "bookkeeping": 0.5,
+        },
         abs=1e-5,
     )
 

@@ -131,6 +131,8 @@ def _rank_phases(
 
 
 def _process_start(rank: RankRecord) -> float | None:
+    if rank.continuations and rank.continuations[0].before_started_unix_s is not None:
+        return rank.continuations[0].before_started_unix_s
     if rank.status is not None:
         return rank.status.process_started_unix_s
     imports = rank.span("imports")

@@ -17,6 +17,7 @@ from paceline.plan.trial import Trial
 from paceline.records.files import read_json
 from paceline.records.rows import (
     SCHEMA,
+    ContinuationRow,
     HostSample,
     Outcome,
     RankEnvironment,
@@ -46,6 +47,7 @@ class RankRecord:
     spans: tuple[SpanRow, ...]
     environment: RankEnvironment | None
     status: RankStatus | None
+    continuations: tuple[ContinuationRow, ...] = ()  # starts after failures
 
     @property
     def clock_offset_s(self) -> float:
@@ -175,6 +177,7 @@ def _load_rank(rank: int, files: RankFiles) -> RankRecord:
         spans=rows(files.spans, SpanRow),
         environment=document(files.environment, RankEnvironment),
         status=document(files.status, RankStatus),
+        continuations=rows(files.continuations, ContinuationRow),
     )
 
 

@@ -71,6 +71,8 @@ class Row:
     bytes_sent_per_step: float | None = None  # by rank 0
     pipeline: Pipeline | None = None
     final_loss: float | None = None
+    # each failure that a repeat survived: seconds by part, and steps
+    recoveries: tuple[dict[str, float | int | None], ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     target: str | None = None  # the quality to reach, in words
     target_reached: int | None = None  # number of repeats

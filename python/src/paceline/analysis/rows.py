@@ -13,6 +13,7 @@ from paceline.analysis.configuration import facts_of, why_not_equivalent
 from paceline.analysis.phases import mean_over_ranks, median_over_repeats
 from paceline.analysis.pipeline import median_pipeline
 from paceline.analysis.progress import Progress, last_metrics, speedup_of, target_fields
+from paceline.analysis.recovery import recovery_values
 from paceline.analysis.row import Row, main_cost
 from paceline.analysis.statistics import (
     Interval,
@@ -93,6 +94,7 @@ def configuration_row(
         bytes_sent_per_step=reported_median(trials, "sent_bytes_per_step"),
         pipeline=median_pipeline([t.pipeline for t in trials if t.pipeline is not None]),
         final_loss=_median(t.steps.final_loss for t in trials),
+        recoveries=tuple(recovery_values(each) for t in trials for each in t.recoveries),
         metrics=last_metrics(trials),
         **target_fields(configuration, trials, measured.to_target, base),
         equivalent=is_equivalent(trials, measured.baseline_repeats_itself),

@@ -3,19 +3,21 @@
 A global step ends when the last rank ends it. Its time runs from the end of the previous step to
 its own end, so the times of all steps add up to the time of the training, and nothing between two
 steps (the end of an epoch, writing a row) is left out, except for evaluations. The first step, and
-the first one after an evaluation, starts with its first rank.
+the first one after an evaluation, starts with its first rank. The first step after a failure
+includes the time of the recovery.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
 from paceline.analysis.evaluation import evaluated_steps
+from paceline.analysis.recovery import resumed_steps
 from paceline.records.rows import StepRow
 from paceline.records.tables import read_table
 
@@ -83,12 +85,20 @@ class GlobalSteps:
     time_s: NDArray[np.float64]
     ended_unix_s: NDArray[np.float64]  # on rank 0's clock
     loss: NDArray[np.float64]  # mean over the samples of the global batch; NaN if unknown
+    # with which the training continued after failures; their time includes the recovery
+    resumed: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     # False for a script that does not state its samples: then each step counts as one sample
     samples_known: bool = True
 
     def steady(self, warmup_steps: int) -> NDArray[np.bool_]:
-        """Return the mask of the steps after the warm-up."""
-        return self.step >= warmup_steps
+        """Return the mask of the steps after the warm-up, and after one of each continuation.
+
+        The first step of a continuation is never steady: its time includes the recovery.
+        """
+        steady = self.step >= warmup_steps
+        for first in self.resumed:
+            steady &= (self.step < first) | (self.step >= first + max(1, warmup_steps))
+        return steady
 
     def samples_per_s(self, warmup_steps: int, period: int = 1) -> NDArray[np.float64]:
         """Return the rate of each steady round of `period` steps, shape (rounds,)."""
@@ -188,6 +198,7 @@ def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalS
     first_started = steps["started_s"][:, common].min(axis=0, initial=np.inf)
     started = np.concatenate([first_started[:1], ended[:-1]])
     follows_evaluation = np.isin(steps.step[common], evaluated_steps(record))
+    follows_evaluation &= ~np.isin(steps.step[common], resumed_steps(record))
     started[follows_evaluation] = first_started[follows_evaluation]
     return GlobalSteps(
         step=steps.step[common],
@@ -197,6 +208,7 @@ def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalS
         ended_unix_s=ended,
         loss=steps["loss_sum"][:, common].sum(axis=0) / np.maximum(parts, 1),
         samples_known=samples_known,
+        resumed=resumed_steps(record),
     )
 
 

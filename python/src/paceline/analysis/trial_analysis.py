@@ -14,6 +14,7 @@ from paceline.analysis.evaluation import read_evaluations, target_time
 from paceline.analysis.phases import trial_phases
 from paceline.analysis.pipeline import trial_pipeline
 from paceline.analysis.reading import read_hosts
+from paceline.analysis.recovery import checkpoint_cost, recoveries
 from paceline.analysis.statistics import Series, series
 from paceline.analysis.steps import global_steps, read_steps
 from paceline.analysis.usage import trial_usage
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.analysis.phases import RankPhases
     from paceline.analysis.pipeline import Pipeline
     from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.recovery import CheckpointCost, Recovery
     from paceline.analysis.steps import GlobalSteps
     from paceline.analysis.usage import Usage
     from paceline.records.layout import TrialFiles
@@ -46,6 +48,8 @@ class TrialAnalysis:
     samples_per_s: Series | None
     step_s: Series | None
     time_to_first_step_s: float | None
+    recoveries: tuple[Recovery, ...] = ()
+    checkpoints: CheckpointCost | None = None
 
     @property
     def repeat(self) -> int:
@@ -75,6 +79,8 @@ def analyse_trial(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnal
         samples_per_s=samples_per_s,
         step_s=step_s,
         time_to_first_step_s=first,
+        recoveries=recoveries(record, table),
+        checkpoints=checkpoint_cost(record),
     )
 
 

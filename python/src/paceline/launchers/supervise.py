@@ -51,6 +51,7 @@ class Watched:
     timed_out: bool = False
     missing_ranks: tuple[int, ...] = ()  # did not start within their limit
     dead_ranks: tuple[int, ...] = ()  # ended without a status before any rank gave a reason
+    trouble_unix_s: float | None = None  # when a failed process or rank was noticed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,7 @@ class Ended:
     ended_unix_s: float
     timed_out: bool
     dead_ranks: tuple[int, ...] = ()  # see Watched
+    trouble_unix_s: float | None = None  # see Watched
     left_behind: tuple[int, ...] = ()  # pids that SIGKILL did not end
 
 
@@ -70,6 +72,7 @@ def supervise(
     files: TrialFiles,
     *,
     limit_s: float,
+    restart_limit_s: float | None = None,
     on_started: Callable[[int], object] = lambda _pid: None,
 ) -> Ended:
     """Run `command` with its output in `files.launcher_log` until it ends, or for `limit_s`.
@@ -77,6 +80,7 @@ def supervise(
     If a rank of this host dies and the launcher does not end by itself, the launcher is ended. No
     process of the trial and no temporary file of the launcher is left on this host, not even after
     an exception or KeyboardInterrupt.
+    restart_limit_s: time for a launcher that restarts failed ranks itself; None for others.
     on_started gets the launcher's pid; what it starts is not part of the trial.
     """
     token = secrets.token_hex(8)
@@ -85,7 +89,9 @@ def supervise(
         process = _start(command, files, token, folders)
         try:
             on_started(process.pid)
-            watched = wait_for_end([process], files, limit_s=limit_s)
+            watched = wait_for_end(
+                [process], files, limit_s=limit_s, restart_limit_s=restart_limit_s
+            )
             ended_unix_s = time.time()
         finally:
             left_behind = _end_all(process, files, token)
@@ -95,6 +101,7 @@ def supervise(
         ended_unix_s=ended_unix_s if watched.ended_by_itself else time.time(),
         timed_out=watched.timed_out,
         dead_ranks=watched.dead_ranks,
+        trouble_unix_s=watched.trouble_unix_s,
         left_behind=tuple(sorted(left_behind)),
     )
 
@@ -107,13 +114,16 @@ def wait_for_end(
     start_limit_s: float | None = None,
     ranks: int = 0,
     notice_s: float | None = None,
+    restart_limit_s: float | None = None,
 ) -> Watched:
     """Wait until all processes have ended, or until the caller has to end them.
 
     That is the case after `limit_s`, if not all `ranks` have started within `start_limit_s`, and
     `notice_s` after a process or a rank failed. Ends nothing itself.
+    restart_limit_s: time in which a launcher may replace failed ranks; None if it does not.
     """
     notice_s = _NOTICE_S if notice_s is None else notice_s
+    notice_s = notice_s if restart_limit_s is None else restart_limit_s
     watched = Watched()
     started = time.monotonic()
     next_look, trouble_since = started, None
@@ -130,9 +140,14 @@ def wait_for_end(
                 watched.missing_ranks = _missing(statuses, ranks)
                 if watched.missing_ranks:
                     return watched
+            if restart_limit_s is not None:
+                watched.dead_ranks = ()  # others may have taken their places
             trouble = _look_for_failures(statuses, watched) or trouble
+            if restart_limit_s is not None and not trouble:
+                trouble_since = None
         if trouble or trouble_since is not None:
             trouble_since = trouble_since or now
+            watched.trouble_unix_s = watched.trouble_unix_s or time.time()
             if now - trouble_since > notice_s:
                 return watched
     watched.ended_by_itself = True
@@ -194,6 +209,19 @@ def _end_all(process: subprocess.Popen[bytes], files: TrialFiles, token: str) ->
     end_processes([process], _TERMINATION_S)
     kill_until_gone(lambda: pids_with_token(token) | _living_ranks(files), _KILL_S)
     return pids_with_token(token)
+
+
+def wait_for_ranks(files: TrialFiles, limit_s: float) -> None:
+    """Wait until no rank of an attempt runs any more, for at most `limit_s`.
+
+    Ranks on other hosts may run as long as their last status says so.
+    """
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        running = [s for s in read_statuses(files) if s.state == "running"]
+        if not any(_lives(s) for s in running if _runs_here(s)) and all(map(_runs_here, running)):
+            return
+        time.sleep(_POLL_S)
 
 
 def _living_ranks(files: TrialFiles) -> set[int]:

@@ -219,6 +219,7 @@ def _trial(
         limits=experiment.limits,
         checkpoint=_checkpoint(experiment, workload, transport),
         restarts=experiment.restarts,
+        failures=experiment.failures,
     )
     return trial.model_copy(update={"id": trial_name(trial.configuration, 0)})
 

@@ -11,6 +11,7 @@ from paceline.spec.checkpoint import CheckpointSettings
 from paceline.spec.descriptors import OptionModel
 from paceline.spec.evaluation import Target
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, WORKLOADS
+from paceline.spec.failures import FailureSettings
 from paceline.spec.model_facts import ModelFacts, model_facts
 from paceline.spec.models import Limits, TelemetrySettings
 from paceline.spec.placement import Placement
@@ -137,6 +138,7 @@ class Trial(_Value):
     limits: Limits = Limits()
     checkpoint: CheckpointSettings | None = None
     restarts: int = 0
+    failures: FailureSettings | None = None
 
     @model_validator(mode="before")
     @classmethod

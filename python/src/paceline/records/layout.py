@@ -76,6 +76,8 @@ class TrialFiles:
     command = _File("command.txt")
     launcher_log = _File("launcher.log")
     outcome = _File("outcome.json")
+    failures = _File("failures.jsonl")  # after which the trial was started again
+    injected = _File("injected.jsonl")  # failures that the run itself has caused
     result = _File("result.json")
     equivalence = _File("equivalence.json")  # result of the comparison with the baseline
     # averaged gradient of the first step, safetensors

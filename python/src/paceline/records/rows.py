@@ -160,6 +160,27 @@ class ContinuationRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRow:
+    """A failed attempt after which the trial was started again (`failures.jsonl`).
+
+    The program that starts the ranks again writes it. torchrun's agent has no record.
+    """
+
+    detected_unix_s: float  # when a failed process or rank was noticed
+    ended_unix_s: float  # when no process of the attempt was left
+    failed_rank: int | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InjectedFailureRow:
+    """A rank that the run itself has killed (`injected.jsonl`)."""
+
+    unix_s: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnvironment:
     """Resources that a thread with its own replica really had."""
 

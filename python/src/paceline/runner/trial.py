@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import time
 from typing import TYPE_CHECKING
 
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut
@@ -12,9 +14,13 @@ from paceline.job.sidecars import watch
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
 from paceline.launchers.supervise import supervise
+from paceline.records.attempts import keep_log, leave_attempt
 from paceline.records.compact import compact_trial
 from paceline.records.files import read_json, write_json, write_text
 from paceline.records.planned_trial import write_trial
+from paceline.records.rows import FailureRow
+from paceline.runner.failures import failing_ranks
+from paceline.spec.extensions import LAUNCHERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,34 +37,69 @@ def is_finished(files: TrialFiles) -> bool:
 
 
 def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
-    """Launch one trial with its sidecar, wait for its end, and record the outcome."""
-    launcher = launcher_for(trial.launcher)
+    """Run one trial, with new starts after failures as `restarts` allows; record the outcome."""
     write_trial(trial, files)
+    attempts = 1 if LAUNCHERS.get(trial.launcher).restarts_ranks else 1 + trial.restarts
+    started_s = time.monotonic()
+    launched_unix_s: float | None = None
+    with failing_ranks(trial, files):
+        while True:
+            limit_s = max(0.0, trial.limits.trial_s - (time.monotonic() - started_s))
+            outcome, failure = _run_attempt(trial, files, limit_s)
+            launched_unix_s = launched_unix_s or outcome.launched_unix_s
+            attempts -= 1
+            if attempts == 0 or failure is None:
+                break
+            leave_attempt(files, failure)
+            keep_log(files)
+    outcome = dataclasses.replace(outcome, launched_unix_s=launched_unix_s)
+    write_json(files.outcome, dataclasses.asdict(outcome))
+    if outcome.status == "ok":
+        _after_good_end(trial, files)
+    return outcome
+
+
+def _run_attempt(
+    trial: Trial, files: TrialFiles, limit_s: float
+) -> tuple[Outcome, FailureRow | None]:
+    """Launch the trial with its sidecar and wait for its end.
+
+    The second result is the failure of a rank, after which a new start may help.
+    """
+    launcher = launcher_for(trial.launcher)
     command = launcher.command(trial, files)
     environment = {**command.environment, SIDECAR_HOST_VARIABLE: host_name()}
     command = dataclasses.replace(command, environment=environment)
     write_text(files.command, command.shell_line() + "\n")
+    restarts_ranks = LAUNCHERS.get(trial.launcher).restarts_ranks and trial.restarts > 0
     sidecars: list[SidecarHandle] = []
     try:
         ended = supervise(
             command,
             files,
-            limit_s=trial.limits.trial_s,
+            limit_s=limit_s,
+            restart_limit_s=trial.limits.rendezvous_s if restarts_ranks else None,
             on_started=lambda pid: sidecars.extend(watch(trial, files, host_name(), (pid,))),
         )
     finally:
         for sidecar in sidecars:
             sidecar.stop()
     outcome = diagnose(trial, files, ended, launcher)
-    write_json(files.outcome, dataclasses.asdict(outcome))
-    if outcome.status == "ok":
-        _after_good_end(files)
-    return outcome
+    if outcome.status != "failed":
+        return outcome, None
+    return outcome, FailureRow(
+        detected_unix_s=ended.trouble_unix_s or ended.ended_unix_s,
+        ended_unix_s=time.time(),
+        failed_rank=outcome.failed_rank,
+        message=outcome.reason,
+    )
 
 
-def _after_good_end(files: TrialFiles) -> None:
-    """Compact the rows of a trial that has ended well."""
+def _after_good_end(trial: Trial, files: TrialFiles) -> None:
+    """Compact the rows of a trial that has ended well, and remove its checkpoints."""
     compact_trial(files)
+    if trial.checkpoint is not None and not trial.checkpoint.keep:
+        shutil.rmtree(files.checkpoints, ignore_errors=True)
 
 
 def failure_of(outcome: Outcome, files: RunFiles) -> PacelineError:

@@ -241,6 +241,7 @@ class LauncherDescriptor(Descriptor):
     spans_nodes: ClassVar[bool] = False
     default_transport: ClassVar[str | None] = None  # between nodes, on the CPU
     paper_rows: ClassVar[Mapping[str, str]] = {}  # device -> row of the first paper
+    restarts_ranks: ClassVar[bool] = False  # its command starts failed ranks again by itself
     programs: ClassVar[frozenset[str]] = frozenset()  # their children are ranks
     Settings: ClassVar[type[KeyModel]] = KeyModel
     checks: ClassVar[str | None] = None  # "module:function", what `paceline doctor` shows

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.spec.checkpoint import CheckpointSettings
 from paceline.spec.evaluation import Target
+from paceline.spec.failures import FailureSettings
 from paceline.spec.fields import FROM_LIST, Count, Name, PositiveFloat, PositiveInt
 from paceline.spec.learning_rates import LearningRateScaling
 from paceline.spec.values import BatchNorm, Device, MemoryFormat, Precision, ReadingMode
@@ -254,6 +255,7 @@ class Experiment(_Model):
     telemetry: TelemetrySettings = TelemetrySettings()
     limits: Limits = Limits()
     checkpoint: CheckpointSettings | None = None
+    failures: FailureSettings | None = None
     network: NetworkSettings = NetworkSettings()
 
     @property

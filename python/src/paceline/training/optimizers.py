@@ -162,6 +162,7 @@ class TaskOptimizer:
 
     def repeat_schedule(self, steps: int) -> None:
         """Step the schedule of a new optimiser as often as in a training of `steps` steps."""
+        self._steps = steps
         if self._schedule is None:
             return
         with warnings.catch_warnings():  # torch expects a step of the optimiser before each

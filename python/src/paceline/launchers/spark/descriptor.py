@@ -40,6 +40,7 @@ class Spark(LauncherDescriptor):
 
     name = "spark"
     summary = "spark-submit, a barrier task per rank"
+    restarts_ranks = True
     position = 40
     implementation = "paceline.launchers.spark.launcher:SparkLauncher"
     Settings = SparkSettings

@@ -39,7 +39,7 @@ _PROG = "python -m paceline.launchers.torchrun"
 def main() -> int:
     rank, ranks = torchrun_place()
     job = parse_job("torchrun", _PROG, ranks_per_node=ranks)
-    if rank == 0:
+    if rank == 0 and not _restarts():
         prepare(job)
     store = None if ranks == 1 else exchange_address(job, rank)
     context = rank_context(rank, [host_name()] * ranks, store)
@@ -71,7 +71,7 @@ def torchrun_place(environment: Mapping[str, str] = os.environ) -> tuple[int, in
 def exchange_address(job: Job, rank: int) -> StoreAddress:
     """Return rank 0's address. Raises TimedOut after `limits.rendezvous_s`."""
     path = job.files.root / "rendezvous.json"
-    agent = os.getppid()  # distinguishes this start from earlier ones
+    agent = f"{os.getppid()} {_restarts()}"  # distinguishes this start from earlier ones
     if rank == 0:
         address = listen_on(job.trial.interface)
         write_json(path, {"agent": agent, "host": address.host, "port": address.port})
@@ -79,7 +79,12 @@ def exchange_address(job: Job, rank: int) -> StoreAddress:
     return _wait_for(path, agent, job.trial.limits.rendezvous_s, rank)
 
 
-def _wait_for(path: Path, agent: int, limit_s: float, rank: int) -> StoreAddress:
+def _restarts() -> int:
+    """Return how often the agent has started its ranks again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def _wait_for(path: Path, agent: str, limit_s: float, rank: int) -> StoreAddress:
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         try:

@@ -11,6 +11,7 @@ class Torchrun(LauncherDescriptor):
     name = "torchrun"
     summary = "PyTorch's own launcher, on this node"
     position = 20
+    restarts_ranks = True
     programs = frozenset({"torchrun", "torch.distributed.run"})
     implementation = "paceline.launchers.torchrun.launcher:TorchrunLauncher"
     checks = "paceline.launchers.torchrun.launcher:checks"

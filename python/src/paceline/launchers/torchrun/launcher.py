@@ -41,6 +41,7 @@ class TorchrunLauncher:
 
     def command(self, trial: Trial, files: TrialFiles) -> Command:
         rendezvous = files.root.resolve() / "torchrun.rendezvous"
+        rendezvous.unlink(missing_ok=True)  # of an attempt that was stopped
         argv = [str(find_torchrun().path), *agent_arguments(trial, trial.id, str(rendezvous))]
         argv += ["-m", "paceline.launchers.torchrun", "--trial", str(files.trial)]
         return Command(argv=tuple(argv), environment={**rank_environment(trial), **ENVIRONMENT})
@@ -56,7 +57,7 @@ def agent_arguments(trial: Trial, run_id: str, rendezvous: str) -> list[str]:
         "torch.distributed.run",
         "--nnodes=1",
         f"--nproc-per-node={trial.placement.ranks}",
-        "--max-restarts=0",
+        f"--max-restarts={trial.restarts}",
         f"--rdzv-id={run_id}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={rendezvous}",

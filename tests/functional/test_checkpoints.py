@@ -1,0 +1,92 @@
+"""Ranks are killed: under every launcher the trial continues from its last checkpoint."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from tests.functional.cli_runs import SMALL, cli_in, trial
+
+from paceline.records.files import read_jsonl
+
+pytestmark = [pytest.mark.functional, pytest.mark.timeout(500)]
+
+LAUNCHERS = {"local": "shared", "mpi": "mpi", "torchrun": "gloo", "spark": "gloo"}
+STEPS, EVERY, KILLED_AFTER = 60, 5, 12
+SPEC = (
+    "restarts = 2\n"
+    + SMALL.replace("max_steps = 20", f"max_steps = {STEPS}")
+    .replace("epochs = 8", "epochs = 100")
+    .replace("image_size = 128", "image_size = 64")
+    + f"[checkpoint]\nevery_steps = {EVERY}\n"
+)
+
+
+def rank_after_steps(folder: Path, rank: int, steps: int) -> int | None:
+    """Return the process id of a rank that has done so many steps."""
+    files = folder / "ranks" / str(rank)
+    rows, status = files / "steps.jsonl", files / "status.json"
+    if not rows.exists() or not status.exists() or rows.read_bytes().count(b"\n") < steps:
+        return None
+    return int(json.loads(status.read_text())["pid"])
+
+
+@pytest.fixture(scope="module")
+def run_with_kills(cache, tmp_path_factory, tiny_dataset):
+    """A run in which rank 1 of each trial with two ranks was killed once."""
+    folder = tmp_path_factory.mktemp("recovered")
+    out, log, spec = folder / "run", folder / "log.txt", folder / "spec.toml"
+    entries = "".join(trial(launcher, transport) for launcher, transport in LAUNCHERS.items())
+    spec.write_text(SPEC.replace("samples = 48", f'data = "{tiny_dataset}"') + entries)
+    process = cli_in(cache, folder).start("run", spec, "--out", out, log=log)
+    killed: set[str] = set()
+    deadline = time.monotonic() + 400
+    while process.poll() is None and time.monotonic() < deadline:
+        for folder in out.glob("trials/tiny.*.processes.*"):
+            pid = None
+            if folder.name not in killed and not (folder / "outcome.json").exists():
+                pid = rank_after_steps(folder, 1, KILLED_AFTER)
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(folder.name)
+        time.sleep(0.02)
+    if process.poll() is None:
+        process.terminate()
+        process.wait(timeout=30)
+    assert process.returncode == 0, log.read_text()
+    assert len(killed) == len(LAUNCHERS)
+    return out
+
+
+def folder_of(run_dir: Path, launcher: str) -> Path:
+    (found,) = run_dir.glob(f"trials/tiny.{launcher}.*.processes.*")
+    return found
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_trial_continues_from_its_last_checkpoint(run_with_kills, launcher):
+    folder = folder_of(run_with_kills, launcher)
+    assert json.loads((folder / "outcome.json").read_text())["status"] == "ok"
+    for rank in range(2):
+        (row,) = read_jsonl(folder / "ranks" / str(rank) / "continuations.jsonl")
+        assert row["resumed_steps"] % EVERY == 0
+        assert row["resumed_steps"] > 0
+        # The step that was killed, and the checkpoint that was being written.
+        assert row["before_steps"] - row["resumed_steps"] <= 2 * EVERY
+        assert row["restored_unix_s"] > row["process_started_unix_s"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_training_with_a_failure_is_equivalent_to_the_baseline(run_with_kills, launcher):
+    found = json.loads((folder_of(run_with_kills, launcher) / "equivalence.json").read_text())
+    assert found["equivalent"] is True
+    log = next(check for check in found["checks"] if check["name"] == "sample_log")
+    assert log["passed"] is True
+    assert log["reason"].startswith(f"{STEPS} steps")
+
+
+def test_finished_trials_leave_no_checkpoint(run_with_kills):
+    assert not list(run_with_kills.rglob("checkpoints"))
+    assert not list(run_with_kills.rglob("*.part"))
