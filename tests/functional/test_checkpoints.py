@@ -14,7 +14,7 @@ from paceline.records.files import read_jsonl
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(500)]
 
 LAUNCHERS = {"local": "shared", "mpi": "mpi", "torchrun": "gloo", "spark": "gloo"}
-STEPS, EVERY, KILLED_AFTER = 60, 5, 12
+STEPS, EVERY, KILLED_AFTER = 30, 4, 9
 SPEC = (
     "restarts = 2\n"
     + SMALL.replace("max_steps = 20", f"max_steps = {STEPS}")

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from paceline.analysis.comparison import Comparison
-    from paceline.analysis.recovery import Recovery
 
 # Mean times between failures that are compared: from a minute to a year.
 _MTBF_S = np.geomspace(60.0, 365 * 86400.0, 2000)
@@ -27,7 +26,7 @@ _SMALLEST_COST_S = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureCost:
-    """What a failure costs under a configuration: medians over its failures, in seconds."""
+    """Cost of a failure under a configuration: medians over its failures, in seconds."""
 
     configuration: str
     step_s: float
@@ -115,16 +114,6 @@ def overtakings(costs: Sequence[FailureCost]) -> list[Overtaking]:
                 )
             )
     return found
-
-
-def all_recoveries(comparison: Comparison) -> list[tuple[str, Recovery]]:
-    """Return every failure with its trial."""
-    return [
-        (trial.record.trial.id, each)
-        for trials in comparison.trials.values()
-        for trial in trials
-        for each in trial.recoveries
-    ]
 
 
 def _median(values: Iterable[float | None]) -> float | None:

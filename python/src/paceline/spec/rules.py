@@ -47,6 +47,7 @@ def faults_of(experiment: Experiment, skip: Collection[int] = ()) -> list[str]:
             "`paceline tune local SPEC`, then `paceline run DIR/tuned.toml --only …`"
         )
     faults += _repeat_faults(experiment)
+    faults += _failure_faults(experiment)
     faults += _duplicate_faults(trials)
     for place, workload in enumerate(experiment.workloads, start=1):
         where = f"workloads[{place}]"
@@ -142,6 +143,16 @@ def _repeat_faults(experiment: Experiment) -> Iterator[str]:
     }
     for name in (name for name, is_given in given.items() if is_given):
         yield f'{name}: applies to repeats = "auto" only, got repeats = {experiment.repeats}'
+
+
+def _failure_faults(experiment: Experiment) -> Iterator[str]:
+    """Yield injected failures that no trial would survive."""
+    failures = experiment.failures
+    if failures is not None and experiment.restarts < failures.count:
+        yield (
+            f"failures.count: every failure needs a new start, expected restarts >= "
+            f"{failures.count}, got restarts = {experiment.restarts}"
+        )
 
 
 def _duplicate_faults(trials: list[tuple[int, TrialRequest]]) -> Iterator[str]:
