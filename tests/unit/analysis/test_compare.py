@@ -28,7 +28,8 @@ _ROW_KEYS = {
     "configuration", "workload", "launcher", "transport", "local_strategy", "layout", "options",
     "nodes", "ranks", "threads_per_rank", "precision", "global_batch", "repeats", "samples_per_s",
     "step_s", "speedup", "efficiency", "time_to_first_step_s", "phases_s", "main_cost",
-    "cpu_percent", "iowait_percent", "ram_percent_peak", "threads_median", "memory_peak_bytes",
+    "cpu_percent", "cpu_percent_peak", "iowait_percent", "ram_percent_peak", "threads_median",
+    "memory_peak_bytes",
     "bytes_sent_per_step", "final_loss", "equivalent", "equivalence_reason",
     "max_abs_weight_diff", "failed", "weights_sha256", "replicas", "replicas_per_node", "stages",
     "device", "cores", "memory_peak_kind", "ram_percent_mean", "threads_peak", "pipeline",
@@ -58,6 +59,7 @@ def test_a_row_holds_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -> N
     assert row.samples_per_s_overall == pytest.approx(8 / 0.345, rel=1e-5)
     assert row.phases_s["comm_wait"] == pytest.approx(12 * 0.02 / 2, abs=1e-5)  # mean over ranks
     assert row.cpu_percent == pytest.approx(98)
+    assert row.cpu_percent_peak == pytest.approx(98)
     assert row.iowait_percent == pytest.approx(1)
     assert row.ram_percent_peak == pytest.approx(25)
     assert row.threads_median == 14

@@ -61,6 +61,7 @@ class Row:
     main_cost: str | None = None  # a step phase, or `computation`
     main_cost_share: float | None = None  # of a step
     cpu_percent: float | None = None
+    cpu_percent_peak: float | None = None
     iowait_percent: float | None = None
     ram_percent_mean: float | None = None
     ram_percent_peak: float | None = None

@@ -84,6 +84,7 @@ def configuration_row(
         main_cost=None if cost is None else cost[0],
         main_cost_share=None if cost is None else cost[1],
         cpu_percent=_median(t.usage.cpu_percent for t in trials),
+        cpu_percent_peak=_median(t.usage.cpu_percent_peak for t in trials),
         iowait_percent=_median(t.usage.iowait_percent for t in trials),
         ram_percent_mean=_median(t.usage.ram_percent_mean for t in trials),
         ram_percent_peak=_median(t.usage.ram_percent_peak for t in trials),

@@ -39,6 +39,7 @@ class Usage:
     """
 
     cpu_percent: float | None
+    cpu_percent_peak: float | None
     iowait_percent: float | None
     ram_percent_mean: float | None
     ram_percent_peak: float | None
@@ -63,6 +64,7 @@ def trial_usage(record: TrialRecord, hosts: Sequence[HostTrace]) -> Usage:
     memory, kind = _memory_peak([host.samples for host in sampled])
     return Usage(
         cpu_percent=_mean(host.mean("cpu_busy_percent") for host in inside),
+        cpu_percent_peak=max(_known(h.peak("cpu_busy_percent") for h in inside), default=None),
         iowait_percent=_mean(host.mean("cpu_iowait_percent") for host in inside),
         ram_percent_mean=_mean(host.mean("ram_percent") for host in inside),
         ram_percent_peak=max(_known(host.peak("ram_percent") for host in inside), default=None),

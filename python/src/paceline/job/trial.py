@@ -21,6 +21,7 @@ from paceline.plan.planning import plan_trials
 from paceline.plan.trial import Trial, trial_name
 from paceline.records.layout import RunFiles, TrialFiles
 from paceline.spec.data_names import absolute_name
+from paceline.spec.extensions import WORKLOADS
 from paceline.spec.loading import check_spec
 from paceline.spec.models import SCHEMA
 
@@ -65,7 +66,7 @@ def job_of(
     """
     if options.trial_file is not None:
         return _planned_job(options, launcher, ranks_per_node and nodes * ranks_per_node)
-    required = _REQUIRED[:1] if options.value("workloads", "task") else _REQUIRED
+    required = _REQUIRED[:1] if _has_own_samples(options) else _REQUIRED
     missing = [option_name(*key) for key in required if options.value(*key) is None]
     if options.out is None:
         missing.append("--out")
@@ -181,6 +182,13 @@ def _planned_job(options: JobOptions, launcher: str, ranks: int | None) -> Job:
         trial = _repeat(trial, options.repeat)
     run = RunFiles(options.out.resolve())
     return Job(trial=trial, files=run.trial(trial.id), run=run)
+
+
+def _has_own_samples(options: JobOptions) -> bool:
+    """Return whether the task can do without a data set."""
+    name = options.value("workloads", "name")
+    named = name in WORKLOADS and WORKLOADS.get(str(name)).own_samples
+    return named or options.value("workloads", "task") is not None
 
 
 def _trial(options: JobOptions, launcher: str, nodes: int, ranks_per_node: int | None) -> Trial:

@@ -94,7 +94,7 @@ def _plan(method: SearchMethod, spec: Spec, datasets: Mapping[str, str]) -> Sear
             f"this node:{reasons}"
         )
     baselines = {
-        str(w.name): plan_one(context.short, w, BASELINE, str(datasets[w.name]), context.cores)
+        str(w.name): plan_one(context.short, w, BASELINE, datasets.get(w.name, ""), context.cores)
         for w in context.short.workloads
     }
     return SearchPlan(context=context, baselines=baselines, spaces=tuple(spaces))
