@@ -46,20 +46,30 @@ class Workload:
     """What is trained, and for how many steps at each speed: those that are slow need fewer."""
 
     name: str
-    images: int
+    images: int | None  # None: the task has its own
     settings: str
     warmup_steps: int
     steps: dict[str, int]
     sampling_s: float
 
 
-# That of `paceline run quickstart`, and the first paper's networks on fewer of its photos.
+_CONVOLUTIONAL = f"{Path(__file__).with_name('convolutional_task.py').resolve()}:Convolutional"
+# That of `paceline run quickstart`, the first paper's networks on fewer of its photos, and a
+# network without large linear layers.
 WORKLOADS = {
     "quickstart": Workload(
         "tiny", 192, "image_size = 128\nglobal_batch = 64", 4, dict.fromkeys(SPEEDS, 24), 0.25
     ),
     "alexnet": Workload(
         "simple-big", 256, "global_batch = 64", 2, {FULL: 16, "1gbit": 12, "100mbit": 6}, 1.0
+    ),
+    "convolutional": Workload(
+        "convolutional",
+        None,
+        f'task = "{_CONVOLUTIONAL}"\nglobal_batch = 32\nlearning_rate = 0.001',
+        2,
+        {FULL: 16, "1gbit": 16, "100mbit": 12},
+        1.0,
     ),
     "vgg16": Workload("complex-small", 64, "global_batch = 16", 1, dict.fromkeys(SPEEDS, 5), 1.0),
 }
@@ -71,8 +81,7 @@ seed = 1
 repeats = {repeats}
 [[workloads]]
 name = "{workload.name}"
-samples = {workload.images}
-{workload.settings}
+{samples}{workload.settings}
 max_steps = {steps}
 epochs = {steps}
 warmup_steps = {warmup_steps}
@@ -190,6 +199,7 @@ def spec_text(lab: Lab, name: str, speed: str, options: argparse.Namespace) -> s
         speed=speed,
         repeats=options.repeats,
         workload=workload,
+        samples="" if workload.images is None else f"samples = {workload.images}\n",
         steps=steps,
         warmup_steps=min(workload.warmup_steps, steps - 1),
         trials="".join(
@@ -197,7 +207,7 @@ def spec_text(lab: Lab, name: str, speed: str, options: argparse.Namespace) -> s
         ),
         interface=INTERFACE,
         hostfile=lab.hostfile,
-        master=lab.spark_master,
+        master=lab.spark_master if lab.record.settings.spark else "none",
     )
 
 

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context
 
-from paceline.plan import message_schedules
+from paceline.plan import message_schedules as schedules
 from paceline.transports.mpi import all_reduce, calibration
 from paceline.transports.mpi.all_reduce import AllReduce
 from paceline.transports.mpi.rank_names import RankNames
@@ -68,7 +68,7 @@ def check_layout(on_hosts: tuple[int, ...], store: Store) -> dict[str, Any]:
     hosts = [host for host, count in enumerate(on_hosts) for _ in range(count)]
     all_reduce.hosts_of = lambda _: tuple(hosts.index(host) for host in hosts)
     found = {}
-    for name in ("auto", "native", "hierarchical", *message_schedules.ALGORITHMS):
+    for name in ("auto", "native", "hierarchical", *schedules.ALGORITHMS):
         group = AllReduce(
             WORLD,
             names=RankNames.gather(WORLD, LIMIT_S),
@@ -76,12 +76,12 @@ def check_layout(on_hosts: tuple[int, ...], store: Store) -> dict[str, Any]:
             limit_s=LIMIT_S,
             algorithm=name,
         )
-        whole, message_schedules.MESSAGE_BYTES = (
-            message_schedules.MESSAGE_BYTES,
+        whole, schedules.MESSAGE_BYTES = (
+            schedules.MESSAGE_BYTES,
             FLOATS_PER_MESSAGE * 4,
         )
         sent = {length: check(name, group, length, np.float32, 0) for length in LENGTHS}
-        message_schedules.MESSAGE_BYTES = whole
+        schedules.MESSAGE_BYTES = whole
         check(name, group, LARGE, np.float32, 0)
         for dtype in DTYPES:
             for how in range(len(OPERATIONS)):
