@@ -190,3 +190,26 @@ def test_target_is_that_of_the_spec_or_else_of_the_task(spec, facts, given, expe
     document = spec(**given)
     (trial, *_) = plan_trials(check_spec(document, "spec"), {"mine": "/d"}, 4)
     assert trial.training.target == expected
+
+
+def test_named_workload_has_samples_options_and_batch_normalisation_of_its_task(spec, facts):
+    asked = facts(items=24, batch_norms=("low.1",), target=Target(metric="mean_iou", at_least=1))
+    pipeline = {"launcher": "local", "local_strategy": "pipeline", "stages": 2}
+    named = {"task": None, "name": "deeplab", "samples": 24, "held_out_samples": 4}
+    own, given = (
+        plan_trials(
+            check_spec(spec(pipeline, **named, options={"width": 8}, data=data), "spec"),
+            {"deeplab": "/d"},
+            4,
+        )
+        for data in (None, "d")
+    )
+    trials = {t.local_strategy: t for t in own}
+    assert trials["pipeline"].option("micro_batches") == 1
+    training = trials["sequential"].training
+    assert (training.items, training.dataset, training.options) == (24, "", {"width": 8})
+    assert training.target == Target(metric="mean_iou", at_least=1)
+    assert {(options, samples) for _, options, data, samples in asked if not data} == {
+        ('{"width": 8}', 24)
+    }
+    assert (given[0].training.items, given[0].training.dataset) == (None, "/d")

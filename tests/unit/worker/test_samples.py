@@ -31,6 +31,13 @@ class Flipped(Own):
     def augment(self, sample, random):
         return -sample if random.coin else sample
 
+class Moved(Own):
+    def augment(self, sample, random):
+        return sample + random.numpy().integers(1, 9)
+
+    def augment_target(self, target, random):
+        return target + random.numpy().integers(1, 9)
+
 class Items(Own):
     def dataset(self):
         return [(np.full(5, i, np.float32), i) for i in range(9)]
@@ -122,3 +129,20 @@ def test_a_task_without_samples_is_refused(training_of, tmp_path):
         open_samples(trial.training, tmp_path, SoloNode()),
     ):
         pass
+
+
+@pytest.mark.parametrize("reading", ["memory", "stream"])
+def test_target_is_transformed_by_the_random_numbers_of_its_input(training_of, tmp_path, reading):
+    trial = training_of("Moved", reading=reading, epochs=2)
+    with open_samples(trial.training, tmp_path, SoloNode()) as samples:
+        batches = batches_of(trial, samples)
+        with samples.feed(trial, rank=0, world_size=1, with_inputs=False) as feed:
+            without_inputs = list(feed)
+    shifts = []
+    for batch, other in zip(batches, without_inputs, strict=True):
+        shift = batch.inputs[:, 0] - 1  # all stored inputs are 1
+        np.testing.assert_array_equal(batch.targets - shift, batch.sample_ids % 2)
+        np.testing.assert_array_equal(other.targets, batch.targets)
+        assert other.inputs is None
+        shifts.append(shift)
+    assert len(np.unique(np.concatenate(shifts))) > 3
