@@ -1,0 +1,140 @@
+"""The cost of a failure, computed from records with known times."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from paceline.analysis.failure_rates import FailureCost, overtakings
+from paceline.analysis.recovery import checkpoint_cost, recoveries, recovery_values, resumed_steps
+from paceline.analysis.steps import GlobalSteps
+from paceline.records.files import JsonlWriter
+from paceline.records.layout import TrialFiles
+from paceline.records.rows import (
+    CheckpointRow,
+    ContinuationRow,
+    FailureRow,
+    InjectedFailureRow,
+)
+
+# Steps of 1 s from second 100. Killed in step 8 after 8 s; the checkpoint had 5 steps.
+CONTINUED = ContinuationRow(
+    before_started_unix_s=90.0,
+    before_state="running",
+    before_state_unix_s=91.0,
+    before_steps=8,
+    before_ended_unix_s=108.0,
+    process_started_unix_s=112.0,
+    resumed_steps=5,
+    restored_unix_s=115.0,
+)
+PEER = dataclasses.replace(CONTINUED, before_state="failed", before_state_unix_s=109.0)
+
+
+class FakeSteps:
+    step = np.arange(10)
+
+    def __getitem__(self, name):
+        assert name == "ended_s"
+        return np.array([[*range(101, 106), *range(117, 122)]] * 2, dtype=float)
+
+
+@pytest.fixture
+def record(tmp_path):
+    rows = enumerate([CONTINUED, PEER])
+    ranks = tuple(SimpleNamespace(rank=rank, continuations=(row,)) for rank, row in rows)
+    return SimpleNamespace(files=TrialFiles(tmp_path), ranks=ranks)
+
+
+def write(path, *found):
+    with JsonlWriter(path) as rows:
+        rows.write_all(found)
+
+
+def test_parts_of_a_failure_that_the_supervisor_noticed(record):
+    write(
+        record.files.failures,
+        FailureRow(detected_unix_s=110.0, ended_unix_s=111.0, failed_rank=0, message="killed"),
+    )
+    (found,) = recoveries(record, FakeSteps())
+    assert (found.failed_rank, found.lost_steps) == (0, 3)
+    assert found.lost_work_s == 3.0
+    assert (found.detect_s, found.restart_s, found.restore_s) == (2.0, 2.0, 3.0)
+    assert found.next_step_s == 2.0
+    assert found.total_s == 12.0
+    assert recovery_values(found)["total_s"] == 12.0
+
+
+def test_moment_of_an_injected_failure_is_known(record):
+    write(record.files.injected, InjectedFailureRow(unix_s=108.5, rank=1))
+    (found,) = recoveries(record, FakeSteps())
+    assert found.failed_rank == 1
+    assert found.detect_s == pytest.approx(0.5)  # the other rank wrote so, at 109
+
+
+def test_under_torchrun_the_first_rank_that_failed_has_noticed_it(record):
+    (found,) = recoveries(record, FakeSteps())
+    assert found.failed_rank is None
+    assert found.detect_s == 1.0
+
+
+def test_trial_without_failures(record):
+    for rank in record.ranks:
+        rank.continuations = ()
+    assert recoveries(record, FakeSteps()) == ()
+    assert resumed_steps(record).tolist() == []
+
+
+def test_recovery_and_the_warm_up_after_it_are_not_steady(record):
+    steps = GlobalSteps(
+        step=np.arange(12),
+        epoch=np.zeros(12, dtype=np.int64),
+        samples=np.ones(12, dtype=np.int64),
+        time_s=np.ones(12),
+        ended_unix_s=np.arange(12.0),
+        loss=np.ones(12),
+        resumed=resumed_steps(record),
+    )
+    assert steps.step[steps.steady(2)].tolist() == [2, 3, 4, 7, 8, 9, 10, 11]
+    assert steps.step[steps.steady(0)].tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
+
+
+def test_cost_of_checkpoints(record):
+    row = CheckpointRow(
+        steps=5, started_unix_s=10.0, blocked_s=0.1, ended_unix_s=12.0, written_bytes=100
+    )
+    slow = dataclasses.replace(row, blocked_s=0.3, ended_unix_s=14.0)
+    failed = dataclasses.replace(row, written_bytes=None, error="No space left on device")
+    write(record.files.rank(0).checkpoints, row, row, failed)
+    write(record.files.rank(1).checkpoints, slow, slow)
+    found = checkpoint_cost(record)
+    assert (found.written, found.failed, found.bytes) == (2, 1, 200)
+    assert (found.blocked_s, found.write_s) == (0.3, 3.0)
+
+
+def cost(name, step_s, downtime_s):
+    return FailureCost(
+        configuration=name,
+        step_s=step_s,
+        failures=1,
+        lost_steps=1,
+        lost_work_s=1.0,
+        detect_s=0.0,
+        restart_s=0.0,
+        restore_s=downtime_s,
+        next_step_s=0.0,
+        checkpoint_s=0.01,
+    )
+
+
+def test_fast_step_with_an_expensive_restart_is_overtaken_where_failures_are_frequent():
+    fast, robust = cost("mpi", 1.0, 60.0), cost("spark", 1.05, 5.0)
+    (found,) = overtakings([robust, fast])
+    assert (found.rare, found.frequent) == ("mpi", "spark")
+    # exp(60 / m) = 1.05 exp(5 / m), apart from the checkpoints, which are equal: m = 55 / ln 1.05
+    assert found.mtbf_s == pytest.approx(55 / np.log(1.05), rel=0.02)
+
+
+def test_configuration_that_is_better_in_both_is_never_overtaken():
+    assert overtakings([cost("a", 1.0, 5.0), cost("b", 1.1, 6.0)]) == []
