@@ -103,6 +103,7 @@ def test_interval_follows_from_the_delay_of_the_steps():
     assert interval.interval_s is None  # too few steps are known
     interval.add_step(1.0, idle=True)
     assert interval.interval_s == 0.0  # the first checkpoint measures the cost
+    interval.begin()
     for step_s, idle in [(1.3, False), (1.2, False), (1.0, True)]:
         interval.add_step(step_s, idle=idle)
     assert interval.cost_s == pytest.approx(0.5)

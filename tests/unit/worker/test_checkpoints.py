@@ -125,13 +125,17 @@ def test_failing_disk_is_a_warning_and_the_training_goes_on(train, tmp_path):
 def test_random_generators_continue(train, tmp_path, monkeypatch):
     drawn = []
 
-    original = worker.Checkpoints.step_ended
+    begin, end = worker.Checkpoints.updated, worker.Checkpoints.step_ended
+
+    def updated(self, step):
+        drawn.append((torch.rand(1).item(), random.random(), float(np.random.rand())))
+        begin(self, step)
 
     def step_ended(self, row):
-        drawn.append((torch.rand(1).item(), random.random(), float(np.random.rand())))
-        original(self, row)
+        end(self, row)
         self._writer.finish(10.0)
 
+    monkeypatch.setattr(worker.Checkpoints, "updated", updated)
     monkeypatch.setattr(worker.Checkpoints, "step_ended", step_ended)
     train(tmp_path, dies_before=4, checkpoint=EVERY_STEP)
     before = [torch.rand(1).item(), random.random(), float(np.random.rand())]

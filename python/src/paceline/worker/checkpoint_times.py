@@ -25,6 +25,7 @@ _POLL_S = 0.5  # of the store, by a thread
 _LEAD_S = 1.5  # from an announcement to its step
 _KEPT_STEPS = 64
 _FIRST_MEASURED_STEPS = 8  # before the first checkpoint of every_s = "auto"
+_COPYING_STEPS = 2  # over which the copy of a checkpoint is divided
 _SMALLEST_COST_S = 1e-3
 
 
@@ -34,9 +35,10 @@ class Times(Protocol):
     interval_s: float | None  # the present one, where seconds decide
 
     def is_due(self, done: int, step_s: float, *, idle: bool) -> bool:
-        """Return whether one is due after `done` steps, of which the last took `step_s`.
+        """Return whether one is due after `done` steps.
 
-        idle: whether no checkpoint is being written. Called after every step.
+        step_s: time of the step before the last one. idle: whether no checkpoint is being written.
+        Called once in every step.
         """
 
     def close(self) -> None:
@@ -89,6 +91,8 @@ class EverySeconds(Times):
         if self._due != done:
             return False
         self._due, self._last_s = None, time.monotonic()
+        if isinstance(self._interval, DalyInterval):
+            self._interval.begin()
         return True
 
     def close(self) -> None:
@@ -138,6 +142,7 @@ class DalyInterval:
         self._mtbf_s = mtbf_s
         self._quiet_s: deque[float] = deque(maxlen=_KEPT_STEPS)
         self._delay_s = 0.0  # of the checkpoint that is being written
+        self._steps: int | None = None  # since it began; None while there is none
         self._costs_s: deque[float] = deque(maxlen=_KEPT_STEPS)
 
     @property
@@ -152,16 +157,21 @@ class DalyInterval:
         """The median cost of a checkpoint so far."""
         return max(_SMALLEST_COST_S, statistics.median(self._costs_s))
 
+    def begin(self) -> None:
+        """Begin to measure a checkpoint with the next step that is added."""
+        self._steps, self._delay_s = 0, 0.0
+
     def add_step(self, step_s: float, *, idle: bool) -> None:
-        """Add a step; idle: whether no checkpoint is being written at its end."""
-        if idle and not self._delay_s:
+        """Add a step; idle: whether no checkpoint is being written now."""
+        if self._steps is None:
             self._quiet_s.append(step_s)
             return
         usual_s = statistics.median(self._quiet_s) if self._quiet_s else step_s
         self._delay_s += step_s - usual_s
-        if idle:
+        self._steps += 1
+        if idle and self._steps >= _COPYING_STEPS:
             self._costs_s.append(max(0.0, self._delay_s))
-            self._delay_s = 0.0
+            self._steps = None
 
 
 class Announcements:

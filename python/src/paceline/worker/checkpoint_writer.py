@@ -19,7 +19,7 @@ from paceline.training.state import RankState
 from paceline.training.state_files import write_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.training.state_files import Position
 
 _LOWEST_PRIORITY = 19  # for setpriority(2), which on Linux applies to a single thread
+_PIECE_BYTES = 16 << 20
 _END_S = 10.0
 
 
@@ -44,6 +45,16 @@ class _Job:
     interval_s: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A checkpoint of which one half has been copied."""
+
+    state: RankState
+    rest: Iterator[int]
+    started_unix_s: float
+    blocked_s: float
+
+
 @dataclass(slots=True)
 class Copies:
     """Memory for copies of tensors, used again by each checkpoint."""
@@ -56,13 +67,18 @@ class Copies:
             if not self._fits(each.name, each.values):
                 self._memory[each.name] = torch.zeros(each.values.shape, dtype=each.values.dtype)
 
-    def copy(self, state: RankState) -> RankState:
-        """Return a copy of the state; the next call overwrites it."""
+    def copy(self, state: RankState) -> Iterator[int]:
+        """Copy the state piece by piece; yield the bytes of each."""
         self.allocate(state)
-        copied = []
         for each in state.tensors:
-            values = self._memory[each.name].copy_(each.values)
-            copied.append(replace(each, values=values))
+            target, size = self._memory[each.name], each.values.element_size()
+            for start in range(0, len(target), _PIECE_BYTES // size):
+                piece = slice(start, start + _PIECE_BYTES // size)
+                yield target[piece].copy_(each.values[piece]).numel() * size
+
+    def of(self, state: RankState) -> RankState:
+        """Return the copy of the state; the next one overwrites it."""
+        copied = [replace(each, values=self._memory[each.name]) for each in state.tensors]
         return RankState(copied, dict(state.values))
 
     def _fits(self, name: str, values: Tensor) -> bool:
@@ -78,6 +94,7 @@ class CheckpointWriter:
         self._folder, self._rank, self._ranks = folder, rank, ranks
         self._rows = JsonlWriter(rows)
         self._copies = Copies()
+        self._begun: _Begun | None = None
         self._tasks: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._idle = threading.Event()
         self._idle.set()
@@ -93,28 +110,43 @@ class CheckpointWriter:
         """Get memory for the copies in the background."""
         self._submit(lambda: self._copies.allocate(state))
 
-    def write(
-        self, position: Position, state: RankState, limit_s: float, interval_s: float | None
-    ) -> float:
-        """Copy the state and begin to write it; return the seconds that this took.
+    def begin(self, state: RankState, limit_s: float) -> None:
+        """Copy the first half of the state; `end` copies the other one.
 
-        It waits for at most `limit_s` for the checkpoint before. interval_s: for the record.
+        The state must not change in between. So the copy delays two steps by half of its time each.
+        It waits for at most `limit_s` for the checkpoint before, and is given up after that.
         """
         started_s, started_unix_s = time.perf_counter(), time.time()
         if not self._idle.wait(limit_s):
             self._report(f"the checkpoint before is not written after {limit_s:g} s")
-            return time.perf_counter() - started_s
-        copied = self._copies.copy(state)
-        blocked_s = time.perf_counter() - started_s
+            return
+        half = sum(t.values.numel() * t.values.element_size() for t in state.tensors) / 2
+        rest, copied = self._copies.copy(state), 0
+        for size in rest:
+            copied += size
+            if copied >= half:
+                break
+        self._begun = _Begun(state, rest, started_unix_s, time.perf_counter() - started_s)
+
+    def end(self, position: Position, interval_s: float | None) -> None:
+        """Copy the rest, and begin to write; do nothing without `begin`.
+
+        interval_s: for the record.
+        """
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return
+        started_s = time.perf_counter()
+        for _ in begun.rest:
+            pass
         job = _Job(
             position=position,
-            state=copied,
-            started_unix_s=started_unix_s,
-            blocked_s=blocked_s,
+            state=self._copies.of(begun.state),
+            started_unix_s=begun.started_unix_s,
+            blocked_s=begun.blocked_s + time.perf_counter() - started_s,
             interval_s=interval_s,
         )
         self._submit(lambda: self._write(job))
-        return blocked_s
 
     def close(self) -> None:
         """Give up the checkpoint that is being written, and end the thread."""

@@ -76,6 +76,7 @@ class Checkpoints:
             self._folder, context.rank, context.world_size, files.rank(context.rank).checkpoints
         )
         self._has_memory = False
+        self._step_s = 0.0  # time of the last step
         self._pending = False  # due, but the state did not exist in that step
 
     def restore(self) -> None:
@@ -101,25 +102,32 @@ class Checkpoints:
         """The first step to train."""
         return 0 if self._chosen is None else self._chosen.steps
 
+    def updated(self, step: int) -> None:
+        """Begin a checkpoint, if one is due after this step; call it after the optimiser."""
+        done = step + 1
+        idle = self._writer.is_idle
+        due = [t.is_due(done, self._step_s, idle=idle) for t in self._times]
+        if done == self._order.steps or not (self._pending or any(due)):
+            return
+        state = self._strategy.rank_state()
+        self._pending = state is None
+        if state is not None:
+            _add_random(state, self._context.rank)
+            self._writer.begin(state, self._limits.collective_s)
+
     def step_ended(self, row: StepRow) -> None:
-        """Begin to write a checkpoint, if one is due after this step."""
-        done = row.step + 1
-        due = [t.is_due(done, row.step_s, idle=self._writer.is_idle) for t in self._times]
+        """Complete the copy of a checkpoint, and begin to write it."""
+        self._step_s = row.step_s
         if not self._has_memory:
             state = self._strategy.rank_state()
             self._has_memory = state is not None
             if state is not None:
                 self._writer.prepare(state)
-        if done == self._order.steps or not (self._pending or any(due)):
-            return
-        state = self._strategy.rank_state()
-        self._pending = state is None
-        if state is None:
-            return
-        _add_random(state, self._context.rank)
-        position = Position(steps=done, task_sha256=self._task_sha256, replicas=self._replicas)
         interval_s = next((t.interval_s for t in self._times if t.interval_s is not None), None)
-        self._writer.write(position, state, self._limits.collective_s, interval_s)
+        position = Position(
+            steps=row.step + 1, task_sha256=self._task_sha256, replicas=self._replicas
+        )
+        self._writer.end(position, interval_s)
 
     def close(self) -> None:
         """End the threads. A checkpoint that is not complete is given up."""

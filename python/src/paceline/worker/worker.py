@@ -135,6 +135,10 @@ class _Worker:
             if checkpoints is not None:
                 checkpoints.step_ended(row)
 
+        def updated(step: int) -> None:
+            if checkpoints is not None:
+                checkpoints.updated(step)
+
         loop = Loop(
             order,
             samples.task,
@@ -142,6 +146,7 @@ class _Worker:
             rank,
             counts_samples=self._stage == 0,
             on_first_gradient=lambda: self._save_gradient(strategy),
+            on_update=updated,
             on_step_end=step_ended,
         )
         steps = order.first_step + loop.run(feed, self._files.rank(rank), evaluate)

@@ -1,0 +1,143 @@
+"""Cost of checkpoints: training speed with one per minute against none, and the delay of a step.
+
+    python checkpoint_cost.py --out results/checkpoint_cost.json [--every-s 60] [--steps 240]
+        [--repeats 3] [--workload simple-big] [--images 256] [--batch 64]
+
+AlexNet 224x224 on two one-thread ranks in shared memory, with and without checkpoints, interleaved.
+A checkpoint has 490 MB: weights and momentum. Within each training with checkpoints, the steps in
+which one was copied or written are compared with the median of the others. So a drift of the
+machine changes the result little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import paceline
+from common import median_interval, paired_ratio, shown, write_results
+from paceline.records.files import read_json
+from paceline.records.layout import RunFiles
+from paceline.records.rows import CheckpointRow, StepRow
+from paceline.records.tables import rows
+
+if TYPE_CHECKING:
+    from paceline.records.layout import TrialFiles
+
+SPEC = """
+schema = 2
+name = "checkpoint-cost"
+repeats = 1
+[training]
+max_steps = {steps}
+epochs = 100000
+warmup_steps = 5
+global_batch = {batch}
+[[workloads]]
+name = "{workload}"
+samples = {images}
+[limits]
+trial_s = 3600
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+[[trials]]
+launcher = "local"
+transport = "shared"
+local_strategy = "processes"
+ranks_per_node = 2
+"""
+CHECKPOINT = """
+[checkpoint]
+every_s = {every_s}
+keep = false
+"""
+ALLOWED_SHARE, ALLOWED_DELAY = 0.01, 0.05
+
+
+def train(text: str, folder: Path) -> TrialFiles:
+    """Run the trial of the processes alone, and return its files."""
+    spec = tomllib.loads(text) | {"only": ["*.processes.*"]}
+    paceline.run(spec, out=folder)
+    ((_, files),) = RunFiles(folder).trials()
+    return files
+
+
+def steps_of(files: TrialFiles) -> list[StepRow]:
+    """Return the steady steps of rank 0."""
+    return list(rows(files.rank(0).steps, StepRow))[5:]
+
+
+def costs(files: TrialFiles) -> dict[str, Any]:
+    """Return what the checkpoints of a training cost."""
+    steps = steps_of(files)
+    by_rank = [rows(files.rank(rank).checkpoints, CheckpointRow) for rank in range(2)]
+    written = [row for each in by_rank for row in each if row.error is None]
+    busy: list[float] = []
+    quiet: list[float] = []
+    for step in steps:
+        ended = step.started_unix_s + step.step_s
+        meanwhile = any(
+            row.started_unix_s <= ended and row.ended_unix_s >= step.started_unix_s
+            for row in written
+        )
+        (busy if meanwhile else quiet).append(step.step_s)
+    usual_s = statistics.median(quiet)
+    total_s = sum(step.step_s for step in steps)
+    return {
+        "checkpoints": len(by_rank[0]),
+        "bytes": sum(each[-1].written_bytes or 0 for each in by_rank if each),
+        "blocked_s": [row.blocked_s for row in written],
+        "write_s": [row.ended_unix_s - row.started_unix_s for row in written],
+        "usual_step_s": usual_s,
+        "quiet_p95_s": statistics.quantiles(quiet, n=20)[-1],
+        "busy_steps_s": busy,
+        "share": sum(seconds - usual_s for seconds in busy) / total_s,
+        "largest_delay": max((seconds / usual_s - 1 for seconds in busy), default=0.0),
+        "mean_step_s": total_s / len(steps),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--every-s", type=float, default=60.0)
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--workload", default="simple-big")
+    parser.add_argument("--images", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=64)
+    asked = parser.parse_args()
+    text = SPEC.format(
+        steps=asked.steps, workload=asked.workload, images=asked.images, batch=asked.batch
+    )
+    found, without_s = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for repeat in range(asked.repeats):
+            plain = train(text, Path(folder) / f"without-{repeat}")
+            without_s.append(statistics.fmean(s.step_s for s in steps_of(plain)))
+            kept = train(
+                text + CHECKPOINT.format(every_s=asked.every_s), Path(folder) / f"with-{repeat}"
+            )
+            assert read_json(kept.outcome)["status"] == "ok"
+            found.append(costs(kept))
+    ratio = paired_ratio(without_s, [each["mean_step_s"] for each in found])
+    share = median_interval([each["share"] for each in found])
+    delay = median_interval([each["largest_delay"] for each in found])
+    shown("speed with checkpoints against without", ratio)
+    shown(f"share of the time (at most {ALLOWED_SHARE:g})", share)
+    shown(f"largest delay of a step (at most {ALLOWED_DELAY:g})", delay)
+    results = {"with": found, "without_mean_step_s": without_s, "every_s": asked.every_s}
+    write_results(
+        asked.out,
+        "checkpoint_cost",
+        {**results, "speed_ratio": ratio, "share": share, "largest_delay": delay},
+    )
+
+
+if __name__ == "__main__":
+    main()
