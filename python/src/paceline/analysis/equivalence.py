@@ -27,6 +27,7 @@ from paceline.analysis.configuration import why_not_equivalent
 from paceline.analysis.evaluation import evaluation_check, read_evaluations
 from paceline.analysis.reading import load_trial
 from paceline.analysis.script_checks import script_checks
+from paceline.analysis.staleness import read_updates, update_check
 from paceline.analysis.steps import global_steps
 from paceline.analysis.tolerances import tolerance
 from paceline.errors import DataError
@@ -111,6 +112,9 @@ def check_equivalence(
             training_check(trial, baseline),
             *script_checks(trial, baseline, both, (loss, gradient, weights)),
         )
+    updates = read_updates(trial)
+    if updates is not None:
+        checks += (update_check(updates, trial.trial.option("staleness_bound_steps")),)
     equivalence = Equivalence(
         trial_id=trial.trial.id,
         baseline_id=baseline.trial.id,

@@ -9,6 +9,7 @@ from paceline.records.phases import STEP_PHASES
 
 if TYPE_CHECKING:
     from paceline.analysis.pipeline import Pipeline
+    from paceline.analysis.staleness import Staleness
     from paceline.analysis.statistics import Interval
     from paceline.analysis.usage import MemoryKind
     from paceline.records.phases import Phases
@@ -71,6 +72,7 @@ class Row:
     threads_peak: float | None = None
     bytes_sent_per_step: float | None = None  # by rank 0
     pipeline: Pipeline | None = None
+    staleness: Staleness | None = None  # None where every step has a barrier
     final_loss: float | None = None
     # each failure that a repeat survived: seconds by part, and steps
     recoveries: tuple[dict[str, float | int | None], ...] = ()

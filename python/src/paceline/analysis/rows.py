@@ -15,6 +15,7 @@ from paceline.analysis.pipeline import median_pipeline
 from paceline.analysis.progress import Progress, last_metrics, speedup_of, target_fields
 from paceline.analysis.recovery import recovery_values
 from paceline.analysis.row import Row, main_cost
+from paceline.analysis.staleness import staleness
 from paceline.analysis.statistics import (
     Interval,
     median_interval,
@@ -94,6 +95,7 @@ def configuration_row(
         threads_peak=_median(t.usage.threads_peak for t in trials),
         bytes_sent_per_step=reported_median(trials, "sent_bytes_per_step"),
         pipeline=median_pipeline([t.pipeline for t in trials if t.pipeline is not None]),
+        staleness=staleness([t.updates for t in trials if t.updates is not None]),
         final_loss=_median(t.steps.final_loss for t in trials),
         recoveries=tuple(recovery_values(each) for t in trials for each in t.recoveries),
         metrics=last_metrics(trials),

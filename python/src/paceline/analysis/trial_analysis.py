@@ -15,11 +15,14 @@ from paceline.analysis.phases import trial_phases
 from paceline.analysis.pipeline import trial_pipeline
 from paceline.analysis.reading import read_hosts
 from paceline.analysis.recovery import checkpoint_cost, recoveries
+from paceline.analysis.staleness import read_updates
 from paceline.analysis.statistics import Series, series
 from paceline.analysis.steps import global_steps, read_steps
 from paceline.analysis.usage import trial_usage
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from paceline.analysis.background_load import Disturbance
     from paceline.analysis.equivalence import Equivalence
     from paceline.analysis.evaluation import Evaluations, TargetTime
@@ -43,6 +46,7 @@ class TrialAnalysis:
     disturbance: Disturbance | None
     pipeline: Pipeline | None
     evaluations: Evaluations | None
+    updates: pl.DataFrame | None  # made without a barrier, see `staleness`
     target_time: TargetTime | None
     equivalence: Equivalence | None
     samples_per_s: Series | None
@@ -74,6 +78,7 @@ def analyse_trial(record: TrialRecord, baseline: TrialFiles | None) -> TrialAnal
         disturbance=disturbance(record, hosts),
         pipeline=trial_pipeline(record, table),
         evaluations=evaluations,
+        updates=read_updates(record),
         target_time=target_time(record, steps, evaluations),
         equivalence=None if baseline is None else equivalence_of(record.files, baseline),
         samples_per_s=samples_per_s,

@@ -43,7 +43,7 @@ def compression_table(comparison: Comparison, workload: str, width: int) -> Tabl
     if not lines:
         return None
     table = Table(
-        title="Gradient compression and local updates",
+        title="Lossy training",
         title_justify="left",
         title_style="bold",
         caption="\n".join(remarks(lines)),

@@ -30,6 +30,7 @@ from paceline.report import (
     recovery,
     sections,
     sidecar,
+    staleness,
     strategies,
     wording,
 )
@@ -134,6 +135,7 @@ def _context(comparison: Comparison, book: ChartBook) -> dict[str, Any]:
         "attribution": attribute([comparison]),
         "evaluations": evaluation.evaluations(comparison, book.add),
         "gradient_compression": compression.gradient_compression(comparison),
+        "stale_updates": staleness.stale_updates(comparison),
         "communication": communication.communication(comparison, book.add),
         "recovery": recovery.recovery(comparison),
         "sufficient_factors": factors.sufficient_factors(comparison),

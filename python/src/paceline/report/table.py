@@ -15,6 +15,7 @@ from paceline.analysis.labels import NO_TRANSPORT, distinctions, is_single, shor
 from paceline.analysis.row import COMPUTATION
 from paceline.report.compression import compression_table
 from paceline.report.recommend import next_sentence
+from paceline.report.staleness import staleness_table
 from paceline.report.wording import (
     DASH,
     NOT_MEASURED,
@@ -62,8 +63,8 @@ def comparison_view(comparison: Comparison, width: int) -> RenderableType:
             Text(""),
         ]
         lossy = compression_table(comparison, workload, width)
-        if lossy is not None:
-            parts.append(Padding(lossy, (0, 0, 1, 0)))
+        stale = staleness_table(comparison, workload, width)
+        parts += [Padding(each, (0, 0, 1, 0)) for each in (lossy, stale) if each is not None]
     return Group(*parts, *_footnotes(comparison))
 
 
