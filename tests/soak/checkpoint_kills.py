@@ -1,0 +1,153 @@
+"""Train with a checkpoint every few steps, and kill the training at random times again and again.
+
+    python tests/soak/checkpoint_kills.py FOLDER KILLS SEED
+
+Each training is a fork of this process, which has imported torch and computes nothing itself. After
+each kill the newest checkpoint must be loadable, and the next fork continues from it. A training
+that reaches its end must have the weights of one without kills; then another one begins. FOLDER
+gets kills.json with one row for each kill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "contract/programs"))
+from ranks import make_context, make_trial
+from tests.fabricated_samples import opening
+
+from paceline.data.reading import Batch
+from paceline.job.rank import begin_attempt
+from paceline.records.checkpoints import CheckpointFolder
+from paceline.records.files import read_jsonl, write_json
+from paceline.records.layout import TrialFiles
+from paceline.spec.checkpoint import CheckpointSettings
+from paceline.training.state_files import StateFiles
+from paceline.worker import worker
+
+EVERY, EPOCHS = 3, 40  # 120 steps
+LONGEST_S = 0.6  # from a start to its kill
+IMAGES = np.random.default_rng(5).integers(0, 256, (21, 32, 32, 3), dtype=np.uint8)
+LABELS = np.random.default_rng(6).integers(0, 3, 21)
+
+
+class Feed(contextlib.AbstractContextManager):
+    def __init__(self, order: Any) -> None:
+        self._order = order
+
+    def __iter__(self):
+        for number in range(self._order.first_step, self._order.steps):
+            step = self._order.step(number)
+            ids = step.sample_ids
+            yield Batch(number, step.epoch, ids, IMAGES[ids], LABELS[ids])
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def train(folder: Path) -> None:
+    """Train to the end, from the newest checkpoint of the folder."""
+    worker.open_samples = opening((11, 10), lambda order, **_: Feed(order))
+    trial = make_trial("none", 1, local_strategy="sequential", epochs=EPOCHS)
+    trial = trial.model_copy(update={"checkpoint": CheckpointSettings(every_steps=EVERY)})
+    files = TrialFiles(folder)
+    begin_attempt(files.rank(0))
+    write_json(files.rank(0).status, {"state": "running"})
+    worker.train(trial, make_context(folder), files)
+
+
+def start(folder: Path) -> int:
+    """Start a training in a fork; return its process id."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        with (folder.parent / "log.txt").open("a") as log:
+            os.dup2(log.fileno(), 2)
+            train(folder)
+            code = 0
+    except BaseException:  # noqa: BLE001  (a fork must not return into the parent's code)
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def newest(folder: Path) -> int:
+    """Return the steps of the newest checkpoint; it must be undamaged, and every part readable."""
+    complete = CheckpointFolder(TrialFiles(folder).checkpoints).complete()
+    if not complete:
+        return 0
+    complete[0].check()
+    saved = StateFiles(complete[0])
+    for name in saved.names("weights/"):
+        assert saved.tensor(f"weights/{name}") is not None
+    return saved.steps
+
+
+def steps_done(folder: Path) -> int:
+    path = TrialFiles(folder).rank(0).steps
+    return max((row["step"] + 1 for row in read_jsonl(path)), default=0) if path.exists() else 0
+
+
+def weights_of(folder: Path) -> str:
+    return str(json.loads(TrialFiles(folder).result.read_text())["weights_sha256"])
+
+
+def killed(child: int, after_s: float) -> bool:
+    """Kill the child after some seconds; return False if it has ended before."""
+    deadline = time.monotonic() + after_s
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            assert status == 0, f"training ended with status {status}"
+            return False
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+def main() -> None:
+    root, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    draw = random.Random(seed)
+    whole = root / "whole"
+    whole.mkdir(parents=True)
+    assert os.waitpid(start(whole), 0)[1] == 0, (root / "log.txt").read_text()
+    rows: list[dict[str, Any]] = []
+    trainings, before, folder = 0, 0, root / "0"
+    folder.mkdir()
+    while len(rows) < kills:
+        if killed(start(folder), draw.uniform(0.0, LONGEST_S)):
+            saved, done = newest(folder), steps_done(folder)
+            rows.append({"steps": done, "saved": saved, "lost": done - saved})
+            assert saved >= before, "a checkpoint was lost"
+            before = saved
+            continue
+        assert weights_of(folder) == weights_of(whole), f"training {trainings} has other weights"
+        assert not list(folder.rglob("*.part")), "temporary files are left"
+        trainings, before = trainings + 1, 0
+        folder = root / str(trainings)
+        folder.mkdir()
+    lost = [row["lost"] for row in rows]
+    write_json(
+        root / "kills.json",
+        {"kills": rows, "trainings": trainings, "most_lost": max(lost), "every_steps": EVERY},
+    )
+    print(f"{len(rows)} kills, {trainings} trainings ended, at most {max(lost)} steps lost")
+
+
+if __name__ == "__main__":
+    main()
