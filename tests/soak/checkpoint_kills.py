@@ -38,7 +38,7 @@ from paceline.training.state_files import StateFiles
 from paceline.worker import worker
 
 EVERY, EPOCHS = 3, 40  # 120 steps
-LONGEST_S = 0.6  # from a start to its kill
+LONGEST_S = 1.2  # from a start to its kill
 IMAGES = np.random.default_rng(5).integers(0, 256, (21, 32, 32, 3), dtype=np.uint8)
 LABELS = np.random.default_rng(6).integers(0, 3, 21)
 
@@ -120,6 +120,11 @@ def killed(child: int, after_s: float) -> bool:
     return os.WIFSIGNALED(status)
 
 
+def check_end(folder: Path, whole: Path) -> None:
+    assert weights_of(folder) == weights_of(whole), f"{folder}: other weights than without kills"
+    assert not list(folder.rglob("*.part")), "temporary files are left"
+
+
 def main() -> None:
     root, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     draw = random.Random(seed)
@@ -136,11 +141,13 @@ def main() -> None:
             assert saved >= before, "a checkpoint was lost"
             before = saved
             continue
-        assert weights_of(folder) == weights_of(whole), f"training {trainings} has other weights"
-        assert not list(folder.rglob("*.part")), "temporary files are left"
+        check_end(folder, whole)
         trainings, before = trainings + 1, 0
         folder = root / str(trainings)
         folder.mkdir()
+    assert os.waitpid(start(folder), 0)[1] == 0, (root / "log.txt").read_text()
+    check_end(folder, whole)
+    trainings += 1
     lost = [row["lost"] for row in rows]
     write_json(
         root / "kills.json",

@@ -203,3 +203,30 @@ def test_rank_that_dies_after_another_gave_its_reason_is_not_called_dead(
     ended = supervise(python("import time; time.sleep(300)"), files, limit_s=60)
     assert ended.dead_ranks == ()
     assert ended.exit_status == -signal.SIGTERM
+
+
+def test_launcher_that_replaces_a_dead_rank_in_time_is_not_ended(files, monkeypatch):
+    """The status of a dead process is replaced by one of a process that runs."""
+    monkeypatch.setattr(module, "_NOTICE_S", 0.1)
+    monkeypatch.setattr(module, "_STATUS_INTERVAL_S", 0.05)
+    program = """
+import json, os, pathlib, subprocess, sys, time
+path = pathlib.Path(sys.argv[1])
+path.parent.mkdir(parents=True, exist_ok=True)
+def write(pid):
+    row = {"rank": 0, "host": sys.argv[2], "pid": pid, "process_started_unix_s": 1.0,
+           "state": "running"}
+    path.with_suffix(".new").write_text(json.dumps(row))
+    path.with_suffix(".new").rename(path)
+child = subprocess.Popen(["true"]); child.wait()
+write(child.pid)
+time.sleep(1.0)
+path.unlink()
+time.sleep(0.5)
+"""
+    command = python(program, files.rank(0).status, host_name())
+    assert supervise(command, files, limit_s=30, restart_limit_s=20).exit_status == 0
+    ended = supervise(command, files, limit_s=30)
+    assert ended.exit_status != 0  # nobody replaces ranks of other launchers
+    assert ended.dead_ranks == (0,)
+    assert ended.trouble_unix_s is not None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch._dynamo  # noqa: F401
 
 from paceline.errors import UsageError
+from paceline.records.continuation import continue_rows
 from paceline.records.files import write_json
 from paceline.records.rows import TrainingResult
 from paceline.script.environment import torchrun_variables
@@ -45,6 +46,13 @@ def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
     """
     assert trial.training.script is not None
     own = files.rank(context.rank)
+    # A script counts its steps from zero, whatever it restores by itself.
+    continue_rows(
+        own,
+        0,
+        process_started_unix_s=context.process_started_unix_s,
+        restored_unix_s=time.time(),
+    )
     with Spans(own.spans) as spans, recording(own.communication) as operations:
         spans.ended("imports", context.process_started_unix_s)
         set_threads(trial.placement.threads_per_worker)

@@ -1,0 +1,82 @@
+"""New starts of a trial after a failed rank, with a fake launcher."""
+
+import json
+import sys
+
+import pytest
+
+from paceline.launchers.base import Command
+from paceline.records.files import read_json, read_jsonl
+from paceline.records.layout import TrialFiles
+from paceline.runner import trial as module
+from paceline.runner.trial import run_trial
+
+# Writes what a rank writes, and fails as often as the first argument says.
+PROGRAM = """
+import json, os, pathlib, sys, time
+failures, root = int(sys.argv[1]), pathlib.Path(sys.argv[2])
+rank = root / "ranks" / "0"
+rank.mkdir(parents=True, exist_ok=True)
+starts = root / "starts"
+count = int(starts.read_text()) + 1 if starts.exists() else 1
+starts.write_text(str(count))
+assert not (rank / "status.json").exists(), "the status of the attempt before is still there"
+state = "failed" if count <= failures else "done"
+error = "RankFailed: start %d" % count if state == "failed" else None
+(rank / "status.json").write_text(json.dumps({
+    "rank": 0, "host": "other", "pid": 1, "process_started_unix_s": time.time(), "state": state,
+    "error": error, "secondary": False,
+}))
+print("start", count)
+sys.exit(5 if error else 0)
+"""
+
+
+class FakeLauncher:
+    def __init__(self, failures):
+        self._failures = failures
+
+    def command(self, trial, files):
+        return Command(argv=(sys.executable, "-c", PROGRAM, str(self._failures), str(files.root)))
+
+    def failed_rank(self, log_text):
+        return None
+
+
+@pytest.fixture
+def run(make_trial, tmp_path, monkeypatch):
+    def start(failures, restarts):
+        monkeypatch.setattr(module, "launcher_for", lambda _: FakeLauncher(failures))
+        monkeypatch.setattr(module, "watch", lambda *_: [])
+        files = TrialFiles(tmp_path)
+        trial = make_trial().model_copy(update={"restarts": restarts})
+        return run_trial(trial, files), files
+
+    return start
+
+
+def test_trial_ends_well_after_two_failures_of_three_allowed(run):
+    outcome, files = run(failures=2, restarts=3)
+    assert outcome.status == "ok"
+    assert read_json(files.outcome)["status"] == "ok"
+    rows = list(read_jsonl(files.failures))
+    assert [row["failed_rank"] for row in rows] == [0, 0]
+    assert ["start 1" in row["message"] for row in rows] == [True, False]
+    assert outcome.launched_unix_s < rows[0]["detected_unix_s"] <= rows[0]["ended_unix_s"]
+    logs = [(files.root / f"launcher.{n}.log").read_text() for n in range(2)]
+    assert logs == ["start 1\n", "start 2\n"]
+    assert files.launcher_log.read_text() == "start 3\n"
+
+
+def test_failure_beyond_the_allowed_starts_ends_the_trial(run):
+    outcome, files = run(failures=9, restarts=1)
+    assert outcome.status == "failed"
+    assert "start 2" in outcome.reason
+    assert len(list(read_jsonl(files.failures))) == 1
+
+
+def test_without_restarts_there_is_one_start(run):
+    outcome, files = run(failures=1, restarts=0)
+    assert outcome.status == "failed"
+    assert not files.failures.exists()
+    assert json.loads((files.root / "starts").read_text()) == 1
