@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.cluster.lab.labs import checked_lab
-from tests.cluster.programs.sent_bytes_case import ELEMENTS, SAMPLES, make_model
+from tests.cluster.programs.sent_bytes_case import ALL_GATHER, ELEMENTS, SAMPLES, make_model
 from torch import nn
 
 from paceline.lab import INTERFACE, LabSettings
 from paceline.plan.factor_cost import LinearShape, all_reduce_cost, factor_cost
 from paceline.plan.link_cost import all_gather_bytes, all_reduce, all_reduce_bytes
-from paceline.plan.message_schedules import ALGORITHMS, chunk_length, chunks
+from paceline.plan.message_schedules import ALGORITHMS, MESSAGE_BYTES, chunk_length, chunks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,6 +75,14 @@ def test_messages_and_bytes_of_an_algorithm_equal_its_formula(
     assert sum(messages for _, messages in counted) == cost.messages * pieces
     for rank in sent:
         check_interface(rank[algorithm], rank[algorithm]["counted"][0])
+
+
+def test_messages_and_bytes_of_the_all_gather_equal_its_formula(sent: list[dict[str, Any]]) -> None:
+    pieces = len(chunks(PAYLOAD_BYTES, MESSAGE_BYTES))
+    for rank in sent:
+        expected = [all_gather_bytes(PAYLOAD_BYTES, HOSTS), (HOSTS - 1) * pieces]
+        assert rank[ALL_GATHER]["counted"] == expected
+        check_interface(rank[ALL_GATHER], expected[0])
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi4py"])

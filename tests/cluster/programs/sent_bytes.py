@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
-from sent_bytes_case import ELEMENTS, SAMPLES, make_model
+from sent_bytes_case import ALL_GATHER, ELEMENTS, SAMPLES, make_model
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,7 +28,9 @@ import paceline
 import paceline.mpi
 from paceline.lab import INTERFACE
 from paceline.plan.message_schedules import ALGORITHMS
-from paceline.transports.mpi.message_all_reduce import MessageAllReduce, Traffic
+from paceline.transports.mpi.message_all_gather import MessageAllGather
+from paceline.transports.mpi.message_all_reduce import MessageAllReduce
+from paceline.transports.mpi.message_channels import Traffic
 from paceline.transports.mpi.rank_names import RankNames
 
 if TYPE_CHECKING:
@@ -82,21 +84,36 @@ def count_algorithms(counter: Counter) -> None:
     buffer = np.ones(ELEMENTS, np.float32)
     for algorithm in ALGORITHMS:
         counter.count(algorithm, partial(messages.allreduce, buffer, np.add, algorithm))
+    ring = MessageAllGather(MPI.COMM_WORLD.Dup(), names, LIMIT_S)
+    own = (np.arange(ELEMENTS, dtype=np.float32) + MPI.COMM_WORLD.rank).view(np.uint8)
+    everyone = np.zeros(MPI.COMM_WORLD.size * len(own), np.uint8)
+    counter.count(ALL_GATHER, partial(ring.all_gather, everyone, own))
+    check_gathered(ALL_GATHER, torch.from_numpy(everyone.view(np.float32)))
 
 
 def count_collectives(counter: Counter, backend: str) -> None:
-    own, everyone = torch.ones(ELEMENTS), torch.empty(dist.get_world_size() * ELEMENTS)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    own, everyone = torch.arange(ELEMENTS) + float(rank), torch.empty(ranks * ELEMENTS)
+    zeros = torch.zeros(ELEMENTS)
 
     def reduce() -> None:
-        dist.all_reduce(own)
+        dist.all_reduce(zeros)
 
     def gather() -> None:
         dist.all_gather_single(everyone, own)
 
     counter.count(f"{backend} all-reduce", reduce)
     counter.count(f"{backend} all-gather", gather)
+    check_gathered(backend, everyone)
     for setting in ("never", "always"):
         counter.count(f"{backend} step, factors {setting}", step_of(setting))
+
+
+def check_gathered(what: str, everyone: torch.Tensor) -> None:
+    ranks = MPI.COMM_WORLD.size
+    expected = torch.arange(ELEMENTS) + torch.arange(float(ranks))[:, None]
+    if not torch.equal(everyone.view(ranks, -1), expected):
+        raise ValueError(f"{what}: the all-gather returned wrong values")
 
 
 def step_of(setting: FactorSetting) -> Callable[[], None]:

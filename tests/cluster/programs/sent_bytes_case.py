@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+ALL_GATHER = "all-gather ring"
 ELEMENTS = 200_003  # float32, in several chunks
 SAMPLES = 4  # of a rank
 CLASSES = 10

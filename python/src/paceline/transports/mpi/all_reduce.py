@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +10,11 @@ from mpi4py import MPI
 
 from paceline.errors import EnvironmentLacks
 from paceline.plan.message_schedules import chunks
+from paceline.transports.mpi.agreement import of_rank_0
 from paceline.transports.mpi.calibration import Choice, calibrate
 from paceline.transports.mpi.hierarchical import Hierarchy, hosts_of
-from paceline.transports.mpi.message_all_reduce import MessageAllReduce, Traffic
+from paceline.transports.mpi.message_all_reduce import MessageAllReduce
+from paceline.transports.mpi.message_channels import Traffic
 from paceline.transports.mpi.polling import complete
 from paceline.transports.mpi.reduce_operations import ufunc_of
 from paceline.transports.mpi.shared_memory import HostGroup
@@ -202,14 +203,8 @@ class AllReduce:
 
     def _agree(self, value: Any) -> Any:
         """Return rank 0's value on all ranks."""
-        text = json.dumps(value).encode()
-        length = np.array([len(text)], np.int64)
-        self._complete(self._comm.Ibcast(length, 0), "calibration")
-        content = np.zeros(int(length[0]), np.uint8)
-        if self._rank == 0:
-            content[:] = np.frombuffer(text, np.uint8)
-        self._complete(self._comm.Ibcast(content, 0), "calibration")
-        return json.loads(content.tobytes())
+        world_rank = self._names.world_ranks[self._rank]
+        return of_rank_0(value, self._comm, world_rank, self._limit_s)
 
     def _complete(self, request: MPI.Request, name: str) -> None:
         complete(request, name, self._names.world_ranks[self._rank], self._limit_s)

@@ -8,9 +8,17 @@ have one entry for each rank.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+import time
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from paceline.plan.link_cost import all_gather_bytes
+from paceline.plan.message_schedules import MESSAGE_BYTES
+from paceline.transports.mpi.agreement import of_rank_0
 from paceline.transports.mpi.buffers import (
+    byte_view,
     concatenated,
     copy_back,
     message_of,
@@ -18,6 +26,7 @@ from paceline.transports.mpi.buffers import (
     vector_message,
     wire_buffer,
 )
+from paceline.transports.mpi.message_all_gather import MessageAllGather
 from paceline.transports.mpi.polling import complete
 
 if TYPE_CHECKING:
@@ -29,6 +38,13 @@ if TYPE_CHECKING:
     from paceline.transports.mpi.rank_names import RankNames
     from paceline.transports.mpi.reduce_operations import Reduction
 
+_RING, _NATIVE = "ring", "native"
+# Alone, MPI's own all-gather is faster on links as fast as memory. On others it is as fast as the
+# ring or half as fast, by chance, so their times do not tell which one is better.
+_FAST_BYTES_PER_S = 4e8
+_TRIED_BYTES = 2**20  # all parts together
+_TRIES = 2
+
 
 class Collectives:
     """Collectives among the ranks of `comm`. Each raises TimedOut if it does not end within
@@ -39,6 +55,14 @@ class Collectives:
         self._rank = comm.rank
         self._world_rank = names.world_ranks[comm.rank]
         self._limit_s = limit_s
+        # Within a host, MPI's own all-gather copies through shared memory.
+        spans_hosts = len(set(names.hosts)) > 1
+        self._ring = MessageAllGather(comm, names, limit_s) if spans_hosts else None
+        self._long_gather: str | None = None  # how long parts are gathered; None: not measured
+
+    def describe(self) -> dict[str, Any]:
+        """Return how long parts are gathered, for the records; empty if none was gathered."""
+        return {} if self._long_gather is None else {"all_gather": self._long_gather}
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Copy the root's tensor to every rank."""
@@ -51,16 +75,13 @@ class Collectives:
         """Copy every rank's tensor to every rank; sizes may differ between ranks."""
         mine, lengths = wire_buffer(own), _lengths(outputs)
         flat = mine.new_empty(sum(lengths))
-        self._wait(
-            "allgather", self._comm.Iallgatherv(message_of(mine), vector_message(flat, lengths))
-        )
+        self._all_gather_flat(flat, mine, lengths)
         scatter_into(flat, outputs)
 
     def all_gather_single(self, output: Tensor, own: Tensor) -> None:
         """Copy every rank's tensor, all of one size, consecutively into `output`."""
         mine, flat = wire_buffer(own), wire_buffer(output)
-        shares = vector_message(flat, [own.numel()] * self._comm.size)
-        self._wait("allgather", self._comm.Iallgatherv(message_of(mine), shares))
+        self._all_gather_flat(flat, mine, [own.numel()] * self._comm.size)
         copy_back(flat, output)
 
     def gather(self, outputs: Sequence[Tensor], own: Tensor, root: int) -> None:
@@ -117,6 +138,44 @@ class Collectives:
             reduction.operation.Reduce_local(row.numpy(), rows[0].numpy())
         reduction.end(rows[0], ranks)
         copy_back(rows[0], output)
+
+    def _all_gather_flat(self, flat: Tensor, own: Tensor, lengths: Sequence[int]) -> None:
+        on_host = flat.device.type == own.device.type == "cpu"
+        if self._ring is None or not on_host or len(set(lengths)) > 1:
+            self._native_gather(flat, own, lengths)
+            return
+        if self._long_gather is None:
+            self._long_gather = self._gather_of_link()
+        long = own.nbytes > MESSAGE_BYTES
+        self._gather_by(self._long_gather if long else _NATIVE, flat, own)
+
+    def _gather_by(self, algorithm: str, flat: Tensor, own: Tensor) -> None:
+        if algorithm == _RING:
+            assert self._ring is not None
+            self._ring.all_gather(byte_view(flat), byte_view(own))
+        else:
+            self._native_gather(flat, own, [len(own)] * self._comm.size)
+
+    def _native_gather(self, flat: Tensor, own: Tensor, lengths: Sequence[int]) -> None:
+        message = vector_message(flat, lengths)
+        self._wait("allgather", self._comm.Iallgatherv(message_of(own), message))
+
+    def _gather_of_link(self) -> str:
+        """Return how to gather long parts over this link, as rank 0 measures it; collective."""
+        ranks = self._comm.size
+        own = torch.zeros(_TRIED_BYTES // ranks, dtype=torch.uint8)
+        flat = own.new_empty(ranks * len(own))
+        self._gather_by(_RING, flat[:ranks], own[:1])  # opens connections
+        fastest_s = math.inf
+        for _ in range(_TRIES):
+            started_s = time.perf_counter()
+            self._gather_by(_RING, flat, own)
+            fastest_s = min(fastest_s, time.perf_counter() - started_s)
+        is_fast = all_gather_bytes(len(own), ranks) > _FAST_BYTES_PER_S * fastest_s
+        return str(self._of_rank_0(_NATIVE if is_fast else _RING))
+
+    def _of_rank_0(self, value: Any) -> Any:
+        return of_rank_0(value, self._comm, self._world_rank, self._limit_s)
 
     def _all_to_all_v(
         self,

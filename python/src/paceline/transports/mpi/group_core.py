@@ -88,7 +88,7 @@ class GroupCore(ThreadedProcessGroup):
 
     def describe(self) -> dict[str, Any]:
         """Return how this group reduces, for the records."""
-        return self._reductions.describe()
+        return {**self._reductions.describe(), **self._collectives.describe()}
 
     def barrier(self, opts: Any = None) -> PendingWork:  # noqa: ARG002
         return self._submit("barrier", lambda: None, [], [])  # _submit synchronises the ranks

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from paceline.plan.message_schedules import between_hosts
-from paceline.transports.mpi.message_all_reduce import MessageAllReduce, Traffic
+from paceline.transports.mpi.message_all_reduce import MessageAllReduce
+from paceline.transports.mpi.message_channels import Traffic
 from paceline.transports.mpi.rank_names import RankNames
 from paceline.transports.mpi.shared_memory import owned
 
