@@ -110,6 +110,25 @@ def tune_comm(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
+def tune_batch(arguments: argparse.Namespace) -> int:
+    from paceline import runner
+    from paceline.cli.batch_findings import print_batch_findings
+    from paceline.cli.progress import ConsoleProgress
+    from paceline.records.files import read_json
+    from paceline.spec import load_spec
+    from paceline.tune.batch import tune_batch as search
+
+    spec = load_spec(arguments.spec)
+    run_dir = arguments.out or runner.default_run_dir(f"{spec.experiment.name}-tune-batch")
+    with ConsoleProgress() as progress:
+        found = search(spec, run_dir, memory_mib=arguments.memory, progress=progress)
+    if arguments.json:
+        _print_json(read_json(RunFiles(run_dir).batch))
+    else:
+        print_batch_findings(found)
+    return ExitCode.OK
+
+
 def plan(arguments: argparse.Namespace) -> int:
     from paceline.api import Plan
 

@@ -207,6 +207,29 @@ def _add_tune(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     _add_search(comm, "NAME-tune-comm")
     comm.set_defaults(command=commands.tune_comm)
+    batch = actions.add_parser(
+        "batch", help="find the largest batch of each trial that fits into memory"
+    )
+    batch.add_argument(
+        "spec", metavar="SPEC", help="a TOML file, or the name of a shipped experiment"
+    )
+    batch.add_argument(
+        "--out", type=Path, metavar="DIR", help="default: runs/NAME-tune-batch-DATE-TIME"
+    )
+    batch.add_argument(
+        "--memory",
+        type=_mebibytes,
+        metavar="MIB",
+        help="memory of the ranks of a trial; default: 80 %% of what is available",
+    )
+    batch.add_argument("--json", action="store_true")
+    batch.set_defaults(command=commands.tune_batch)
+
+
+def _mebibytes(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a number of MiB above 0, got {text}")
+    return int(text)
 
 
 def _add_search(search: argparse.ArgumentParser, name: str) -> None:

@@ -50,6 +50,7 @@ class RankFiles:
     continuations = _File("continuations.jsonl")
     interrupted = _File("interrupted.json")  # how the attempt before this one was left
     environment = _File("environment.json")
+    memory = _File("memory.json")  # peak memory of the process, after the last step
     status = _File("status.json")
     log = _File("log.txt")
 
@@ -122,6 +123,7 @@ class RunFiles:
     tuning = _File("tuning.json")  # result of a search
     # file-based service discovery of Prometheus: a file for each running sidecar
     targets = _File("targets")
+    batch = _File("batch.json")  # result of `paceline tune batch`
     # files of `paceline monitor`: configuration and storage of Prometheus
     monitor = _File("monitor")
 

@@ -215,12 +215,15 @@ class TelemetrySettings(_Model):
 
 
 class Limits(_Model):
-    """[limits]: how long anything may take, in seconds."""
+    """[limits]: how long anything may take, in seconds, and how much memory a rank may have."""
 
     run_s: PositiveFloat | None = None  # with repeats = "auto", no repeat starts later
     trial_s: PositiveFloat = 1800.0
     rendezvous_s: PositiveFloat = 60.0
     collective_s: PositiveFloat = 120.0
+    rank_memory_mib: Annotated[
+        PositiveInt | None, Field(description="private memory of a rank; more is an error")
+    ] = None
 
 
 class NetworkSettings(_Model):

@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 class ReplicaStrategy(LocalStrategy):
     """One model, wrapped in DistributedDataParallel if there are peers."""
 
+    memory_model = "paceline.training.step_memory:replicas_memory"
+
     def __init__(self) -> None:
         self._buckets: buckets.Buckets | None = None
         self._factors: ReplicaFactors

@@ -8,7 +8,7 @@ all replicas, and steps the optimiser with it. It does not know the launcher.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from paceline.errors import UsageError
 
@@ -91,6 +91,9 @@ class Stepper(Protocol):
 
 class LocalStrategy(Stepper, Protocol):
     """Uses the cores or the device of one rank; the base class of ours, with their defaults."""
+
+    # "module:function" that predicts the memory of a node's ranks from a FakeModel; "": none does
+    memory_model: ClassVar[str] = ""
 
     def prepare(
         self, task: Task, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups

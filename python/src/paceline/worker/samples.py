@@ -77,10 +77,13 @@ class Samples:
 
 
 @contextmanager
-def open_samples(training: Training, folder: Path, share_of_node: NodeShare) -> Iterator[Samples]:
+def open_samples(
+    training: Training, folder: Path | None, share_of_node: NodeShare
+) -> Iterator[Samples]:
     """Open the data set of a training, and create its task.
 
-    folder: of the trial. share_of_node: the ranks with whom copies of remote files are shared.
+    folder: of the trial, if there is one. share_of_node: the ranks with whom copies of remote files
+    are shared.
     Raises UsageError if the data set lacks a field of the task, EnvironmentLacks if it is missing
     or cannot be reached, DataError if it is damaged.
     """

@@ -16,6 +16,7 @@ import torch._dynamo  # noqa: F401
 
 from paceline.data.reading import Feed, SoloNode
 from paceline.errors import RankFailed
+from paceline.host.memory import own_memory
 from paceline.records.continuation import continue_rows
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.rows import TrainingResult
@@ -29,6 +30,7 @@ from paceline.training.transforms import put_in_memory_format
 from paceline.transports.recorder import recording
 from paceline.worker.checkpoints import Checkpoints, choose_checkpoint
 from paceline.worker.evaluation import Evaluator
+from paceline.worker.memory_limit import limited_memory
 from paceline.worker.peers import Peers, join_peers
 from paceline.worker.samples import Samples, open_samples
 from paceline.workloads.build import build_model, on_meta_device
@@ -96,20 +98,24 @@ class _Worker:
 
     def run(self) -> None:
         with ExitStack() as opened:
-            with self._spans("data_load"):
-                samples = opened.enter_context(self._open_samples())
-                chosen = choose_checkpoint(self._trial, self._files, self._peers)
-                if chosen is not None:
-                    samples = samples.since(chosen.steps)
-                feed = opened.enter_context(self._open_feed(samples))
-            strategy = opened.enter_context(_closing(create_strategy(self._trial)))
-            with self._spans("model_build"):
-                evaluator = self._evaluator(samples)
-                self._prepare(strategy, samples.task)
-                checkpoints = self._checkpoints(opened, strategy, samples, chosen)
-            self._continue(checkpoints)
-            with self._spans("train"):
-                steps = self._train(strategy, samples, feed, evaluator, checkpoints)
+            with limited_memory(self._trial.limits.rank_memory_mib, self._context.rank):
+                with self._spans("data_load"):
+                    samples = opened.enter_context(self._open_samples())
+                    chosen = choose_checkpoint(self._trial, self._files, self._peers)
+                    if chosen is not None:
+                        samples = samples.since(chosen.steps)
+                    feed = opened.enter_context(self._open_feed(samples))
+                strategy = opened.enter_context(_closing(create_strategy(self._trial)))
+                with self._spans("model_build"):
+                    evaluator = self._evaluator(samples)
+                    self._prepare(strategy, samples.task)
+                    checkpoints = self._checkpoints(opened, strategy, samples, chosen)
+                self._continue(checkpoints)
+                with self._spans("train"):
+                    steps = self._train(strategy, samples, feed, evaluator, checkpoints)
+                write_json(
+                    self._files.rank(self._context.rank).memory, dataclasses.asdict(own_memory())
+                )
             with self._spans("bookkeeping"):
                 self._finish(strategy, samples.task, steps)
 

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 class LocalSgdStrategy(LocalStrategy):
     """One replica per rank, synchronised with the others only every few steps."""
 
+    memory_model = "paceline.training.step_memory:replicas_memory"
+
     def __init__(self) -> None:
         self._replica: LocalReplica
         self._device: torch.device

@@ -9,8 +9,7 @@ import torch
 
 # Fake tensors propagate shape, type and device through the model's operators including autocast.
 # Tensors on torch's meta device do not.
-from torch._subclasses.fake_tensor import FakeTensorMode
-
+from paceline.training.fake_tensors import fake_mode_of
 from paceline.training.modes import evaluating
 from paceline.training.precision import autocast
 
@@ -54,7 +53,8 @@ def trace(task: Task, layers: Layers, training: Training) -> list[Activation]:
     channels_last = training.memory_format == "channels_last"
     result = []
     example = task.example_input()
-    with FakeTensorMode(allow_non_fake_inputs=True), autocast(training), torch.no_grad():
+    mode = fake_mode_of(layer for _, layer in layers)
+    with mode, autocast(training), torch.no_grad():
         units = torch.zeros(example.shape, dtype=example.dtype)
         for _, layer in layers:
             with evaluating(layer):

@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 class ProcessesStrategy(LocalStrategy):
     """One of the replicas of a node, each in its own process."""
 
+    memory_model = "paceline.strategies.processes.memory:node_memory"
+
     def __init__(self) -> None:
         self._shared: SharedNode | None = None
         self._rank = 0  # local rank

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from paceline.training.fake_tensors import as_fake, fake_mode_of
 from paceline.training.modes import evaluating
 
 if TYPE_CHECKING:
@@ -30,12 +30,8 @@ def input_shapes(
         for name, layer in layers.items()
     ]
     try:
-        with (
-            evaluating(model),
-            FakeTensorMode(allow_non_fake_inputs=True) as mode,
-            torch.no_grad(),
-        ):
-            model(mode.from_tensor(example))
+        with evaluating(model), fake_mode_of([model]) as mode, torch.no_grad():
+            model(as_fake(mode, example))
     except Exception:  # noqa: BLE001  (any model of a user; sums are always right)
         return {name: [] for name in layers}
     finally:

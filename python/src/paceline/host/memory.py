@@ -1,0 +1,69 @@
+"""Memory of this process as the kernel counts it.
+
+Sources: proc(5) for VmHWM, RssFile and RssShmem in /proc/PID/status and for smaps_rollup;
+setrlimit(2) for RLIMIT_DATA.
+"""
+
+from __future__ import annotations
+
+import resource
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_KIB = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessMemory:
+    """Memory of a process, in bytes. Pages of files are left out: the kernel can free them."""
+
+    peak_private_bytes: int  # largest anonymous memory
+    shared_bytes: int  # its proportional part of the memory that it shares with others
+
+
+def own_memory(proc: Path = Path("/proc/self")) -> ProcessMemory:
+    """Return the memory of this process.
+
+    Only the peak of the whole resident memory is known. Files and shared memory are taken to have
+    been mapped at that time as they are now.
+    """
+    status = _fields(proc / "status")
+    shared = _fields(proc / "smaps_rollup").get("Pss_Shmem", 0)
+    private = status["VmHWM"] - status["RssFile"] - status["RssShmem"]
+    return ProcessMemory(peak_private_bytes=private, shared_bytes=shared)
+
+
+@contextmanager
+def limited_private_memory(size: int, proc: Path = Path("/proc/self")) -> Iterator[None]:
+    """Let allocations fail meanwhile that would give this process more than `size` bytes of private
+    memory.
+
+    The kernel limits reserved memory. What is reserved now but not used, for example stacks of
+    threads, is added. A lower limit that exists stays.
+    """
+    status = _fields(proc / "status")
+    reserved = size + max(0, status["VmData"] - status["RssAnon"])
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limits = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    lowest = min([reserved, *limits])
+    resource.setrlimit(resource.RLIMIT_DATA, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Return the memory that can be allocated on this machine without swapping."""
+    return _fields(meminfo)["MemAvailable"]
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Return the fields of a file of /proc that are in kB, in bytes."""
+    rows = (line.split() for line in path.read_text().splitlines())
+    return {r[0].rstrip(":"): _KIB * int(r[1]) for r in rows if len(r) == 3 and r[2] == "kB"}

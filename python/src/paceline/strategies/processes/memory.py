@@ -1,0 +1,67 @@
+"""Predict the memory of replicas in processes that share the weights of their node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.strategies.reduction.flat_layout import FlatLayout
+from paceline.strategies.reduction.shared_gradients import SharedGradients
+from paceline.strategies.reduction.sufficient_factors import (
+    SharedFactors,
+    capture_sufficient_factors,
+    linear_layers,
+    mark_summed_layers,
+    rows_of,
+)
+from paceline.training.checkpointing import checkpoint_activations
+from paceline.training.optimizers import trained_parameters
+from paceline.training.precision import working_dtype
+from paceline.training.step_memory import FakeModel, NodeMemory, samples_of, with_gaps
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_FLOAT_BYTES = 4
+
+
+def node_memory(fake: FakeModel) -> NodeMemory:
+    """Return private memory of each rank, and the weights, gradients and factors that they
+    share."""
+    trial, model = fake.trial, fake.model
+    ranks, samples = trial.placement.ranks_per_node, samples_of(trial)
+    dtype = working_dtype(trial.training)
+    checkpoint_activations(fake.task, model, trial)
+    mark_summed_layers(model, fake.task.example_input())
+    rows, parameters = rows_of(model), trained_parameters(model)
+    shards = FlatLayout.of(parameters.items()).shards(ranks, rows)
+    summed = [[s for s in own if s.name not in rows] for own in shards]
+    counts = dict.fromkeys(linear_layers(model), samples)
+    shared = fake.gradients + ranks * SharedFactors.bytes_needed(model, counts, dtype)
+    shared += sum(
+        _FLOAT_BYTES * SharedGradients.elements_needed(summed, rank) for rank in range(ranks)
+    )
+    if dtype.itemsize < _FLOAT_BYTES:
+        shared += dtype.itemsize * fake.gradients // _FLOAT_BYTES
+    capture_sufficient_factors(model, _copied)
+    owned = {shard.name for shard in summed[0]}
+    for name, parameter in parameters.items():
+        if name not in rows and name not in owned:
+            parameter.register_post_accumulate_grad_hook(_release)  # type: ignore[no-untyped-call]
+    step = fake.peak_of_step(samples)
+    private = []
+    for own in shards:
+        elements = sum(shard.elements for shard in own)
+        of_rows = sum(shard.elements for shard in own if shard.name in rows)
+        state = round(fake.state_ratio * _FLOAT_BYTES * elements)
+        rank = state + _FLOAT_BYTES * of_rows + step + fake.read_bytes(samples)
+        # The initial weights are private until they are in shared memory.
+        private.append(with_gaps(max(rank, fake.weights)))
+    return NodeMemory(ranks=tuple(private), shared=shared)
+
+
+def _copied(layer: str, inputs: Tensor, outputs_gradients: Tensor) -> None:
+    """Take the factors of a pass, which are copied into shared memory."""
+
+
+def _release(parameter: nn.Parameter) -> None:
+    parameter.grad = None
