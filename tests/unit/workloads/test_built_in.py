@@ -61,7 +61,7 @@ def small_trial(name, strategy, **training):
 
 def samples_of(trial, step, samples):
     """The global batch of a step: of the task's synthetic data, or random images."""
-    settings = {"samples": 16, "image_size": trial.training.image_size, "classes": 3}
+    settings = {"samples": 64, "image_size": trial.training.image_size, "classes": 3}
     task = make_task(trial.training.task, options=trial.training.options, **settings)
     items, ids = task.dataset(), np.arange(samples) + 4 * step
     if items is None:

@@ -271,7 +271,8 @@ class WorkloadDescriptor(Descriptor):
     # class folders are synthesised.
     own_samples: ClassVar[bool] = False
     # Whether rules depend on facts of the model. False: an nn.Sequential without batch
-    # normalisation that SGD trains on images; planning is 1 to 2 s faster then.
+    # normalisation that SGD trains on images, without a target of its own; planning is 1 to 2 s
+    # faster then.
     needs_facts: ClassVar[bool] = True
 
     model: ClassVar[str]  # name of the model, for messages and files

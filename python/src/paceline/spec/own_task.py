@@ -93,4 +93,5 @@ def task_values(request: WorkloadRequest) -> dict[str, Any]:
 
 def task_target(request: WorkloadRequest) -> Target | None:
     """Return the target that a task states itself."""
-    return workload_of(request).facts().target
+    workload = workload_of(request)
+    return workload.facts().target if workload.needs_facts else None

@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from paceline.data.masks import ImagesWithMasks
 from paceline.errors import UsageError
-from paceline.spec.evaluation import Target
 from paceline.training.task import NamedParameters, Sums, Task, TaskOptions
 from paceline.workloads.deeplab.shapes import CLASSES, Shapes
 from paceline.workloads.deeplab.xception import xception
@@ -50,7 +49,6 @@ class DeepLab(Task):
 
     Options = Options
     input_field, target_field = "image", "mask"
-    target = Target(metric="mean_iou", at_least=0.7)
 
     def dataset(self) -> MapStyleDataset:
         size = self.settings.image_size

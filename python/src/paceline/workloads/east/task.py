@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from paceline.errors import UsageError
-from paceline.spec.evaluation import Target
 from paceline.training.task import NamedParameters, Sums, Task, TaskOptions
 
 if TYPE_CHECKING:
@@ -70,7 +69,6 @@ class East(Task):
 
     Options = Options
     input_field, target_field = "image", "boxes"
-    target = Target(metric="text_iou", at_least=0.7)
 
     def dataset(self) -> Boxes:
         return Boxes(self.settings.samples, self.settings.image_size, self.options.data_seed)

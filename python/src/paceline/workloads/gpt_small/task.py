@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 from paceline.errors import DataError
-from paceline.spec.evaluation import Target
 from paceline.training.task import NamedParameters, Sums, Task, TaskOptions
 
 Tokens = NDArray[np.int64]
@@ -83,7 +82,6 @@ class GPT(Task):
     Options = Options
     input_field = target_field = "tokens"
     clip_norm = 1.0
-    target = Target(metric="accuracy", at_least=0.9)
 
     def dataset(self) -> Sequences | TokenFile:
         options = self.options

@@ -45,6 +45,9 @@ class Bottleneck(nn.Module):
         )
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3, self.bn3 = nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        # The block begins as its shortcut (Goyal et al., arXiv:1706.02677). Otherwise a deep
+        # network enlarges rounding errors, and first gradients of equivalent layouts differ.
+        nn.init.zeros_(self.bn3.weight)
         self.relu = nn.ReLU()
         self.downsample: nn.Module = nn.Identity()
         if stride > 1 or inputs != outputs:
