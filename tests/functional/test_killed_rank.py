@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from tests.functional.cli_runs import SMALL, trial
 
+from paceline.records.checkpoints import CheckpointFolder
+from paceline.records.layout import RunFiles
+
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
 # Never ends by itself; the test ends it.
@@ -102,7 +105,7 @@ def test_run_whose_rank_0_was_killed_is_completed_by_the_same_command(
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_run_that_is_asked_to_end_ends_everything(paceline, tmp_path, number, status):
     spec, out, log = tmp_path / "endless.toml", tmp_path / "run", tmp_path / "log.txt"
-    spec.write_text(ENDLESS)
+    spec.write_text(ENDLESS + "[checkpoint]\nevery_steps = 1000000\n")
     process = paceline.start("run", spec, "--out", out, log=log)
     try:
         wait_for(lambda: running_rank(out, "local", 0), STARTED_WITHIN_S, "rank 0 training")
@@ -119,6 +122,8 @@ def test_run_that_is_asked_to_end_ends_everything(paceline, tmp_path, number, st
     assert alive(out) == {}
     assert list(out.glob("trials/*/outcome.json")) == []
     assert "Traceback" not in log.read_text()
+    [(_, files)] = RunFiles(out).trials()
+    assert CheckpointFolder(files.checkpoints).complete(), "a last one, before the ranks ended"
 
 
 def test_trial_that_exceeds_its_limit_ends_the_run_with_6(paceline, tmp_path):

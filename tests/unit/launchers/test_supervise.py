@@ -131,8 +131,20 @@ def test_interrupt_ends_the_whole_tree(files, tmp_path):
         wait_for_pids(pids)
         raise KeyboardInterrupt
 
+    alive = []
+
+    def last_words():
+        alive.extend(is_alive(pid) for pid in pids_in(pids))
+
     with pytest.raises(KeyboardInterrupt):
-        supervise(python(TREE, pids, 300), files, limit_s=60, on_started=interrupt)
+        supervise(
+            python(TREE, pids, 300),
+            files,
+            limit_s=60,
+            on_started=interrupt,
+            on_interrupted=last_words,
+        )
+    assert alive == [True] * 3, "they still ran"
     assert [pid for pid in pids_in(pids) if is_alive(pid)] == []
 
 

@@ -72,6 +72,23 @@ def test_other_ranks_follow_a_step_that_lies_ahead(clock):
     assert announced == [23]
 
 
+def test_request_is_due_once_and_without_any_interval(clock):
+    times = EverySeconds(None, None)
+    clock[0] = 1e6
+    assert not times.is_due(1, 1.0, idle=True)
+    times.request()
+    assert not times.is_due(2, 1.0, idle=False), "one is being written"
+    assert [times.is_due(done, 1.0, idle=True) for done in (3, 4)] == [True, False]
+
+
+def test_request_is_announced_to_the_other_ranks(clock):
+    store = FakeStore()
+    first = EverySeconds(None, Announcements(store).announce)
+    first.request()
+    assert [d for d in range(1, 10) if first.is_due(d, 0.5, idle=True)] == [4]
+    assert Announcements(store).next() == 4
+
+
 def test_announced_step_is_due_once(monkeypatch):
     monkeypatch.setattr(checkpoint_times, "_POLL_S", 0.001)
     steps = iter([7])

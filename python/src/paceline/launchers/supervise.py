@@ -74,6 +74,7 @@ def supervise(
     limit_s: float,
     restart_limit_s: float | None = None,
     on_started: Callable[[int], object] = lambda _pid: None,
+    on_interrupted: Callable[[], object] = lambda: None,
 ) -> Ended:
     """Run `command` with its output in `files.launcher_log` until it ends, or for `limit_s`.
 
@@ -82,6 +83,7 @@ def supervise(
     an exception or KeyboardInterrupt.
     restart_limit_s: time for a launcher that restarts failed ranks itself; None for others.
     on_started gets the launcher's pid; what it starts is not part of the trial.
+    on_interrupted is called while the ranks still run, if a signal asks this process to end.
     """
     token = secrets.token_hex(8)
     with temporary_folders(token) as folders:
@@ -93,6 +95,9 @@ def supervise(
                 [process], files, limit_s=limit_s, restart_limit_s=restart_limit_s
             )
             ended_unix_s = time.time()
+        except (KeyboardInterrupt, SystemExit):
+            on_interrupted()
+            raise
         finally:
             left_behind = _end_all(process, files, token)
     return Ended(

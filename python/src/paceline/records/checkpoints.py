@@ -14,6 +14,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+# Asks a rank for a checkpoint; the training goes on.
+CHECKPOINT_SIGNAL = signal.SIGUSR1
 KEPT = 2  # complete checkpoints: if the newest is damaged, there is another one
 _STEP = re.compile(r"step-(\d{9,15})")
 _PART = re.compile(r"rank-(\d{1,6})-of-(\d{1,6})\.sha256")

@@ -13,6 +13,7 @@ from paceline.job.environment import SIDECAR_HOST_VARIABLE
 from paceline.job.sidecars import watch
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
+from paceline.launchers.last_checkpoint import write_last_checkpoint
 from paceline.launchers.supervise import supervise
 from paceline.records.attempts import keep_log, leave_attempt
 from paceline.records.compact import compact_trial
@@ -80,6 +81,7 @@ def _run_attempt(
             limit_s=limit_s,
             restart_limit_s=trial.limits.rendezvous_s if restarts_ranks else None,
             on_started=lambda pid: sidecars.extend(watch(trial, files, host_name(), (pid,))),
+            on_interrupted=lambda: trial.checkpoint and write_last_checkpoint(files),
         )
     finally:
         for sidecar in sidecars:

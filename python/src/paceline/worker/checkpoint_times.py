@@ -41,6 +41,9 @@ class Times(Protocol):
         Called once in every step.
         """
 
+    def request(self) -> None:
+        """Make a checkpoint due as soon as all ranks can write it; called by a signal handler."""
+
     def close(self) -> None:
         """End threads."""
 
@@ -56,21 +59,26 @@ class EverySteps(Times):
     def is_due(self, done: int, step_s: float, *, idle: bool) -> bool:  # noqa: ARG002
         return done % self._every == 0
 
+    def request(self) -> None:
+        pass  # EverySeconds and AnnouncedSteps do it
+
     def close(self) -> None:
         pass
 
 
 class EverySeconds(Times):
-    """On rank 0, or on a single rank: after some seconds.
+    """On rank 0, or on a single rank: after some seconds, and on request.
 
-    announce: tells the other ranks the step; None without other ranks.
+    interval: None: only on request. announce: tells the other ranks the step; None without other
+    ranks.
     """
 
     def __init__(
-        self, interval: float | DalyInterval, announce: Callable[[int], None] | None
+        self, interval: float | DalyInterval | None, announce: Callable[[int], None] | None
     ) -> None:
         self._interval = interval
         self._announce = announce
+        self._requested = False
         self._due: int | None = None
         self._last_s = time.monotonic()
 
@@ -80,10 +88,14 @@ class EverySeconds(Times):
             return self._interval.interval_s
         return self._interval
 
+    def request(self) -> None:
+        self._requested = True
+
     def is_due(self, done: int, step_s: float, *, idle: bool) -> bool:
         if isinstance(self._interval, DalyInterval):
             self._interval.add_step(step_s, idle=idle)
-        if self._due is None and idle and self._has_passed():
+        if self._due is None and idle and (self._requested or self._has_passed()):
+            self._requested = False
             lead = 0 if self._announce is None else max(1, math.ceil(_LEAD_S / max(step_s, 1e-6)))
             self._due = done + lead
             if self._announce is not None:
@@ -120,6 +132,9 @@ class AnnouncedSteps(Times):
         due = done in self._due
         self._due.discard(done)
         return due
+
+    def request(self) -> None:
+        pass  # rank 0 decides
 
     def close(self) -> None:
         self._closed.set()

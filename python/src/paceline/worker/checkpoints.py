@@ -6,14 +6,17 @@ import copy
 import hashlib
 import json
 import random
+import signal
+import threading
 import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from paceline.errors import DataError, PacelineWarning
-from paceline.records.checkpoints import Checkpoint, CheckpointFolder
+from paceline.records.checkpoints import CHECKPOINT_SIGNAL, Checkpoint, CheckpointFolder
 from paceline.training.state import RankState
 from paceline.training.state_files import Position, StateFiles
 from paceline.worker.checkpoint_times import (
@@ -27,6 +30,9 @@ from paceline.worker.checkpoint_times import (
 from paceline.worker.checkpoint_writer import CheckpointWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
     from paceline.plan.sample_order import SampleOrder
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
@@ -129,6 +135,23 @@ class Checkpoints:
         )
         self._writer.end(position, interval_s)
 
+    @contextmanager
+    def on_signal(self) -> Iterator[None]:
+        """Write a checkpoint at SIGUSR1, which Slurm can send before it ends a job."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread may handle signals
+            return
+
+        def request(_number: int, _frame: FrameType | None) -> None:
+            for times in self._times:
+                times.request()
+
+        before = signal.signal(CHECKPOINT_SIGNAL, request)
+        try:
+            yield
+        finally:
+            signal.signal(CHECKPOINT_SIGNAL, before)
+
     def close(self) -> None:
         """End the threads. A checkpoint that is not complete is given up."""
         for times in self._times:
@@ -139,8 +162,7 @@ class Checkpoints:
         found: list[Times] = []
         if settings.every_steps is not None:
             found.append(EverySteps(settings.every_steps))
-        if settings.every_s is not None:
-            found.append(self._by_seconds(settings))
+        found.append(self._by_seconds(settings))  # also without seconds: it takes requests
         return found
 
     def _by_seconds(self, settings: CheckpointSettings) -> Times:
@@ -148,8 +170,8 @@ class Checkpoints:
         announcements = None if store is None else Announcements(store)
         if announcements is not None and not self._context.is_first:
             return AnnouncedSteps(announcements.next)
-        interval: float | DalyInterval
-        if isinstance(settings.every_s, float | int):
+        interval: float | DalyInterval | None
+        if settings.every_s is None or isinstance(settings.every_s, float | int):
             interval = settings.every_s
         else:
             assert settings.mtbf_s is not None, 'the spec requires it for "auto"'

@@ -247,6 +247,7 @@ class _Worker:
             chosen,
         )
         opened.callback(found.close)
+        opened.enter_context(found.on_signal())
         return found
 
     def _continue(self, checkpoints: Checkpoints | None) -> None:
