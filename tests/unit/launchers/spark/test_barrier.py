@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,6 +25,26 @@ def test_ranks_on_more_nodes_than_recorded_are_refused(make_job):
         run_barrier_rank(job, 0, lambda mine: [mine, mine.replace('"host": "', '"host": "x')])
     with pytest.raises(EnvironmentLacks, match=r"on 1 node\(s\), Spark placed them on 2 \(b, a\)"):
         barrier.check_placement(job, ["b", "a"])
+
+
+@pytest.mark.parametrize(("waited_s", "raised"), [(60.0, BarrierTaskFailed), (1.0, EOFError)])
+def test_barrier_to_which_not_all_tasks_came_is_named(make_job, monkeypatch, waited_s, raised):
+    """PySpark reports an EOFError; a quick one means that another task has failed."""
+    now_s = 100.0
+    monkeypatch.setattr(barrier, "time", SimpleNamespace(monotonic=lambda: now_s))
+
+    def all_gather(_message):
+        nonlocal now_s
+        now_s += waited_s
+        raise EOFError
+
+    job = make_job("--rendezvous-timeout", "60", launcher="spark", ranks=2)
+    with pytest.raises(raised) as caught:
+        run_barrier_rank(job, 1, all_gather)
+    if raised is BarrierTaskFailed:
+        end = failed_stage(job, f"BarrierTaskFailed: {caught.value}\n")
+        assert (end.rank, end.exit_code) == (1, 6)
+        assert "expected 2 tasks at Spark's barrier within 60 s" in end.error
 
 
 class Gather:

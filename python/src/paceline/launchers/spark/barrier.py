@@ -10,10 +10,11 @@ import json
 import os
 import re
 import threading
+import time
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, TimedOut
 from paceline.host.machine import host_name
 from paceline.host.processes import parent_of
 from paceline.job.context import nodes_of, rank_context
@@ -59,9 +60,10 @@ def run_barrier_rank(job: Job, rank: int, all_gather: Callable[[str], list[str]]
         token=new_token(),
     )
     over_mpi = job.trial.transport == "mpi"
-    with nullcontext() if over_mpi else _importing_worker(job):
-        places = [TaskPlace.from_json(text) for text in all_gather(own.to_json())]
     try:
+        with nullcontext() if over_mpi else _importing_worker(job):
+            texts = _at_barrier(job, rank, own.to_json(), all_gather)
+        places = [TaskPlace.from_json(text) for text in texts]
         context = _context(job, rank, places, address)
         if over_mpi:
             end = run_mpi_task(job, rank, places, address)
@@ -75,6 +77,25 @@ def run_barrier_rank(job: Job, rank: int, all_gather: Callable[[str], list[str]]
     if end.error is not None:
         raise task_failed(end)
     return rank
+
+
+def _at_barrier(
+    job: Job, rank: int, text: str, all_gather: Callable[[str], list[str]]
+) -> list[str]:
+    """Return the texts of all tasks. Raises TimedOut if one did not come to Spark's barrier."""
+    began_s = time.monotonic()
+    try:
+        return all_gather(text)
+    except EOFError as error:  # all that PySpark reports
+        limit_s = job.trial.limits.rendezvous_s
+        # Spark's limit counts from the first task at the barrier. Earlier, another task has failed.
+        if time.monotonic() - began_s < limit_s / 2:
+            raise
+        raise TimedOut(
+            f"rank {rank}: expected {job.trial.placement.ranks} tasks at Spark's barrier within "
+            f"{limit_s:g} s (limits.rendezvous_s), but not all came; look for the others in the "
+            "logs of the executors, or increase the limit"
+        ) from error
 
 
 def executor_pid() -> int | None:
