@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.environment import QUICK_JVM, is_kept
+from tests.listeners import open_listeners
 
 from paceline.host.java import find_java
 from paceline.host.processes import (
     TOKEN_VARIABLE,
     command_line_of,
-    is_alive,
     pids_with_token,
+    pids_with_variable,
     send,
     wait_until,
 )
@@ -47,7 +48,10 @@ BIN = Path(sys.executable).parent
 MPI_JOB = str(REPOSITORY / "mpi-jobs" / "train.py")
 SPARK_JOB = str(REPOSITORY / "spark-jobs" / "train.py")
 MPIRUN = [str(BIN / "mpirun"), "--bind-to", "none", "--host", "localhost:2"]
+FAULTS = REPOSITORY / "tests" / "functional" / "programs" / "faults"
 LIMIT_S = 120.0
+BARRIER_LIMIT_S = 60.0  # what the project promises, from the launch
+REFUSED_WITHIN_S = 5.0  # what the project promises
 
 
 @pytest.fixture
@@ -160,9 +164,9 @@ def test_training_on_executors_of_their_own(dataset, run_by_hand, tmp_path):
     assert "slot(s) of 1 cpu(s), the barrier stage needs 3 at once" in more.stdout
 
 
-def endless(launcher: str, dataset: Path, out: Path) -> tuple[Trial, TrialFiles]:
+def endless(launcher: str, dataset: Path, out: Path, *options: str) -> tuple[Trial, TrialFiles]:
     """Return a trial that the test ends."""
-    words = [*task(dataset, out), "--epochs", "100000", "--no-sidecar"]
+    words = [*task(dataset, out), "--epochs", "100000", "--no-sidecar", *options]
     words[words.index("--max-steps") + 1] = "100000"
     job = job_of(parse_options("test", words), launcher, nodes=1, ranks_per_node=2)
     job.files.root.mkdir(parents=True)
@@ -178,27 +182,6 @@ def wait_for_step(files: TrialFiles, rank: int) -> int:
         time.sleep(0.05)
     pid: int = json.loads(files.rank(rank).status.read_text())["pid"]
     return pid
-
-
-def open_listeners(pids: set[int]) -> list[tuple[str, str]]:
-    """Return program and address of every socket on which `pids` listen beyond loopback."""
-    loopback = ("0100007F", "0" * 24 + "01000000", "0000000000000000FFFF00000100007F")
-    sockets = {}
-    for name in ("tcp", "tcp6"):
-        for line in Path("/proc/net", name).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A":
-                sockets[f"socket:[{fields[9]}]"] = fields[1].partition(":")[0]
-    found = []
-    for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                address = sockets.get(str(link.readlink()))
-            except OSError:
-                continue  # closed meanwhile
-            if address is not None and address not in loopback:
-                found.append((Path(command_line_of(pid)[0]).name, address))
-    return found
 
 
 @pytest.mark.parametrize(
@@ -240,8 +223,27 @@ def test_killed_rank_ends_everything_and_is_named(
     assert [s for s in seen["listeners"] if s[0] not in ("prterun", "mpirun")] == []
 
 
-@pytest.mark.parametrize("launcher", ["mpi", "spark"])
-def test_killed_supervisor_leaves_no_process(launcher, dataset, tmp_path):
+def test_task_that_does_not_come_to_the_barrier_ends_the_trial(dataset, tmp_path, monkeypatch):
+    """Spark's own limit is a year."""
+    token = f"test{os.getpid()}barrier"
+    monkeypatch.setattr(supervise_module.secrets, "token_hex", lambda _n: token)
+    monkeypatch.setenv("PYTHONPATH", str(FAULTS))
+    monkeypatch.setenv("ABSENT_RANK", "1")
+    trial, files = endless("spark", dataset, tmp_path / "run", "--rendezvous-timeout", "5")
+    starter = launcher_for("spark")
+    ended = supervise(starter.command(trial, files), files, limit_s=LIMIT_S)
+    assert not ended.timed_out
+    assert ended.ended_unix_s - ended.launched_unix_s < BARRIER_LIMIT_S
+    assert pids_with_token(token) == set()
+    outcome = diagnose(trial, files, ended, starter)
+    assert (outcome.status, outcome.exit_code) == ("timed_out", 6), outcome
+    assert "barrier" in outcome.message
+
+
+@pytest.mark.parametrize("launcher", ["mpi", "spark", "torchrun"])
+def test_killed_supervisor_leaves_no_process(launcher, dataset, tmp_path, monkeypatch):
+    mark = f"{os.getpid()}{time.monotonic_ns()}"
+    monkeypatch.setenv("TEST_SUPERVISOR", mark)
     _, files = endless(launcher, dataset, tmp_path / "run")
     program = (
         "import sys\n"
@@ -262,12 +264,13 @@ def test_killed_supervisor_leaves_no_process(launcher, dataset, tmp_path):
         assert supervisor.stdout is not None
         launcher_pid = int(supervisor.stdout.readline())
         pids = {launcher_pid, wait_for_step(files, 0), wait_for_step(files, 1)}
+        assert pids < pids_with_variable("TEST_SUPERVISOR", mark)
     finally:
         supervisor.kill()
         supervisor.communicate()
     deadline = time.monotonic() + 15
-    while left := [pid for pid in pids if is_alive(pid)]:
-        assert time.monotonic() < deadline, left
+    while left := pids_with_variable("TEST_SUPERVISOR", mark):
+        assert time.monotonic() < deadline, [command_line_of(pid) for pid in left]
         time.sleep(0.05)
 
 
@@ -275,7 +278,9 @@ def test_mpi_job_refuses_what_cannot_work(dataset, run_by_hand, tmp_path):
     out = tmp_path / "run"
     job = [sys.executable, MPI_JOB]
 
+    began_s = time.monotonic()
     alone = run_by_hand(*job, *task(dataset, out), SLURM_NTASKS="2")
+    assert time.monotonic() - began_s < REFUSED_WITHIN_S
     assert alone.returncode == 3
     assert "expected 2 ranks (SLURM_NTASKS), MPI made a world of 1" in alone.stderr
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
+from paceline.launchers.mpi.launcher import failed_rank
+
 pytestmark = pytest.mark.contract
 
+GONE_WITHIN_S = 10.0  # what the project promises
 SETUPS = [(2, ()), (3, ()), (3, ("staged",))]
 WAYS = ["ddp", "zero", "fully_shard", "fsdp", "pipeline"]
 # The checks of programs/mpi_operations.py.
@@ -62,6 +66,10 @@ def test_training_gives_the_weights_of_one_process(way, trained):
 def test_error_that_one_rank_does_not_catch_ends_all_at_once(run_ranks, tmp_path):
     # run_ranks fails after its limit, which is shorter than torch's wait of 30 minutes
     ended = run_ranks(2, "plain", "mpi_uncaught", tmp_path, orderly=False)
+    ended_unix_s = time.time()
     assert {file.name for file in tmp_path.iterdir()} == {"began.0", "began.1"}
     assert ended.returncode != 0
     assert "RuntimeError: a fault of rank 1" in ended.stdout
+    assert failed_rank(ended.stdout) == 1, ended.stdout
+    before_unix_s = (tmp_path / "began.1").stat().st_mtime
+    assert ended_unix_s - before_unix_s < GONE_WITHIN_S

@@ -1,7 +1,10 @@
-"""A run directory on a real file system that becomes full: a message, an exit code, no remains."""
+"""A run directory on a real file system that becomes full, or that is lost: one message, an exit
+code, no remains, and no finished trial is lost."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.functional.cli_runs import SMALL, Cli
-from tests.functional.test_killed_rank import (
-    ENDLESS,
-    STARTED_WITHIN_S,
-    alive,
-    running_rank,
-    wait_for,
-)
+from tests.functional.test_killed_rank import LONG, STARTED_WITHIN_S, alive, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,77 +20,161 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.functional, pytest.mark.needs("tmpfs"), pytest.mark.timeout(300)]
 
 ENDS_WITHIN_S = 30.0
+REPORTED_WITHIN_S = 10.0  # what the project promises; the 4 s for the launcher are a part of it
 # Mounts a file system of some size at a folder, for itself only, and becomes the command.
 MOUNTED = 'mount -t tmpfs -o "size=$1" tmpfs "$2" && shift 2 && exec "$@"'
+# The first trial ends before the fault, the second one trains long enough for it.
+TWO_TRIALS = (
+    LONG
+    + """
+[[trials]]
+launcher = "local"
+local_strategy = "threads"
+oversubscribe = true
+replicas = 2
+"""
+)
+FIRST, SECOND = "local.none.sequential", "local.none.threads"
 
 
 @dataclass
-class OnSmallDisk:
-    """`paceline run` with its run directory on a small file system that only it can see."""
+class SmallDisk:
+    """`paceline run` with its run directory on a small file system that only it can see.
 
-    process: subprocess.Popen[bytes]
+    Files below `run_dir` and commands of `inside` reach the file system also after the run.
+    """
+
+    cli: Cli
     folder: Path
+    spec: Path
+    size: str
     log: Path
+    process: subprocess.Popen[bytes] | None = None
+    namespace: int | None = None
 
     @property
     def run_dir(self) -> Path:
-        """The run directory as this process can reach it."""
-        return Path(f"/proc/{self.process.pid}/root{self.folder}") / "run"
+        return self.folder / "run"
 
-    def fill(self) -> None:
-        """Take all free space."""
-        with (self.run_dir.parent / "fill").open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(4096))
-            except OSError:
-                return
+    def start(self, *options: str) -> None:
+        """Start the run; the first time on a new file system."""
+        words = self.cli.argv("run", self.spec, "--out", self.run_dir, "--no-keep-going", *options)
+        if self.namespace is None:
+            private = ["unshare", "--mount", "--propagation", "private", "sh", "-c", MOUNTED, "sh"]
+            argv = [*private, self.size, str(self.folder), *words]
+        else:
+            argv = self._entering(*words)
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                argv, env=self.cli.environment, cwd=self.folder.parent,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=self._kept(),
+            )  # fmt: skip
 
-    def end(self) -> tuple[int, str]:
+    def keep(self) -> None:
+        """Keep the file system beyond the end of the run."""
+        assert self.process is not None
+        self.namespace = os.open(f"/proc/{self.process.pid}/ns/mnt", os.O_RDONLY)
+
+    def inside(self, *argv: object) -> str:
+        """Run a command that sees the file system; return its output."""
+        words = self._entering(*map(str, argv))
+        return subprocess.run(
+            words, check=True, capture_output=True, text=True, timeout=30, pass_fds=self._kept()
+        ).stdout
+
+    def _entering(self, *argv: str) -> list[str]:
+        return ["nsenter", f"--mount=/proc/self/fd/{self.namespace}", *argv]
+
+    def _kept(self) -> list[int]:
+        return [] if self.namespace is None else [self.namespace]
+
+    def wait_for_training(self, configuration: str, *, attempts: int) -> None:
+        """Wait until a rank has taken a step, after so many attempts that have been set aside."""
+        assert self.process is not None
+        seen = Path(f"/proc/{self.process.pid}/root{self.run_dir}")
+        steps = f"trials/tiny.{configuration}.*/ranks/0/steps.jsonl"
+
+        def trains() -> bool:
+            is_new = len(list(seen.glob("attempts/*"))) == attempts
+            return is_new and any(path.stat().st_size for path in seen.glob(steps))
+
+        wait_for(trains, STARTED_WITHIN_S, f"{configuration} training")
+
+    def end(self, limit_s: float = ENDS_WITHIN_S) -> tuple[int, str]:
         """Wait for the end; return the exit code and all output."""
-        code = self.process.wait(timeout=ENDS_WITHIN_S)
+        assert self.process is not None
+        code = self.process.wait(timeout=limit_s)
         return code, self.log.read_text()
+
+    def assert_reported(self, reason: str, limit_s: float) -> None:
+        """Check that the run ends in time with one message that names the reason."""
+        code, output = self.end(limit_s)
+        assert code == 3, output
+        messages = [line for line in output.splitlines() if line.startswith("paceline: ")]
+        assert len([line for line in messages if "warning" not in line]) == 1, output
+        assert reason in output
+        assert "Traceback" not in output
+        assert alive(self.folder) == {}
+
+    def first_outcome(self) -> str:
+        [file] = self.inside("find", self.run_dir, "-path", f"*{FIRST}*/outcome.json").split()
+        return self.inside("cat", file)
 
 
 @pytest.fixture
-def start(paceline: Cli, tmp_path: Path) -> Iterator[Callable[[str, str], OnSmallDisk]]:
-    started = []
+def disk(paceline: Cli, tmp_path: Path, tiny_dataset: Path) -> Iterator[Callable[..., SmallDisk]]:
+    made = []
 
-    def run(spec: str, size: str) -> OnSmallDisk:
-        folder, log, file = tmp_path / "disk", tmp_path / "log.txt", tmp_path / "spec.toml"
+    def make(spec: str, size: str) -> SmallDisk:
+        folder, file = tmp_path / "disk", tmp_path / "spec.toml"
         folder.mkdir()
-        file.write_text(spec)
-        command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", MOUNTED, "sh"]
-        command += [size, str(folder), *paceline.argv("run", file, "--out", folder / "run")]
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command, env=paceline.environment, cwd=tmp_path,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            )  # fmt: skip
-        started.append(process)
-        return OnSmallDisk(process, folder, log)
+        # With this seed the baseline is the first trial.
+        spec = spec.replace("samples = 48", f'data = "{tiny_dataset}"')
+        file.write_text(spec.replace("seed = 3", "seed = 5"))
+        made.append(SmallDisk(paceline, folder, file, size, tmp_path / "log.txt"))
+        return made[-1]
 
-    yield run
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-            process.wait(timeout=30)
+    yield make
+    for each in made:
+        if each.process is not None and each.process.poll() is None:
+            each.process.kill()
+            each.process.wait(timeout=30)
+        if each.namespace is not None:
+            os.close(each.namespace)
 
 
-def test_disk_that_fills_while_a_rank_trains_ends_the_run(start) -> None:
+def test_disk_that_is_full_or_lost_while_a_rank_trains_loses_no_finished_trial(disk) -> None:
     """Then neither steps nor the sample log, the status or the outcome can be written."""
-    run = start(ENDLESS, "8m")
-    wait_for(lambda: running_rank(run.run_dir, "local", 0), STARTED_WITHIN_S, "rank 0 training")
-    run.fill()
-    code, output = run.end()
-    assert code == 3, output
-    assert "No space left on device" in output
-    assert "Traceback" not in output
-    assert alive(run.folder) == {}
+    run = disk(TWO_TRIALS, "24m")
+    run.start()
+    run.wait_for_training(SECOND, attempts=0)
+    run.keep()
+    before = run.first_outcome()
+    assert json.loads(before)["status"] == "ok"
+    fill = run.folder / "fill"
+    run.inside("sh", "-c", f"cat /dev/zero > {fill} 2> /dev/null || true")
+    run.assert_reported("No space left on device", REPORTED_WITHIN_S)
+    assert run.first_outcome() == before
+
+    run.inside("rm", fill)
+    run.start("--resume")
+    run.wait_for_training(SECOND, attempts=1)
+    # As a network file system whose server has gone: the folder is empty and read-only. The rank
+    # can write to its open files until it has ended.
+    run.inside("mount", "-t", "tmpfs", "-o", "ro", "tmpfs", run.run_dir)
+    run.assert_reported("Read-only file system", STARTED_WITHIN_S)
+    run.inside("umount", run.run_dir)
+    assert run.first_outcome() == before
+
+    run.start("--resume")
+    code, output = run.end(STARTED_WITHIN_S)
+    assert code == 0, output
+    assert run.first_outcome() == before
 
 
-def test_disk_without_room_for_the_first_file_is_reported_before_a_trial(start) -> None:
-    run = start(SMALL, "4k")
+def test_disk_without_room_for_the_first_file_is_reported_before_a_trial(disk) -> None:
+    run = disk(SMALL, "4k")
+    run.start()
     code, output = run.end()
     assert code == 3, output
     assert "No space left on device" in output

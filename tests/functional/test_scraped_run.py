@@ -18,7 +18,9 @@ from tests.functional.monitored import monitored, needs_prometheus
 from tests.functional.prometheus_api import fill_in, numbers
 from tests.functional.promql import series_in
 from tests.functional.test_dashboards import DOCUMENTS, queries
+from tests.listeners import open_listeners
 
+from paceline.host.processes import command_line_of, pids_with_variable
 from paceline.records.layout import RunFiles
 from paceline.records.tables import row_dicts
 
@@ -60,8 +62,17 @@ ALWAYS = {
 class Scraped:
     """A run that Prometheus has scraped, and when each trial went."""
 
-    def __init__(self, run: RunFiles, api: Prometheus, began: float, ended: float) -> None:
+    def __init__(
+        self,
+        run: RunFiles,
+        api: Prometheus,
+        began: float,
+        ended: float,
+        listeners: set[tuple[str, str]],
+        programs: set[str],
+    ) -> None:
         self.run, self.api = run, api
+        self.listeners, self.programs = listeners, programs
         infos = api.over('paceline_run_info{run="run"} == 1', began, ended)
         self.trials: dict[str, tuple[str, float, float]] = {}
         for info in infos:
@@ -83,6 +94,22 @@ class Scraped:
         return min(at), max(at)
 
 
+def watch_listeners(
+    process: subprocess.Popen[bytes], mark: str
+) -> tuple[set[tuple[str, str]], set[str]]:
+    """Wait for the end of the run; return its listeners beyond loopback and all its programs."""
+    listeners: set[tuple[str, str]] = set()
+    programs: set[str] = set()
+    deadline = time.monotonic() + LIMIT_S
+    while process.poll() is None:
+        assert time.monotonic() < deadline
+        pids = pids_with_variable("TEST_SCRAPED_RUN", mark)
+        listeners |= set(open_listeners(pids))
+        programs |= {" ".join(command_line_of(pid)) for pid in pids}
+        time.sleep(0.5)
+    return listeners, programs
+
+
 @pytest.fixture(scope="module")
 def scraped(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("scraped")
@@ -95,6 +122,7 @@ def scraped(tmp_path_factory, cache):
         "NO_COLOR": "1",
         "PYTHONPATH": str(FAULTS),
         "SLEEP_S": str(SLEEP_S),
+        "TEST_SCRAPED_RUN": str(folder),
     }
     log = (folder / "run.log").open("wb")
     began = time.time()
@@ -112,13 +140,26 @@ def scraped(tmp_path_factory, cache):
             time.sleep(0.1)
         with monitored(run_dir, "--no-grafana") as monitor:
             api = monitor.api()
-            assert process.wait(timeout=LIMIT_S) == 0, (folder / "run.log").read_text()
-            yield Scraped(RunFiles(run_dir), api, began, time.time())
+            listeners, programs = watch_listeners(process, str(folder))
+            assert process.returncode == 0, (folder / "run.log").read_text()
+            yield Scraped(RunFiles(run_dir), api, began, time.time(), listeners, programs)
     finally:
         if process.poll() is None:
             process.terminate()
             process.wait(timeout=60)
         log.close()
+
+
+def test_no_process_of_the_run_listens_beyond_this_host(scraped) -> None:
+    for part in (
+        "paceline.telemetry.sidecar",
+        "mpi-jobs/train.py",
+        "SparkSubmit",
+        "pyspark.daemon",
+    ):
+        assert any(part in program for program in scraped.programs), part
+    # mpirun's own control port cannot be bound to one interface: open-mpi/ompi#14441
+    assert {name for name, _ in scraped.listeners} <= {"prterun", "mpirun"}
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

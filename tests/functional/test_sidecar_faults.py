@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 from tests.functional.cli_runs import SMALL
 
+from paceline.analysis.host_frames import gaps
+from paceline.analysis.reading import read_hosts
+from paceline.records.layout import RunFiles
 from paceline.records.tables import row_dicts
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(500)]
 
 STARTED_WITHIN_S = 150.0
+INTERVAL_S = 0.1  # of SMALL
+LATE_S = 0.5  # of a reading on a busy machine
 LONGER = (
     SMALL.replace("max_steps = 20", "max_steps = 90")
     .replace("epochs = 8", "epochs = 30")
@@ -89,6 +94,13 @@ def test_killed_sidecar_is_restarted_and_the_training_is_like_any_other(paceline
     times = [row["unix_s"] for row in rows_of(out, "trace.jsonl")]
     assert times == sorted(times)
     assert times[0] < killed_unix_s < times[-1]
+    # Each row is written at once, so at most the one of the kill is missing.
+    last_unix_s = max(unix_s for unix_s in times if unix_s < killed_unix_s)
+    assert killed_unix_s - last_unix_s < 2 * INTERVAL_S + LATE_S
+    [(_, files)] = RunFiles(out).trials()
+    (trace,) = read_hosts(files)
+    marked = [begin for begin, end in gaps(trace) if begin <= killed_unix_s <= end]
+    assert marked == [last_unix_s]
     assert [row["cpu_seconds"] for row in rows_of(out, "ranks.jsonl")][-1] > 0
     (row,) = json.loads(paceline("compare", out, "--json").stdout)["rows"]
     assert row["equivalent"] is True

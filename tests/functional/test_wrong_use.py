@@ -1,8 +1,14 @@
 """A user's mistakes: one clear message, the documented exit code, never a stack trace."""
 
+import re
+import time
+
 import pytest
 from tests.functional.cli_runs import SMALL, trial
 
+from paceline.host.machine import usable_cores
+
+REFUSED_WITHIN_S = 5.0  # what the project promises
 pytestmark = pytest.mark.functional
 
 
@@ -55,13 +61,19 @@ def test_missing_mpirun_is_found_before_anything_runs(paceline, tmp_path):
     assert not (out / "trials").exists()
 
 
-def test_more_ranks_than_cores_names_both_numbers(paceline, tmp_path):
+def test_more_ranks_than_cores_names_both_numbers(paceline, tmp_path, tiny_dataset):
     spec = tmp_path / "many.toml"
     spec.write_text(
-        SMALL.replace("global_batch = 16", "global_batch = 4096")
+        SMALL.replace("global_batch = 16", "global_batch = 4096").replace(
+            "samples = 48", f'data = "{tiny_dataset}"'
+        )
         + trial("mpi", "mpi").replace("= 2", "= 4096").replace("oversubscribe = true", "")
     )
-    assert "4096" in complaint(paceline.main("run", spec), 3)
+    began_s = time.monotonic()
+    message = complaint(paceline.main("run", spec), 3)
+    assert time.monotonic() - began_s < REFUSED_WITHIN_S
+    assert "4096" in message
+    assert re.search(rf"\b{usable_cores()}\b", message), message
 
 
 @pytest.mark.parametrize("command", ["compare", "report"])

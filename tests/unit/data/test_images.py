@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import struct
 import zlib
 from typing import Any
@@ -57,6 +58,19 @@ def test_a_bad_image_is_refused_with_the_reason(data: bytes, reason: str) -> Non
     for judge in (inspect, normalise):
         with pytest.raises(BadImage, match=reason):
             judge(data)
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_hundred_truncated_jpegs_are_all_refused(progressive: bool) -> None:
+    """A changed bit within the pixels may give another valid image: the checksum detects it, see
+    test_a_damaged_page_of_any_column_is_detected in test_reading.py."""
+    noise = np.random.default_rng(14).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    whole = encoded(Image.fromarray(noise), quality=90, progressive=progressive)
+    inspect(whole)
+    lengths = random.Random(14).sample(range(1, len(whole)), 100)
+    for length in (*lengths, len(whole) - 1):
+        with pytest.raises(BadImage, match=r"damaged|not an image"):
+            inspect(whole[:length])
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:

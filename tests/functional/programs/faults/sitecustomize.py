@@ -3,7 +3,7 @@
 FAULT_RANK: the rank that raises (of `local` ranks that are children, or 0), or FAULT_THREAD: the
 end of the name of the thread that does. SLEEP_S: seconds that each forward pass takes longer. The
 patch waits for the training loop to be imported, since torch must not be imported before the rank
-has been given its threads.
+has been given its threads. ABSENT_RANK: the barrier task of Spark that stays away from the barrier.
 """
 
 import importlib.abc
@@ -13,13 +13,19 @@ import sys
 import threading
 import time
 
-_AFTER = "paceline.training.loop"
+_LOOP = "paceline.training.loop"
+_BARRIER = "paceline.launchers.spark.barrier"
 _CALLS = 40  # of ReLU.forward: some steps
 
 
 class _Finder(importlib.abc.MetaPathFinder):
+    """Calls a function with a module that has been imported."""
+
+    def __init__(self, name, then):
+        self._name, self._then = name, then
+
     def find_spec(self, name, path=None, target=None):
-        if name != _AFTER:
+        if name != self._name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -27,13 +33,28 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module):
             load(module)
-            if "SLEEP_S" in os.environ:
-                _slow_down(float(os.environ["SLEEP_S"]))
-            else:
-                _seed_fault()
+            self._then(module)
 
         spec.loader.exec_module = exec_module
         return spec
+
+
+def _change_training(loop):
+    if "SLEEP_S" in os.environ:
+        _slow_down(float(os.environ["SLEEP_S"]))
+    else:
+        _seed_fault()
+
+
+def _stay_away(barrier):
+    healthy = barrier.run_barrier_rank
+
+    def run_barrier_rank(job, rank, all_gather):
+        if rank == int(os.environ["ABSENT_RANK"]):
+            time.sleep(600)
+        return healthy(job, rank, all_gather)
+
+    barrier.run_barrier_rank = run_barrier_rank
 
 
 def _seed_fault():
@@ -73,4 +94,6 @@ def _is_here():
 
 
 if {"FAULT_RANK", "FAULT_THREAD", "SLEEP_S"} & set(os.environ):
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _Finder(_LOOP, _change_training))
+if "ABSENT_RANK" in os.environ:
+    sys.meta_path.insert(0, _Finder(_BARRIER, _stay_away))

@@ -1,0 +1,125 @@
+"""What the sidecar costs: CPU time of its readings, and the number of its series in Prometheus."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import time
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from paceline.host.processes import process_started_unix_s
+from paceline.records.files import write_json
+from paceline.records.layout import TrialFiles
+from paceline.records.rows import RankStatus
+from paceline.spec import TelemetrySettings
+from paceline.telemetry import sampler as sampler_module
+from paceline.telemetry.exporter import families
+from paceline.telemetry.metrics import METRICS
+from paceline.telemetry.request import SidecarRequest
+from paceline.telemetry.sampler import Sampler
+from paceline.telemetry.training import OperationTotals, TrainingProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from paceline.telemetry.exporter import Snapshot
+
+pytestmark = pytest.mark.functional
+
+HOST = "node-1"
+PROCESSES, RANKS, INTERVAL_S = 64, 8, 1.0
+READINGS, BATCHES = 10, 5  # each batch has two readings of the expensive values
+CORE_SHARE = 0.01
+SERIES = 2000
+
+
+@dataclass(frozen=True)
+class Measured:
+    cpu_s_per_reading: float
+    snapshot: Snapshot
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
+    """Readings of 64 processes, some of them ranks, at 1 Hz by a clock that does not wait."""
+    folder = tmp_path_factory.mktemp("cost")
+    processes = [subprocess.Popen(["sleep", "600"]) for _ in range(PROCESSES)]
+    try:
+        for rank, process in enumerate(processes[:RANKS]):
+            write_status(folder, rank, process.pid)
+        request = SidecarRequest(
+            settings=TelemetrySettings(interval_s=INTERVAL_S),
+            run="run",
+            trace=folder / "trace.jsonl",
+            trial_root=folder / "trial",
+            pids=tuple(process.pid for process in processes),
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            passed_s = 0.0
+            clock = SimpleNamespace(
+                time=lambda: time.time() + passed_s, monotonic=lambda: time.monotonic() + passed_s
+            )
+            patch.setattr(sampler_module, "time", clock)
+            sampler = Sampler(request, HOST)
+            sampler.tick()  # the first one opens files
+            used_s = []
+            for _ in range(BATCHES):
+                before_s = time.process_time()
+                for _ in range(READINGS):
+                    passed_s += INTERVAL_S
+                    snapshot = sampler.tick()
+                used_s.append(time.process_time() - before_s)
+        # other programs on the machine make the same work slower, never quicker
+        yield Measured(min(used_s) / READINGS, snapshot)
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait(timeout=10)
+
+
+def write_status(folder: Path, rank: int, pid: int) -> None:
+    started_unix_s = process_started_unix_s(pid)
+    status = RankStatus(
+        rank=rank, host=HOST, pid=pid, process_started_unix_s=started_unix_s, state="running"
+    )  # fmt: skip
+    write_json(TrialFiles(folder / "trial").rank(rank).status, dataclasses.asdict(status))
+
+
+def test_readings_of_64_processes_take_at_most_one_percent_of_a_core(measured: Measured) -> None:
+    assert measured.snapshot.row["run_processes"] == PROCESSES
+    assert measured.cpu_s_per_reading <= CORE_SHARE * INTERVAL_S, measured.cpu_s_per_reading
+
+
+def series(snapshot: Snapshot) -> set[tuple[str, tuple[tuple[str, str], ...]]]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items())))
+        for family in families(METRICS, snapshot)
+        for sample in family.samples
+    }
+
+
+def test_hundred_trials_on_a_host_have_at_most_2000_series(measured: Measured) -> None:
+    """All trials of a run share its series; each adds only the one with its facts."""
+    assert len(measured.snapshot.ranks) == RANKS
+    ranks = [
+        TrainingProgress(
+            rank=rank, steps=3, samples=48, loss=2.25, step_counts=[1] * 13, step_s_sum=0.25,
+            operations={
+                name: OperationTotals(operations=4, seconds=0.5)
+                for name in ("all_reduce", "all_gather", "reduce_scatter", "barrier")
+            },
+        )
+        for rank in range(RANKS)
+    ]  # fmt: skip
+    found = set()
+    for trial in range(100):
+        row = {**measured.snapshot.row, "run": {"trial": f"t{trial}", "launcher": "mpi"}}
+        found |= series(replace(measured.snapshot, row=row, training=lambda: ranks))
+    one = len(series(replace(measured.snapshot, training=lambda: ranks)))
+    assert one <= len(found) <= min(one + 100, SERIES), (one, len(found))
