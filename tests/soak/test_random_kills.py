@@ -33,6 +33,21 @@ SPECS = {
     "mpi": QUICK + trial("mpi", "mpi"),
     "spark": QUICK + trial("spark", "gloo"),
 }
+# The first of these texts in a command line tells the role. The command lines of mpirun and
+# spark-submit contain those of what they start.
+ROLES = {
+    "exec_guarded.py": "command that starts",
+    "cleaner.py": "cleaner",
+    "paceline.telemetry.sidecar": "sidecar",
+    "--no-keep-going": "paceline run",
+    "prterun": "mpirun",
+    "mpirun": "mpirun",
+    "SparkSubmit": "JVM of Spark",
+    "pyspark.daemon": "Python of Spark's tasks",
+    "spark-jobs/train.py": "driver of Spark",
+    "mpi-jobs/train.py": "rank",
+    "paceline.launchers.local": "rank",
+}
 TRIES = 4  # to kill before the run has ended
 
 
@@ -111,7 +126,7 @@ def kill_and_check(
     started_s = time.monotonic()
     kill_at_s = started_s + chosen.uniform(0.0, usual_s)
     command.wait(ENDS_WITHIN_S, until=lambda: time.monotonic() > kill_at_s)
-    victim, words = kill_one(command, chosen)
+    victim, role = kill_one(command, chosen)
     if victim is None:
         return None
     killed_s = time.monotonic()
@@ -119,7 +134,7 @@ def kill_and_check(
     ended_s = time.monotonic() - killed_s
     gone = wait_until(lambda: not command.left(), GONE_WITHIN_S, poll_s=0.2)
     row = {
-        "victim": words, "at_s": round(killed_s - started_s, 2), "exit_code": code,
+        "victim": role, "at_s": round(killed_s - started_s, 2), "exit_code": code,
         "ended_s": round(ended_s, 2), "gone_s": round(time.monotonic() - killed_s, 2),
     }  # fmt: skip
     log = command.log.read_text()
@@ -134,7 +149,7 @@ def kill_and_check(
 
 
 def kill_one(command: MarkedCommand, chosen: random.Random) -> tuple[int | None, str]:
-    """Kill one of the command's processes; return its pid and its first words."""
+    """Kill one of the command's processes; return its pid and its role."""
     pids = sorted(command.look())
     chosen.shuffle(pids)
     for pid in pids:
@@ -143,13 +158,13 @@ def kill_one(command: MarkedCommand, chosen: random.Random) -> tuple[int | None,
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue  # it has ended meanwhile
-        return pid, short(words)
-    return None, ""
+        return pid, role_of(words)
+    return None, "none"
 
 
-def short(words: str) -> str:
-    """Return the end of a long command line, where programs of Python and Java have their name."""
-    return words if len(words) <= 120 else f"{words[:40]} … {words[-79:]}"
+def role_of(words: str) -> str:
+    """Return what a process of a run is for, from its command line."""
+    return next((role for mark, role in ROLES.items() if mark in words), words[-40:])
 
 
 def expected_code(out: Path) -> int:
