@@ -26,6 +26,7 @@ from py4j.protocol import Py4JError
 from pyspark import BarrierTaskContext, SparkConf, SparkContext, TaskContext
 
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
+from paceline.job.launched_by import check_started_once
 from paceline.job.messages import rank_failed_line, run_guarded, say
 from paceline.job.options import JobOptions, parse_options
 from paceline.job.rank_status import RankEnd
@@ -58,6 +59,7 @@ _RANKS_END_S = 6.0
 
 def main() -> int:
     options = parse_options("spark-jobs/train.py")
+    check_started_once()
     # Only a conf made beside a JVM has the settings of spark-submit; any other overrides them.
     SparkContext._ensure_initialized()  # noqa: SLF001
     conf = SparkConf()

@@ -15,7 +15,9 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 
 from paceline.analysis.simulation.simulate import why_not as why_no_simgrid
 from paceline.lab import why_not as why_no_lab
@@ -50,10 +52,28 @@ def _why_no_tmpfs() -> str | None:
     return ended.stderr.strip() or "mount failed" if ended.returncode else None
 
 
+# mpi/pmix of Debian's Slurm loads it by this name, which only libpmix-dev has.
+_PMIX = ("libpmix.so", "pmix2/lib/libpmix.so")
+_SLURM = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "salloc")
+
+
+def _why_no_slurm() -> str | None:
+    missing = [name for name in _SLURM if shutil.which(name) is None]
+    if not missing and not _has_pmix():
+        missing = ["libpmix.so"]
+    return f"not installed: {', '.join(missing)}" if missing else None
+
+
+def _has_pmix() -> bool:
+    folder = Path("/usr/lib") / (sysconfig.get_config_var("MULTIARCH") or "")
+    return any((folder / name).exists() for name in _PMIX)
+
+
 # The reason why the tests cannot use a capability, None if they can.
 WHY_NOT: dict[str, Callable[[], str | None]] = {
     "lab": why_no_lab,
     "prometheus": _why_no_prometheus,
+    "slurm": _why_no_slurm,
     "simgrid": why_no_simgrid,
     "tmpfs": _why_no_tmpfs,
 }
@@ -78,6 +98,8 @@ def detected() -> frozenset[str]:
         found |= {"lab", "tmpfs"}
     if installed("prometheus", "promtool"):
         found.add("prometheus")
+    if installed(*_SLURM) and _has_pmix():
+        found.add("slurm")
     if _python_imports("simgrid"):
         found.add("simgrid")
     return frozenset(found)

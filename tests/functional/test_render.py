@@ -141,10 +141,10 @@ def _container(document: Mapping[str, Any]) -> dict[str, Any]:
 def test_what_cannot_be_rendered_is_told(paceline: Cli, tmp_path: Path) -> None:
     spec = tmp_path / "small.toml"
     never_made = SMALL.replace("samples = 48", "samples = 9")
-    spec.write_text(never_made + trial("spark", "gloo"), "utf-8")
+    spec.write_text(never_made + trial("mpi", "gloo"), "utf-8")
     rendered = paceline.main("render", "slurm", spec, "--out", tmp_path / "jobs")
     assert rendered.returncode == 0, rendered.stderr
-    assert "left out tiny.spark.gloo" in rendered.stderr
+    assert "left out tiny.mpi.gloo" in rendered.stderr
     assert "does not exist yet" in rendered.stderr
     written = [Path(line).suffix for line in rendered.stdout.splitlines()]
     assert written == [".sbatch", ".json"]

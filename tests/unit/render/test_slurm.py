@@ -72,7 +72,7 @@ def _options(text: str) -> dict[str, str]:
 
 def test_bash_accepts_every_file() -> None:
     scripts = [text for name, text in _rendered()[0].items() if name.endswith(".sbatch")]
-    assert len(scripts) == 3
+    assert len(scripts) == 4
     for text in scripts:
         subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=10)
 
@@ -84,6 +84,7 @@ def test_an_mpi_trial_asks_for_its_nodes_ranks_and_threads() -> None:
     assert asked["time"] == "16"  # minutes: 601 s and five minutes, rounded up
     assert "exclusive" in asked
     assert "\nexport OMP_NUM_THREADS=2\n" in text
+    assert "\nexport OMPI_MCA_btl_tcp_if_include=ib0\n" in text
     words = _command(text)
     assert words[:2] == ["srun", "--mpi=pmix"]
     assert "/opt/my python/bin/python" in words
@@ -113,11 +114,19 @@ def test_one_process_starts_the_ranks_of_a_single_node() -> None:
     assert _command(_one("local"))[1:3] == ["-m", "paceline.launchers.local"]
 
 
+def test_a_spark_trial_starts_its_own_cluster() -> None:
+    text = _one("spark")
+    asked = _options(text)
+    assert (asked["nodes"], asked["ntasks-per-node"], asked["cpus-per-task"]) == ("1", "1", "2")
+    assert _command(text)[1:3] == ["-m", "paceline.launchers.spark.slurm_job"]
+
+
 def test_what_slurm_cannot_start_is_left_out_with_its_reason() -> None:
-    _, left_out = _rendered()
-    assert [configuration.split(".")[1] for configuration in left_out] == ["spark"]
+    assert _rendered()[1] == {}
     shared = _SPEC.replace("threads_per_rank = 2", "threads_per_rank = 2\noversubscribe = true")
-    assert any("share cores" in reason for reason in _rendered(shared)[1].values())
+    left_out = _rendered(shared)[1]
+    assert [configuration.split(".")[1] for configuration in left_out] == ["mpi"]
+    assert any("share cores" in reason for reason in left_out.values())
 
 
 def _command(text: str) -> list[str]:

@@ -22,6 +22,7 @@ worker. This is the interface for the job side, the same for built-in and third-
 
 from paceline.job.context import nodes_of, rank_context
 from paceline.job.failure import trial_end
+from paceline.job.launched_by import check_started_once
 from paceline.job.messages import run_guarded, say
 from paceline.job.rank import run_rank
 from paceline.job.rank_status import RankEnd
@@ -36,6 +37,7 @@ __all__ = [
     "RankEnd",
     "StoreAddress",
     "check_reachable",
+    "check_started_once",
     "close_listener",
     "finish",
     "listen_on",

@@ -6,9 +6,16 @@ import os
 import shlex
 import sys
 import time
+from typing import TYPE_CHECKING
 
+from paceline.errors import EnvironmentLacks
 from paceline.host.processes import command_line_of, parent_of, process_started_unix_s
 from paceline.spec.extensions import LAUNCHERS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_TASK_OF_SLURM = "slurmstepd"  # the parent of what srun starts
 
 
 def launching_pid() -> int:
@@ -37,3 +44,22 @@ def launching_command() -> str:
     for launcher in LAUNCHERS.all():
         words = launcher.typed_command(words)
     return shlex.join(words)
+
+
+def check_started_once(environment: Mapping[str, str] = os.environ) -> None:
+    """Raise EnvironmentLacks if srun started several copies of a command that starts all ranks.
+
+    Each copy would run the whole trial in the same run directory.
+    """
+    copies = environment.get("SLURM_STEP_NUM_TASKS", "1")
+    parent = parent_of(launching_pid())
+    words = [] if parent is None else command_line_of(parent)
+    if not (copies.isdigit() and int(copies) > 1 and words):
+        return
+    # A shell of `srun --pty` has these variables too, but starts the command once.
+    if words[0].startswith(_TASK_OF_SLURM):
+        raise EnvironmentLacks(
+            f"srun started {copies} copies of this command (SLURM_STEP_NUM_TASKS), and each would "
+            "run the whole trial. Start it once (srun --ntasks 1, or without srun), or use "
+            'launcher "mpi", whose ranks srun --mpi=pmix starts'
+        )

@@ -13,6 +13,7 @@ from paceline.host.machine import host_name
 from paceline.job import (
     Job,
     StoreAddress,
+    check_started_once,
     finish,
     parse_job,
     prepare,
@@ -27,6 +28,7 @@ def main() -> int:
     job = parse_job("local", "python -m paceline.launchers.local")
     if RANK_VARIABLE in os.environ:
         return _child(job)
+    check_started_once()
     prepare(job)
     if job.trial.placement.ranks > 1:
         end = run_ranks(job)

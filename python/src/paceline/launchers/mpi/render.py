@@ -27,6 +27,7 @@ _SSH_DIR = "/home/paceline/.ssh"
 _SSH_PORT = 2222  # an ordinary user may listen there
 _HOSTFILE = "/etc/mpi/hostfile"  # the MPI operator writes it
 _IMAGE = "paceline-mpi"
+_INTERFACE = "btl_tcp_if_include"  # MCA parameter of Open MPI 4 and 5
 
 
 def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
@@ -39,6 +40,8 @@ def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
     srun = f"srun --mpi=pmix --cpu-bind=none --cpus-per-task={threads}"
     script = str(job_script("mpi-jobs", "train.py"))
     given = trial.options_as(MpiLaunchOptions).parameters
+    if trial.placement.nodes > 1:
+        given = {_INTERFACE: trial.interface, **given}
     parameters = {f"OMPI_MCA_{name}": value for name, value in given.items()}
     return SlurmStep(
         command=f"{srun} {shlex.join([settings.python, script])}",

@@ -48,6 +48,7 @@ class Spark(LauncherDescriptor):
     provides = frozenset({"spark", "mpi job"})
     spans_nodes = True
     checks = "paceline.launchers.spark.tools:checks"
+    render_slurm = "paceline.launchers.spark.render:slurm_step"
     render_kubernetes = "paceline.launchers.spark.render:kubernetes_object"
     paper_rows = {"cpu": "Spark, CPU"}
     programs = frozenset({"java"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import sys
@@ -56,29 +57,31 @@ class SparkLauncher:
             _check_local_slots(trial)
 
     def command(self, trial: Trial, files: TrialFiles) -> Command:
-        spark = find_spark()
-        argv = [str(spark.path / "bin" / "spark-submit"), "--master", master_of(trial)]
-        argv += ["--driver-memory", driver_memory(trial)]
-        # The driver runs on this host, where the archive is.
-        driver = f"{QUICK_JVM} {archive_option(find_java(), spark)}".rstrip()
-        conf = {
-            **_python(),
-            **configuration(trial),
-            "spark.driver.extraJavaOptions": driver,
-            **trial.options_as(SparkOptions).conf,
-        }
-        for name, value in conf.items():
-            argv += ["--conf", f"{name}={value}"]
+        command = submission(trial)
         script = job_script("spark-jobs", "train.py")
-        argv += [str(script), "--trial", str(files.trial)]
-        return Command(
-            argv=tuple(argv),
-            environment=_environment(trial),
-            temporary=partial(_temporary, trial),
-        )
+        argv = (*command.argv, str(script), "--trial", str(files.trial))
+        return dataclasses.replace(command, argv=argv, temporary=partial(_temporary, trial))
 
     def failed_rank(self, log_text: str) -> int | None:
         return first_named((LOST_TASK,), log_text)
+
+
+def submission(trial: Trial) -> Command:
+    """Return the command of spark-submit up to the job script."""
+    spark = find_spark()
+    argv = [str(spark.path / "bin" / "spark-submit"), "--master", master_of(trial)]
+    argv += ["--driver-memory", driver_memory(trial)]
+    # The driver runs on this host, where the archive is.
+    driver = f"{QUICK_JVM} {archive_option(find_java(), spark)}".rstrip()
+    conf = {
+        **_python(),
+        **configuration(trial),
+        "spark.driver.extraJavaOptions": driver,
+        **trial.options_as(SparkOptions).conf,
+    }
+    for name, value in conf.items():
+        argv += ["--conf", f"{name}={value}"]
+    return Command(argv=tuple(argv), environment=_environment(trial))
 
 
 def _check_mpi(trial: Trial) -> None:

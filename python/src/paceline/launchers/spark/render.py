@@ -1,10 +1,11 @@
-"""Launcher `spark` under Kubernetes: the SparkApplication of the Kubeflow Spark operator.
+"""Launcher `spark` under schedulers: a cluster in a Slurm job, and the SparkApplication.
 
-v1beta2 of https://github.com/kubeflow/spark-operator.
+SparkApplication: v1beta2 of the Kubeflow Spark operator, https://github.com/kubeflow/spark-operator.
 """
 
 from __future__ import annotations
 
+import shlex
 from importlib import metadata as package_metadata
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +21,25 @@ from paceline.render.kubernetes import (
     mounts,
     volumes,
 )
+from paceline.render.slurm import SlurmStep
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.render.kubernetes import KubernetesSettings
+    from paceline.render.slurm import SlurmSettings
 
 _MASTER = "k8s://https://kubernetes.default.svc"
 # The operator sets these from keys of its own.
 _SET_BY_OPERATOR = ("spark.executor.instances", "spark.executor.cores", "spark.executor.memory")
+
+
+def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
+    """Return one task per node, for Spark's workers; the batch script starts them and the driver.
+
+    Executors start with the cores that the master offers, so Slurm gives each task all of them.
+    """
+    command = shlex.join([settings.python, "-m", "paceline.launchers.spark.slurm_job"])
+    return SlurmStep(command=command, cpus_per_task=slots_per_node(trial))
 
 
 def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from paceline.host.machine import host_name
 from paceline.job import (
     Job,
     StoreAddress,
+    check_started_once,
     finish,
     listen_on,
     parse_job,
@@ -39,6 +40,7 @@ _PROG = "python -m paceline.launchers.torchrun"
 def main() -> int:
     rank, ranks = torchrun_place()
     job = parse_job("torchrun", _PROG, ranks_per_node=ranks)
+    check_started_once()
     if rank == 0 and not _restarts():
         prepare(job)
     store = None if ranks == 1 else exchange_address(job, rank)
