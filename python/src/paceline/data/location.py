@@ -18,6 +18,7 @@ from pyarrow import fs
 
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.spec.data_names import REMOTE_SCHEMES, is_remote, local_path
+from paceline.spec.secret_values import holds_secret
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,13 +135,13 @@ def location_of(name: str | Path) -> Location:
         folder = local_path(text)
         return Location(str(folder), fs.LocalFileSystem(), str(folder))
     parts = urlsplit(text)
-    if parts.scheme != "hdfs" and not parts.netloc:
-        raise UsageError(f"{text}: expected {parts.scheme}://BUCKET/PATH, got no bucket")
-    if parts.scheme != "hdfs" and "@" in parts.netloc:
+    if holds_secret(text):
         raise UsageError(
             f"{parts.scheme}://{parts.hostname}: a URL must not contain a secret, because it is "
             f"written to the run directory; set {_CREDENTIALS[parts.scheme]}"
         )
+    if parts.scheme != "hdfs" and not parts.netloc:
+        raise UsageError(f"{text}: expected {parts.scheme}://BUCKET/PATH, got no bucket")
     try:
         filesystem = _filesystem(parts.scheme, parts.netloc, dict(parse_qsl(parts.query)))
     except (TypeError, ValueError) as error:

@@ -27,8 +27,9 @@ def local_path(path: str | Path) -> Path:
     if "://" in text and parts.scheme == "file":
         text = unquote(parts.path)
     elif "://" in text:
+        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # no password
         raise UsageError(
-            f"{text}: expected a folder that every node sees, or a URL that begins with file://, "
+            f"{place}: expected a folder that every node sees, or a URL that begins with file://, "
             f"{', '.join(f'{scheme}://' for scheme in REMOTE_SCHEMES)}, got {parts.scheme}://; "
             "copy the data set to such a place first"
         )

@@ -17,6 +17,7 @@ from paceline.spec.extensions import LAUNCHERS, STRATEGIES, WORKLOADS
 from paceline.spec.models import Experiment
 from paceline.spec.own_task import reads_dataset, workload_of
 from paceline.spec.script import script_faults, script_trial_faults
+from paceline.spec.secret_values import secret_faults
 from paceline.spec.sentences import no_such_key, sentences
 from paceline.spec.trial_rules import applies, are_counts_valid, trial_faults
 from paceline.spec.tune_rules import tune_faults
@@ -40,6 +41,7 @@ def faults_of(experiment: Experiment, skip: Collection[int] = ()) -> list[str]:
         for fault in trial_faults(trial, experiment)
     ]
     faults += _table_faults(experiment)
+    faults += secret_faults(experiment)
     faults += [] if skip else _baseline_faults(experiment)
     if experiment.only and experiment.tune is not None:
         faults.append(

@@ -1,0 +1,70 @@
+"""Secrets in a spec are refused, and the message does not repeat them."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.spec.data_names import local_path
+from paceline.spec.loading import parse_spec
+from paceline.spec.secret_values import holds_secret, is_secret
+
+SECRET = "hunter2-9f1c"
+SPEC = """
+schema = 2
+name = "secrets"
+repeats = 1
+[[workloads]]
+name = "tiny"
+{data}
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+[[trials]]
+launcher = "mpi"
+transport = "mpi"
+local_strategy = "processes"
+ranks_per_node = 2
+{trial}
+{tables}
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "text", "place"),
+    [
+        ("data", f'data = "s3://key:{SECRET}@bucket/set"', "workloads[1].data"),
+        ("data", f'data = "s3://bucket/set?secret_key={SECRET}"', "workloads[1].data"),
+        ("tables", f'[spark.conf]\n"spark.hadoop.fs.s3a.secret.key" = "{SECRET}"', "spark.conf."),
+        ("tables", f'[spark.conf]\n"spark.authenticate.secret" = "{SECRET}"', "spark.conf."),
+        ("tables", f'[mpi]\narguments = ["-x", "HF_TOKEN={SECRET}"]', "mpi.arguments[1]"),
+        ("trial", f'mpi_parameters = {{ my_password = "{SECRET}" }}', "trials[2].mpi_parameters"),
+    ],
+)
+def test_secret_is_refused_and_not_repeated(where: str, text: str, place: str) -> None:
+    spec = SPEC.format(**{"data": "", "trial": "", "tables": "", where: text})
+    with pytest.raises(UsageError, match="must not contain a secret") as refused:
+        parse_spec(spec, "spec.toml")
+    assert place in str(refused.value)
+    assert SECRET not in str(refused.value)
+
+
+def test_harmless_settings_are_accepted() -> None:
+    tables = """
+[spark.conf]
+"spark.hadoop.dfs.block.access.token.enable" = "true"
+"spark.kubernetes.authenticate.driver.oauthTokenFile" = "/run/token"
+"spark.hadoop.fs.s3a.endpoint" = "http://127.0.0.1:9000"
+[mpi]
+arguments = ["-x", "HF_TOKEN", "--mca", "btl_tcp_if_include", "eth0"]
+"""
+    parse_spec(SPEC.format(data="", trial="", tables=tables), "spec.toml")
+    assert is_secret("spark.ssl.keyStorePassword", SECRET)
+    assert not holds_secret("hdfs://user@namenode/data")
+    assert not holds_secret("s3://bucket/set?region=eu-west-1&anonymous=true")
+
+
+def test_a_refused_url_is_shown_without_its_password() -> None:
+    with pytest.raises(UsageError, match="https://host/set") as refused:
+        local_path(f"https://user:{SECRET}@host/set?token={SECRET}")
+    assert SECRET not in str(refused.value)
