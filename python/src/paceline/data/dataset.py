@@ -175,11 +175,12 @@ def _check_footer(dataset: Dataset, file: DataFile) -> None:
         raise dataset.damaged_file(
             file, f": expected row groups of {file.row_group_rows} rows, found {rows}"
         )
-    missing = {field.name for field in dataset.manifest.fields} - set(
-        footer.schema.to_arrow_schema().names
-    )
+    listed = {field.name for field in dataset.manifest.fields} | {dataset.manifest.id_field}
+    missing = listed - {None, *footer.schema.to_arrow_schema().names}
     if missing:
-        raise dataset.damaged_file(file, f": columns missing: {', '.join(sorted(missing))}")
+        raise dataset.damaged_file(
+            file, f": columns missing: {', '.join(sorted(map(str, missing)))}"
+        )
 
 
 def inspect_dataset(

@@ -9,12 +9,13 @@ have signatures.
 from __future__ import annotations
 
 import io
+import math
 import zipfile
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from paceline.data.images import decode
 from paceline.errors import DataError
@@ -28,6 +29,8 @@ Codec = Literal["scalar", "list", "image", "array", "compressed_array"]
 CODECS: tuple[str, ...] = get_args(Codec)
 _ENCODED = ("image", "array", "compressed_array")
 _COMPRESSED_NAME = "arr"  # of the array in what CompressedNdarrayCodec writes
+_KINDS = "biufc"  # of NumPy's types: truth values and numbers
+_LARGEST_VALUE_BYTES = 1 << 30
 _SIGNATURES = {
     b"\x93NUMPY": "array",
     b"PK\x03\x04": "compressed_array",
@@ -55,6 +58,24 @@ class Field(BaseModel):
     dtype: str
     shape: tuple[int, ...] = ()
     classes: int | None = None
+
+    @model_validator(mode="after")
+    def _is_allocatable(self) -> Self:
+        """Refuse what no array can have: the values come from a file of somebody else."""
+        try:
+            kind = np.dtype(self.dtype)
+        except (TypeError, ValueError, SyntaxError) as error:
+            raise ValueError(f"field {self.name!r}: expected a type of NumPy: {error}") from error
+        if kind.kind not in _KINDS:
+            raise ValueError(f"field {self.name!r}: expected numbers, got type {self.dtype!r}")
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"field {self.name!r}: expected sizes of 0 or more, got {self.shape}")
+        if math.prod(self.shape) * kind.itemsize > _LARGEST_VALUE_BYTES:
+            raise ValueError(
+                f"field {self.name!r}: expected values of at most {_LARGEST_VALUE_BYTES} bytes, "
+                f"got {self.shape} of {self.dtype}"
+            )
+        return self
 
     def value_shape(self, image_size: int) -> tuple[int, ...]:
         """Return the shape of a decoded value."""

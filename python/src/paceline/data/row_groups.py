@@ -145,6 +145,10 @@ class ParquetSource:
     def _checked(self, index: int, batch: Any, fields: Sequence[Field]) -> Rows:
         group = self._dataset.manifest.row_groups[index]
         first, count = group.first_sample_id, group.rows
+        names = [field.name for field in fields] + ([self._id_field] if self._id_field else [])
+        missing = [name for name in names if not hasattr(batch, name)]
+        if missing:  # the footers of remote files were not checked when the data set was opened
+            raise self._dataset.damaged(index, f"columns missing: {', '.join(missing)}")
         columns = tuple(getattr(batch, field.name) for field in fields)
         rows = len(columns[0])
         expected = np.arange(first, first + count)

@@ -11,6 +11,7 @@ import io
 import json
 import types
 import typing
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -49,6 +50,12 @@ def read_table(path: Path, kind: type, columns: Sequence[str] | None = None) -> 
     """
     frame = _read_parquet(path, columns)
     if frame is not None:
+        lacking = [name for name in _required(kind) if name not in frame]
+        if lacking and columns is None:
+            raise DataError(
+                f"{parquet_path(path)}: expected the fields of {kind.__name__}: there is no column "
+                f"{lacking[0]}"
+            )
         return frame
     if not path.exists():
         frame = pl.DataFrame(schema=schema_of(kind))
@@ -84,10 +91,16 @@ def row_dicts(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Read the first line of a trace: facts about the host. Empty where there is none."""
-    if parquet_path(path).exists():
-        text = pl.read_parquet_metadata(parquet_path(path)).get(_HEADER, "{}")
-        header: dict[str, Any] = json.loads(text)
+    """Read the first line of a trace: facts about the host. Empty where there is none.
+
+    Raises DataError if it is damaged.
+    """
+    compacted = parquet_path(path)
+    if compacted.exists():
+        with _explained(compacted):
+            header = json.loads(pl.read_parquet_metadata(compacted).get(_HEADER, "{}"))
+        if not isinstance(header, dict):
+            raise DataError(f"{compacted}: expected a JSON object as header, got {header!r:.50}")
         return header
     first = next(read_jsonl(path), None) if path.exists() else None
     return first if first is not None and "unix_s" not in first else {}
@@ -166,11 +179,18 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> pl.DataFrame | N
     compacted = parquet_path(path)
     if not compacted.exists():
         return None
-    try:
+    with _explained(compacted):
         return pl.read_parquet(
             compacted, columns=None if columns is None else list(columns), glob=False
         )
-    except pl.exceptions.PolarsError as error:
+
+
+@contextmanager
+def _explained(compacted: Path) -> Iterator[None]:
+    """Raise DataError for what reading a damaged Parquet file raises; panics are those of Rust."""
+    try:
+        yield
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError, OSError) as error:
         raise DataError(f"{compacted}: not readable as Parquet: {error}") from error
 
 

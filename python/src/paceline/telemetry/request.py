@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 EXPENSIVE_INTERVAL_S = 5.0
 DEFAULT_MAX_LIFETIME_S = 7 * 24 * 3600.0
 _NO_METRICS = -1
+_LONGEST_REQUEST_BYTES = 1 << 20  # thousands of process ids
 # Below the ephemeral ports of Linux (32768 and above), which any client socket may occupy.
 _FIRST_PORT, _PORTS = 20000, 12000
 # Options of `paceline sidecar` that are settings of [telemetry] under the same name.
@@ -83,6 +84,20 @@ class SidecarRequest(BaseModel):
             return (0,)
         digest = hashlib.sha256(f"{self.run_targets}\n{host}".encode()).digest()
         return (_FIRST_PORT + int.from_bytes(digest[:4], "big") % _PORTS, 0)
+
+
+def read_request(stream: BinaryIO) -> SidecarRequest:
+    """Read a request, one line of JSON. Raises UsageError if it is none, or too long."""
+    line = stream.readline(_LONGEST_REQUEST_BYTES + 1)
+    if len(line) > _LONGEST_REQUEST_BYTES:
+        raise UsageError(
+            f"request of a sidecar: expected one line of at most {_LONGEST_REQUEST_BYTES} bytes; "
+            "let Paceline start the sidecar, or use `paceline sidecar`"
+        )
+    try:
+        return SidecarRequest.model_validate_json(line)
+    except ValidationError as error:
+        raise UsageError(f"request of a sidecar: expected JSON of this version: {error}") from error
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

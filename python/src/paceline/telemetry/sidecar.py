@@ -39,7 +39,7 @@ from paceline.telemetry.exporter import (
     with_gauges_of,
 )
 from paceline.telemetry.metrics import HOST, METRICS, SIDECAR
-from paceline.telemetry.request import SidecarRequest
+from paceline.telemetry.request import SidecarRequest, read_request
 from paceline.telemetry.sampler import Sampler
 
 _LOOK_EVERY_S = 1.0  # for the end of the parent or of the watched processes
@@ -224,9 +224,9 @@ def main() -> int:
     """Run as a process of its own. Return 0 if the sidecar ended in order."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     parent = os.getppid()
-    request = SidecarRequest.model_validate_json(sys.stdin.buffer.readline())
-    _use_all_cores()
     try:
+        request = read_request(sys.stdin.buffer)
+        _use_all_cores()
         sidecar = Sidecar(request, parent=parent)
     except UsageError as error:
         _log.error("%s", error)
