@@ -8,7 +8,7 @@ from importlib.resources import files
 import jsonschema
 import pytest
 import yaml
-from tests.unit.render.schemas import BY_KIND
+from tests.unit.render.published import check
 
 from paceline.plan.planning import plan_trials
 from paceline.plan.trial import Trial
@@ -85,14 +85,23 @@ def test_every_object_follows_its_schema(name: str) -> None:
     assert documents
     for objects in documents.values():
         for each in objects:
-            jsonschema.validate(each, BY_KIND[each["kind"]])
+            check(each)
 
 
-def test_the_schemas_refuse_a_misspelt_field() -> None:
+def test_a_misspelt_field_is_refused() -> None:
+    (job, _) = _of_kind("MPIJob")
+    template = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]
+    template["spec"]["container"] = template["spec"].pop("containers")
+    with pytest.raises(ValueError, match="containers"):
+        check(job)
     (job, _) = _of_kind("MPIJob")
     job["spec"]["slotPerWorker"] = job["spec"].pop("slotsPerWorker")
     with pytest.raises(jsonschema.ValidationError, match="slotPerWorker"):
-        jsonschema.validate(job, BY_KIND["MPIJob"])
+        check(job)
+    (application, _) = _of_kind("SparkApplication")
+    application["spec"]["driver"]["core"] = application["spec"]["driver"].pop("cores")
+    with pytest.raises(AssertionError):
+        check(application)
 
 
 def test_each_repeat_is_an_object_of_its_own_and_no_two_share_a_name() -> None:
