@@ -48,6 +48,7 @@ from paceline.training.optimizers import (
 )
 from paceline.training.passes import run_passes
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch, WeightAveraging
+from paceline.transports.recorder import begin_operation
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
@@ -66,6 +67,7 @@ class ParameterServerStrategy(LocalStrategy):
         self._trial: Trial
         self._options: ParameterServerOptions
         self._ranks = 1
+        self._name = ""  # of the worker in the records
         self._layout: FlatLayout
         self._parameters: dict[str, nn.Parameter]
         self._weights: Tensor  # of the model, flat
@@ -93,6 +95,7 @@ class ParameterServerStrategy(LocalStrategy):
         self._task, self._model, self._trial = task, model, trial
         self._options = options = trial.options_as(ParameterServerOptions)
         rank, self._ranks = context.rank, context.world_size
+        self._name = f"worker {rank}"
         self._parameters = trained_parameters(model)
         self._layout = layout = FlatLayout.of(self._parameters.items())
         self._weights = torch.zeros(layout.elements)
@@ -202,7 +205,12 @@ class ParameterServerStrategy(LocalStrategy):
             server.close(failed=failed)
 
     def _exchange(self, *, pushes: bool, fetches: bool) -> None:
-        """Push the accrued gradients, fetch the weights, or both."""
+        """Push the accrued gradients, fetch the weights, or both.
+
+        In the records it is one operation of this rank alone: others are not at the same one.
+        """
+        payload_bytes = 4 * self._layout.elements * (pushes + fetches)
+        operation = begin_operation(self._name, 1, "exchange", payload_bytes)
         request = Request(
             pushes=pushes,
             fetches=fetches,
@@ -218,6 +226,7 @@ class ParameterServerStrategy(LocalStrategy):
             if is_mixed:
                 self._mix(target, missed)
         self._client.finish()
+        operation.end()
         if pushes:
             self._accrued.zero_()
             self._share = 0.0
