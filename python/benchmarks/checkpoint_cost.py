@@ -14,19 +14,22 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import paceline
 from common import median_interval, paired_ratio, shown, write_results
-from paceline.records.files import read_json
-from paceline.records.layout import RunFiles
+from paceline.data.catalogue import ensure_dataset
+from paceline.host.machine import default_cache_dir
+from paceline.plan.planning import plan_trials
+from paceline.records.layout import TrialFiles
 from paceline.records.rows import CheckpointRow, StepRow
 from paceline.records.tables import rows
+from paceline.runner.trial import run_trial
+from paceline.spec.checkpoint import CheckpointSettings
+from paceline.spec.loading import parse_spec
 
 if TYPE_CHECKING:
-    from paceline.records.layout import TrialFiles
+    from paceline.plan.trial import Trial
 
 SPEC = """
 schema = 2
@@ -51,19 +54,24 @@ transport = "shared"
 local_strategy = "processes"
 ranks_per_node = 2
 """
-CHECKPOINT = """
-[checkpoint]
-every_s = {every_s}
-keep = false
-"""
 ALLOWED_SHARE, ALLOWED_DELAY = 0.01, 0.05
 
 
-def train(text: str, folder: Path) -> TrialFiles:
-    """Run the trial of the processes alone, and return its files."""
-    spec = tomllib.loads(text) | {"only": ["*.processes.*"]}
-    paceline.run(spec, out=folder)
-    ((_, files),) = RunFiles(folder).trials()
+def planned(text: str, workload: str, images: int) -> Trial:
+    """Return the trial of the processes."""
+    cache = default_cache_dir()
+    dataset = ensure_dataset(workload, images=images, seed=1, cache_dir=cache)
+    trials = plan_trials(parse_spec(text, "benchmark"), {workload: str(dataset)}, 2)
+    trial = next(t for t in trials if not t.is_baseline)
+    return trial.model_copy(update={"save_tensors": False})
+
+
+def train(trial: Trial, folder: Path) -> TrialFiles:
+    """Run the trial, and return its files."""
+    files = TrialFiles(folder)
+    outcome = run_trial(trial, files)
+    if outcome.status != "ok":
+        raise RuntimeError(outcome.message)
     return files
 
 
@@ -115,16 +123,15 @@ def main() -> None:
     text = SPEC.format(
         steps=asked.steps, workload=asked.workload, images=asked.images, batch=asked.batch
     )
+    plain = planned(text, asked.workload, asked.images)
+    settings = CheckpointSettings(every_s=asked.every_s)
+    with_checkpoints = plain.model_copy(update={"checkpoint": settings})
     found, without_s = [], []
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(asked.repeats):
-            plain = train(text, Path(folder) / f"without-{repeat}")
-            without_s.append(statistics.fmean(s.step_s for s in steps_of(plain)))
-            kept = train(
-                text + CHECKPOINT.format(every_s=asked.every_s), Path(folder) / f"with-{repeat}"
-            )
-            assert read_json(kept.outcome)["status"] == "ok"
-            found.append(costs(kept))
+            without = train(plain, Path(folder) / f"without-{repeat}")
+            without_s.append(statistics.fmean(s.step_s for s in steps_of(without)))
+            found.append(costs(train(with_checkpoints, Path(folder) / f"with-{repeat}")))
     ratio = paired_ratio(without_s, [each["mean_step_s"] for each in found])
     share = median_interval([each["share"] for each in found])
     delay = median_interval([each["largest_delay"] for each in found])
