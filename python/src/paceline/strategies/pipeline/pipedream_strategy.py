@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 class PipeDreamStrategy(PipelineStrategy):
     """One stage, which updates its weights within `gradient`."""
 
+    memory_model = ""  # that of a pipeline has no stashed weights
+
     def __init__(self) -> None:
         super().__init__()
         self._stream: StreamStage
