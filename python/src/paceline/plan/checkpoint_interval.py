@@ -12,11 +12,6 @@ from __future__ import annotations
 import math
 
 
-def young_interval_s(cost_s: float, mtbf_s: float) -> float:
-    """Return Young's interval between two checkpoints."""
-    return math.sqrt(2 * cost_s * mtbf_s)
-
-
 def daly_interval_s(cost_s: float, mtbf_s: float) -> float:
     """Return Daly's interval, from the end of a checkpoint to the start of the next.
 

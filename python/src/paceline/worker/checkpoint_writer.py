@@ -155,10 +155,6 @@ class CheckpointWriter:
         self._thread.join(_END_S)
         self._rows.close()
 
-    def finish(self, limit_s: float) -> None:
-        """Wait until the last checkpoint is written, for at most `limit_s`."""
-        self._idle.wait(limit_s)
-
     def _submit(self, task: Callable[[], None]) -> None:
         self._idle.clear()
         self._tasks.put(task)
