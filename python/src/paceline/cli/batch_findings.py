@@ -22,8 +22,8 @@ def print_batch_findings(found: Sequence[BatchFinding]) -> None:
     """Print a table for each configuration: memory and speed of each batch size."""
     console = plain_console()
     for each in found:
-        title = f"{each.configuration}: {_largest(each)}"
-        table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+        console.print(Text(f"{each.configuration}: {_largest(each)}"))
+        table = Table(box=None, pad_edge=False)
         for column in _COLUMNS:
             table.add_column(column, justify="right" if column else "left")
         for probe in each.probes:

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from paceline.cli.batch_findings import print_batch_findings
+from paceline.tune.batch.search import MIB, BatchFinding, Probe
+
+
+def test_table_shows_memory_speed_and_what_does_not_fit(capsys):
+    found = BatchFinding(
+        workload="tiny",
+        configuration="tiny.local.none.sequential.n1r1t1.fp32",
+        largest_batch=188,
+        limited_by="memory",
+        probes=[
+            Probe(
+                global_batch=188,
+                predicted_bytes=2058 * MIB,
+                measured_bytes=2258 * MIB,
+                samples_per_s=25.1,
+            ),
+            Probe(global_batch=222, predicted_bytes=2300 * MIB, reason="too much"),
+        ],
+    )
+    print_batch_findings([found])
+    title, _, *rows = capsys.readouterr().out.splitlines()
+    assert title == "tiny.local.none.sequential.n1r1t1.fp32: at most 188, limited by memory"
+    assert rows[0].split() == ["188", "2058", "MiB", "2258", "MiB", "0.91", "25.1"]
+    assert rows[1].split() == ["222", "2300", "MiB", "does", "not", "fit"]
+    assert max(map(len, rows)) <= 80
