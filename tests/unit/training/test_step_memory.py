@@ -70,9 +70,8 @@ def test_checkpointing_stores_about_twice_the_square_root_of_the_layers():
     assert checkpointed < 15 * output
 
 
-def predicted(name, batch, **training):
-    values = {"task": VGG, **TRIALS[name], "global_batch": batch, **training}
-    trial = trial_of(**values)
+def predicted(name, batch, task=VGG, **training):
+    trial = trial_of(**TRIALS[name], task=task, global_batch=batch, **training)
     model = type(create_strategy(trial)).memory_model
     return load_object(model)(fake_of(trial))
 
