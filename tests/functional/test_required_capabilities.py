@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.capabilities import REQUIRE, detected
+from tests.capabilities import REQUIRE, WHY_NOT, detected
 
 pytestmark = pytest.mark.functional
 
@@ -57,7 +57,10 @@ def test_prometheus_is_detected_where_tests_use_it() -> None:
 def test_unknown_capability_is_an_error() -> None:
     ended = run_pytest(A_LAB_TEST, **NO_LAB, **{REQUIRE: "grafana"})
     assert ended.returncode != 0
-    assert (
-        "expected auto or names of lab, prometheus, tmpfs, got grafana"
-        in ended.stdout + ended.stderr
-    )
+    expected = f"expected auto or names of {', '.join(WHY_NOT)}, got grafana"
+    assert expected in ended.stdout + ended.stderr
+
+
+@pytest.mark.needs("slurm")
+def test_slurm_is_detected_where_tests_use_it() -> None:
+    assert "slurm" in detected()
