@@ -79,8 +79,8 @@ def _axis_buttons(drawn: Sequence[Evaluations], over: str) -> dict[str, Any]:
         "direction": "right",
         "x": 1,
         "xanchor": "right",
-        "y": 1.02,
-        "yanchor": "bottom",
+        "y": -0.16,  # below the plot: the legend is above it
+        "yanchor": "top",
         "active": known.index(over) if over in known else -1,
         "buttons": [
             {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.nn.functional import relu
 
 
 def _separable(inputs: int, outputs: int, stride: int = 1, rate: int = 1) -> nn.Sequential:
@@ -17,14 +18,19 @@ def _separable(inputs: int, outputs: int, stride: int = 1, rate: int = 1) -> nn.
 
 
 class _Block(nn.Module):
-    """Three separable convolutions with a shortcut."""
+    """Three separable convolutions with a shortcut, then ReLU.
+
+    Without it, the next normalisation would remove the biases of this block, and their gradients
+    would be rounding errors.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
+        last = _separable(outputs, outputs, stride)[:-1]  # without ReLU: the shortcut is added
+        scale = [m for m in last.modules() if isinstance(m, nn.BatchNorm2d)][-1].weight
+        nn.init.zeros_(scale)  # as in ResNet: the block begins as its shortcut
         self.convolutions = nn.Sequential(
-            _separable(inputs, outputs),
-            _separable(outputs, outputs),
-            _separable(outputs, outputs, stride),
+            _separable(inputs, outputs), _separable(outputs, outputs), last
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride > 1 or inputs != outputs:
@@ -33,8 +39,7 @@ class _Block(nn.Module):
             )
 
     def forward(self, units: Tensor) -> Tensor:
-        joined: Tensor = self.convolutions(units) + self.shortcut(units)
-        return joined
+        return relu(self.convolutions(units) + self.shortcut(units))
 
 
 def xception(width: int, middle_blocks: int) -> tuple[nn.Sequential, nn.Sequential]:
