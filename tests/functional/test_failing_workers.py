@@ -103,11 +103,11 @@ def wait_for(condition, limit_s, what):
 def left_shared_memory():
     """Return the names of shared memory that no living process uses.
 
-    Memory without a name goes with the last process that maps it. Segments of Open MPI belong to
-    tests that run at the same time: these trainings start no MPI.
+    Memory without a name goes with the last process that maps it. Segments of Open MPI, and
+    folders, belong to tests that run at the same time: these trainings start no MPI and no Spark.
     """
     folder = Path("/dev/shm")
-    names = {path.name for path in folder.iterdir()}
+    names = {path.name for path in folder.iterdir() if path.is_file()}
     used = {words[-1] for maps in maps_of_all_processes() for words in maps}
     return {
         name
