@@ -101,6 +101,18 @@ def test_phases_and_profile_add_up_to_the_step(make: Any) -> None:
     assert [check.passed for check in found.checks] == [True, True]
 
 
+def test_evaluations_between_steps_are_no_part_of_their_time(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    case = fabricate.Case(evaluate_every_steps=5)
+    run = fabricate.make_run(tmp_path, [fabricate.MPI], cases=[case])
+    (record,) = (load_trial(files) for _, files in run.trials())
+    found = profile(record)
+    assert [check.passed for check in found.checks] == [True]
+    for rank in found.ranks:
+        assert rank.wall_s == pytest.approx(rank.step_s, rel=1e-6)
+
+
 def test_operations_that_do_not_fill_the_communication_fail_the_check(make: Any) -> None:
     files = make(transfer_s=0.1)
     record = load_trial(files)

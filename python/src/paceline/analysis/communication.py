@@ -15,6 +15,7 @@ from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
 from paceline.analysis.communication_bins import Bin, bins
+from paceline.analysis.evaluation import evaluated_steps
 from paceline.analysis.operations import clock_errors, load_operations, operation_times
 from paceline.analysis.phases import mean_steps
 from paceline.analysis.steps import read_steps
@@ -23,6 +24,8 @@ from paceline.records.phases import Phases
 from paceline.records.rows import SCHEMA
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.analysis.reading import RankRecord, TrialRecord
     from paceline.analysis.steps import RankSteps
 
@@ -120,8 +123,9 @@ def trial_communication(record: TrialRecord) -> TrialCommunication | None:
     errors_s = clock_errors(record, operations)
     timed = operation_times(steps, operations, errors_s)
     phases = mean_steps(steady)
+    evaluated = evaluated_steps(record).tolist()
     ranks = tuple(
-        _rank(rank, steady, phases[rank.rank], errors_s[rank.rank], timed, warmup)
+        _rank(rank, steady, phases[rank.rank], errors_s[rank.rank], timed, warmup, evaluated)
         for rank in record.ranks
         if rank.rank in phases
     )
@@ -146,8 +150,12 @@ def _rank(
     clock_error_s: float,
     operations: pl.DataFrame,
     warmup: int,
+    evaluated: Sequence[int],
 ) -> RankCommunication:
-    """Analyse one rank. steady: the steps after the warm-up. operations: of all ranks."""
+    """Analyse one rank. steady: the steps after the warm-up. operations: of all ranks.
+
+    evaluated: the numbers of steps after which an evaluation came.
+    """
     rows = steady.of_rank(rank.rank)
     steps = len(rows)
     own = operations.filter(pl.col("rank") == rank.rank)
@@ -164,7 +172,7 @@ def _rank(
         clock_error_s=clock_error_s,
         steps=steps,
         step_s=float(rows["step_s"].sum()) / steps,
-        wall_s=(rows["ended_s"][-1] - rows["started_s"][0]) / steps,
+        wall_s=_wall_s(rows, [*evaluated, *(c.resumed_steps for c in rank.continuations)]) / steps,
         phases_s=phases_s,
         overlapped_s=overlapped_s,
         exposed_s=exposed_s,
@@ -172,6 +180,16 @@ def _rank(
         bins=bins(own_steady, all_ranks=False),
         totals=bins(own, all_ranks=False),
     )
+
+
+def _wall_s(rows: pl.DataFrame, apart: Sequence[int]) -> float:
+    """Return the time from the first step to the end of the last one, without gaps of other work.
+
+    apart: the numbers of steps before these gaps.
+    """
+    between_s = pl.col("started_s") - pl.col("ended_s").shift(1)
+    counted = rows.select(between_s.filter(~pl.col("step").is_in(apart)).sum()).item()
+    return float(rows["step_s"].sum()) + float(counted)
 
 
 def _checks(ranks: tuple[RankCommunication, ...]) -> tuple[SumCheck, ...]:
