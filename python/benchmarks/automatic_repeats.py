@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common import write_results
+from paceline.analysis.noise import CONFIDENCE, run_noise
 from paceline.analysis.pairwise import Pairwise
 from paceline.analysis.repeats import levels, look
 from paceline.analysis.speeds import read_speeds
-from paceline.analysis.statistics import CONFIDENCE, Series, run_noise
+from paceline.analysis.statistics import Series
 from paceline.records.layout import RunFiles
 
 _levels = functools.cache(levels)
@@ -149,7 +150,7 @@ def stopped(rates: Rates, options: argparse.Namespace) -> Decision:
 
 def decision(rates: Rates, repeats: int, level: float, *, is_decided: bool) -> Decision:
     """Return the ranking of a table at this level."""
-    pairs = Pairwise(list(rates), rates, run_noise(list(rates.values())), level)
+    pairs = Pairwise(list(rates), rates, run_noise(rates), level)
     best = max(rates, key=lambda name: np.median([s.log_median for s in rates[name].values()]))
     tied = frozenset(name for name in rates if name != best and pairs.is_tie(best, name))
     return Decision(repeats=repeats, best=best, tied=tied, is_decided=is_decided)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from common import shown, write_results
 from paceline.analysis.compare import compare_run
-from paceline.analysis.statistics import ratio_interval, run_noise
+from paceline.analysis.noise import run_noise
+from paceline.analysis.statistics import ratio_interval
 from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles
 
@@ -96,14 +97,14 @@ def ratios_of(comparison: Comparison, workload: str) -> dict[str, Any]:
     print(workload)
     rows = comparison.rows_of(workload)
     images = {row.configuration: images_of(comparison, row) for row in rows}
-    noise = run_noise(list(images.values()))
+    noises = run_noise(images)
     found: dict[str, Any] = {}
     for name, (ours, theirs) in RATIOS.items():
         pair = [[row for row in rows if way.is_of(row)] for way in (ours, theirs)]
         if not all(pair):
             continue
-        over, under = (images[matching[0].configuration] for matching in pair)
-        ratio = ratio_interval(over, under, noise)
+        over, under = (matching[0].configuration for matching in pair)
+        ratio = ratio_interval(images[over], images[under], noises.of_ratio(over, under))
         if ratio is not None:
             found[name] = jsonable(ratio)
             shown(name, found[name], "x")

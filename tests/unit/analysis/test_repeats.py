@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from scipy import special
 
+from paceline.analysis.noise import run_noise
 from paceline.analysis.pairwise import Pairwise
 from paceline.analysis.repeats import Look, levels, look
 from paceline.analysis.resampling import DRAWS
-from paceline.analysis.statistics import Series, run_noise
+from paceline.analysis.statistics import Series
 
 MOST = 8
 LEVELS = levels(MOST)
@@ -51,7 +52,7 @@ def stopped(rates: dict[str, dict[int, Series]]) -> tuple[Look, Pairwise]:
         found = look(known, repeats=repeats, level=level, tie_margin=MARGIN)
         if found.is_decided:
             break
-    return found, Pairwise(list(known), known, run_noise(list(known.values())), level)
+    return found, Pairwise(list(known), known, run_noise(known), level)
 
 
 def test_levels_of_two_looks_are_those_of_the_bivariate_normal_distribution() -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from paceline.analysis.noise import total_noise
 from paceline.analysis.run_comparison import compare_runs
 from paceline.analysis.run_differences import comparable_spec, machine_identity, run_differences
 from paceline.analysis.speeds import Speeds, read_speeds
-from paceline.analysis.statistics import Series, total_noise
+from paceline.analysis.statistics import Series
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,13 +74,14 @@ def test_rows_are_paired_and_the_rest_is_listed(trials: dict[str, Trial]) -> Non
     assert found.slower == []
 
 
-def test_half_the_interval_is_students_t_times_the_error_of_both_runs(
+def test_half_the_interval_is_at_least_students_t_times_the_error_of_both_runs(
     trials: dict[str, Trial],
 ) -> None:
     found = compare_runs(speeds(trials, a=(0.0, 0.1, 0.2)), speeds(trials, a=(1.0, 1.1, 1.2)))
-    # deviation 0.1 in both, pi / 2 for medians; four degrees of freedom: t = 2.776445
-    half = 2.776445 * 0.1 * math.sqrt(math.pi / 2) * math.sqrt(2 / 3)
-    assert math.log(found.rows[0].ratio.low) == pytest.approx(1.0 - half, rel=1e-5)
+    # deviation 0.1 in both, 1.1602 for medians of three; four degrees of freedom: t = 2.776445
+    half = 2.776445 * 0.1 * 1.1602 * math.sqrt(2 / 3)
+    # the bootstrap over repeats is wider where repeats are few and even
+    assert 1.0 - 1.3 * half < math.log(found.rows[0].ratio.low) <= 1.0 - half
 
 
 def test_drift_that_all_share_is_noise(trials: dict[str, Trial]) -> None:

@@ -29,9 +29,10 @@ from paceline.analysis.linear_model import (
     members,
     residuals,
 )
+from paceline.analysis.noise import CONFIDENCE
 from paceline.analysis.pairwise import holm
 from paceline.analysis.resampling import bootstrap_medians
-from paceline.analysis.statistics import CONFIDENCE, Mean
+from paceline.analysis.statistics import Mean
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paceline.analysis.noise import total_noise
 from paceline.analysis.run_comparison import PairedRow, compare_runs
 from paceline.analysis.run_differences import comparable_spec, machine_identity, machine_name
 from paceline.analysis.speeds import read_speeds
-from paceline.analysis.statistics import Interval, median_interval, total_noise
+from paceline.analysis.statistics import Interval, median_interval
 from paceline.errors import DataError, PacelineWarning
 from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles

@@ -1,9 +1,10 @@
 """Pairwise comparison of the configurations of one workload, corrected for the number of pairs.
 
-The test is Student's t on the logarithm of the ratio within repeats: its standard error is the
-larger one of the bootstrap over steps and the run-to-run noise (paceline.analysis.statistics). A
-pair is a tie if its difference is not significant at 5 % after Holm's correction (S. Holm: A Simple
-Sequentially Rejective Multiple Test Procedure, Scandinavian Journal of Statistics 6(2), 1979).
+The test is Student's t on the logarithm of the ratio within repeats, with the run-to-run noise
+(paceline.analysis.noise). The standard error of a single repeat is at least that of the bootstrap
+over steps. A pair is a tie if its difference is not significant at 5 % after Holm's correction (S.
+Holm: A Simple Sequentially Rejective Multiple Test Procedure, Scandinavian Journal of Statistics
+6(2), 1979).
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import special
 
-from paceline.analysis.statistics import CONFIDENCE, Interval, median_efficiency, t_quantile
+from paceline.analysis.noise import CONFIDENCE, median_efficiency, t_quantile
+from paceline.analysis.statistics import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from paceline.analysis.statistics import RunNoise, Series
+    from paceline.analysis.noise import RunNoises
+    from paceline.analysis.statistics import Series
 
 
 class Pairwise:
@@ -31,7 +34,7 @@ class Pairwise:
         self,
         names: Sequence[str],
         rates: Mapping[str, Mapping[int, Series]],
-        noise: RunNoise | None,
+        noises: RunNoises,
         level: float = 1 - CONFIDENCE,
     ) -> None:
         """rates: reduced samples per second by configuration and repeat.
@@ -50,6 +53,7 @@ class Pairwise:
                     found = rates[name][repeat]
                     medians[number, column] = found.log_median
                     variances[number, column] = float(np.var(found.log_draws))
+        noise = noises.of_ratios(self._names)
         self._centre, self._error, self._degrees = _compare(medians, variances, noise)
         self._tied = self._holm()
 
@@ -108,32 +112,36 @@ def holm(p_values: NDArray[np.float64], level: float) -> NDArray[np.bool_]:
 
 
 def _compare(
-    medians: NDArray[np.float64], variances: NDArray[np.float64], noise: RunNoise | None
+    medians: NDArray[np.float64],
+    variances: NDArray[np.float64],
+    noise: tuple[NDArray[np.float64], NDArray[np.float64]] | None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return the log ratio of each pair, its standard error and its degrees of freedom.
 
     medians, variances: of the logarithm, shape (configurations, repeats), NaN where a repeat is
-    missing. The results have shape (configurations, configurations), NaN without common repeats.
+    missing. noise: between runs, of each pair, with its degrees of freedom; None if unknown. The
+    results have shape (configurations, configurations), NaN without common repeats.
     """
     differences = medians[:, None, :] - medians[None, :, :]
     known = ~np.isnan(differences)
     common = known.sum(axis=2)
     count = np.maximum(common, 1)
-    efficiency = np.where(count <= 2, median_efficiency(2), median_efficiency(3))
+    efficiency = np.vectorize(median_efficiency, otypes=[float])(count)
     filled = np.where(known, differences, 0.0)
     mean = filled.sum(axis=2) / count
     squares = np.where(known, (differences - mean[:, :, None]) ** 2, 0.0).sum(axis=2)
     own = np.sqrt(squares / np.maximum(count - 1, 1))
     within = np.where(known, variances[:, None, :] + variances[None, :, :], 0.0).sum(axis=2)
     error = efficiency * np.sqrt(within) / count
-    degrees = np.full(common.shape, np.inf)
     if noise is None:
-        has_noise, between, own_degrees = common > 1, own, np.maximum(count - 1.0, 1.0)
+        has_noise = common > 1
+        between, degrees = own, np.where(has_noise, np.maximum(count - 1.0, 1.0), np.inf)
     else:
-        has_noise, between = common > 0, np.maximum(own, math.sqrt(2) * noise.deviation)
-        own_degrees = np.full(common.shape, float(noise.degrees))
-    error = np.where(has_noise, np.maximum(error, efficiency * between / np.sqrt(count)), error)
-    degrees = np.where(has_noise, own_degrees, degrees)
+        has_noise = common > 0
+        between, degrees = noise[0], np.where(has_noise, noise[1], np.inf)
+    of_runs = np.where(has_noise, efficiency * between / np.sqrt(count), 0.0)
+    # The noise of several runs includes that of their steps.
+    error = np.where((common > 1) & (noise is not None), of_runs, np.maximum(error, of_runs))
     centre = np.where(common > 0, _median(differences, known), np.nan)
     return centre, error, degrees
 

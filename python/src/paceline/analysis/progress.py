@@ -14,15 +14,13 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from paceline.analysis.noise import CONFIDENCE, RunNoise, RunNoises, run_noise
 from paceline.analysis.pairwise import Pairwise
 from paceline.analysis.statistics import (
-    CONFIDENCE,
     Interval,
-    RunNoise,
     Series,
     median_interval,
     ratio_interval,
-    run_noise,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ class Progress:
     """
 
     rates: Mapping[str, Mapping[int, Series]]
-    noise: RunNoise | None
+    noises: RunNoises
     target: Target | None = None
     reached: Mapping[str, int] = field(default_factory=dict)  # number of repeats
 
@@ -50,11 +48,16 @@ class Progress:
         return 2 * self.reached[configuration] > len(self.rates[configuration])
 
     def ratio(self, faster: str, slower: str) -> Interval | None:
-        return ratio_interval(self.rates[faster], self.rates[slower], self.noise)
+        noise = self.noises.of_ratio(faster, slower)
+        return ratio_interval(self.rates[faster], self.rates[slower], noise)
+
+    def noise_of(self, configuration: str) -> RunNoise | None:
+        """Return the run-to-run noise of a configuration; None where it is unknown."""
+        return self.noises.of(configuration)
 
     def pairs(self, names: Sequence[str], level: float | None) -> Pairwise:
         """Compare all pairs of `names`. level: of the whole family of tests; None: the usual."""
-        return Pairwise(names, self.rates, self.noise, level or 1 - CONFIDENCE)
+        return Pairwise(names, self.rates, self.noises, level or 1 - CONFIDENCE)
 
 
 def progress_by_speed(trials: Mapping[str, Sequence[TrialAnalysis]]) -> Progress:
@@ -62,7 +65,7 @@ def progress_by_speed(trials: Mapping[str, Sequence[TrialAnalysis]]) -> Progress
         name: {t.repeat: t.samples_per_s for t in found if t.samples_per_s is not None}
         for name, found in trials.items()
     }
-    return Progress(rates=rates, noise=run_noise(list(rates.values())))
+    return Progress(rates=rates, noises=run_noise(rates))
 
 
 def progress_to_target(trials: Mapping[str, Sequence[TrialAnalysis]]) -> Progress | None:
@@ -80,8 +83,8 @@ def progress_to_target(trials: Mapping[str, Sequence[TrialAnalysis]]) -> Progres
         for name, found in trials.items()
     }
     # a censored time says nothing about the noise
-    complete = [found for name, found in rates.items() if reached[name] == len(found)]
-    return Progress(rates=rates, noise=run_noise(complete), target=target, reached=reached)
+    complete = {name: found for name, found in rates.items() if reached[name] == len(found)}
+    return Progress(rates=rates, noises=run_noise(complete), target=target, reached=reached)
 
 
 def speedup_of(configuration: str, baseline: Trial | None, progress: Progress) -> Interval | None:
@@ -116,7 +119,7 @@ def target_fields(
         return {}
     reached = progress.reached[configuration]
     fields: dict[str, Any] = {"target": progress.target.words, "target_reached": reached}
-    rate = median_interval(progress.rates[configuration], progress.noise)
+    rate = median_interval(progress.rates[configuration], progress.noise_of(configuration))
     if rate is None or not progress.is_reached(configuration):
         return fields
     high = 1 / rate.low if reached == len(trials) else math.inf

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import special
 
+from paceline.analysis.noise import CONFIDENCE, run_noise
 from paceline.analysis.pairwise import Pairwise
-from paceline.analysis.statistics import CONFIDENCE, run_noise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,7 +94,7 @@ def look(
     leader = max(medians, key=lambda name: medians[name], default=None)
     if leader is None:
         return Look(repeats=repeats, level=level, leader=None, undecided=())
-    pairs = Pairwise(list(rates), rates, run_noise(list(rates.values())), level)
+    pairs = Pairwise(list(rates), rates, run_noise(rates), level)
     return Look(
         repeats=repeats,
         level=level,

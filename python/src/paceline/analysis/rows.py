@@ -71,8 +71,8 @@ def configuration_row(
         repeats=len(trials),
         is_baseline=base is not None and configuration == base.configuration,
         global_batch=_global_batch(trials),
-        samples_per_s=median_interval(rates, measured.speeds.noise),
-        step_s=median_interval(steps, measured.speeds.noise),
+        samples_per_s=median_interval(rates, measured.speeds.noise_of(configuration)),
+        step_s=median_interval(steps, measured.speeds.noise_of(configuration)),
         speedup=speedup,
         efficiency=efficiency,
         samples=samples,
@@ -263,7 +263,7 @@ def _notes(
             f"no efficiency: the baseline ran in {baseline.training.precision}, this in "
             f"{first.training.precision}"
         )
-    if len(measured.speeds.rates[configuration]) == 1 and measured.speeds.noise is None:
+    if len(measured.speeds.rates[configuration]) == 1 and measured.speeds.noises.pooled is None:
         yield "one repeat: the interval covers its steps, not the run-to-run noise"
     if baseline is not None:
         base = measured.speeds.rates[baseline.configuration]

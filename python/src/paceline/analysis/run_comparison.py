@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import special
 
-from paceline.analysis.pairwise import holm
-from paceline.analysis.resampling import bootstrap_medians
-from paceline.analysis.statistics import (
+from paceline.analysis.noise import (
     CONFIDENCE,
-    Interval,
     RunNoise,
     median_efficiency,
-    median_interval,
     t_quantile,
     total_noise,
 )
+from paceline.analysis.pairwise import holm
+from paceline.analysis.resampling import bootstrap_medians
+from paceline.analysis.statistics import Interval, median_interval
 from paceline.records.files import jsonable
 from paceline.records.rows import SCHEMA
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.analysis.statistics import Interval, Series, ratio_interval, run_noise
+from paceline.analysis.noise import run_noise
+from paceline.analysis.statistics import Interval, Series, ratio_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,7 +32,9 @@ def sidecar_effects(trials: Iterable[Sequence[TrialAnalysis]]) -> list[SidecarEf
     for repeats in trials:
         watched = _step_times(repeats, enabled=True)
         alone = _step_times(repeats, enabled=False)
-        ratio = ratio_interval(watched, alone, run_noise([watched, alone]))
+        noises = run_noise({"watched": watched, "alone": alone})
+        noise = noises.of_ratio("watched", "alone")
+        ratio = ratio_interval(watched, alone, noise)
         if ratio is not None:
             effects.append(
                 SidecarEffect(

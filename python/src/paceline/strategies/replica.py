@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,8 +28,9 @@ from paceline.strategies.reduction.factor_choice import (
     samples_of_a_replica,
     setting_of,
 )
+from paceline.strategies.reduction.factor_exchange import open_group
 from paceline.strategies.reduction.replica_factors import ReplicaFactors
-from paceline.training.batch_norm import synchronise
+from paceline.training.batch_norm import batch_norms, synchronise
 from paceline.training.devices import (
     InputMover,
     Stopwatch,
@@ -93,7 +95,10 @@ class ReplicaStrategy(LocalStrategy):
         self._optimizer = TaskOptimizer(task, trained_parameters(model).items())
         if context.world_size == 1:
             return
-        synchronise(model, _total, trial.training.batch_norm)
+        # Compressed buckets, or a limit of buckets in flight, may start sums of gradients at other
+        # times on each rank, so statistics in the same group could meet gradients.
+        group = open_group(trial.limits.collective_s) if batch_norms(model) else None
+        synchronise(model, partial(_total, group), trial.training.batch_norm)
         self._factors = ReplicaFactors(setting_of(trial))
         samples = samples_of_a_replica(trial.training.global_batch, trial)
         self._factors.join(
@@ -210,8 +215,8 @@ class ReplicaStrategy(LocalStrategy):
             self._buckets.gradient_sum.close(failed=failed)
 
 
-def _total(values: Tensor) -> Tensor:
+def _total(group: dist.ProcessGroup | None, values: Tensor) -> Tensor:
     """Sum a small vector over all ranks."""
     summed = values.clone()
-    dist.all_reduce(summed)
+    dist.all_reduce(summed, group=group)
     return summed

@@ -6,13 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.statistics import median_interval, ratio_interval, run_noise
+from paceline.analysis.noise import run_noise
+from paceline.analysis.statistics import median_interval, ratio_interval
 from paceline.records.files import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.analysis.statistics import Interval, RunNoise, Series
+    from paceline.analysis.noise import RunNoises
+    from paceline.analysis.statistics import Interval, Series
     from paceline.plan.trial import Trial
     from paceline.tune.search import Bracket, Measurements
     from paceline.tune.spaces import LeftOut, Space, Target
@@ -111,7 +113,7 @@ def _finding(
     space: Space,
     brackets: Sequence[Bracket],
     measured: Measurements,
-    noise: RunNoise | None,
+    noises: RunNoises,
 ) -> Finding:
     ours = [bracket for bracket in brackets if bracket.target == space.target]
     decided = next((bracket for bracket in reversed(ours) if bracket.best is not None), None)
@@ -120,14 +122,15 @@ def _finding(
     configurations = {name for bracket in ours for name in bracket.candidates}
     of_default = _series(space.default, measured, first)
     of_fastest = _series(fastest, measured, first)
-    same = configuration_of(space.default) == configuration_of(fastest)
+    names = [configuration_of(fastest) or "", configuration_of(space.default) or ""]
+    same = names[0] == names[1]
     return Finding(
         target=space.target,
         default=space.default,
-        default_samples_per_s=median_interval(of_default, noise),
+        default_samples_per_s=median_interval(of_default, noises.of(names[1])),
         fastest=fastest,
-        fastest_samples_per_s=median_interval(of_fastest, noise),
-        ratio=None if same else ratio_interval(of_fastest, of_default, noise),
+        fastest_samples_per_s=median_interval(of_fastest, noises.of(names[0])),
+        ratio=None if same else ratio_interval(of_fastest, of_default, noises.of_ratio(*names)),
         candidates=len(configurations),
         left_out=space.left_out,
         failures={n: r for n, r in measured.failures.items() if n in configurations},
@@ -136,10 +139,12 @@ def _finding(
     )
 
 
-def _noise(workload: str, brackets: Sequence[Bracket], measured: Measurements) -> RunNoise | None:
+def _noise(workload: str, brackets: Sequence[Bracket], measured: Measurements) -> RunNoises:
     ours = [bracket for bracket in brackets if bracket.target.workload == workload]
     names = {name for bracket in ours for name in bracket.candidates}
-    return run_noise([measured.series[name] for name in sorted(names & measured.series.keys())])
+    return run_noise(
+        {name: measured.series[name] for name in sorted(names & measured.series.keys())}
+    )
 
 
 def _series(trial: Trial | None, measured: Measurements, first: int) -> dict[int, Series]:

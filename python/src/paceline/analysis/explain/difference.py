@@ -15,14 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.analysis.explain.parts import PART_NAMES, PARTS, parts_of_phases
+from paceline.analysis.noise import CONFIDENCE, t_quantile, two_way_noise
 from paceline.analysis.phases import mean_over_ranks
 from paceline.analysis.resampling import bootstrap_means
-from paceline.analysis.statistics import (
-    CONFIDENCE,
-    Mean,
-    t_quantile,
-    two_way_noise,
-)
+from paceline.analysis.statistics import Mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.analysis.explain.parts import TrialParts
-    from paceline.analysis.statistics import RunNoise
+    from paceline.analysis.noise import RunNoise
     from paceline.analysis.trial_analysis import TrialAnalysis
 
     PartNoise = Mapping[str, RunNoise | None]

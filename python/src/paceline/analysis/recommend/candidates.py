@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from paceline.analysis.labels import short_name
+from paceline.analysis.noise import CONFIDENCE as MEASURED
+from paceline.analysis.noise import t_quantile
 from paceline.analysis.predict.prediction import CONFIDENCE as PREDICTED
-from paceline.analysis.statistics import CONFIDENCE as MEASURED
-from paceline.analysis.statistics import Interval, t_quantile
+from paceline.analysis.statistics import Interval
 from paceline.records.phases import LABELS
 
 if TYPE_CHECKING:

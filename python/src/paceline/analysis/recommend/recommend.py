@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from paceline.analysis.noise import CONFIDENCE, run_noise, t_quantile
 from paceline.analysis.recommend.candidates import (
     UNITS,
     Candidate,
@@ -14,7 +15,7 @@ from paceline.analysis.recommend.candidates import (
     predicted_candidates,
 )
 from paceline.analysis.recommend.next_measurement import NextMeasurement, next_measurement
-from paceline.analysis.statistics import CONFIDENCE, ratio_interval, run_noise, t_quantile
+from paceline.analysis.statistics import ratio_interval
 from paceline.records.files import jsonable
 from paceline.records.rows import SCHEMA
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from paceline.analysis.comparison import Comparison
+    from paceline.analysis.noise import RunNoises
     from paceline.analysis.predict.prediction import Predictions
-    from paceline.analysis.statistics import RunNoise, Series
+    from paceline.analysis.statistics import Series
 
 _UNKNOWN_NOISE = 0.02  # of one measurement, where no repeats show it: usual on an idle machine
 NO_ENERGY = (
@@ -91,9 +93,9 @@ def recommend(
             next_measurement=None, unavailable=NO_ENERGY,
         )  # fmt: skip
     rates = _rates(comparison, workload)
-    noise = run_noise(list(rates.values()))
+    noises = run_noise(rates)
     measured = _with_ties(
-        measured_candidates(comparison, workload, goal, most), comparison, rates, noise, goal
+        measured_candidates(comparison, workload, goal, most), comparison, rates, noises, goal
     )
     predicted = predicted_candidates(
         () if predictions is None else predictions.predictions, comparison, workload, goal, most
@@ -109,7 +111,7 @@ def recommend(
         measured=tuple(measured),
         predicted=tuple(_overlapping(predicted)),
         next_measurement=next_measurement(
-            [*measured, *predicted], _UNKNOWN_NOISE if noise is None else noise.deviation
+            [*measured, *predicted], noises.pooled.deviation if noises.pooled else _UNKNOWN_NOISE
         ),
         unavailable=unavailable,
     )
@@ -127,7 +129,7 @@ def _with_ties(
     candidates: Sequence[Candidate],
     comparison: Comparison,
     rates: Mapping[str, Mapping[int, Series]],
-    noise: RunNoise | None,
+    noises: RunNoises,
     goal: Goal,
 ) -> list[Candidate]:
     """Mark those without a significant difference to the first one."""
@@ -136,9 +138,8 @@ def _with_ties(
     best = candidates[0]
     found = [best]
     for other in candidates[1:]:
-        ratio = ratio_interval(
-            rates[best.configuration or ""], rates[other.configuration or ""], noise
-        )
+        names = best.configuration or "", other.configuration or ""
+        ratio = ratio_interval(rates[names[0]], rates[names[1]], noises.of_ratio(*names))
         cores = 1.0
         if goal == "cost":
             ours, theirs = (comparison.row(c.configuration or "").cores for c in (best, other))
