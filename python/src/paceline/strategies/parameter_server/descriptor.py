@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from paceline.spec.counts import divisors, number
-from paceline.spec.descriptors import KeyModel, OptionModel, StrategyDescriptor
+from paceline.spec.descriptors import KeyModel, OptionModel
 from paceline.spec.fields import PositiveInt
 from paceline.spec.placement import NodeCounts
+from paceline.strategies.process_per_replica import ProcessPerReplica
 from paceline.transports.gradients import GradientKeys
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class ParameterServerOptions(OptionModel):
             yield f"push {self.push_period_steps} fetch {self.fetch_period_steps}"
 
 
-class ParameterServer(StrategyDescriptor):
+class ParameterServer(ProcessPerReplica):
     """k processes with one replica and one server each."""
 
     name = "parameter-server"
@@ -92,20 +92,12 @@ class ParameterServer(StrategyDescriptor):
     implementation = "paceline.strategies.parameter_server.strategy:ParameterServerStrategy"
     Keys = ParameterServerKeys
     Options = ParameterServerOptions
-    has_peers_on_node = True
-    is_replicated = True
     is_candidate_for_best = False
     needs_messages = True
-    count_key = "ranks_per_node"
     without_cuda = (
         'local_strategy "parameter-server" updates weights in the memory of CPUs; use '
         'local_strategy = "processes"'
     )
-
-    def counts(self, request: TrialRequest, cores: int) -> NodeCounts:
-        threads = number(request.threads_per_rank) or 1
-        ranks = number(request.ranks_per_node) or max(2, cores // threads)
-        return NodeCounts(ranks=ranks, threads_per_rank=threads, replicas=ranks)
 
     def faults(self, request: TrialRequest, experiment: Experiment) -> Iterator[str]:
         keys = request.keys(ParameterServerKeys)
@@ -145,13 +137,3 @@ class ParameterServer(StrategyDescriptor):
 
     def divides_updates(self, transport: str, options: Any) -> bool:
         return True
-
-    def layout_keys(self, placement: Placement, options: Any) -> dict[str, Any]:
-        return {
-            "ranks_per_node": placement.ranks_per_node,
-            "threads_per_rank": placement.threads_per_rank,
-        }
-
-    def search_space(self, cores: int, batch: int) -> Iterator[dict[str, Any]]:
-        for ranks in divisors(cores):
-            yield {"ranks_per_node": ranks, "threads_per_rank": cores // ranks}

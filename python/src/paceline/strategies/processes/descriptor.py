@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field
 
-from paceline.spec.counts import divisors, number
-from paceline.spec.descriptors import KeyModel, OptionModel, StrategyDescriptor
+from paceline.spec.counts import number
+from paceline.spec.descriptors import KeyModel, OptionModel
 from paceline.spec.extensions import TRANSPORTS
 from paceline.spec.fields import Count, PositiveInt
 from paceline.spec.placement import NodeCounts
 from paceline.spec.transport_rules import transport_of
+from paceline.strategies.process_per_replica import ProcessPerReplica
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +92,7 @@ class ProcessesOptions(OptionModel):
             yield self.reduction
 
 
-class Processes(StrategyDescriptor):
+class Processes(ProcessPerReplica):
     """k processes with one replica each."""
 
     name = "processes"
@@ -100,21 +101,15 @@ class Processes(StrategyDescriptor):
     implementation = "paceline.strategies.processes.strategy:ProcessesStrategy"
     Keys = ProcessesKeys
     Options = ProcessesOptions
-    has_peers_on_node = True
-    is_replicated = True
     can_reduce_flat = True
     runs_scripts = True
     keys_of_own_training = ("reduction", "averaging_period_steps", "averaging_start_step")
-    count_key = "ranks_per_node"
     layout_key_names = ("replicas",)
     paper_rows = {"cpu": "CPU, many processes", "cuda": "GPU, data parallel"}
     distributed_in_paper = True
 
-    def counts(self, request: TrialRequest, cores: int) -> NodeCounts:
-        threads = number(request.threads_per_rank) or 1
-        given = number(request.ranks_per_node) or number(request.keys(ProcessesKeys).replicas)
-        ranks = given or max(2, cores // threads)
-        return NodeCounts(ranks=ranks, threads_per_rank=threads, replicas=ranks)
+    def requested_ranks(self, request: TrialRequest) -> int | None:
+        return super().requested_ranks(request) or number(request.keys(ProcessesKeys).replicas)
 
     def count_faults(self, request: TrialRequest) -> Iterator[str]:
         ranks, replicas = number(request.ranks_per_node), request.keys(ProcessesKeys).replicas
@@ -165,16 +160,6 @@ class Processes(StrategyDescriptor):
 
     def divides_updates(self, transport: str, options: ProcessesOptions) -> bool:
         return options.averaging is None and reduces_in_shared_memory(transport, options)
-
-    def layout_keys(self, placement: Placement, options: Any) -> dict[str, Any]:
-        return {
-            "ranks_per_node": placement.ranks_per_node,
-            "threads_per_rank": placement.threads_per_rank,
-        }
-
-    def search_space(self, cores: int, batch: int) -> Iterator[dict[str, Any]]:
-        for ranks in divisors(cores):
-            yield {"ranks_per_node": ranks, "threads_per_rank": cores // ranks}
 
 
 def reduces_in_shared_memory(transport: str, options: ProcessesOptions) -> bool:
