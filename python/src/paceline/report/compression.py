@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-from rich.text import Text
-
 from paceline.analysis.labels import short_name
+from paceline.report.lines_table import lines_table
 from paceline.report.wording import NOT_MEASURED, bounds, megabytes, number
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.compression import CompressionEffect
 
 _BASELINE_MARK = "†"
-_COLUMNS = ("MB a\nstep", "of\nall", "s per\nstep", "speed\nup", "loss", "loss\ndifference")
+_COLUMNS = {
+    "sent": "MB a\nstep", "share": "of\nall", "step_s": "s per\nstep", "speed": "speed\nup",
+    "loss": "loss", "difference": "loss\ndifference",
+}  # fmt: skip
 _NUMBERS_WIDTH = 48
-_NAME_WIDTH = 27
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -42,27 +44,13 @@ def compression_table(comparison: Comparison, workload: str, width: int) -> Tabl
     lines = [part for part in comparison.compression if part.workload == workload]
     if not lines:
         return None
-    table = Table(
-        title="Lossy training",
-        title_justify="left",
-        title_style="bold",
-        caption="\n".join(remarks(lines)),
-        caption_justify="left",
-        caption_style="",
-        box=None,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        header_style="dim",
+    return lines_table(
+        "Lossy training",
+        remarks(lines),
+        _COLUMNS,
+        [_line(comparison, part) for part in lines],
+        width - _NUMBERS_WIDTH,
     )
-    table.add_column("\nconfiguration", max_width=max(_NAME_WIDTH, width - _NUMBERS_WIDTH))
-    for column in _COLUMNS:
-        table.add_column(column, justify="right", no_wrap=True)
-    for part in lines:
-        cells = _line(comparison, part)
-        name = str(cells["name"])
-        shown = [cells[key] for key in ("sent", "share", "step_s", "speed", "loss", "difference")]
-        table.add_row(Text(name), *map(Text, shown))
-    return table
 
 
 def remarks(lines: list[CompressionEffect]) -> list[str]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-from rich.text import Text
-
 from paceline.analysis.labels import short_name
+from paceline.report.lines_table import lines_table
 from paceline.report.wording import NOT_MEASURED, number
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.row import Row
 
-_COLUMNS = ("updates", "mean", "95 %", "max", "lead,\nsteps")
-_KEYS = ("updates", "mean", "p95", "max", "lead")
+_COLUMNS = {
+    "updates": "updates", "mean": "mean", "p95": "95 %", "max": "max", "lead": "lead,\nsteps",
+}  # fmt: skip
 _NUMBERS_WIDTH = 40
-_NAME_WIDTH = 27
 _MEANING = (
     "Staleness: updates of the same weights between their fetch and the update. Lead: over the "
     "slowest worker."
@@ -44,25 +44,10 @@ def staleness_table(comparison: Comparison, workload: str, width: int) -> Table 
     rows = _rows(comparison, workload)
     if not rows:
         return None
-    table = Table(
-        title="Staleness of updates",
-        title_justify="left",
-        title_style="bold",
-        caption="\n".join(_remarks(rows)),
-        caption_justify="left",
-        caption_style="",
-        box=None,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        header_style="dim",
+    lines = [_line(comparison, row) for row in rows]
+    return lines_table(
+        "Staleness of updates", _remarks(rows), _COLUMNS, lines, width - _NUMBERS_WIDTH
     )
-    table.add_column("\nconfiguration", max_width=max(_NAME_WIDTH, width - _NUMBERS_WIDTH))
-    for column in _COLUMNS:
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        cells = _line(comparison, row)
-        table.add_row(Text(cells["name"]), *(Text(cells[key]) for key in _KEYS))
-    return table
 
 
 def _remarks(rows: list[Row]) -> list[str]:
