@@ -84,7 +84,7 @@ def test_trace_keeps_its_header_and_the_keys_of_its_dictionaries(files: TrialFil
     assert first["core_busy_s"] == [0.5, 0.25]
 
 
-@pytest.mark.parametrize("killed_in", ["write_parquet", "_sync_folder"])
+@pytest.mark.parametrize("killed_in", ["write_parquet", "sync_folder"])
 def test_kill_loses_nothing_and_the_next_compaction_completes(
     files: TrialFiles, monkeypatch: pytest.MonkeyPatch, killed_in: str
 ) -> None:

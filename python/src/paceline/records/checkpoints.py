@@ -21,6 +21,7 @@ from io import FileIO
 from typing import TYPE_CHECKING
 
 from paceline.errors import DataError
+from paceline.records.files import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,8 +96,8 @@ class CheckpointFolder:
             digest, size = file.digest.hexdigest(), file.size
         with _replacing(path.with_suffix(".sha256")) as file:
             file.write(f"{digest}  {path.name}\n".encode())
-        _sync_folder(folder)
-        _sync_folder(self.root)
+        sync_folder(folder)
+        sync_folder(self.root)
         return size
 
     def prune(self, kept: int = KEPT) -> None:
@@ -194,12 +195,3 @@ def _check(path: Path) -> None:
         raise DataError(f"{path}: expected a readable part of a checkpoint: {error}") from error
     if expected is None or expected.groups() != (digest.hexdigest(), path.name):
         raise DataError(f"{path}: damaged: its SHA-256 is not the one written beside it")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make renames in the folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from paceline.records.files import sync_folder
 from paceline.records.rows import (
     CommunicationRow,
     EvaluationRow,
@@ -68,14 +69,5 @@ def _compact(path: Path, kind: type) -> None:
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     temporary.replace(target)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     path.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename durable before anything is deleted."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -140,6 +140,15 @@ def replacing(path: Path) -> Iterator[TextIO]:
         raise
 
 
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises DataError if it is missing or not one."""
     try:

@@ -8,6 +8,7 @@ Fields are only added. SCHEMA increases when the meaning of a field changes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 SCHEMA = 2
@@ -116,6 +117,17 @@ class UpdateRow:
     # updates of the shard between the fetch of the weights and this one; of `applied`
     staleness: int | None = None
     lead_steps: int | None = None  # steps of the worker beyond the slowest one; of `applied`
+
+
+def own_update(
+    *, worker: int, sequence: int, step: int, staleness: int, lead_steps: int | None = None
+) -> list[UpdateRow]:
+    """Return the rows of an update that the rank which computed it has applied itself."""
+    update = partial(UpdateRow, worker=worker, sequence=sequence, step=step)
+    return [
+        update(event="pushed", shards=1),
+        update(event="applied", staleness=staleness, lead_steps=lead_steps),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from paceline.data.node import SoloNode
 from paceline.errors import TimedOut
-from paceline.records.rows import UpdateRow
+from paceline.records.rows import UpdateRow, own_update
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.training.optimizers import (
     TaskOptimizer,
@@ -116,18 +116,13 @@ class HogwildStrategy(LocalStrategy):
         staleness = int(self._counters.sum()) - self._seen
         lead_steps = sequence - int(self._counters.min())
         self._counters[self._rank] = sequence + 1
-        step = self._batch.step
-        self._rows += [
-            UpdateRow(event="pushed", worker=self._rank, sequence=sequence, step=step, shards=1),
-            UpdateRow(
-                event="applied",
-                worker=self._rank,
-                sequence=sequence,
-                step=step,
-                staleness=staleness,
-                lead_steps=lead_steps,
-            ),
-        ]
+        self._rows += own_update(
+            worker=self._rank,
+            sequence=sequence,
+            step=self._batch.step,
+            staleness=staleness,
+            lead_steps=lead_steps,
+        )
         if self._batch.is_last:
             self._synchronise()
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.plan.sample_order import share_bounds
-from paceline.records.rows import UpdateRow
+from paceline.records.rows import UpdateRow, own_update
 from paceline.strategies.pipeline.schedules import Forward, stream_actions
 from paceline.strategies.pipeline.stage import StageResult, StageTimer
 from paceline.training.devices import CPU
@@ -221,13 +221,4 @@ class StreamStage:
             if place.vertical_sync:
                 stash.keep(stash.version)
         step = number // place.micro_batches
-        self._rows += [
-            UpdateRow(event="pushed", worker=place.rank, sequence=number, step=step, shards=1),
-            UpdateRow(
-                event="applied",
-                worker=place.rank,
-                sequence=number,
-                step=step,
-                staleness=staleness,
-            ),
-        ]
+        self._rows += own_update(worker=place.rank, sequence=number, step=step, staleness=staleness)
