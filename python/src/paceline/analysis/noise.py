@@ -188,7 +188,7 @@ def _residuals(
         design[row, len(rows) + repeats.index(repeat)] = 1
     fit = design @ np.linalg.pinv(design)
     freedom: NDArray[np.float64] = 1.0 - np.diagonal(fit)
-    if freedom.sum() < 0.5:  # the sum is a whole number, but for rounding
+    if freedom.sum() < 0.5:  # in exact arithmetic the sum is a whole number
         return None
     values = np.array([value for _, _, value in cells])
     residuals: NDArray[np.float64] = values - fit @ values
