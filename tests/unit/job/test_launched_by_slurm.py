@@ -9,8 +9,9 @@ import sys
 import pytest
 
 _CHECK = "from paceline.job import check_started_once; check_started_once()"
-# A process whose command line is that of Slurm's daemon for a step.
-_STEP = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:], timeout=60).returncode)"
+# A shell whose command line is that of Slurm's daemon for a step. Not Python: an interpreter looks
+# for its own library by the name under which it was started. `exit` keeps the shell as the parent.
+_STEP = '"$@"; exit $?'
 
 
 @pytest.mark.parametrize(
@@ -19,8 +20,8 @@ _STEP = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:], timeout=6
 )
 def test_copies_of_a_command_are_refused(parent: str, tasks: str, refused: bool) -> None:
     ended = subprocess.run(
-        [parent, "-c", _STEP, sys.executable, "-c", _CHECK],
-        executable=sys.executable,
+        [parent, "-c", _STEP, "sh", sys.executable, "-c", _CHECK],
+        executable="/bin/sh",
         env={**os.environ, "SLURM_STEP_NUM_TASKS": tasks},
         capture_output=True, text=True, timeout=90, check=False,
     )  # fmt: skip
