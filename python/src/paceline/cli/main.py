@@ -15,6 +15,7 @@ from paceline.cli import (
     commands,
     explain,
     export,
+    extensions,
     lab,
     monitor,
     predict,
@@ -121,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run(verbs)
     _add_plan(verbs)
+    extensions.add(verbs)
     _add_tune(verbs)
     _add_compare(verbs)
     explain.add(verbs)

@@ -58,6 +58,12 @@ class ExtensionGroup(Generic[D]):
         """Return every name, in the order of lists and tables."""
         return tuple(self._by_name)
 
+    def package_of(self, name: str) -> str:
+        """Return the name of the package that provides the extension."""
+        return next(
+            package for point, package in _all_entry_points()[self.group] if point.name == name
+        )
+
     def unknown(self, name: object, place: str | None = None) -> str:
         """Return the message for a name that no installed package provides.
 
@@ -138,6 +144,11 @@ TRANSPORTS = ExtensionGroup("paceline.transports", TransportDescriptor, "transpo
 COMPRESSIONS = ExtensionGroup("paceline.compressions", CompressionDescriptor, "compression")
 LAUNCHERS = ExtensionGroup("paceline.launchers", LauncherDescriptor, "launcher")
 WORKLOADS = ExtensionGroup("paceline.workloads", WorkloadDescriptor, "workload")
+# By the last part of the group's name.
+GROUPS: dict[str, ExtensionGroup[Any]] = {
+    group.group.rpartition(".")[2]: group
+    for group in (WORKLOADS, STRATEGIES, LAUNCHERS, TRANSPORTS, COMPRESSIONS)
+}
 
 
 def load_object(path: str) -> Any:

@@ -54,7 +54,7 @@ class Mpi(LauncherDescriptor):
     """`mpirun … python mpi-jobs/train.py`."""
 
     name = "mpi"
-    summary = "mpirun of Open MPI"
+    summary = "mpirun of Open MPI or MPICH"
     position = 30
     implementation = "paceline.launchers.mpi.launcher:MpiLauncher"
     Keys = MpiKeys

@@ -1,0 +1,52 @@
+"""`paceline list` shows what is installed, and which package an extension comes from."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from paceline.cli import main
+from paceline.cli.extensions import KINDS
+from paceline.spec import extensions
+from paceline.spec.descriptors import TransportDescriptor
+
+
+class Pigeon(TransportDescriptor):
+    """A transport of another package."""
+
+    name = "pigeon"
+    summary = "RFC 1149"
+
+
+def test_every_name_has_a_line_of_its_own_in_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line in KINDS] == list(KINDS)
+    first_words = [line.split()[0] for line in lines if line.startswith("  ")]
+    for group in extensions.GROUPS.values():
+        assert set(group.names()) <= set(first_words)
+
+
+def test_json_names_the_package_of_an_extension(capsys, monkeypatch):
+    point = EntryPoint("pigeon", f"{__name__}:Pigeon", "paceline.transports")
+    group = extensions.ExtensionGroup("paceline.transports", TransportDescriptor, "transport")
+    monkeypatch.setitem(extensions.GROUPS, "transports", group)
+    monkeypatch.setattr(
+        extensions, "_all_entry_points", lambda: {"paceline.transports": [(point, "birds")]}
+    )
+    assert main(["list", "transports", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "schema": 2,
+        "transports": [{"name": "pigeon", "summary": "RFC 1149", "package": "birds"}],
+    }
+
+
+def test_unknown_kind_is_wrong_use(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["list", "planets"])
+    assert ended.value.code == 2
+    assert "expected one of experiments, workloads" in capsys.readouterr().err
