@@ -128,6 +128,37 @@ def test_a_workload_is_a_script_or_a_task(spec):
             "averaging_period_steps: layer 1.norm of Mine has running statistics",
         ),
         (
+            {"local_strategy": "threads", "replicas": 2},
+            {"unused_parameter": "0.scale"},
+            ("workers, but parameter 0.scale gets no gradient from the model's output; use it in "
+            "the forward, remove it, or set requires_grad=False; or use a strategy"),
+        ),
+        (
+            {"local_strategy": "pipeline", "stages": 2, "schedule": "pipedream",
+             "micro_batches": 4},
+            {"clip_norm": 1.0},
+            'clip_norm: Mine limits the norm of the whole gradient, which "pipeline" does not know',
+        ),
+        (
+            {"local_strategy": "pipeline", "stages": 2, "schedule": "pipedream",
+             "micro_batches": 4},
+            {"tied_layers": ((0, 2),)},
+            ('schedule: with "pipedream" a parameter belongs to one stage, but layers 0 and 2 of '
+            'Mine share one; use "1f1b"'),
+        ),
+        (
+            {"local_strategy": "pipeline", "split_points": [1], "schedule": "pipedream",
+             "micro_batches": 4},
+            {"tied_layers": ((0, 1),)},
+            "but layers 0 and 1 of Mine share one",
+        ),
+        (
+            {"local_strategy": "pipeline", "stages": 3, "schedule": "pipedream"},
+            {"batch_norms": ("1.norm",)},
+            ('so there is one micro-batch, but "pipedream" needs at least 2 with 3 stages; use '
+            'stages = 2, or "1f1b"'),
+        ),
+        (
             {"launcher": "spark", "local_strategy": "processes", "transport": "spark-rounds",
              "ranks_per_node": 2},
             {"optimizer": "AdamW"},
@@ -138,6 +169,44 @@ def test_a_workload_is_a_script_or_a_task(spec):
 def test_strategy_that_cannot_train_the_task_is_refused(spec, facts, trial, known, message):
     facts(**known)
     assert message in faults(spec({"launcher": "local", **trial}))
+
+
+SERVER = {"launcher": "local", "local_strategy": "parameter-server", "ranks_per_node": 2}
+HOGWILD = {"launcher": "local", "local_strategy": "hogwild", "ranks_per_node": 2}
+PIPEDREAM = {
+    "launcher": "local", "local_strategy": "pipeline", "stages": 2, "schedule": "pipedream",
+    "oversubscribe": True,
+}  # fmt: skip
+
+
+def test_all_faults_of_asynchronous_methods_are_refused_at_once(spec, facts):
+    facts(clip_norm=0.5, unused_parameter="0.scale", batch_norms=("1.norm",))
+    pipedream = {**PIPEDREAM, "activation_checkpointing": True}
+    message = faults(spec(SERVER, {**SERVER, "update_mode": "shat"}, HOGWILD, pipedream))
+    lines = [line.strip(" -").split(": ")[:3] for line in message.splitlines()[1:]]
+    expected = [
+        (place, key)
+        for place in (2, 3, 4, 5)
+        for key in ("clip_norm", "local_strategy", "batch_norm", "activation_checkpointing")
+        if key != ("batch_norm" if place == 5 else "activation_checkpointing")
+    ]
+    found = [(int(where[7]), key.split()[0]) for where, key, _ in (
+        (line[0], line[1], line[2:]) for line in lines
+    )]  # fmt: skip
+    assert found == expected
+    assert 'layer 1.norm of Mine normalises over the whole batch, but "hogwild"' in message
+
+
+def test_asynchronous_methods_normalise_within_a_replica_and_pipedream_over_the_batch(spec, facts):
+    facts(batch_norms=("1.norm",), tied_layers=((1, 2),))
+    server, hogwild = ({**each, "batch_norm": "per-replica"} for each in (SERVER, HOGWILD))
+    document = spec(server, hogwild, {**PIPEDREAM, "split_points": [1]})
+    planned = {
+        t.local_strategy: t for t in plan_trials(check_spec(document, "spec"), {"mine": "/d"}, 4)
+    }
+    assert len(planned) == 4
+    assert planned["pipeline"].training.batch_norm == "global"
+    assert planned["pipeline"].option("micro_batches") == 1
 
 
 def test_batch_normalisation_decides_what_the_spec_leaves_open(spec, facts):

@@ -53,6 +53,15 @@ def test_schedule_counts_whole_batches():
     assert optimizer.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * 0.5**4)
 
 
+def test_optimiser_of_one_worker_counts_the_batches_of_all():
+    _, optimizer = trained(Decayed, [])
+    for share in (0.25, 0.0, 0.5):
+        for _, parameter in optimizer.parameters():
+            parameter.grad = torch.ones(2)
+        optimizer.step_part(share, progress=1.0)
+    assert optimizer.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * 0.5**3)
+
+
 def test_warm_up_counts_whole_batches():
     whole, _ = trained(Normalised, [None], batches=2, learning_rate_warmup_steps=4)
     parts, _ = trained(Normalised, [0.5, 0.5], batches=2, learning_rate_warmup_steps=4)

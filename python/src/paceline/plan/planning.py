@@ -11,12 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UsageError
-from paceline.plan.task_rules import (
-    batch_norm_faults,
-    checkpointing_faults,
-    task_faults,
-    undivided_for_batch_norm,
-)
+from paceline.plan.task_rules import planned_faults, undivided_for_batch_norm
 from paceline.plan.trial import (
     LOOPBACK,
     Evaluation,
@@ -38,13 +33,23 @@ from paceline.spec.trial_rules import applies, open_count_faults
 from paceline.spec.values import DEFAULT_EPOCHS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from paceline.spec.checkpoint import CheckpointSettings
     from paceline.spec.models import Experiment, TrialRequest, WorkloadRequest
     from paceline.spec.placement import NodeCounts
 
 DEFAULT_WARMUP_STEPS = 3
+
+
+class _PlanError(UsageError):
+    """A trial that cannot be planned, for one or several reasons."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = faults
+
+
 _OF_SCRIPTS = ("max_steps", "warmup_steps")  # the values of [training] that apply to scripts
 
 
@@ -67,7 +72,8 @@ def plan_trials(experiment: Experiment, datasets: Mapping[str, str], cores: int)
                 _check_new(trial, blocks)
                 blocks.append(trial)
             except UsageError as error:
-                faults.append(f"  - trials[{place}], workload {workload.name}: {error}")
+                found = error.faults if isinstance(error, _PlanError) else [str(error)]
+                faults += [f"  - trials[{place}], workload {workload.name}: {f}" for f in found]
     if faults:
         raise UsageError(f"experiment {experiment.name!r} cannot be planned:\n" + "\n".join(faults))
     return _interleaved(experiment, blocks)
@@ -162,15 +168,13 @@ def _trial(
     dataset: str,
     cores: int,
 ) -> Trial:
-    for fault in open_count_faults(request):  # a search was to find them
-        raise UsageError(f"{fault}, or run `paceline tune local SPEC`")
+    # A search was to find open counts.
+    _refuse([f"{f}, or run `paceline tune local SPEC`" for f in open_count_faults(request)])
     training = resolve_training(experiment, workload, dataset)
     counts = counts_on_node(request, cores)
     strategy = STRATEGIES.get(request.local_strategy)
     replica_batch = batch_per_replica(training.global_batch, request.nodes * counts.replicas)
-    faults = strategy.batch_faults(request, counts, replica_batch, workload_of(workload))
-    for fault in faults:
-        raise UsageError(fault)
+    _refuse(strategy.batch_faults(request, counts, replica_batch, workload_of(workload)))
     transport = transport_of(request)
     if transport is None:
         raise UsageError("transport: no installed transport can join these ranks")
@@ -185,22 +189,6 @@ def _trial(
         own["batch_norm"] = "global"  # the same
     training = training.model_copy(update=own)
     options = undivided_for_batch_norm(workload, strategy, request, options)
-    for fault in task_faults(workload, strategy, transport, options):
-        raise UsageError(fault)
-    for fault in batch_norm_faults(workload, training.batch_norm):
-        raise UsageError(fault)
-    for fault in checkpointing_faults(workload, requested=training.activation_checkpointing):
-        raise UsageError(fault)
-    if training.evaluation is not None and TRANSPORTS.get(transport).averages_weights:
-        raise UsageError(
-            f'held_out_samples: transport "{transport}" trains in rounds of tasks, which cannot '
-            "evaluate; use another transport"
-        )
-    if training.learning_rate_warmup_steps and TRANSPORTS.get(transport).averages_weights:
-        raise UsageError(
-            f'learning_rate_warmup_steps: transport "{transport}" keeps no count of steps between '
-            "its tasks; remove it, or use another transport"
-        )
     trial = Trial(
         id="unnamed",
         experiment=experiment.name,
@@ -221,7 +209,14 @@ def _trial(
         restarts=experiment.restarts,
         failures=experiment.failures,
     )
+    _refuse(planned_faults(workload, trial))
     return trial.model_copy(update={"id": trial_name(trial.configuration, 0)})
+
+
+def _refuse(faults: Iterable[str]) -> None:
+    """Raise _PlanError if there are faults."""
+    if found := list(faults):
+        raise _PlanError(found)
 
 
 def _checkpoint(

@@ -4,18 +4,79 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.spec.extensions import TRANSPORTS
+from paceline.spec.extensions import STRATEGIES, TRANSPORTS
 from paceline.spec.own_task import workload_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paceline.plan.trial import Training, Trial
     from paceline.spec.descriptors import OptionModel, StrategyDescriptor
+    from paceline.spec.model_facts import ModelFacts
     from paceline.spec.models import TrialRequest, WorkloadRequest
     from paceline.spec.values import BatchNorm
 
 
-def batch_norm_faults(request: WorkloadRequest, batch_norm: BatchNorm) -> Iterator[str]:
+def planned_faults(request: WorkloadRequest, trial: Trial) -> Iterator[str]:
+    """Yield why a planned trial cannot train the task of an entry of [[workloads]]."""
+    strategy, options = STRATEGIES.get(trial.local_strategy), trial.strategy_options
+    workload, training = workload_of(request), trial.training
+    checkpointing = training.activation_checkpointing
+    yield from _task_faults(request, strategy, trial.transport, options)
+    if workload.needs_facts and strategy.updates_by_part(options):
+        facts = workload.facts()
+        yield from _partial_update_faults(facts, strategy.name, workload.model)
+        if trial.placement.replicas > 1 and training.batch_norm == "global":
+            yield from _statistics_faults(facts, strategy.name, workload.model)
+    yield from strategy.task_faults(
+        workload, trial.placement, options, activation_checkpointing=checkpointing
+    )
+    yield from _batch_norm_faults(request, training.batch_norm)
+    yield from _checkpointing_faults(request, requested=checkpointing)
+    if TRANSPORTS.get(trial.transport).averages_weights:
+        yield from _round_faults(training, trial.transport)
+
+
+def _partial_update_faults(facts: ModelFacts, strategy: str, model: str) -> Iterator[str]:
+    """Yield what a task needs of a whole update, where there are updates with a part only."""
+    if facts.clip_norm is not None:
+        yield (
+            f'clip_norm: {model} limits the norm of the whole gradient, which "{strategy}" does '
+            "not know when it updates a part; set clip_norm = None in the task, or use another "
+            "local_strategy"
+        )
+    if facts.unused_parameter is not None:
+        yield (
+            f'local_strategy "{strategy}" updates every parameter of {model}, but '
+            f"{_without_gradient(facts.unused_parameter)}"
+        )
+
+
+def _statistics_faults(facts: ModelFacts, strategy: str, model: str) -> Iterator[str]:
+    """Yield why replicas cannot compute a batch's samples at different times."""
+    if facts.batch_norms:
+        yield (
+            f"batch_norm: layer {facts.batch_norms[0]} of {model} normalises over the whole batch, "
+            f'but "{strategy}" computes its parts at different times; use batch_norm = '
+            '"per-replica", or another local_strategy'
+        )
+
+
+def _round_faults(training: Training, transport: str) -> Iterator[str]:
+    """Yield values of a training that rounds of tasks cannot have."""
+    if training.evaluation is not None:
+        yield (
+            f'held_out_samples: transport "{transport}" trains in rounds of tasks, which cannot '
+            "evaluate; use another transport"
+        )
+    if training.learning_rate_warmup_steps:
+        yield (
+            f'learning_rate_warmup_steps: transport "{transport}" keeps no count of steps between '
+            "its tasks; remove it, or use another transport"
+        )
+
+
+def _batch_norm_faults(request: WorkloadRequest, batch_norm: BatchNorm) -> Iterator[str]:
     """Yield why a model cannot normalise within each replica."""
     if batch_norm == "per-replica" and not workload_of(request).facts().batch_norms:
         yield (
@@ -24,7 +85,7 @@ def batch_norm_faults(request: WorkloadRequest, batch_norm: BatchNorm) -> Iterat
         )
 
 
-def checkpointing_faults(request: WorkloadRequest, *, requested: bool) -> Iterator[str]:
+def _checkpointing_faults(request: WorkloadRequest, *, requested: bool) -> Iterator[str]:
     """Yield why activations of a model cannot be computed again in segments."""
     workload = workload_of(request)
     if requested and workload.needs_facts:
@@ -47,7 +108,7 @@ def undivided_for_batch_norm(
     return options
 
 
-def task_faults(
+def _task_faults(
     request: WorkloadRequest, strategy: StrategyDescriptor, transport: str, options: Any
 ) -> Iterator[str]:
     """Yield why a strategy cannot train the task."""
@@ -57,10 +118,13 @@ def task_faults(
     facts = workload.facts()
     if strategy.is_pipelined and facts.splitting_fault is not None:
         yield f'local_strategy "{strategy.name}": {facts.splitting_fault}'
-    if strategy.divides_updates(transport, options) and facts.sharding_fault is not None:
+    sharding_fault = facts.sharding_fault
+    if facts.unused_parameter is not None and not strategy.updates_by_part(options):
+        sharding_fault = _without_gradient(facts.unused_parameter)
+    if strategy.divides_updates(transport, options) and sharding_fault is not None:
         yield (
             f'local_strategy "{strategy.name}" divides the update of {workload.model} among '
-            f"workers, but {facts.sharding_fault}; or use a strategy and transport in which each "
+            f"workers, but {sharding_fault}; or use a strategy and transport in which each "
             "replica updates all parameters"
         )
     micro_batches = getattr(options, "micro_batches", 1)
@@ -79,3 +143,10 @@ def task_faults(
             f'transport "{transport}" averages weights and the momentum of SGD; {workload.model} '
             f"has the optimiser {facts.optimizer}; use another transport"
         )
+
+
+def _without_gradient(parameter: str) -> str:
+    return (
+        f"parameter {parameter} gets no gradient from the model's output; use it in the forward, "
+        "remove it, or set requires_grad=False"
+    )

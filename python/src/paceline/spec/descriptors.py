@@ -131,6 +131,20 @@ class StrategyDescriptor(Descriptor):
         """
         yield from ()
 
+    def task_faults(
+        self,
+        workload: WorkloadDescriptor,
+        placement: Placement,
+        options: Any,
+        *,
+        activation_checkpointing: bool,
+    ) -> Iterator[str]:
+        """Yield why it cannot train the task of a workload with the planned options.
+
+        Reasons that follow from the other attributes and methods are yielded elsewhere.
+        """
+        yield from ()
+
     def options(
         self, request: TrialRequest, counts: NodeCounts, replica_batch: int, transport: str
     ) -> OptionModel:
@@ -152,6 +166,11 @@ class StrategyDescriptor(Descriptor):
 
     def divides_updates(self, transport: str, options: Any) -> bool:
         """Return whether several workers update shards of the parameters."""
+        return False
+
+    def updates_by_part(self, options: Any) -> bool:
+        """Return whether an update uses the gradient of a part of the batch or of the model, when
+        the rest is not known yet or already outdated."""
         return False
 
     def implementation_for(self, transport: str, options: Any) -> str:
@@ -271,8 +290,8 @@ class WorkloadDescriptor(Descriptor):
     # class folders are synthesised.
     own_samples: ClassVar[bool] = False
     # Whether rules depend on facts of the model. False: an nn.Sequential without batch
-    # normalisation that SGD trains on images, without a target of its own; planning is 1 to 2 s
-    # faster then.
+    # normalisation and shared parameters that SGD trains on images, without clipping and without a
+    # target of its own; planning is 1 to 2 s faster then.
     needs_facts: ClassVar[bool] = True
 
     model: ClassVar[str]  # name of the model, for messages and files

@@ -33,10 +33,14 @@ class ModelFacts(BaseModel):
     split_points: tuple[int, ...]  # layers at which a pipeline stage may begin, ascending
     batch_norms: tuple[str, ...] = ()  # layers with batch statistics
     optimizer: str = "SGD"  # class name
+    clip_norm: float | None = None  # of the task
+    # (first, last) layer of those that share a trained parameter
+    tied_layers: tuple[tuple[int, int], ...] = ()
     target: Target | None = None  # of the task
     input_field: str = "image"
     target_field: str = "label"
     items: int | None = None  # samples of the task's own map-style data set
+    unused_parameter: str | None = None  # one that gets no gradient from the model's output
     # why a pipeline cannot split the model, and why workers cannot update shards of parameters
     splitting_fault: str | None = None
     sharding_fault: str | None = None

@@ -11,14 +11,12 @@ from torch import nn
 
 from paceline.errors import UsageError
 from paceline.spec.learning_rates import warmup_factor
-from paceline.training.batch_norm import batch_norms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
-    from paceline.plan.trial import Trial
     from paceline.training.task import Task
 
 _EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
@@ -40,25 +38,6 @@ def no_gradient(name: str) -> UsageError:
         "depend on every parameter in every step. Use it in the forward, remove it, or set "
         "requires_grad=False"
     )
-
-
-def check_updates_by_part(task: Task, model: nn.Module, trial: Trial) -> None:
-    """Raise UsageError if an update needs more than the gradient of its own elements.
-
-    Then it could not be computed without the other workers or shards.
-    """
-    name, strategy = type(task).__name__, trial.local_strategy
-    if task.clip_norm is not None:
-        raise UsageError(
-            f'{name}.clip_norm: the norm of the whole gradient is not known to "{strategy}"; '
-            "expected None, or another local_strategy"
-        )
-    layers = list(batch_norms(model))
-    if layers and trial.training.batch_norm == "global":
-        raise UsageError(
-            f'batch_norm: layer {layers[0]} normalises over the whole batch, but "{strategy}" '
-            'computes it at different times; use batch_norm = "per-replica"'
-        )
 
 
 class TaskOptimizer:
@@ -87,15 +66,18 @@ class TaskOptimizer:
         self._step_with(1.0)
         self._end_step()
 
-    def step_part(self, share: float) -> None:
+    def step_part(self, share: float, progress: float | None = None) -> None:
         """Step the optimiser with the mean gradient of a part of a batch, in `.grad`.
 
         share: samples of the part / samples of the batch. The learning rate is multiplied with it.
         So the parts of a batch move the weights together as far as one step does: also with weight
         decay, and with optimisers that normalise the gradient. The schedule steps once per batch.
+        progress: batches that the training has advanced since the last call; None: `share`, if this
+        optimiser gets all parts of a batch.
         """
-        self._step_with(share)
-        self._begun += share
+        if share:
+            self._step_with(share)
+        self._begun += share if progress is None else progress
         while self._begun > 1 - _WHOLE:
             self._begun -= 1
             self._end_step()

@@ -12,7 +12,13 @@ from paceline.errors import PacelineError
 from paceline.spec.model_facts import CLASSES, ModelFacts
 from paceline.training.batch_norm import batch_norms
 from paceline.workloads.build import informed, make_task, on_meta_device
-from paceline.workloads.conditions import STEPS, sharding_fault, small_parameters, splitting_fault
+from paceline.workloads.conditions import (
+    STEPS,
+    sharding_fault,
+    small_parameters,
+    splitting_fault,
+    unused_parameter,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,16 +50,20 @@ def derive_facts(
     built = on_meta_device(task)
     parameters = list(built.parameters())
     unsplit = splitting_fault(task, built)
+    layers = () if unsplit else tuple(task.blocks(built))
     return ModelFacts(
         parameters=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
-        split_points=() if unsplit else tuple(legal_split_points(task.blocks(built))),
+        split_points=tuple(legal_split_points(layers)),
         batch_norms=tuple(batch_norms(built)),
         input_field=task.input_field,
         target_field=task.target_field,
         items=None if items is None else len(items),
         target=task.target,
         optimizer=type(task.optimizer(small_parameters(built))).__name__,
+        clip_norm=task.clip_norm,
+        tied_layers=tuple(tied_layers(layers)),
+        unused_parameter=unused_parameter(task, built),
         splitting_fault=unsplit,
         sharding_fault=sharding_fault(task, built),
     )
@@ -75,3 +85,13 @@ def legal_split_points(layers: Sequence[tuple[str, nn.Module]]) -> list[int]:
     splitting after it costs the same.
     """
     return [i for i in range(1, len(layers)) if not getattr(layers[i][1], "inplace", False)]
+
+
+def tied_layers(layers: Sequence[tuple[str, nn.Module]]) -> list[tuple[int, int]]:
+    """Return the indexes of the first and the last of the layers that share a trained parameter."""
+    users: dict[int, list[int]] = {}
+    for index, (_, layer) in enumerate(layers):
+        for parameter in layer.parameters():
+            if parameter.requires_grad:
+                users.setdefault(id(parameter), []).append(index)
+    return sorted({(used[0], used[-1]) for used in users.values() if used[0] < used[-1]})

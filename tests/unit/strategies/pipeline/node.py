@@ -229,6 +229,6 @@ def distance(found, expected):
     """Largest over the tensors of |found - expected| / |expected|, as vectors."""
     assert list(found) == list(expected)
     return max(
-        float((found[name] - e).norm() / max(float(e.norm()), 1e-30))
+        float((found[name] - e).double().norm() / max(float(e.double().norm()), 1e-30))
         for name, e in expected.items()
     )

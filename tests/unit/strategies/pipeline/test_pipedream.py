@@ -27,10 +27,21 @@ SIZES = [8, 8, 5, 8]  # samples of the steps
 SETUPS = [(2, 4, False), (3, 4, False), (3, 2, True), (4, 3, True), (2, 1, False)]
 
 
-def trained(stages, micro_batches, vertical_sync):
+NORMALISED = """
+import paceline
+from torch import nn
+
+class Normalised(paceline.Task):
+    def model(self):
+        low = [nn.Conv2d(3, 4, 3, stride=4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()]
+        return nn.Sequential(*low, nn.Linear(256, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+"""
+
+
+def trained(stages, micro_batches, vertical_sync, **training):
     """Return weights, staleness by stage and descriptions; and the trial."""
     options = {"schedule": "pipedream", "vertical_sync": vertical_sync}
-    trial = pipeline_trial(stages, micro_batches, pipeline=options)
+    trial = pipeline_trial(stages, micro_batches, pipeline=options, **training)
 
     def body(strategy, local_rank):
         for step, samples in enumerate(SIZES):
@@ -69,12 +80,10 @@ def by_definition(trial, stages, stage_of, vertical_sync):
                 rate = trial.training.learning_rate * (high - low) / samples
                 versions.append(versions[-1] - rate * momentum[name])
             number += 1
-    return {name: versions[-1] for name, versions in history.items()}
+    return {**copied(model.state_dict()), **{name: vs[-1] for name, vs in history.items()}}
 
 
-@pytest.mark.parametrize(("stages", "micro_batches", "vertical_sync"), SETUPS)
-def test_weights_are_those_of_the_definition(stages, micro_batches, vertical_sync):
-    ranks, trial = trained(stages, micro_batches, vertical_sync)
+def is_as_defined(ranks, trial, stages, vertical_sync):
     weights, _, description = ranks[0]
     layers = [name for name, _ in layers_of(trial)[1]]
     layer_of = {name: layers.index(name.rpartition(".")[0]) for name in weights}
@@ -83,6 +92,20 @@ def test_weights_are_those_of_the_definition(stages, micro_batches, vertical_syn
     expected = by_definition(trial, stages, stage_of, vertical_sync)
     assert distance(weights, expected) < 1e-5
     assert all(torch.equal(weights[n], other[n]) for other, *_ in ranks for n in weights)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches", "vertical_sync"), SETUPS)
+def test_weights_are_those_of_the_definition(stages, micro_batches, vertical_sync):
+    ranks, trial = trained(stages, micro_batches, vertical_sync)
+    is_as_defined(ranks, trial, stages, vertical_sync)
+
+
+@pytest.mark.parametrize("vertical_sync", [False, True])
+def test_batch_normalisation_of_two_stages_is_over_the_whole_batch(tmp_path, vertical_sync):
+    file = tmp_path / "normalised.py"
+    file.write_text(NORMALISED)
+    ranks, trial = trained(2, 1, vertical_sync, task=f"{file}:Normalised")
+    is_as_defined(ranks, trial, 2, vertical_sync)
 
 
 @pytest.mark.parametrize(("stages", "micro_batches", "vertical_sync"), SETUPS)

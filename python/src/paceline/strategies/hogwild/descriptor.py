@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.spec.descriptors import OptionModel
 from paceline.spec.placement import NodeCounts
@@ -55,3 +55,6 @@ class Hogwild(ProcessPerReplica):
         self, request: TrialRequest, counts: NodeCounts, replica_batch: int, transport: str
     ) -> HogwildOptions:
         return HogwildOptions()
+
+    def updates_by_part(self, options: Any) -> bool:
+        return True

@@ -26,7 +26,6 @@ from paceline.records.rows import UpdateRow, own_update
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.training.optimizers import (
     TaskOptimizer,
-    check_updates_by_part,
     no_gradient,
     trained_parameters,
 )
@@ -71,10 +70,8 @@ class HogwildStrategy(LocalStrategy):
     ) -> None:
         """Move the weights into shared memory; collective over the node.
 
-        Raises UsageError if the task clips gradients, or its model normalises over the batch;
-        EnvironmentLacks if the processes cannot share memory.
+        Raises EnvironmentLacks if the processes cannot share memory.
         """
-        check_updates_by_part(task, model, trial)
         self._task, self._model, self._trial = task, model, trial
         self._rank, self._ranks = context.local_rank, context.ranks_on_node
         self._limit_s = trial.limits.collective_s
@@ -111,7 +108,7 @@ class HogwildStrategy(LocalStrategy):
                 if parameter.grad is None:
                     raise no_gradient(name)
                 parameter.grad /= share
-            self._optimizer.step_part(share)
+        self._optimizer.step_part(share, progress=1.0)  # others have the rest of this batch
         sequence = int(self._counters[self._rank])
         staleness = int(self._counters.sum()) - self._seen
         lead_steps = sequence - int(self._counters.min())

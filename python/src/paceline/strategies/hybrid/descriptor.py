@@ -75,9 +75,6 @@ class Hybrid(Pipeline):
         workers = f"{placement.replicas_per_node}{_DOT}{placement.stages}"
         return f"{workers}{_TIMES}{placement.threads_per_worker} m{options.micro_batches}"
 
-    def divides_updates(self, transport: str, options: Any) -> bool:
-        return True
-
     def layout_keys(self, placement: Placement, options: PipelineOptions) -> dict[str, Any]:
         return {
             "replicas": placement.replicas_per_node,

@@ -137,3 +137,6 @@ class ParameterServer(ProcessPerReplica):
 
     def divides_updates(self, transport: str, options: Any) -> bool:
         return True
+
+    def updates_by_part(self, options: Any) -> bool:
+        return True

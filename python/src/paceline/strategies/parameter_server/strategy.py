@@ -42,7 +42,6 @@ from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.strategies.reduction.replicate_group import all_reduce_tensors
 from paceline.training.optimizers import (
     TaskOptimizer,
-    check_updates_by_part,
     no_gradient,
     trained_parameters,
 )
@@ -87,11 +86,7 @@ class ParameterServerStrategy(LocalStrategy):
         trial: Trial,
         peers: RankGroups,  # noqa: ARG002  (torch's default group has all ranks)
     ) -> None:
-        """Divide the weights among the servers; collective over all ranks.
-
-        Raises UsageError if the task clips gradients, or its model normalises over the batch.
-        """
-        check_updates_by_part(task, model, trial)
+        """Divide the weights among the servers; collective over all ranks."""
         self._task, self._model, self._trial = task, model, trial
         self._options = options = trial.options_as(ParameterServerOptions)
         rank, self._ranks = context.rank, context.world_size
@@ -251,10 +246,10 @@ class ParameterServerStrategy(LocalStrategy):
 
     def _step_locally(self) -> None:
         """Update the own copy of the weights, where it is not replaced after every step."""
-        share = len(self._batch.sample_ids) / self._batch.global_samples
-        if self._local is None or not share:
+        if self._local is None:
             return
+        share = len(self._batch.sample_ids) / self._batch.global_samples
         for parameter in self._parameters.values():
-            if parameter.grad is not None:
+            if share and parameter.grad is not None:
                 parameter.grad /= share
-        self._local.step_part(share)
+        self._local.step_part(share, progress=1.0)  # the servers get the rest of this batch

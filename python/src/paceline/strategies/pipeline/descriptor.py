@@ -83,6 +83,23 @@ class Pipeline(StrategyDescriptor):
                 workload.model, places, counts.stages, keys.split_points
             )
 
+    def task_faults(
+        self,
+        workload: WorkloadDescriptor,
+        placement: Placement,
+        options: PipelineOptions,
+        *,
+        activation_checkpointing: bool,
+    ) -> Iterator[str]:
+        if options.flushes:
+            return
+        if activation_checkpointing:
+            yield settings.STREAM_STORES_ACTIVATIONS
+        if workload.needs_facts:
+            yield from settings.stream_model_faults(
+                workload.facts(), workload.model, placement.stages, options
+            )
+
     def options(
         self, request: TrialRequest, counts: NodeCounts, replica_batch: int, transport: str
     ) -> PipelineOptions:
@@ -111,6 +128,9 @@ class Pipeline(StrategyDescriptor):
 
     def divides_updates(self, transport: str, options: Any) -> bool:
         return True
+
+    def updates_by_part(self, options: PipelineOptions) -> bool:
+        return not options.flushes
 
     def layout_keys(self, placement: Placement, options: PipelineOptions) -> dict[str, Any]:
         if options.split_points is None:

@@ -8,7 +8,6 @@ from paceline.errors import UsageError
 from paceline.strategies.pipeline.partition import settings_of
 from paceline.strategies.pipeline.pipedream import StreamPlace, StreamStage
 from paceline.strategies.pipeline.strategy import PipelineStrategy, Place
-from paceline.training.optimizers import check_updates_by_part
 from paceline.training.strategy import GradientResult, TrainBatch
 
 if TYPE_CHECKING:
@@ -39,14 +38,8 @@ class PipeDreamStrategy(PipelineStrategy):
     def prepare(
         self, task: Task, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
     ) -> None:
-        """Raises UsageError, beside what a pipeline raises, if stages share a parameter or an
-        update needs all gradients."""
-        check_updates_by_part(task, model, trial)
-        if trial.training.activation_checkpointing:
-            raise UsageError(
-                'activation_checkpointing: schedule "pipedream" stores the activations of every '
-                'micro-batch in flight; remove it, or use schedule = "1f1b"'
-            )
+        """Raises UsageError, beside what a pipeline raises, if stages that were balanced by
+        measured times share a parameter."""
         super().prepare(task, model, context, trial, peers)
         if self._has_ties:
             raise UsageError(

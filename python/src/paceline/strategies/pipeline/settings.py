@@ -14,6 +14,7 @@ from paceline.spec.fields import Count, PositiveInt
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from paceline.spec.model_facts import ModelFacts
     from paceline.spec.models import TrialRequest
     from paceline.spec.placement import NodeCounts, Placement
 
@@ -21,6 +22,11 @@ PipelineSchedule = Literal["gpipe", "1f1b", "pipedream"]
 # Those that update the weights once a step, after all micro-batches, and train the same.
 FLUSHING_SCHEDULES: tuple[PipelineSchedule, ...] = ("gpipe", "1f1b")
 Balance = Literal["time", "size"]
+
+STREAM_STORES_ACTIVATIONS = (
+    'activation_checkpointing: schedule "pipedream" stores the activations of every micro-batch in '
+    'flight; remove it, or use schedule = "1f1b"'
+)
 
 # Keeps the bubble (s - 1) / (m + s - 1) under a fifth (Huang et al., GPipe, section 2.3:
 # negligible from four micro-batches a stage on).
@@ -148,6 +154,31 @@ def stream_faults(request: TrialRequest, micro_batches: int, counts: NodeCounts)
         yield (
             f'micro_batches: {stages} stages with schedule "pipedream" need at least '
             f"{stages - 1}, got {micro_batches}"
+        )
+
+
+def stream_model_faults(
+    facts: ModelFacts, model: str, stages: int, options: PipelineOptions
+) -> Iterator[str]:
+    """Yield why a pipeline without flushes cannot train a model."""
+    # A split point p puts layers from p on into a later stage. It divides layers (a, b) if
+    # a < p <= b, and other split points are too few.
+    undivided = [
+        point
+        for point in options.split_points or facts.split_points
+        if not any(first < point <= last for first, last in facts.tied_layers)
+    ]
+    if facts.tied_layers and len(undivided) < stages - 1:
+        ties = ", ".join(f"{first} and {last}" for first, last in facts.tied_layers)
+        yield (
+            f'schedule: with "pipedream" a parameter belongs to one stage, but layers {ties} of '
+            f'{model} share one; use "1f1b", or other split_points'
+        )
+    if facts.batch_norms and options.micro_batches < stages - 1:
+        yield (
+            f"schedule: layer {facts.batch_norms[0]} of {model} normalises over the whole batch, "
+            f'so there is one micro-batch, but "pipedream" needs at least {stages - 1} with '
+            f'{stages} stages; use stages = 2, or "1f1b"'
         )
 
 
