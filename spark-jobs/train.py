@@ -25,7 +25,8 @@ except ImportError:  # unpacked from the archive: the package lies beside this s
 from py4j.protocol import Py4JError
 from pyspark import BarrierTaskContext, SparkConf, SparkContext, TaskContext
 
-from paceline.errors import EnvironmentLacks, ExitCode, UsageError
+from paceline.errors import EnvironmentLacks, UsageError
+from paceline.job.failure import RESTARTED_CODES
 from paceline.job.launched_by import check_started_once
 from paceline.job.messages import rank_failed_line, run_guarded, say
 from paceline.job.options import JobOptions, parse_options
@@ -135,7 +136,7 @@ def _train(context: SparkContext, job: Job) -> RankEnd:
     """
     for restarts_left in reversed(range(1 + job.trial.restarts)):
         end = _train_once(context, job)
-        if end.error is None or end.exit_code != ExitCode.RANK_FAILED or restarts_left == 0:
+        if end.error is None or end.exit_code not in RESTARTED_CODES or restarts_left == 0:
             break
         failure = FailureRow(
             detected_unix_s=time.time(),

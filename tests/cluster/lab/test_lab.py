@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -60,6 +61,14 @@ except OSError:  # no answer in time, or no host that says it has the address
     sys.exit({UNREACHABLE})
 peer.sendall(bytes(int(sys.argv[2])))
 peer.close()
+"""
+
+# A host can crash another one, as `paceline run` does.
+OUTAGE = """
+import sys
+from paceline.lab import outage
+lab = outage.own_lab()
+getattr(outage, sys.argv[1])(lab, lab.hosts[1])
 """
 
 
@@ -159,6 +168,17 @@ def test_cut_link_carries_nothing_until_it_is_restored(
     assert transfer(pair, 10) is None
     pair.restore(second)
     # the other end of a cable that was down is taken up a moment later
+    assert wait_until(lambda: transfer(pair, 10) is not None, LIMIT_S)
+
+
+def test_host_that_crashes_has_no_processes_and_no_link_until_it_boots(pair: Lab) -> None:
+    first, second = pair.hosts
+    with subprocess.Popen(second.command("sleep", LIMIT_S)) as sleeper:
+        assert wait_until(lambda: bool(pair.processes_on(second)), LIMIT_S)
+        assert python(first, OUTAGE, "crash").returncode == 0
+        assert sleeper.wait(LIMIT_S) == -signal.SIGKILL
+    assert transfer(pair, 10) is None
+    assert python(first, OUTAGE, "boot").returncode == 0
     assert wait_until(lambda: transfer(pair, 10) is not None, LIMIT_S)
 
 

@@ -6,8 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from paceline.analysis.failure_rates import FailureCost, overtakings
-from paceline.analysis.recovery import checkpoint_cost, recoveries, recovery_values, resumed_steps
+from paceline.analysis.failure_rates import FailureCost, failure_costs, overtakings
+from paceline.analysis.recovery import (
+    Recovery,
+    checkpoint_cost,
+    recoveries,
+    recovery_values,
+    resumed_steps,
+)
 from paceline.analysis.steps import GlobalSteps
 from paceline.records.files import JsonlWriter
 from paceline.records.layout import TrialFiles
@@ -69,8 +75,16 @@ def test_parts_of_a_failure_that_the_supervisor_noticed(record):
 def test_moment_of_an_injected_failure_is_known(record):
     write(record.files.injected, InjectedFailureRow(unix_s=108.5, rank=1))
     (found,) = recoveries(record, FakeSteps())
-    assert found.failed_rank == 1
+    assert (found.failed_rank, found.kind) == (1, "rank")
     assert found.detect_s == pytest.approx(0.5)  # the other rank wrote so, at 109
+
+
+def test_injected_failure_belongs_to_the_first_recovery_after_it(record):
+    write(record.files.injected, InjectedFailureRow(unix_s=108.5, rank=1, kind="host"))
+    again = dataclasses.replace(CONTINUED, process_started_unix_s=130.0, restored_unix_s=131.0)
+    for rank in record.ranks:
+        rank.continuations = (*rank.continuations, again)
+    assert [found.kind for found in recoveries(record, FakeSteps())] == ["host", None]
 
 
 def test_under_torchrun_the_first_rank_that_failed_has_noticed_it(record):
@@ -113,9 +127,10 @@ def test_cost_of_checkpoints(record):
     assert (found.blocked_s, found.write_s) == (0.3, 3.0)
 
 
-def cost(name, step_s, downtime_s):
+def cost(name, step_s, downtime_s, kind="rank"):
     return FailureCost(
         configuration=name,
+        kind=kind,
         step_s=step_s,
         failures=1,
         lost_steps=1,
@@ -130,7 +145,7 @@ def cost(name, step_s, downtime_s):
 
 def test_fast_step_with_an_expensive_restart_is_overtaken_where_failures_are_frequent():
     fast, robust = cost("mpi", 1.0, 60.0), cost("spark", 1.05, 5.0)
-    (found,) = overtakings([robust, fast])
+    (found,) = overtakings([robust, fast, cost("spark", 1.05, 5.0, kind="executor")])
     assert (found.rare, found.frequent) == ("mpi", "spark")
     # exp(60 / m) = 1.05 exp(5 / m), apart from the checkpoints, which are equal: m = 55 / ln 1.05
     assert found.mtbf_s == pytest.approx(55 / np.log(1.05), rel=0.02)
@@ -138,3 +153,26 @@ def test_fast_step_with_an_expensive_restart_is_overtaken_where_failures_are_fre
 
 def test_configuration_that_is_better_in_both_is_never_overtaken():
     assert overtakings([cost("a", 1.0, 5.0), cost("b", 1.1, 6.0)]) == []
+
+
+def test_costs_of_different_failures_are_kept_apart():
+    survived = [recovery("rank", 1.0), recovery("host", 9.0), recovery("rank", 3.0)]
+    row = SimpleNamespace(configuration="a", step_s=SimpleNamespace(median=0.5))
+    trial = SimpleNamespace(recoveries=survived, checkpoints=None)
+    comparison = SimpleNamespace(rows=[row], trials={"a": [trial]})
+    found = {cost.kind: (cost.failures, cost.restore_s) for cost in failure_costs(comparison)}
+    assert found == {"rank": (2, 2.0), "host": (1, 9.0)}
+
+
+def recovery(kind, restore_s):
+    return Recovery(
+        kind=kind,
+        failed_rank=0,
+        steps_done=5,
+        resumed_steps=4,
+        lost_work_s=1.0,
+        detect_s=0.1,
+        restart_s=0.2,
+        restore_s=restore_s,
+        next_step_s=0.3,
+    )

@@ -1,18 +1,29 @@
 """Failures that a run causes itself."""
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from paceline.errors import EnvironmentLacks, UsageError
 from paceline.host.machine import host_name
-from paceline.host.processes import process_started_unix_s
+from paceline.host.processes import is_alive, process_started_unix_s
+from paceline.launchers.spark.descriptor import SparkOptions
 from paceline.records.files import read_jsonl, write_json
 from paceline.records.layout import TrialFiles
-from paceline.runner.failures import failing_ranks, planned_failures
+from paceline.runner.failures import (
+    check_failures,
+    failing,
+    failure_kinds,
+    planned_failures,
+)
+from paceline.runner.victims import Victims
 from paceline.spec.failures import FailureSettings
 
 
@@ -22,8 +33,58 @@ def test_failures_are_drawn_from_the_seed():
     assert found == planned_failures(settings, 1, 0, 3)
     assert found != planned_failures(settings, 2, 0, 3)
     assert found != planned_failures(settings, 1, 1, 3)
-    assert sum(wait_s for wait_s, _ in found) / 2000 == pytest.approx(10.0, rel=0.1)
-    assert {rank for _, rank in found} == {0, 1, 2}
+    assert sum(failure.wait_s for failure in found) / 2000 == pytest.approx(10.0, rel=0.1)
+    assert {failure.rank for failure in found} == {0, 1, 2}
+
+
+def test_kinds_take_turns_and_change_neither_times_nor_ranks():
+    settings = FailureSettings(mean_s=10.0, count=5)
+    kinds = ("rank", "executor", "host")
+    found = planned_failures(settings.model_copy(update={"kinds": kinds}), 1, 0, 3)
+    assert [failure.kind for failure in found] == ["rank", "executor", "host", "rank", "executor"]
+    assert [dataclasses.replace(f, kind="rank") for f in found] == planned_failures(
+        settings, 1, 0, 3
+    )
+
+
+def with_master(trial, master):
+    """Return the trial under Spark."""
+    options = SparkOptions(master=master)
+    return trial.model_copy(update={"launcher": "spark", "launcher_options": options})
+
+
+@pytest.mark.parametrize(
+    ("master", "nodes", "kinds"),
+    [
+        (None, 1, {"rank"}),
+        ("local[2]", 1, {"rank"}),
+        ("local-cluster[2,1,512]", 1, {"rank", "executor"}),
+        ("spark://10.77.0.1:7077", 2, {"rank", "executor", "host"}),
+    ],
+)
+def test_kinds_of_failures_that_a_trial_can_have(make_trial, master, nodes, kinds):
+    assert (
+        failure_kinds(with_kinds(with_master(make_trial(), master), "rank", nodes=nodes)) == kinds
+    )
+
+
+def with_kinds(trial, *kinds, nodes=1):
+    place = trial.placement.model_copy(update={"nodes": nodes})
+    failures = FailureSettings(mean_s=1.0, kinds=kinds)
+    return trial.model_copy(update={"failures": failures, "placement": place})
+
+
+def test_failure_that_no_trial_can_have_is_refused(make_trial):
+    check_failures([make_trial(), with_kinds(make_trial(), "rank")])
+    with pytest.raises(UsageError, match="no trial can have failures of kind executor, host"):
+        check_failures([with_kinds(make_trial(), "host", "rank", "executor")])
+
+
+def test_hosts_are_killed_in_a_lab_only(make_trial, monkeypatch):
+    trial = with_kinds(make_trial(), "host", nodes=2)
+    monkeypatch.delenv("PACELINE_LAB", raising=False)
+    with pytest.raises(EnvironmentLacks, match="expects hosts of a lab"):
+        check_failures([trial])
 
 
 @pytest.fixture
@@ -55,7 +116,7 @@ def test_rank_that_trains_is_killed_and_the_moment_recorded(make_trial, rank, tm
     trial = make_trial().model_copy(update={"failures": FailureSettings(mean_s=0.01)})
     files = TrialFiles(tmp_path)
     write_rank(files, rank.pid)
-    with failing_ranks(trial, files):
+    with failing(trial, files):
         assert rank.wait(20) == -9
     (row,) = read_jsonl(files.injected)
     assert row["rank"] == 0
@@ -65,6 +126,43 @@ def test_rank_that_trains_is_killed_and_the_moment_recorded(make_trial, rank, tm
 def test_without_failures_nothing_is_killed(make_trial, rank, tmp_path):
     files = TrialFiles(tmp_path)
     write_rank(files, rank.pid)
-    with failing_ranks(make_trial(), files):
+    with failing(make_trial(), files):
         assert rank.poll() is None
     assert not files.injected.exists()
+
+
+# Starts a rank below itself, as an executor does, and prints its process id.
+EXECUTOR = """
+import subprocess, sys, time
+rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(rank.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_executor_above_the_rank_is_killed(make_trial):
+    trial = with_master(make_trial(), "spark://host:7077")
+    victims = Victims(trial, FailureSettings(mean_s=1.0), lab=None)
+    executor = subprocess.Popen(
+        [sys.executable, "-c", EXECUTOR, "org.apache.spark.executor.CoarseGrainedExecutorBackend"],
+        stdout=subprocess.PIPE,
+    )
+    rank = int(executor.stdout.readline())
+    status = SimpleNamespace(pid=rank, process_started_unix_s=process_started_unix_s(rank))
+    try:
+        victims.kill("executor", status, threading.Event())
+        assert executor.wait(20) == -9
+        assert is_alive(rank)
+    finally:
+        executor.kill()
+        executor.wait(10)
+        executor.stdout.close()
+        os.kill(rank, 9)
+
+
+def test_host_to_kill_is_not_the_one_of_the_launcher(make_trial):
+    victims = Victims(make_trial(), FailureSettings(mean_s=1.0), lab=None)
+    here = SimpleNamespace(rank=0, host=host_name())
+    there = SimpleNamespace(rank=1, host="lab-1")
+    assert [victims.choose("host", drawn, [here, there]).rank for drawn in (0, 1)] == [1, 1]
+    assert victims.choose("rank", 0, [here, there]).rank == 0

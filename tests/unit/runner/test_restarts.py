@@ -22,7 +22,7 @@ count = int(starts.read_text()) + 1 if starts.exists() else 1
 starts.write_text(str(count))
 assert not (rank / "status.json").exists(), "the status of the attempt before is still there"
 state = "failed" if count <= failures else "done"
-error = "RankFailed: start %d" % count if state == "failed" else None
+error = "%s: start %d" % (sys.argv[3], count) if state == "failed" else None
 (rank / "status.json").write_text(json.dumps({
     "rank": 0, "host": "other", "pid": 1, "process_started_unix_s": time.time(), "state": state,
     "error": error, "secondary": False,
@@ -33,11 +33,12 @@ sys.exit(5 if error else 0)
 
 
 class FakeLauncher:
-    def __init__(self, failures):
-        self._failures = failures
+    def __init__(self, failures, error):
+        self._words = (str(failures), error)
 
     def command(self, trial, files):
-        return Command(argv=(sys.executable, "-c", PROGRAM, str(self._failures), str(files.root)))
+        failures, error = self._words
+        return Command(argv=(sys.executable, "-c", PROGRAM, failures, str(files.root), error))
 
     def failed_rank(self, log_text):
         return None
@@ -45,8 +46,8 @@ class FakeLauncher:
 
 @pytest.fixture
 def run(make_trial, tmp_path, monkeypatch):
-    def start(failures, restarts):
-        monkeypatch.setattr(module, "launcher_for", lambda _: FakeLauncher(failures))
+    def start(failures, restarts, error="RankFailed"):
+        monkeypatch.setattr(module, "launcher_for", lambda _: FakeLauncher(failures, error))
         monkeypatch.setattr(module, "watch", lambda *_: [])
         files = TrialFiles(tmp_path)
         trial = make_trial().model_copy(update={"restarts": restarts})
@@ -80,3 +81,9 @@ def test_without_restarts_there_is_one_start(run):
     assert outcome.status == "failed"
     assert not files.failures.exists()
     assert json.loads((files.root / "starts").read_text()) == 1
+
+
+@pytest.mark.parametrize(("error", "starts"), [("TimedOut", 2), ("DataError", 1)])
+def test_lost_peer_is_worth_a_new_start_but_bad_data_is_not(run, error, starts):
+    _, files = run(failures=1, restarts=3, error=error)
+    assert json.loads((files.root / "starts").read_text()) == starts

@@ -35,6 +35,7 @@ class Recovery:
     to the end of the first new step.
     """
 
+    kind: str | None  # of a failure that the run caused: rank, executor or host
     failed_rank: int | None
     steps_done: int  # before the failure
     resumed_steps: int  # from which the training continued
@@ -85,10 +86,12 @@ def recoveries(record: TrialRecord, steps: RankSteps) -> tuple[Recovery, ...]:
     number = min((len(each) for each in by_rank), default=0)
     failures = rows(record.files.failures, FailureRow)
     injected = rows(record.files.injected, InjectedFailureRow)
-    return tuple(
-        _recovery([each[index] for each in by_rank], failures, injected, steps)
-        for index in range(number)
-    )
+    found, since_unix_s = [], 0.0
+    for index in range(number):
+        ranks = [each[index] for each in by_rank]
+        found.append(_recovery(ranks, failures, injected, steps, since_unix_s))
+        since_unix_s = max(row.restored_unix_s for row in ranks)
+    return tuple(found)
 
 
 def checkpoint_cost(record: TrialRecord) -> CheckpointCost | None:
@@ -115,7 +118,9 @@ def _recovery(
     failures: Sequence[FailureRow],
     injected: Sequence[InjectedFailureRow],
     steps: RankSteps,
+    since_unix_s: float,
 ) -> Recovery:
+    """Return one recovery. since_unix_s: when the training had continued after the one before."""
     last_ended = max((r.before_ended_unix_s for r in ranks if r.before_ended_unix_s), default=None)
     started = min(row.process_started_unix_s for row in ranks)
     restored = max(row.restored_unix_s for row in ranks)
@@ -128,7 +133,7 @@ def _recovery(
     else:  # torchrun's agent: the first rank that noticed it wrote so
         noticed = [r.before_state_unix_s for r in ranks if r.before_state == "failed"]
         detected = min((time for time in noticed if time is not None), default=None)
-    caused = [row for row in injected if row.unix_s <= (detected or started)]
+    caused = [row for row in injected if since_unix_s <= row.unix_s <= (detected or started)]
     failed_rank = caused[-1].rank if caused else None
     if failure is not None and failed_rank is None:
         failed_rank = failure.failed_rank
@@ -136,6 +141,7 @@ def _recovery(
     next_ended = _ended(steps, resumed)
     before = _ended(steps, resumed - 1) if resumed else None
     return Recovery(
+        kind=caused[-1].kind if caused else None,
         failed_rank=failed_rank,
         steps_done=max(row.before_steps for row in ranks),
         resumed_steps=resumed,

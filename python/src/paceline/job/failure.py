@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from paceline.job.trial import Job
     from paceline.records.rows import RankStatus
 
+# Ends of ranks after which a new start may help: one failed, or waited for a lost one too long.
+RESTARTED_CODES = frozenset({ExitCode.RANK_FAILED, ExitCode.TIMED_OUT})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstFailure:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 # With these options a killed JVM leaves no file in /tmp, and its start takes half the CPU time.
 _JVM = "-XX:-UsePerfData -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
+# The master stops to use a host this long after its crash. Spark's default is a minute, in which it
+# may start executors there. Workers report four times in it.
+_WORKER_TIMEOUT = "-Dspark.worker.timeout=20"
+
 
 def write(record: LabRecord) -> None:
     """Make the folders and the files of the lab, except logs."""
@@ -87,7 +91,7 @@ def jvm_options(host: Host) -> dict[str, str]:
     folder = f"-Djava.io.tmpdir={host.temporary}"
     return {
         "SPARK_SUBMIT_OPTS": f"-XX:-UsePerfData {folder}",
-        "SPARK_DAEMON_JAVA_OPTS": f"{_JVM} {folder}",
+        "SPARK_DAEMON_JAVA_OPTS": f"{_JVM} {_WORKER_TIMEOUT} {folder}",
     }
 
 

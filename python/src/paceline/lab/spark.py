@@ -33,18 +33,22 @@ def start(record: LabRecord, begun: list[subprocess.Popen[bytes]]) -> None:
     master = _start(record, record.hosts[0], "master", "master", "--port", SPARK_PORT)
     begun.append(master.process)
     wait_for([master], START_S)  # a worker that finds no master retries only after seconds
-    slots = record.settings.slots_per_host()
     workers = []
     for host in record.hosts:
-        name = f"worker-{host.number}"
-        worker = _start(
-            record, host, "worker", name,
-            "--cores", slots, "--memory", f"{slots + 1}g",
-            "--work-dir", Path(record.logs, name), record.spark_master,
-        )  # fmt: skip
+        worker = start_worker(record, host)
         begun.append(worker.process)
         workers.append(worker)
     wait_for(workers, deadline - time.monotonic())
+
+
+def start_worker(record: LabRecord, host: Host) -> Daemon:
+    """Start the worker of a host; return at once."""
+    slots, name = record.settings.slots_per_host(), f"worker-{host.number}"
+    return _start(
+        record, host, "worker", name,
+        "--cores", slots, "--memory", f"{slots + 1}g",
+        "--work-dir", Path(record.logs, name), record.spark_master,
+    )  # fmt: skip
 
 
 def _start(record: LabRecord, host: Host, kind: Kind, name: str, *options: object) -> Daemon:

@@ -186,10 +186,11 @@ class FailureRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InjectedFailureRow:
-    """A rank that the run itself has killed (`injected.jsonl`)."""
+    """A failure that the run itself has caused (`injected.jsonl`)."""
 
     unix_s: float
-    rank: int
+    rank: int  # that was killed, alone or with its executor or host
+    kind: str = "rank"  # see spec.failures.FailureKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

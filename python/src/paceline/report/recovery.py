@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.failure_rates import Overtaking
 
+UNKNOWN = "not caused by the run"
 _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 
 
 def recovery(comparison: Comparison) -> dict[str, Any] | None:
-    """Return a row for each configuration that survived a failure, and sentences on failure rates.
+    """Return a row for each configuration and kind of failure, and sentences on failure rates.
 
     None if no trial survived one.
     """
@@ -27,6 +28,7 @@ def recovery(comparison: Comparison) -> dict[str, Any] | None:
         "rows": [
             {
                 "name": _name(comparison, cost.configuration),
+                "kind": cost.kind or UNKNOWN,
                 "cost": cost,
                 "downtime_s": cost.downtime_s,
             }
@@ -41,8 +43,9 @@ def _name(comparison: Comparison, configuration: str) -> str:
 
 
 def _sentence(comparison: Comparison, overtaking: Overtaking) -> str:
+    failures = "failures" if overtaking.kind is None else f"failures of kind {overtaking.kind}"
     return (
-        f"{_name(comparison, overtaking.rare)} is expected to be faster while failures are rarer "
+        f"{_name(comparison, overtaking.rare)} is expected to be faster while {failures} are rarer "
         f"than one in {duration(overtaking.mtbf_s)}; {_name(comparison, overtaking.frequent)} is "
         "faster where they are more frequent."
     )

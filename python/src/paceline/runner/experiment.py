@@ -10,6 +10,7 @@ from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
 from paceline.runner.directory import check_run_dir, made_run_dir, only_runner
 from paceline.runner.equivalence import check_equivalences
+from paceline.runner.failures import check_failures
 from paceline.runner.planning import make_datasets, manifest_of, planned_trials
 from paceline.runner.repeats import repeats_of
 from paceline.runner.trial import failure_of, is_finished, run_trial
@@ -62,8 +63,9 @@ def run(
 
 
 def preflight(trials: Iterable[Trial]) -> None:
-    """Check every configuration before any trial runs. Raises EnvironmentLacks."""
+    """Check every configuration before any trial runs. Raises EnvironmentLacks, UsageError."""
     first_of_each = {trial.configuration: trial for trial in reversed(list(trials))}
+    check_failures(first_of_each.values())
     for trial in reversed(first_of_each.values()):
         launcher_for(trial.launcher).preflight(trial)
 

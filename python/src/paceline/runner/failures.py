@@ -1,47 +1,91 @@
-"""Kill ranks of a trial at random times, to measure what a failure costs."""
+"""Kill ranks, executors or hosts of a trial at random times, to measure what a failure costs."""
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.host.machine import host_name
-from paceline.host.processes import is_alive
+from paceline.errors import EnvironmentLacks, UsageError
+from paceline.lab.outage import own_lab
 from paceline.records.files import JsonlWriter
 from paceline.records.rows import InjectedFailureRow
 from paceline.records.statuses import read_statuses
+from paceline.runner.victims import Victims
+from paceline.spec.extensions import LAUNCHERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import RankStatus
-    from paceline.spec.failures import FailureSettings
+    from paceline.spec.failures import FailureKind, FailureSettings
 
 _POLL_S = 0.1
 _END_S = 5.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFailure:
+    """A failure before it happens."""
+
+    wait_s: float  # of training before it
+    rank: int
+    kind: FailureKind
+
+
 def planned_failures(
     settings: FailureSettings, seed: int, repeat: int, ranks: int
-) -> list[tuple[float, int]]:
-    """Return (seconds of training before it, rank) of each failure of a trial."""
+) -> list[PlannedFailure]:
+    """Return the failures of a trial in order, those that the trial skips included."""
     draw = random.Random(f"{seed} {repeat}")  # noqa: S311  (a plan, not a secret)
     return [
-        (draw.expovariate(1 / settings.mean_s), draw.randrange(ranks))
-        for _ in range(settings.count)
+        PlannedFailure(
+            wait_s=draw.expovariate(1 / settings.mean_s),
+            rank=draw.randrange(ranks),
+            kind=settings.kinds[number % len(settings.kinds)],
+        )
+        for number in range(settings.count)
     ]
 
 
+def failure_kinds(trial: Trial) -> set[FailureKind]:
+    """Return the kinds of failures that the trial can have."""
+    kinds: set[FailureKind] = {"rank"}
+    if LAUNCHERS.get(trial.launcher).executor_program(trial.launcher_options) is not None:
+        kinds.add("executor")
+    if trial.placement.nodes > 1:
+        kinds.add("host")
+    return kinds
+
+
+def check_failures(trials: Iterable[Trial]) -> None:
+    """Check that the kinds of `[failures]` exist here.
+
+    Raises UsageError if no trial can have one, EnvironmentLacks if hosts are not those of a lab.
+    """
+    planned = [(trial.failures.kinds, failure_kinds(trial)) for trial in trials if trial.failures]
+    asked = {kind for kinds, _ in planned for kind in kinds}
+    missing = sorted(asked - {kind for _, kinds in planned for kind in kinds})
+    if missing:
+        raise UsageError(
+            f"failures.kinds: no trial can have failures of kind {', '.join(missing)}; host needs "
+            "several nodes, executor a launcher with executors (Spark with a cluster as master)"
+        )
+    if "host" in asked and own_lab() is None:
+        raise EnvironmentLacks(
+            'failures.kinds: "host" kills all processes of a host, so it expects hosts of a lab; '
+            "start the run in one: paceline lab up --cores 1 --exec 'paceline run …'"
+        )
+
+
 @contextmanager
-def failing_ranks(trial: Trial, files: TrialFiles) -> Iterator[None]:
-    """Kill ranks as the trial's `[failures]` says while the block runs; nothing without it."""
+def failing(trial: Trial, files: TrialFiles) -> Iterator[None]:
+    """Cause the failures of the trial's `[failures]` while the block runs; nothing without it."""
     if trial.failures is None:
         yield
         return
@@ -60,39 +104,39 @@ def failing_ranks(trial: Trial, files: TrialFiles) -> Iterator[None]:
 def _inject(
     trial: Trial, settings: FailureSettings, files: TrialFiles, stopped: threading.Event
 ) -> None:
-    ranks = trial.placement.ranks
+    victims = Victims(trial, settings, own_lab())
+    ranks, kinds = trial.placement.ranks, failure_kinds(trial)
     killed: set[int] = set()
-    plan = planned_failures(settings, trial.training.seed, trial.repeat, ranks)
-    for wait_s, rank in plan:
-        status = None
-        while status is None:
+    for failure in planned_failures(settings, trial.training.seed, trial.repeat, ranks):
+        if failure.kind not in kinds:
+            continue
+        statuses: list[RankStatus] = []
+        while not statuses:
             if stopped.wait(_POLL_S):
                 return
-            status = _training(files, ranks, rank, killed)
-        if stopped.wait(wait_s):
+            statuses = _training(files, ranks, victims.hosts, killed)
+        if stopped.wait(failure.wait_s):
             return
+        victim = victims.choose(failure.kind, failure.rank, statuses)
         with JsonlWriter(files.injected) as rows:
-            rows.write(InjectedFailureRow(unix_s=time.time(), rank=rank))
-        # The rank may have ended by itself meanwhile.
-        with suppress(ProcessLookupError):
-            if is_alive(status.pid, status.process_started_unix_s):
-                os.kill(status.pid, signal.SIGKILL)
-        killed |= {s.pid for s in read_statuses(files)}
+            row = InjectedFailureRow(unix_s=time.time(), rank=victim.rank, kind=failure.kind)
+            rows.write(row)
+        victims.kill(failure.kind, victim, stopped)
+        killed |= {s.pid for s in [*statuses, *read_statuses(files)]}
 
 
-def _training(files: TrialFiles, ranks: int, rank: int, killed: set[int]) -> RankStatus | None:
-    """Return the status of a rank if all ranks train, in processes that have had no failure."""
-    statuses = read_statuses(files)
-    here = [s for s in statuses if s.state == "running" and s.host == host_name()]
+def _training(files: TrialFiles, ranks: int, hosts: set[str], killed: set[int]) -> list[RankStatus]:
+    """Return the statuses by rank if all ranks train, in processes that have had no failure."""
+    here = [s for s in read_statuses(files) if s.state == "running" and s.host in hosts]
     if len(here) < ranks or any(s.pid in killed for s in here):
-        return None
+        return []
     for status in here:
         steps = files.rank(status.rank).steps
         try:
             if steps.stat().st_mtime <= status.process_started_unix_s:
-                return None
+                return []
         except FileNotFoundError:
-            return None
+            return []
         if files.rank(status.rank).interrupted.exists():
-            return None  # it restores a checkpoint
-    return next(s for s in here if s.rank == rank)
+            return []  # it restores a checkpoint
+    return here

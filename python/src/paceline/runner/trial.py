@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut
 from paceline.host.machine import host_name
 from paceline.job.environment import SIDECAR_HOST_VARIABLE
+from paceline.job.failure import RESTARTED_CODES
 from paceline.job.sidecars import watch
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
@@ -20,7 +21,7 @@ from paceline.records.compact import compact_trial
 from paceline.records.files import read_json, write_json, write_text
 from paceline.records.planned_trial import write_trial
 from paceline.records.rows import FailureRow
-from paceline.runner.failures import failing_ranks
+from paceline.runner.failures import failing
 from paceline.spec.extensions import LAUNCHERS
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def run_trial(trial: Trial, files: TrialFiles) -> Outcome:
     attempts = 1 if LAUNCHERS.get(trial.launcher).restarts_ranks else 1 + trial.restarts
     started_s = time.monotonic()
     launched_unix_s: float | None = None
-    with failing_ranks(trial, files):
+    with failing(trial, files):
         while True:
             limit_s = max(0.0, trial.limits.trial_s - (time.monotonic() - started_s))
             outcome, failure = _run_attempt(trial, files, limit_s)
@@ -87,7 +88,8 @@ def _run_attempt(
         for sidecar in sidecars:
             sidecar.stop()
     outcome = diagnose(trial, files, ended, launcher)
-    if outcome.status != "failed":
+    # A rank that waits for a lost host too long has timed out; the limit of the trial is final.
+    if ended.timed_out or outcome.exit_code not in RESTARTED_CODES:
         return outcome, None
     return outcome, FailureRow(
         detected_unix_s=ended.trouble_unix_s or ended.ended_unix_s,

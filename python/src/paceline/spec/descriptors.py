@@ -271,6 +271,13 @@ class LauncherDescriptor(Descriptor):
         """Yield combinations that cannot work, beyond `spans_nodes`."""
         yield from ()
 
+    def executor_program(self, options: Any) -> str | None:
+        """Return the end of an argument of the processes that hold ranks (executors).
+
+        The launcher starts another one if one dies. None if it has none with these options.
+        """
+        return None
+
     def typed_command(self, words: list[str]) -> list[str]:
         """Return the command as a user types it, from the arguments of the running program."""
         return words

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
 from paceline.job.environment import rank_environment
 from paceline.launchers.mpi.tools import MPIRUN_VARIABLE
 from paceline.launchers.spark.class_archive import COLLECTOR
-from paceline.launchers.spark.descriptor import DEFAULT_DRIVER_MEMORY, SparkOptions
+from paceline.launchers.spark.descriptor import DEFAULT_DRIVER_MEMORY, SparkOptions, is_local
 from paceline.plan.trial import task_facts
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 EXECUTORS_ADVICE = (
     "give executors spark.executor.cores = ranks per node x spark.task.cpus, one executor a node"
 )
-_LOCAL = re.compile(r"local(\[[^\]]*\])?")
 # The JVM only distributes tasks. Spark's start-up is mostly class loading and compiling; the first
 # compiler alone needs half the CPU time for it (measured: 4.7 s -> 2.6 s of CPU).
 QUICK_JVM = f"-XX:TieredStopAtLevel=1 {COLLECTOR} -Xshare:auto"
@@ -65,11 +63,6 @@ def master_of(trial: Trial) -> str:
 def slots_per_node(trial: Trial) -> int:
     """Return Spark's cores, one per thread: more than the node has where ranks share cores."""
     return trial.placement.ranks_per_node * trial.placement.threads_per_rank
-
-
-def is_local(master: str) -> bool:
-    """Return whether the master is the driver itself; `local-cluster[…]` starts processes."""
-    return _LOCAL.fullmatch(master) is not None
 
 
 def job_defaults(trial: Trial, *, local: bool) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -13,7 +14,14 @@ if TYPE_CHECKING:
     from paceline.spec.models import Experiment, TrialRequest
 
 DEFAULT_DRIVER_MEMORY = "1g"
+_LOCAL = re.compile(r"local(\[[^\]]*\])?")
+_EXECUTOR = "CoarseGrainedExecutorBackend"  # the class ends so with every cluster manager
 _SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
+
+
+def is_local(master: str) -> bool:
+    """Return whether the master is the driver itself; `local-cluster[…]` starts processes."""
+    return _LOCAL.fullmatch(master) is not None
 
 
 class SparkSettings(KeyModel):
@@ -52,6 +60,9 @@ class Spark(LauncherDescriptor):
     render_kubernetes = "paceline.launchers.spark.render:kubernetes_object"
     paper_rows = {"cpu": "Spark, CPU"}
     programs = frozenset({"java"})
+
+    def executor_program(self, options: Any) -> str | None:
+        return None if is_local(options.master or "local") else _EXECUTOR
 
     def typed_command(self, words: list[str]) -> list[str]:
         if _SPARK_SUBMIT not in words:  # it becomes `java … SparkSubmit` with the same options
