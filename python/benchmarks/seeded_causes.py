@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from common import write_results
+from paceline.analysis.explain.difference import part_noise
 from paceline.analysis.explain.explanation import ExplainedTrials, Explanation, explain
 from paceline.analysis.reading import load_run
+from paceline.analysis.trial_analysis import analyse_trial
 from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles
 from seeded_cases import CASES, LIMIT_S, Case, Plan, Skipped
@@ -55,7 +57,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
     parser.add_argument("--rounds", type=int, default=2, help="strengths of each disturbance")
-    parser.add_argument("--repeats", type=int, default=2, help="disturbed trials of a case")
+    parser.add_argument("--repeats", type=int, default=3, help="disturbed trials of a case")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--limit-s", type=float, default=1050, help="start no case after this time")
     parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES])
@@ -86,12 +88,11 @@ def one_case(case: Case, plan: Plan, place: Path) -> dict[str, Any]:
             case.run(plan, "clean", place / "again", repeat)
     except (Skipped, PermissionError, FileNotFoundError) as reason:
         return {"case": case.name, "skipped": str(reason)}
-    sides = {
-        name: ExplainedTrials(name, load_run(RunFiles(place / name)))
-        for name in ("clean", "seeded", "again")
-    }
-    seeded = explain(sides["clean"], sides["seeded"], {})
-    equal = explain(sides["clean"], sides["again"], {})
+    records = {name: load_run(RunFiles(place / name)) for name in ("clean", "seeded", "again")}
+    sides = {name: ExplainedTrials(name, found) for name, found in records.items()}
+    noise = part_noise([[analyse_trial(each, None) for each in r] for r in records.values()])
+    seeded = explain(sides["clean"], sides["seeded"], noise)
+    equal = explain(sides["clean"], sides["again"], noise)
     first = seeded.causes[0] if seeded.causes else None
     is_right = first is not None and seeded.slower == "seeded" and first.name in case.expected
     return {
