@@ -315,17 +315,10 @@ def test_bad_data_on_a_rank_ends_the_mpi_job_with_its_code(run_by_hand, tmp_path
     assert (outcome["status"], outcome["exit_code"]) == ("refused", 4)
 
 
-@pytest.mark.parametrize(
-    ("master", "conf", "complaint"),
-    [
-        ("local[1]", "spark.ui.enabled=false", "has 1 slot(s) of 1 cpu(s)"),
-        ("local[2]", "spark.dynamicAllocation.enabled=true", "spark.dynamicAllocation.enabled"),
-    ],
-)
-def test_spark_job_refuses_what_would_hang(master, conf, complaint, dataset, run_by_hand, tmp_path):
-    submit = spark_submit("--master", master, "--conf", conf, SPARK_JOB, "--ranks", "2")
+def test_spark_job_refuses_what_would_hang(dataset, run_by_hand, tmp_path):
+    submit = spark_submit("--master", "local[1]", SPARK_JOB, "--ranks", "2")
     done = run_by_hand(*submit, *task(dataset, tmp_path / "run"))
     # spark-submit gives a driver's standard error out on its own standard output
     assert done.returncode == 3, done.stdout
-    assert complaint in done.stdout
+    assert "has 1 slot(s) of 1 cpu(s)" in done.stdout
     assert "Traceback" not in done.stdout

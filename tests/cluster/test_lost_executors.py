@@ -109,10 +109,15 @@ def assert_outcome(running: Training, allowed: set[tuple[str, int]], blamed: lis
     return outcome
 
 
+# Each takes half a minute. Without Spark, tests/cluster/test_lost_peers.py cuts a link under MPI.
+OF_SOAK = ("mpi", "spark-rounds")
 TIMED_OUT, FAILED = ("timed_out", 6), ("failed", 5)
 
 
-@pytest.mark.parametrize("transport", ["spark-allgather", "mpi", "spark-rounds"])
+@pytest.mark.parametrize(
+    "transport",
+    ["spark-allgather", *(pytest.param(name, marks=pytest.mark.soak) for name in OF_SOAK)],
+)
 def test_cut_off_executor_is_reported_by_ranks_on_both_sides_and_ends(
     transport: str, under_way: Start, cluster: Lab, shares: Shares
 ) -> None:
@@ -155,7 +160,9 @@ def test_frozen_rank_is_named_and_ends(under_way: Start, cluster: Lab, shares: S
         shares.record("spark-rounds frozen, outcome", outcome["ended_unix_s"], frozen_unix_s)
 
 
-@pytest.mark.parametrize("transport", ["spark-rounds", "gloo"])
+@pytest.mark.parametrize(
+    "transport", ["gloo", pytest.param("spark-rounds", marks=pytest.mark.soak)]
+)
 def test_ranks_of_a_killed_executor_are_named(
     transport: str, under_way: Start, cluster: Lab, shares: Shares
 ) -> None:
