@@ -397,8 +397,9 @@ def _step_row(
     forward = way.forward_s - skew
     backward = way.backward_s - lead
     bubble = way.bubble_s + skew if way.stages > 1 else 0.0
-    comm = way.transfer_s + lead
-    ready = at + (way.data_wait_s + forward + backward + bubble) * factor
+    within = None if way.pass_comm_s is None else way.pass_comm_s + lead
+    comm = way.transfer_s + (lead if within is None else 0.0)
+    ready = at + (way.data_wait_s + forward + backward + bubble + (within or 0.0)) * factor
     loss = 1.2 - LEARNED * step + (way.more_loss if step else 0.0)
     samples = high - low if stage == 0 else 0
     return StepRow(
@@ -417,6 +418,7 @@ def _step_row(
         other_s=way.other_s * factor,
         step_s=way.step_s * factor,
         bubble_s=bubble * factor if way.stages > 1 else None,
+        pass_comm_s=None if alone or within is None else within * factor,
     ), ids[low:high] if samples else []
 
 

@@ -101,6 +101,34 @@ def test_phases_and_profile_add_up_to_the_step(make: Any) -> None:
     assert [check.passed for check in found.checks] == [True, True]
 
 
+def test_communication_of_layers_is_divided_and_counted_once(make: Any) -> None:
+    # in the passes 0.03 s of transfer, and 0.02 s in which rank 0 waits for rank 1
+    files = make(lead_s=0.02, pass_comm_s=0.03, transfer_s=0.01)
+    record = load_trial(files)
+    for rank in record.ranks:
+        found = []
+        for number, step in enumerate(made.step_rows(record, rank)):
+            ready_s = made.ready_s(record, rank, step.step)
+            begun_s = ready_s - 0.1 - step.pass_comm_s
+            within = made.row(
+                rank, 2 * number, begun_s, ready_s - 0.1, payload_bytes=80, awaited=True
+            )
+            found += [within, made.row(rank, 2 * number + 1, ready_s, ready_s + 0.01)]
+        made.write(files, rank.rank, *found)
+    profiled = profile(load_trial(files))
+    for rank, wait_s in zip(profiled.ranks, (0.02, 0.0), strict=True):
+        assert rank.phases_s["comm_wait"] == pytest.approx(wait_s, abs=1e-5)
+        assert rank.phases_s["comm_transfer"] == pytest.approx(0.04, abs=1e-5)
+        assert rank.exposed_s == pytest.approx(wait_s + 0.04, abs=1e-5)
+        assert rank.overlapped_s == pytest.approx(0.0, abs=1e-5)
+        assert rank.between_s == pytest.approx(0.0, abs=1e-5)
+        statistics, gradients = rank.bins
+        assert statistics.exposed_s == pytest.approx(MEASURED * (wait_s + 0.03), abs=1e-5)
+        assert statistics.wait_s == pytest.approx(MEASURED * wait_s, abs=1e-5)
+        assert gradients.exposed_s == pytest.approx(MEASURED * 0.01, abs=1e-5)
+    assert [check.passed for check in profiled.checks] == [True, True]
+
+
 def test_evaluations_between_steps_are_no_part_of_their_time(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:

@@ -73,6 +73,15 @@ def test_rank_that_is_always_late_is_named_with_its_loss(make: Any, offset_s: fl
     assert found.phase_excess_s == pytest.approx(0.05, abs=1e-6)
 
 
+def test_rank_for_which_others_wait_within_the_passes_is_named(make: Any) -> None:
+    # all ranks are ready at the same time, because each layer waits for rank 1
+    record = load_trial(make(lead_s=0.05, pass_comm_s=0.02))
+    (found,) = straggler_of(record)
+    assert found.straggler == 1
+    assert found.ranks[0].delay_s.mean == pytest.approx(0.05, abs=1e-5)
+    assert found.phase == "backward"
+
+
 def test_rank_that_is_late_now_and_then_costs_its_mean(make: Any) -> None:
     files = make(lead_s=0.0)
     shift_ready(files, 0, np.where(np.arange(40) % 4 == 0, 0.1, 0.0))

@@ -32,6 +32,8 @@ class Way:
     bubble_s: float = 0.0  # of a stage; counts only with several
     skew_s: float = 0.0  # so much less forward and more bubble with each stage
     transfer_s: float = 0.05
+    # communication of layers within the passes; in it, other ranks wait for the last one
+    pass_comm_s: float | None = None
     optimizer_s: float = 0.02
     other_s: float = 0.005
     launch_s: float = 0.5
@@ -79,7 +81,7 @@ class Way:
 
     @property
     def step_s(self) -> float:
-        peers = self.transfer_s if self.replicas > 1 else 0.0
+        peers = self.transfer_s + (self.pass_comm_s or 0.0) if self.replicas > 1 else 0.0
         bubble = self.bubble_s if self.stages > 1 else 0.0
         work = self.data_wait_s + self.forward_s + self.backward_s + bubble
         return work + peers + self.optimizer_s + self.other_s

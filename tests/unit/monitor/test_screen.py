@@ -97,7 +97,7 @@ def test_shares_of_a_step_are_told_without_colour() -> None:
     (bar,) = [line for line in lines if line.startswith("a step")]
     assert (bar.count("▓"), bar.count("█"), bar.count("░"), bar.count("▒")) == (18, 34, 14, 4)
     words = " ".join(lines)
-    for part in ("forward 25%", "backward 50%", "waiting for ranks 20%", "averaging 5%"):
+    for part in ("forward 25%", "backward 50%", "waiting for ranks 20%", "transfer 5%"):
         assert part in words
 
 
@@ -129,7 +129,7 @@ def test_the_plain_line_says_it_all_in_one() -> None:
     assert "\n" not in line
     for part in (
         "3 of 9 done tiny.mpi.mpi.processes.n1r2t1.fp32.r0 step 12/24 1234 samples/s loss 1.062",
-        "waiting 20% averaging 5%",
+        "waiting 20% transfer 5%",
         "node0 CPU 70% idle 25% IOWait 5.0% RAM 3.0/16.0 GiB threads 14",
         "straggler: rank 1 on node0",
     ):

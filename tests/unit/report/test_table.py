@@ -51,7 +51,7 @@ def test_launcher_transport_strategy_and_layout_are_columns(comparison: Comparis
 
 def test_every_row_has_its_main_cost(comparison: Comparison) -> None:
     text = comparison_text(comparison, 80)
-    costs = ("compute", "averaging", "waiting", "data wait")
+    costs = ("compute", "transfer", "waiting", "data wait")
     rows = [line for line in text.splitlines() if line.endswith(("✓", "✗"))]
     assert len(rows) == 5
     assert all(any(cost in row for cost in costs) for row in rows)

@@ -112,6 +112,18 @@ def test_phases_stand_where_they_were(make: Any) -> None:
     assert optimizer["ts"] == pytest.approx(325_000, abs=1)
 
 
+def test_communication_of_layers_is_one_slice_between_the_passes(make: Any) -> None:
+    record = load_trial(make(lead_s=0.0, pass_comm_s=0.03))
+    phases = slices(trace_events(record))[1, 1][2:6]
+    assert [each["name"] for each in phases] == [
+        "forward",
+        "exposed communication",
+        "backward",
+        "exposed communication",
+    ]
+    assert [each["dur"] for each in phases] == pytest.approx([1e5, 3e4, 2e5, 1e4], abs=1)
+
+
 def test_operation_says_what_it_was(make: Any) -> None:
     events = trace_events(made.two_buckets(make(lead_s=0.02), sent_bytes=7))
     operation = next(e for e in events if e["name"] == "allreduce")

@@ -12,11 +12,11 @@ from paceline.script.phases import PhaseTimer
 OFFSET_S = 1000.0
 
 
-def operation(arrived_s: float, ended_s: float) -> CommunicationRow:
+def operation(arrived_s: float, ended_s: float, *, awaited: bool = False) -> CommunicationRow:
     return CommunicationRow(
         group="0", ranks=2, sequence=0, operation="allreduce", algorithm=None, payload_bytes=4,
         arrived_unix_s=arrived_s + OFFSET_S, started_unix_s=None, ended_unix_s=ended_s + OFFSET_S,
-        sent_bytes=None, sent_messages=None,
+        sent_bytes=None, sent_messages=None, awaited=awaited,
     )  # fmt: skip
 
 
@@ -54,6 +54,32 @@ def test_operations_before_the_last_backward_pass_are_not_exposed(timer):
     timer._passed_backward(12.0, 16.0)
     times = timer.end(17.0, [operation(6.0, 9.0)], OFFSET_S)
     assert (times.forward_s, times.backward_s, times.comm_s) == (5.0, 10.0, None)
+
+
+def test_operations_that_the_script_awaits_in_its_passes_are_communication(timer):
+    operations = [
+        operation(-3.0, -1.0, awaited=True),  # before the step
+        operation(2.0, 3.0, awaited=True),
+        operation(5.0, 7.0, awaited=True),
+        operation(8.0, 9.5),
+    ]
+    times = timer.end(11.0, operations, OFFSET_S)
+    assert (times.forward_s, times.backward_s, times.pass_comm_s) == (2.0, 2.0, 3.0)
+    assert (times.comm_s, times.comm_ready_unix_s) == (2.0, 1008.0)
+    assert times.total_s == 10.0
+
+
+def test_awaited_operations_after_the_gradients_were_ready_are_counted_once(timer):
+    operations = [operation(7.0, 9.5), operation(8.0, 9.0, awaited=True)]
+    operations += [operation(10.0, 10.5, awaited=True)]
+    times = timer.end(11.0, operations, OFFSET_S)
+    assert (times.backward_s, times.comm_s, times.pass_comm_s) == (3.0, 3.5, None)
+
+
+def test_a_script_that_only_awaits_operations_in_its_passes_communicates(timer):
+    times = timer.end(11.0, [operation(2.0, 3.0, awaited=True)], OFFSET_S)
+    assert (times.forward_s, times.backward_s, times.pass_comm_s) == (2.0, 6.0, 1.0)
+    assert (times.comm_s, times.comm_ready_unix_s) == (0.0, 1010.0)
 
 
 def test_a_new_step_starts_from_zero(timer):

@@ -12,6 +12,7 @@ from torch.distributed import device_mesh
 from paceline.errors import UsageError
 from paceline.script.process_group import ProcessGroups
 from paceline.training.context import RankContext
+from paceline.training.pass_communication import is_awaiting
 
 
 class _Trial:
@@ -44,6 +45,22 @@ def _closed():
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def test_collectives_are_marked_unless_the_script_continues_meanwhile(monkeypatch):
+    marks = []
+
+    def all_reduce(tensor, op=None, group=None, async_op=False):
+        marks.append(is_awaiting())
+
+    for module in (dist, dist.distributed_c10d):
+        monkeypatch.setattr(module, "all_reduce", all_reduce)
+    with groups_of(1).answering():
+        for call in ((), (None, None, True), (None, None, False)):
+            dist.all_reduce(torch.ones(1), *call)
+        dist.all_reduce(torch.ones(1), async_op=True)
+    assert marks == [True, False, True, False]
+    assert dist.all_reduce is all_reduce
 
 
 def test_a_single_rank_gets_a_group_of_its_own_whatever_it_asks_for():

@@ -77,10 +77,11 @@ def task_for(trial):
     return task_of(trial.training, classes=CLASSES, steps=len(SIZES))
 
 
-def train(trial, sizes=SIZES, make_batch=batch_of, after_step=lambda *_: None):
+def train(trial, sizes=SIZES, make_batch=batch_of, after_step=lambda *_: None, results=None):
     """Weights after a step of each size, on every rank; ranks are threads of this process.
 
-    after_step: called with strategy, context, peers and step."""
+    after_step: called with strategy, context, peers and step. results: list to which the results
+    of all ranks are added."""
     ranks, board = trial.placement.ranks_per_node, Board()
     models = [build_model(task_for(trial)) for _ in range(ranks)]  # torch's generator is shared
     for model in models:
@@ -95,7 +96,9 @@ def train(trial, sizes=SIZES, make_batch=batch_of, after_step=lambda *_: None):
                 batch = make_batch(trial, step, samples)
                 replica = local_rank // trial.placement.stages
                 replicas = ranks // trial.placement.stages
-                strategy.gradient(passes.share_of(batch, replica, replicas))
+                result = strategy.gradient(passes.share_of(batch, replica, replicas))
+                if results is not None:
+                    results.append(result)
                 gradients = copied(strategy.gradients())
                 strategy.step()
                 after_step(strategy, context, peers, step)
@@ -478,7 +481,14 @@ def resnet_by_hand():
 @pytest.mark.parametrize("name", TRIALS)
 def test_batch_norm_over_the_global_batch_is_equivalent(name, resnet_by_hand):
     gradients, weights = resnet_by_hand
-    ranks = train(resnet_trial(name), RESNET_SIZES)
+    trial, results = resnet_trial(name), []
+    ranks = train(trial, RESNET_SIZES, results=results)
+    # the statistics are communication, and of the stages of a pipeline some have no such layer
+    measured = [result.pass_comm_s for result in results if result.pass_comm_s is not None]
+    assert bool(measured) == (trial.placement.replicas > 1)
+    assert all(seconds > 0 for seconds in measured)
+    if measured and trial.placement.stages == 1:
+        assert len(measured) == len(results)
     for _, found in ranks:
         assert list(found) == list(weights)
         for key, tensor in weights.items():

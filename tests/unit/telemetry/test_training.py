@@ -57,6 +57,11 @@ def advance(progress: TrainingProgress, row: StepRow, replicas: int = 1) -> Trai
     return further
 
 
+def test_communication_of_layers_is_communication() -> None:
+    row = dataclasses.replace(STEP, backward_s=0.75, pass_comm_s=0.25)
+    assert advance(TrainingProgress(rank=1), row).phase_s["comm"] == 0.375
+
+
 def test_step_adds_to_all_sums() -> None:
     first = advance(TrainingProgress(rank=1), STEP)
     second = dataclasses.replace(

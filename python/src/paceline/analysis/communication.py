@@ -41,7 +41,7 @@ class RankCommunication:
 
     phases_s: by STEP_PHASES. The next three are None where no operation was recorded.
     overlapped_s: an operation was active in parallel with computation. exposed_s: an operation was
-    active within comm_s. between_s: the rest of comm_s.
+    active within comm_s, and that of layers within the passes. between_s: the rest of comm_s.
     """
 
     rank: int
@@ -162,9 +162,10 @@ def _rank(
     own_steady = own.filter(pl.col("step") >= warmup)
     overlapped_s = exposed_s = between_s = None
     if not operations.is_empty():
-        exposed_s = float(own_steady["exposed_s"].sum()) / steps
+        after_s = float(own_steady["after_passes_s"].sum())
+        exposed_s = (after_s + float(rows["pass_comm_s"].sum())) / steps
         overlapped_s = float(own_steady["overlapped_s"].sum()) / steps
-        between_s = float(rows["comm_s"].sum()) / steps - exposed_s
+        between_s = (float(rows["comm_s"].sum()) - after_s) / steps
     return RankCommunication(
         rank=rank.rank,
         host=rank.host,

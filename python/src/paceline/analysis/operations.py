@@ -8,6 +8,8 @@ Exposed time lies within the step's exposed window: from this rank's last gradie
 all gradients averaged (StepRow.comm_s). Overlapped time runs in parallel with computation. Where
 several operations are active at once, the time counts for the one that began first. So nothing is
 counted twice: the exposed times of a step's operations and the gaps between them add up to comm_s.
+An operation that the rank awaited within a pass is exposed, too: its time there is a part of
+StepRow.pass_comm_s.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def load_operations(record: TrialRecord) -> pl.DataFrame:
 
     Columns: rank, group, operation, algorithm (null where there was no choice), ranks (of the
     group), sequence, payload_bytes, sent_bytes, sent_messages (null where the transport does not
-    count); asked_s, turn_s, ended_s: unix seconds on rank 0's clock; time_s: from turn to end.
+    count), awaited; asked_s, turn_s, ended_s: unix seconds on rank 0's clock; time_s: from turn
+    to end.
     `turn_s` is when the operation could begin for this rank: when it was requested, or, where the
     operations of a group queue, when the earlier ones were done.
     last_rank, last_turn_s, last_time_s: of the last rank to begin the same operation; is_complete:
@@ -94,7 +97,8 @@ def operation_times(
 
     step: in which it was requested; null outside of steps. wait_s + transfer_s = time_s; null where
     other ranks' rows are missing. exposed_s + overlapped_s = time_s as well, unless an earlier
-    operation still ran: time in which both ran counts for the earlier one.
+    operation still ran: time in which both ran counts for the earlier one. after_passes_s: the part
+    of exposed_s within StepRow.comm_s.
 
     errors_s: of each rank's clock, from `clock_errors`.
     """
@@ -132,7 +136,13 @@ def operation_times(
             pl.when(pl.col("opened_s").is_not_null())
             .then(exposed.clip(0.0))
             .otherwise(0.0)
-            .alias("exposed_s"),
+            .alias("after_passes_s"),
+        )
+        .with_columns(
+            pl.when("awaited")
+            .then((ended - pl.col("alone_from_s")).clip(0.0))
+            .otherwise("after_passes_s")
+            .alias("exposed_s")
         )
         .with_columns(overlapped_s=(ended - pl.col("alone_from_s")).clip(0.0) - pl.col("exposed_s"))
     )
@@ -148,6 +158,7 @@ def _on_one_clock(rank: RankRecord, rows: pl.DataFrame) -> pl.DataFrame:
         pl.lit(rank.rank, dtype=pl.Int64).alias("rank"),
         *("group", "operation", "algorithm", "ranks", "sequence", "payload_bytes"),
         *("sent_bytes", "sent_messages"),
+        pl.col("awaited").fill_null(value=False),
         asked.alias("asked_s"),
         turn.alias("turn_s"),
         pl.max_horizontal(turn, ended).alias("ended_s"),

@@ -33,6 +33,7 @@ FINAL_STEPS = 10  # the final loss is the mean over the last steps: one step is 
 _FIELDS = (
     "step", "epoch", "started_unix_s", "samples", "loss_sum", "data_wait_s", "forward_s",
     "backward_s", "bubble_s", "comm_s", "comm_ready_unix_s", "optimizer_s", "other_s", "step_s",
+    "pass_comm_s",
 )  # fmt: skip
 
 
@@ -40,11 +41,14 @@ _FIELDS = (
 class RankSteps:
     """Step rows of all ranks, by field: arrays of shape (ranks, steps), NaN without a value.
 
-    Fields are the numbers of StepRow and: started_s, ended_s and ready_s (when the rank's last
-    gradient was ready) on rank 0's clock, comm_wait_s and comm_transfer_s.
+    Fields are the numbers of StepRow and: started_s, ended_s, ready_s (when the rank's last
+    gradient was ready) and own_ready_s (when it would have been ready without pass_comm_s) on rank
+    0's clock, comm_wait_s and comm_transfer_s.
 
-    comm_wait_s is the part of comm_s in which a rank waited for the slowest rank's gradients; the
-    rest is transfer. In a pipeline, only ranks of one stage average with one another.
+    comm_wait_s is the part of comm_s + pass_comm_s in which a rank waited for the slowest one: the
+    distance of their own_ready_s. The rest is transfer. Where another rank is the slowest in each
+    layer, these waits count as transfer. In a pipeline, only ranks of one stage average with one
+    another.
     """
 
     ranks: tuple[int, ...]
@@ -165,8 +169,11 @@ def rank_steps(record: TrialRecord, rows: Mapping[int, pl.DataFrame]) -> RankSte
     fields["started_s"] = fields["started_unix_s"] + offsets_s
     fields["ended_s"] = fields["started_s"] + fields["step_s"]
     fields["ready_s"] = fields["comm_ready_unix_s"] + offsets_s
-    fields["comm_wait_s"] = _waiting(fields["comm_s"], fields["ready_s"], stages)
-    fields["comm_transfer_s"] = fields["comm_s"] - fields["comm_wait_s"]
+    within_s = np.nan_to_num(fields["pass_comm_s"])
+    fields["own_ready_s"] = fields["ready_s"] - within_s
+    exposed_s = fields["comm_s"] + within_s
+    fields["comm_wait_s"] = _waiting(exposed_s, fields["own_ready_s"], stages)
+    fields["comm_transfer_s"] = exposed_s - fields["comm_wait_s"]
     return RankSteps(
         ranks=tuple(rank.rank for rank in record.ranks), stages=stages, step=step, fields=fields
     )
@@ -236,6 +243,8 @@ def _waiting(
     comm_s: NDArray[np.float64], ready_s: NDArray[np.float64], stages: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return the time in which each rank waited for the slowest rank of its stage.
+
+    comm_s: all exposed communication. ready_s: without that of layers.
 
     It is at most the rank's communication, also if the clocks are wrong.
     """

@@ -23,7 +23,7 @@ _PHASES = {
     "forward": ("forward", "#56B4E9", "▓"),
     "backward": ("backward", "#0072B2", "█"),
     "comm_wait": ("waiting for ranks", "#E69F00", "░"),
-    "comm_transfer": ("averaging", "#D55E00", "▒"),
+    "comm_transfer": ("transfer", "#D55E00", "▒"),
     "bubble": ("waiting for stages", "#CC79A7", "░"),
     "optimizer": ("optimiser", "#009E73", "▓"),
     "data_wait": ("waiting for data", "#F0E442", "░"),
@@ -250,7 +250,7 @@ def _shares(phases: Mapping[str, float | None]) -> dict[str, float]:
 def _waiting(phases: Mapping[str, float | None]) -> dict[str, float]:
     """Return the shares of a step that are spent on other ranks, in one word each."""
     shares = _shares(phases)
-    named = {"waiting": ("comm_wait", "bubble"), "averaging": ("comm_transfer",)}
+    named = {"waiting": ("comm_wait", "bubble"), "transfer": ("comm_transfer",)}
     found = {word: sum(shares.get(n, 0.0) for n in names) for word, names in named.items()}
     return {word: share for word, share in found.items() if share >= _LEAST_SHARE}
 

@@ -34,12 +34,13 @@ ALL_PHASES = (
     Phase(
         "comm_wait",
         "waiting for the slowest rank",
-        "from this rank's last gradient to the slowest rank's last gradient",
+        "from this rank's last gradient to the slowest rank's last gradient, and within the passes "
+        "where layers communicate",
     ),
     Phase(
         "comm_transfer",
-        "gradient averaging",
-        "the rest of the exposed communication: transfer and summation",
+        "transfer and summation",
+        "the rest of the exposed communication: of gradients, and of layers within the passes",
     ),
     Phase("optimizer", "optimiser", "optimiser step"),
     Phase(

@@ -38,12 +38,14 @@ class SpanRow:
 class StepRow:
     """One training step of one rank (`ranks/<rank>/steps.jsonl`).
 
-    data_wait_s + forward_s + backward_s + bubble_s + comm_s + optimizer_s + other_s = step_s.
+    data_wait_s + forward_s + backward_s + bubble_s + comm_s + pass_comm_s + optimizer_s + other_s =
+    step_s.
     In a pipeline, the samples are counted by the first stage and the loss by the last.
     Of a user's script, samples, loss and phases may be unknown (None).
-    `comm_s` is exposed communication: from the rank's last gradient being ready to all gradients
-    averaged. `comm_ready_unix_s` is when this rank's last gradient was ready; the analysis splits
-    comm_s with it into waiting for the slowest rank and transfer. Both are None without peers.
+    Exposed communication is `comm_s`, from the rank's last gradient being ready to all gradients
+    averaged, and `pass_comm_s`, in which layers waited for other ranks before that.
+    `comm_ready_unix_s` is when this rank's last gradient was ready; the analysis splits both with
+    it into waiting for the slowest rank and transfer. All are None without peers.
     """
 
     step: int  # global step, from 0
@@ -62,6 +64,7 @@ class StepRow:
     other_s: float
     step_s: float
     bubble_s: float | None = None  # a stage's waiting for its neighbours; None without a pipeline
+    pass_comm_s: float | None = None  # None without layers that communicate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,8 @@ class CommunicationRow:
     ended_unix_s: float
     sent_bytes: int | None  # by this rank to others; None where the transport does not count
     sent_messages: int | None
+    # whether the rank did nothing else until it ended, for example in batch normalisation
+    awaited: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

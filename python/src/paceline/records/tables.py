@@ -45,18 +45,23 @@ def parquet_path(path: Path) -> Path:
 def read_table(path: Path, kind: type, columns: Sequence[str] | None = None) -> pl.DataFrame:
     """Read the rows of `path` in either form; no rows where there is no file.
 
-    kind: the dataclass of the rows. columns: only these; None reads all.
+    kind: the dataclass of the rows. columns: only these; None reads all. Optional fields that are
+    newer than the file are null.
     Raises DataError if a row is damaged or lacks a required field.
     """
     frame = _read_parquet(path, columns)
     if frame is not None:
-        lacking = [name for name in _required(kind) if name not in frame]
-        if lacking and columns is None:
+        schema = schema_of(kind)
+        wanted = list(schema) if columns is None else columns
+        missing = [name for name in wanted if name not in frame]
+        lacking = [name for name in _required(kind) if name in missing]
+        if lacking:
             raise DataError(
                 f"{parquet_path(path)}: expected the fields of {kind.__name__}: there is no column "
                 f"{lacking[0]}"
             )
-        return frame
+        nulls = [pl.lit(None, dtype=schema[name]).alias(name) for name in missing]
+        return frame.with_columns(nulls) if nulls else frame
     if not path.exists():
         frame = pl.DataFrame(schema=schema_of(kind))
     elif _is_trace(kind):
@@ -180,9 +185,10 @@ def _read_parquet(path: Path, columns: Sequence[str] | None) -> pl.DataFrame | N
     if not compacted.exists():
         return None
     with _explained(compacted):
-        return pl.read_parquet(
-            compacted, columns=None if columns is None else list(columns), glob=False
-        )
+        if columns is not None:
+            present = pl.read_parquet_schema(compacted)
+            columns = [name for name in columns if name in present]
+        return pl.read_parquet(compacted, columns=columns, glob=False)
 
 
 @contextmanager

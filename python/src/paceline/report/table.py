@@ -45,7 +45,7 @@ _SHORT_COSTS = {
     "data_wait": "data wait",
     "bubble": "bubble",
     "comm_wait": "waiting",
-    "comm_transfer": "averaging",
+    "comm_transfer": "transfer",
     "other": "other",
     COMPUTATION: "compute",
 }

@@ -103,11 +103,12 @@ def _places(
     """Yield phase, begin and length, in order.
 
     Rows contain the step's start and end, and when communication began. Other time of a step is
-    shown before the forward pass. The passes of a pipeline alternate; here they are consecutive.
+    shown before the forward pass. The passes of a pipeline alternate, and layers communicate many
+    times within a pass; here each is one slice.
     """
-    comm_s, bubble_s = row["comm_s"] or 0.0, row["bubble_s"] or 0.0
-    data_wait_s, forward_s, backward_s = (
-        row[f"{name}_s"] or 0.0 for name in ("data_wait", "forward", "backward")
+    comm_s, pass_comm_s, bubble_s, data_wait_s, forward_s, backward_s = (
+        row[f"{name}_s"] or 0.0
+        for name in ("comm", "pass_comm", "bubble", "data_wait", "forward", "backward")
     )
     optimizing_s = ended_s - row["optimizer_s"]
     ready_s = optimizing_s - comm_s
@@ -117,11 +118,13 @@ def _places(
         averaged_last = known_s + comm_s > ended_s - row["optimizer_s"] / 2
         optimizing_s = known_s - row["optimizer_s"] if averaged_last else optimizing_s
         ready_s = optimizing_s if averaged_last else known_s
-    at_s = max(started_s + data_wait_s, ready_s - forward_s - backward_s - bubble_s)
+    between_s = bubble_s + pass_comm_s
+    at_s = max(started_s + data_wait_s, ready_s - forward_s - between_s - backward_s)
     yield "data_wait", started_s, data_wait_s
     yield "forward", at_s, forward_s
     yield "bubble", at_s + forward_s, bubble_s
-    yield "backward", at_s + forward_s + bubble_s, backward_s
+    yield _EXPOSED, at_s + forward_s + bubble_s, pass_comm_s
+    yield "backward", at_s + forward_s + between_s, backward_s
     if averaged_last:
         yield "optimizer", optimizing_s, row["optimizer_s"]
         yield _EXPOSED, optimizing_s + row["optimizer_s"], comm_s

@@ -2,7 +2,8 @@
 
 torch has hooks for optimiser steps, but none for the rest. So two functions that every script
 calls are timed: the DataLoader's `__next__` and `torch.autograd.backward`. The time from the end of
-a step to the next backward pass is the forward pass, without the wait for data.
+a step to the next backward pass is the forward pass, without the wait for data. Operations in the
+passes for which the script waits are communication.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ class StepTimes:
     backward_s: float | None  # until the last operation on gradients was requested
     comm_s: float | None  # from then, in operations that the step waited for
     comm_ready_unix_s: float | None
+    pass_comm_s: float | None  # before, in operations that the script called and waited for
 
     @property
     def total_s(self) -> float:
-        known = (self.data_wait_s, self.forward_s, self.backward_s, self.comm_s)
+        passes = (self.forward_s, self.backward_s, self.pass_comm_s)
+        known = (self.data_wait_s, *passes, self.comm_s)
         return sum(seconds for seconds in known if seconds is not None)
 
 
@@ -46,13 +49,14 @@ class PhaseTimer:
     _waited_s: float = 0.0  # for data, since the last backward pass
     _forward_s: float = 0.0
     _backward: list[tuple[float, float]] = field(default_factory=list)
+    _began_s: float = field(default_factory=time.perf_counter)
     _mark_s: float = field(default_factory=time.perf_counter)
 
     def begin(self, started_s: float) -> None:
         """Begin a step."""
         self._data_wait_s, self._waited_s, self._forward_s = None, 0.0, 0.0
         self._backward.clear()
-        self._mark_s = started_s
+        self._began_s = self._mark_s = started_s
 
     def end(
         self, ended_s: float, operations: Sequence[CommunicationRow], unix_offset_s: float
@@ -65,11 +69,19 @@ class PhaseTimer:
             (row.arrived_unix_s - unix_offset_s, row.ended_unix_s - unix_offset_s)
             for row in operations
         ]
-        comm_s, ready_s = _exposed(self._backward, spans, ended_s)
-        backward_s = forward_s = None
+        awaited = {span for span, row in zip(spans, operations, strict=True) if row.awaited}
+        in_passes = [span for span in awaited if self._began_s <= span[0] < self._passed_s]
+        others = [span for span in spans if span not in in_passes]
+        comm_s, ready_s = _exposed(self._backward, others, ended_s)
+        backward_s = forward_s = pass_comm_s = None
+        if in_passes and ready_s is None:
+            comm_s, ready_s = 0.0, self._passed_s
         if self._backward:
-            forward_s = self._forward_s
-            backward_s = sum(end - begin for begin, end in self._backward)
+            early = [span for span in in_passes if ready_s is None or span[0] < ready_s]
+            in_backward_s = sum(e - b for b, e in early if self._is_in_backward(b))
+            pass_comm_s = sum(e - b for b, e in early) if early else None
+            forward_s = self._forward_s - ((pass_comm_s or 0.0) - in_backward_s)
+            backward_s = sum(end - begin for begin, end in self._backward) - in_backward_s
             backward_s -= _within(self._backward[-1], ready_s)
         return StepTimes(
             data_wait_s=self._data_wait_s,
@@ -77,7 +89,16 @@ class PhaseTimer:
             backward_s=backward_s,
             comm_s=comm_s,
             comm_ready_unix_s=None if ready_s is None else ready_s + unix_offset_s,
+            pass_comm_s=pass_comm_s,
         )
+
+    @property
+    def _passed_s(self) -> float:
+        """End of the last backward pass; the start of the step before the first one."""
+        return self._backward[-1][1] if self._backward else self._began_s
+
+    def _is_in_backward(self, moment_s: float) -> bool:
+        return any(begin <= moment_s < end for begin, end in self._backward)
 
     @contextmanager
     def timing(self) -> Iterator[None]:

@@ -8,15 +8,18 @@ need nothing else.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from contextlib import contextmanager
 from datetime import timedelta
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from paceline.errors import UsageError
+from paceline.training.pass_communication import awaiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,6 +56,7 @@ class ProcessGroups:
             self._init: _as(self._init, self._answer_init),
             self._new_group: _as(self._new_group, self._answer_new_group),
             self._destroy: _as(self._destroy, self._answer_destroy),
+            **{function: _marked(function) for function in _collectives()},
         }
         places = [
             (module, function)
@@ -118,6 +122,27 @@ class ProcessGroups:
         if dist.is_initialized() and group in (None, dist.group.WORLD):
             self.before_destroy()
         self._destroy(group)
+
+
+def _collectives() -> list[Callable[..., Any]]:
+    """Return torch's functions for collective operations."""
+    named = (getattr(dist.distributed_c10d, name) for name in dist.distributed_c10d.__all__)
+    # isinstance() would make torch warn about a deprecated object among them
+    functions = [each for each in named if type(each) is FunctionType]
+    return [each for each in functions if "async_op" in inspect.signature(each).parameters]
+
+
+def _marked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a collective operation that marks in the records whether the script waits for it."""
+    signature = inspect.signature(function)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if signature.bind_partial(*arguments, **named).arguments.get("async_op"):
+            return function(*arguments, **named)
+        with awaiting():
+            return function(*arguments, **named)
+
+    return _as(function, call)
 
 
 def _as(original: Callable[..., Any], answer: Callable[..., Any]) -> Callable[..., Any]:

@@ -170,6 +170,7 @@ class TrainingRecorder:
             "backward_s": times.backward_s,
             "comm_s": times.comm_s,
             "comm_ready_unix_s": times.comm_ready_unix_s,
+            "pass_comm_s": times.pass_comm_s,
             "optimizer_s": optimizer_s,
             "other_s": step_s - times.total_s - optimizer_s,
             "step_s": step_s,

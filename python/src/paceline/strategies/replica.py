@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
+    from paceline.training.pass_communication import PassCommunication
     from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
@@ -77,6 +78,7 @@ class ReplicaStrategy(LocalStrategy):
         self._stopwatch: Stopwatch
         self._device_settings: dict[str, Any] = {}
         self._is_first = True
+        self._pass_communication: PassCommunication | None = None
 
     def prepare(
         self,
@@ -98,7 +100,9 @@ class ReplicaStrategy(LocalStrategy):
         # Compressed buckets, or a limit of buckets in flight, may start sums of gradients at other
         # times on each rank, so statistics in the same group could meet gradients.
         group = open_group(trial.limits.collective_s) if batch_norms(model) else None
-        synchronise(model, partial(_total, group), trial.training.batch_norm)
+        self._pass_communication = synchronise(
+            model, partial(_total, group), trial.training.batch_norm
+        )
         self._factors = ReplicaFactors(setting_of(trial))
         samples = samples_of_a_replica(trial.training.global_batch, trial)
         self._factors.join(
@@ -141,9 +145,10 @@ class ReplicaStrategy(LocalStrategy):
             self._parallel,
             batch,
             training,
-            stopwatch,
-            self._mover,
+            stopwatch=stopwatch,
+            mover=self._mover,
             accumulating=self._no_reduction,
+            communication=self._pass_communication,
         )
         if self._buckets is None:
             return passed.result(alone=True)

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from paceline.records.layout import RankFiles
     from paceline.telemetry.rank_finder import RankFinder
 
-_PHASE_KEYS = tuple((phase, f"{phase}_s") for phase in RANK_STEP_PHASES)
+# phase -> fields of StepRow
+_PHASE_KEYS = {
+    phase: ("comm_s", "pass_comm_s") if phase == "comm" else (f"{phase}_s",)
+    for phase in RANK_STEP_PHASES
+}
 _log = logging.getLogger("paceline.sidecar")
 
 
@@ -70,7 +74,8 @@ class TrainingProgress:
         samples, step_s_sum = self.samples + (row["samples"] or 0), self.step_s_sum + step_s
         # A counter must not decrease; rounding can make other_s negative.
         phase_s = {
-            name: self.phase_s[name] + max(0.0, row.get(key) or 0.0) for name, key in _PHASE_KEYS
+            name: self.phase_s[name] + sum(max(0.0, row.get(key) or 0.0) for key in keys)
+            for name, keys in _PHASE_KEYS.items()
         }
         ended_unix_s = row["started_unix_s"] + step_s
         last_unix_s = self.last_step_ended_unix_s

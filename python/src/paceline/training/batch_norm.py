@@ -8,7 +8,6 @@ torch.nn.SyncBatchNorm, which is for GPUs with one process each).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,15 +18,15 @@ from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.errors import UsageError
+from paceline.training.pass_communication import PassCommunication
 from paceline.training.recomputation import once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from paceline.spec.values import BatchNorm
+    from paceline.training.pass_communication import Total
 
-# Returns the sum of a vector (float64) over all replicas; collective over them.
-Total = Callable[[Tensor], Tensor]
 _EXCLUDED = "paceline_excluded"  # attribute of a layer whose samples do not count
 
 
@@ -41,19 +40,25 @@ def statistics_width(model: nn.Module) -> int:
     return max((2 * layer.num_features + 1 for layer in _layers(model)), default=0)
 
 
-def synchronise(model: nn.Module, total: Total, statistics: BatchNorm) -> None:
+def synchronise(model: nn.Module, total: Total, statistics: BatchNorm) -> PassCommunication | None:
     """Make the layers of one of several replicas use the statistics of all replicas in training
     mode, or with statistics "per-replica" those of their own samples.
 
     total: called in the same order by all replicas, twice for each layer in a step.
+    Return the time of these calls; None if there are none.
     """
-    for layer in _layers(model):
-        # only `forward` is replaced: the module keeps its names, parameters and buffers
-        layer.forward = (  # type: ignore[method-assign]
-            partial(_forward, layer, total)
-            if statistics == "global"
-            else partial(_forward_alone, layer)
+    layers = list(_layers(model))
+    # only `forward` is replaced: the module keeps its names, parameters and buffers
+    if statistics != "global":
+        for layer in layers:
+            layer.forward = partial(_forward_alone, layer)  # type: ignore[method-assign]
+        return None
+    communication = PassCommunication()
+    for layer in layers:
+        layer.forward = partial(  # type: ignore[method-assign]
+            _forward, layer, communication.timed(total)
         )
+    return communication if layers else None
 
 
 @contextmanager

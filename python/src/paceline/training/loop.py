@@ -138,6 +138,7 @@ class Loop:
         optimizer_s = stepped_s - optimizing_s
         gradient_s = result.forward_s + result.backward_s
         gradient_s += (result.bubble_s or 0.0) + (result.comm_s or 0.0)
+        gradient_s += result.pass_comm_s or 0.0
         if averaged is not None:
             optimizer_s -= averaged.comm_s
             comm_s = (comm_s or 0.0) + averaged.comm_s
@@ -162,6 +163,7 @@ class Loop:
             - optimizer_s,
             step_s=step_s,
             bubble_s=result.bubble_s,
+            pass_comm_s=result.pass_comm_s,
         )
         return row, ended_s
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.plan.sample_order import share_bounds
 from paceline.training.devices import CPU, InputMover, Stopwatch, unix_s
 from paceline.training.loss import sum_of_losses
+from paceline.training.pass_communication import PassCommunication
 from paceline.training.strategy import GradientResult
 
 if TYPE_CHECKING:
@@ -45,6 +46,13 @@ class Passes:
     started_s: float
     forwarded_s: float
     ready_s: float  # when the last gradient was ready
+    # communication of layers in the forward and in the backward pass; None without such layers
+    comm_s: tuple[float, float] | None = None
+
+    @property
+    def own_ready_s(self) -> float:
+        """When the last gradient would have been ready without communication of layers."""
+        return self.ready_s - sum(self.comm_s or ())
 
     def result(self, *, alone: bool) -> GradientResult:
         """Return the result of a gradient whose sum over all replicas is ready now.
@@ -53,12 +61,14 @@ class Passes:
         """
         now_s = time.perf_counter()
         ready_s = now_s if alone else self.ready_s
+        forward_comm_s, backward_comm_s = self.comm_s or (0.0, 0.0)
         return GradientResult(
             loss_sum=self.loss_sum,
-            forward_s=self.forwarded_s - self.started_s,
-            backward_s=ready_s - self.forwarded_s,
+            forward_s=self.forwarded_s - self.started_s - forward_comm_s,
+            backward_s=ready_s - self.forwarded_s - backward_comm_s,
             comm_s=None if alone else now_s - ready_s,
             comm_ready_unix_s=None if alone else unix_s(ready_s),
+            pass_comm_s=None if self.comm_s is None else forward_comm_s + backward_comm_s,
         )
 
 
@@ -69,36 +79,46 @@ def parts_of(task: Task, batch: TrainBatch) -> list[TrainBatch]:
     return [share_of(batch, number, count) for number in range(count)]
 
 
-def run_passes(
+def run_passes(  # noqa: PLR0913  (most replicas lack the last four)
     task: Task,
     model: nn.Module,
     batch: TrainBatch,
     training: Training,
+    *,
     stopwatch: Stopwatch | None = None,
     mover: InputMover | None = None,
     accumulating: Callable[[], AbstractContextManager[None]] = nullcontext,
+    communication: PassCommunication | None = None,
 ) -> Passes:
     """Run the forward and backward passes of a replica's part of a batch.
 
     Gradients are replaced by those of this part's contribution to the mean over
     `batch.global_samples`. stopwatch, mover: of the model's device; None means the CPU.
     accumulating: returns a context for each pass but the last, in which gradients are incomplete.
+    communication: of the model's layers.
     """
+    communicated = communication or PassCommunication()
     stopwatch = stopwatch or Stopwatch(CPU)
     started_s = stopwatch.start()
     for parameter in model.parameters():
         parameter.grad = None
-    loss_sum = forward_s = 0.0
+    done = []
     *first, last = parts_of(task, batch)
     for part in first:
         with accumulating():
-            passed = _run_pass(task, model, part, training, stopwatch, mover)
-        loss_sum += passed.loss_sum
-        forward_s += passed.forwarded_s - passed.started_s
-    passed = _run_pass(task, model, last, training, stopwatch, mover)
+            done.append(_run_pass(task, model, part, training, stopwatch, mover, communicated))
+    done.append(_run_pass(task, model, last, training, stopwatch, mover, communicated))
     # As if all forward passes came first.
-    forward_s += passed.forwarded_s - (passed.started_s if first else started_s)
-    return Passes(loss_sum + passed.loss_sum, started_s, started_s + forward_s, passed.ready_s)
+    begun_s = [passed.started_s for passed in done] if first else [started_s]
+    forward_s = sum(passed.forwarded_s for passed in done) - sum(begun_s)
+    forward_comm_s, backward_comm_s = zip(*(passed.comm_s or () for passed in done), strict=True)
+    return Passes(
+        loss_sum=sum(passed.loss_sum for passed in done),
+        started_s=started_s,
+        forwarded_s=started_s + forward_s,
+        ready_s=done[-1].ready_s,
+        comm_s=None if communication is None else (sum(forward_comm_s), sum(backward_comm_s)),
+    )
 
 
 def _run_pass(
@@ -108,14 +128,21 @@ def _run_pass(
     training: Training,
     stopwatch: Stopwatch,
     mover: InputMover | None,
+    communication: PassCommunication,
 ) -> Passes:
     """Run one forward and backward pass, which adds to the gradients."""
-    started = stopwatch.mark()
+    started, before_s = stopwatch.mark(), communication.total_s
     if mover is not None:
         batch = replace(batch, inputs=mover.move(batch.inputs), targets=mover.move(batch.targets))
     loss = sum_of_losses(task, model, batch, training)
     loss_sum = float(loss.detach())
-    forwarded = stopwatch.mark()
+    forwarded, between_s = stopwatch.mark(), communication.total_s
     (loss / batch.global_samples).backward()  # type: ignore[no-untyped-call]
     ready_s = stopwatch.reached_s(stopwatch.mark())
-    return Passes(loss_sum, stopwatch.reached_s(started), stopwatch.reached_s(forwarded), ready_s)
+    return Passes(
+        loss_sum,
+        stopwatch.reached_s(started),
+        stopwatch.reached_s(forwarded),
+        ready_s,
+        (between_s - before_s, communication.total_s - between_s),
+    )

@@ -42,7 +42,7 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientResult:
-    """Times of one gradient; the four times add up to the whole call."""
+    """Times of one gradient; they add up to the whole call."""
 
     loss_sum: float  # over the rank's own samples; 0 in all pipeline stages except the last
     forward_s: float
@@ -50,6 +50,8 @@ class GradientResult:
     comm_s: float | None  # from then until all are summed; None without peers
     comm_ready_unix_s: float | None  # when this rank's last gradient was ready
     bubble_s: float | None = None  # waiting for neighbouring stages; None without a pipeline
+    # communication of layers within the passes, in none of the others; None without such layers
+    pass_comm_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

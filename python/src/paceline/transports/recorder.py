@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.records.files import JsonlWriter
 from paceline.records.rows import CommunicationRow
+from paceline.training.pass_communication import is_awaiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +41,7 @@ class Operation:
     algorithm: str | None = None
     sent_bytes: int | None = None
     sent_messages: int | None = None
+    awaited: bool = False
 
     def start(self) -> None:
         """Record that its turn has come: operations queued before it in its group have ended."""
@@ -80,6 +82,7 @@ class Recorder:
             ended_unix_s=ended_unix_s,
             sent_bytes=operation.sent_bytes,
             sent_messages=operation.sent_messages,
+            awaited=operation.awaited,
         )
         with self._lock:
             self._rows.append(row)
@@ -135,7 +138,7 @@ def begin_operation(
     recorder = _in_use
     sequence = recorder.next_sequence(group) if recorder is not None else 0
     now_s = time.time() if arrived_unix_s is None else arrived_unix_s
-    return Operation(group, ranks, sequence, name, payload_bytes, now_s)
+    return Operation(group, ranks, sequence, name, payload_bytes, now_s, awaited=is_awaiting())
 
 
 def payload_bytes(tensors: Any) -> int:

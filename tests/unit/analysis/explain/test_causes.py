@@ -80,6 +80,10 @@ CASES = {
         PEERS,
         dataclasses.replace(PEERS, transfer_s=PEERS.transfer_s + 0.2, network_bytes_per_s=1e7),
     ),
+    "layer_communication": (
+        PEERS,
+        dataclasses.replace(PEERS, pass_comm_s=0.3, network_bytes_per_s=2.8e6),
+    ),
     "transport": (
         PEERS,
         dataclasses.replace(PEERS, transport="gloo", transfer_s=PEERS.transfer_s + 0.2),

@@ -159,6 +159,14 @@ class ExplainedTrials:
             phase=found[0].straggler_phase,
         )
 
+    def pass_comm_s(self) -> float:
+        """Return the communication of layers per step, mean over repeats and ranks."""
+        seconds = [
+            steps.steps.since(steps.record.trial.training.warmup_steps)["pass_comm_s"]
+            for steps in self.trials.values()
+        ]
+        return float(np.mean([np.nan_to_num(each).mean() for each in seconds]))
+
     def cores(self) -> int:
         """Return the cores that the ranks may use, on all hosts, at most those allocated."""
         by_host: dict[str, set[int]] = {}
@@ -190,6 +198,7 @@ def explain(faster: ExplainedTrials, slower: ExplainedTrials, noise: PartNoise) 
             cores=side.cores(),
             evidence=side.evidence,
             straggler=stragglers[id(side)],
+            pass_comm_s=side.pass_comm_s(),
         )
         for side, step_s in ((faster, found.faster_s), (slower, found.slower_s))
     ]

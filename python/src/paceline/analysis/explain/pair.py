@@ -35,6 +35,7 @@ class Side:
     cores: int  # that its ranks may use, on all hosts
     evidence: Mapping[str, float | None]  # by the names of `evidence.ALL_FIGURES`
     straggler: StragglerEvidence | None  # in most of its repeats
+    pass_comm_s: float = 0.0  # communication of layers within the passes, per step
 
     def per_step(self, figure: str) -> float | None:
         """Return what a rate per second makes in a step."""

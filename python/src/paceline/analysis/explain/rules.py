@@ -159,6 +159,14 @@ def _slow_reader(pair: Pair) -> list[str]:
     return ["neither the disks nor the cores were busy", *pair.words("iowait", "cpu_idle")]
 
 
+def _layer_communication(pair: Pair) -> list[str]:
+    ours, theirs = pair.faster.pass_comm_s, pair.slower.pass_comm_s
+    if theirs - ours < pair.difference.part("comm_transfer").difference_s.mean / 2:
+        return []
+    seconds = f"{amount(theirs, 's')} per step instead of {amount(ours, 's')}"
+    return [f"layers communicate within the passes (batch normalisation): {seconds}"]
+
+
 def _transport(pair: Pair) -> list[str]:
     ours, theirs = pair.faster.trial, pair.slower.trial
     if (ours.transport, ours.transport_options) == (theirs.transport, theirs.transport_options):
@@ -237,6 +245,12 @@ RULES = (
     Rule("storage", "slow storage", ("data_wait",), _storage),
     Rule("decoding", "readers compete for cores", ("data_wait",), _decoding),
     Rule("slow_reader", "slow reader or remote storage", ("data_wait",), _slow_reader),
+    Rule(
+        "layer_communication",
+        "communication of layers (batch normalisation)",
+        ("comm_transfer",),
+        _layer_communication,
+    ),
     Rule("transport", "another transport", ("comm_transfer",), _transport),
     Rule("more_traffic", "more bytes per step", ("comm_transfer",), _more_traffic),
     Rule("slow_link", "slow link", ("comm_transfer",), _slow_link),

@@ -75,7 +75,12 @@ class LocalReplica(Stepper):
             return _NO_GRADIENT
         batch = replace(batch, global_samples=divisor)
         passed = run_passes(
-            self._task, self.model, batch, self._training, self._stopwatch, self._mover
+            self._task,
+            self.model,
+            batch,
+            self._training,
+            stopwatch=self._stopwatch,
+            mover=self._mover,
         )
         return passed.result(alone=True)
 

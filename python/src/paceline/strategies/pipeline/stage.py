@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from paceline.plan.sample_order import share_bounds
 from paceline.strategies.pipeline.deferred import DeferredLinear, deferred
 from paceline.strategies.pipeline.schedules import Action, Forward, passes_in_flight
-from paceline.training.batch_norm import batch_norms, placeholders, synchronise
+from paceline.training.batch_norm import placeholders, synchronise
 from paceline.training.checkpointing import Segments
 from paceline.training.devices import CPU, InputMover, synchronize
 from paceline.training.dropout import set_sample_keys
 from paceline.training.loss import summed_loss
 from paceline.training.optimizers import trained_parameters
+from paceline.training.pass_communication import PassCommunication
 from paceline.training.precision import autocast
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.strategies.pipeline.links import SplitPoint
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.strategies.reduction.node_factors import NodeFactors
-    from paceline.training.batch_norm import Total
+    from paceline.training.pass_communication import Total
     from paceline.training.strategy import TrainBatch
     from paceline.training.task import Task
 
@@ -37,8 +38,14 @@ Activity = Literal["forward", "backward", "bubble"]  # bubble: waiting for a nei
 class StageTimer:
     """Divide the time of a step among activities without gaps."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self, device: torch.device, communication: PassCommunication | None = None
+    ) -> None:
+        """communication: of the stage's layers, which no activity includes."""
         self._device = device
+        self._communication = communication or PassCommunication()
+        self._communicated_s = self._communication.total_s
+        self.pass_comm_s = None if communication is None else 0.0
         self.seconds: dict[Activity, float] = {"forward": 0.0, "backward": 0.0, "bubble": 0.0}
         self._last_s = time.perf_counter()
 
@@ -46,7 +53,11 @@ class StageTimer:
         """Count the time since the last call as this activity."""
         synchronize(self._device)
         now_s = time.perf_counter()
-        self.seconds[doing] += now_s - self._last_s
+        communicated_s = self._communication.total_s - self._communicated_s
+        self.seconds[doing] += now_s - self._last_s - communicated_s
+        if self.pass_comm_s is not None:
+            self.pass_comm_s += communicated_s
+        self._communicated_s += communicated_s
         self._last_s = now_s
 
 
@@ -58,6 +69,7 @@ class StageResult:
     forward_s: float
     backward_s: float
     bubble_s: float  # waiting for neighbouring stages
+    pass_comm_s: float | None = None  # communication of layers; None without such layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +112,7 @@ class Stage:
         self._mover = InputMover(device)
         self._passes: dict[int, _Pass] = {}
         self._loss_sum = 0.0
-        self._has_shared_statistics = False
+        self._pass_communication: PassCommunication | None = None
         self._forward_of: Callable[[Tensor], Tensor] = self._module
 
     def checkpoint_activations(self, model: Layers) -> None:
@@ -121,9 +133,7 @@ class Stage:
 
     def synchronise(self, total: Total) -> None:
         """Sum the statistics of batch normalisation over the replicas of the stage, if global."""
-        statistics = self._training.batch_norm
-        synchronise(self._module, total, statistics)
-        self._has_shared_statistics = statistics == "global" and bool(batch_norms(self._module))
+        self._pass_communication = synchronise(self._module, total, self._training.batch_norm)
 
     def run(self, batch: TrainBatch) -> StageResult:
         """Compute the gradient of the replica's loss into `.grad` of all parameters of the stage.
@@ -131,7 +141,7 @@ class Stage:
         The loss is the sum over the replica's samples, divided by `batch.global_samples`. `batch`
         is the replica's part of the batch; only the first stage reads its inputs.
         """
-        timer = StageTimer(self._device)
+        timer = StageTimer(self._device, self._pass_communication)
         self._loss_sum = 0.0
         for parameter in self._direct:
             parameter.grad = None
@@ -151,6 +161,7 @@ class Stage:
             forward_s=timer.seconds["forward"],
             backward_s=timer.seconds["backward"],
             bubble_s=timer.seconds["bubble"],
+            pass_comm_s=timer.pass_comm_s,
         )
 
     def _forward(self, index: int, batch: TrainBatch, timer: StageTimer) -> None:
@@ -162,7 +173,7 @@ class Stage:
         output = None
         if high > low:
             output = self._compute(index, batch, low, high)
-        elif self._has_shared_statistics:
+        elif self._pass_communication is not None:
             self._passes[index] = _Pass(None, self._placeholder(batch))
         if self._after is not None:
             if index == 0:

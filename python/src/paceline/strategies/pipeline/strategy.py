@@ -284,6 +284,7 @@ class PipelineStrategy(LocalStrategy):
             comm_s=None if self._alone else time.perf_counter() - ready_s,
             comm_ready_unix_s=None if self._alone else ready_unix_s,
             bubble_s=passed.bubble_s,
+            pass_comm_s=passed.pass_comm_s,
         )
 
     def step(self) -> None:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.strategies.reduction.flat_layout import ParameterShard
     from paceline.training.context import RankContext
+    from paceline.training.pass_communication import PassCommunication
     from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
@@ -82,6 +83,7 @@ class ProcessesStrategy(LocalStrategy):
         self._total_of_node: SharedSum
         self._replicate_group = ReplicateGroup()
         self._node_factors: NodeFactors
+        self._pass_communication: PassCommunication | None = None
 
     def prepare(
         self, task: Task, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
@@ -123,7 +125,7 @@ class ProcessesStrategy(LocalStrategy):
         self._total = SharedSum(rows, *place, wait, self._replicate_group)
         self._total_of_node = SharedSum(rows, *place, wait)
         if trial.placement.replicas > 1:
-            synchronise(model, self._total, trial.training.batch_norm)
+            self._pass_communication = synchronise(model, self._total, trial.training.batch_norm)
         self._barrier.wait()  # rank 0 has copied the weights
         self._shard.refresh()
         self._barrier.wait()
@@ -191,6 +193,7 @@ class ProcessesStrategy(LocalStrategy):
             batch,
             self._trial.training,
             accumulating=self._accumulating,
+            communication=self._pass_communication,
         )
         for layer, of_all_nodes in self._node_factors.gathered().items():
             factors.store(layer, *of_all_nodes)

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.rows import WorkerEnvironment
     from paceline.training.context import RankContext
+    from paceline.training.pass_communication import PassCommunication
     from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
@@ -79,7 +80,8 @@ class ThreadsStrategy(LocalStrategy):
         self._replicas: list[nn.Module]
         self._parameters: list[dict[str, nn.Parameter]]
         self._shards: list[OptimizerShard]
-        self._factors: list[SufficientFactors]  # by worker
+        self._factors: list[SufficientFactors]  # by worker, as is the next one
+        self._pass_communication: list[PassCommunication | None]
         self._replicate_group = ReplicateGroup()
         self._node_factors: NodeFactors
         self._is_first = True
@@ -123,6 +125,7 @@ class ThreadsStrategy(LocalStrategy):
             OptimizerShard(self._layout, owned, weights, task, rows, low_precision)
             for owned in self._layout.shards(replicas, rows)
         ]
+        self._pass_communication = [None] * replicas
         if trial.placement.replicas > 1:
             self._synchronise_statistics(model)
         self._factors = [{} for _ in range(replicas)]
@@ -143,7 +146,9 @@ class ThreadsStrategy(LocalStrategy):
         for worker, replica in enumerate(self._replicas):
             wait = partial(pool.barrier, worker)
             total = SharedSum(rows, range(replicas), worker, wait, nodes)
-            synchronise(replica, total, self._trial.training.batch_norm)
+            self._pass_communication[worker] = synchronise(
+                replica, total, self._trial.training.batch_norm
+            )
 
     def for_parts(self, samples: int, task: Callable[[slice], None]) -> None:
         """Let each thread prepare the images of its own replica."""
@@ -160,7 +165,7 @@ class ThreadsStrategy(LocalStrategy):
         started_s = time.perf_counter()
         self._node_factors.begin(batch.global_samples)
         passed = pool.run(lambda worker: self._pass_and_reduce(pool, worker, batch))
-        slowest = max(passed, key=lambda p: p.ready_s)
+        slowest = max(passed, key=lambda p: p.own_ready_s)
         if len(passed) > 1:
             size_bytes, ready_unix_s = 4 * self._layout.elements, unix_s(slowest.ready_s)
             begin_operation(self._group, 1, SHARED_REDUCE, size_bytes, ready_unix_s).end()
@@ -229,6 +234,7 @@ class ThreadsStrategy(LocalStrategy):
             share,
             self._trial.training,
             accumulating=partial(self._node_factors.accumulating, worker),
+            communication=self._pass_communication[worker],
         )
         pool.barrier(worker)
         if self._node_factors.layers:

@@ -1,0 +1,53 @@
+"""Communication of layers within the passes is measured apart from computation."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from paceline.training.pass_communication import PassCommunication, is_awaiting
+from paceline.training.passes import Passes
+
+
+def test_time_of_a_sum_is_added_and_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = map(float, itertools.count())  # each is one second later
+    clock = SimpleNamespace(perf_counter=lambda: next(readings))
+    monkeypatch.setattr("paceline.training.pass_communication.time", clock)
+    seen = []
+
+    def total(values: torch.Tensor) -> torch.Tensor:
+        seen.append(is_awaiting())
+        return 2 * values
+
+    communication = PassCommunication()
+    call = communication.timed(total)
+    assert call(torch.ones(2)).tolist() == [2.0, 2.0]
+    call(torch.ones(2))
+    assert communication.total_s == 2.0
+    assert seen == [True, True]
+    assert not is_awaiting()
+
+
+def test_a_failed_sum_leaves_no_mark() -> None:
+    def total(values: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("a peer left")
+
+    with pytest.raises(RuntimeError, match="a peer left"):
+        PassCommunication().timed(total)(torch.ones(1))
+    assert not is_awaiting()
+
+
+def test_times_of_a_gradient_add_up_and_count_communication_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "perf_counter", lambda: 20.0)
+    passed = Passes(0.0, started_s=1.0, forwarded_s=5.0, ready_s=15.0, comm_s=(0.5, 2.5))
+    assert passed.own_ready_s == 12.0
+    found = passed.result(alone=False)
+    assert (found.forward_s, found.backward_s, found.pass_comm_s) == (3.5, 7.5, 3.0)
+    assert found.comm_s == 5.0
+    assert found.forward_s + found.backward_s + found.pass_comm_s + found.comm_s == 20.0 - 1.0
