@@ -70,7 +70,7 @@ def test_a_dead_link_is_found(tmp_path):
 
 def test_every_page_is_in_the_index():
     index = (ROOT / "docs/README.md").read_text("utf-8")
-    pages = [p.relative_to(ROOT / "docs") for p in (ROOT / "docs").glob("*/*.md")]
+    pages = [p.relative_to(ROOT / "docs") for p in (ROOT / "docs").glob("*/**/*.md")]
     assert [str(p) for p in sorted(pages) if f"({p})" not in index] == []
 
 
