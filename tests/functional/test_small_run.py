@@ -102,6 +102,18 @@ def test_ranks_had_what_they_were_given(finished):
         assert had["interface"] == "lo"
 
 
+def test_disk_use_is_as_predicted(finished):
+    cli, spec, run_dir, _ = finished
+    plan = json.loads(cli.main("plan", spec, "--json").stdout)
+    outcomes = [json.loads(p.read_text()) for p in run_dir.glob("trials/*/outcome.json")]
+    trained_s = sum(each["ended_unix_s"] - each["launched_unix_s"] for each in outcomes)
+    use = plan["disk_use"]
+    predicted = use["kept_bytes"] + use["trace_kept_bytes_per_s"] * trained_s
+    sizes = [path.stat().st_size for path in run_dir.rglob("*") if path.is_file()]
+    # high rather than low: the model is predicted with 1,000 classes
+    assert 0.7 * predicted <= sum(sizes) <= 1.1 * predicted
+
+
 def test_tensors_of_every_trial_are_kept_if_the_spec_says_so(finished):
     _, _, run_dir, _ = finished
     trials = sorted((run_dir / "trials").iterdir())

@@ -13,7 +13,10 @@ import pytest
 from tests.functional.cli_runs import SMALL, Cli
 from tests.soak.marked import MarkedCommand
 
+from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
+from paceline.runner import plan, predicted_disk_use
+from paceline.spec import load_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,11 +75,13 @@ def test_resources_stay_flat(
         command.end()
     samples = [median(found) for _, found in sorted(readings.items())]
     disk = {name: size_of(files.root) for name, files in RunFiles(out).trials()}
+    predicted = predicted_bytes(spec, out)
     record = {
         "trials": count,
         "seconds": round(time.monotonic() - started_s, 1),
         "bytes_per_trial": sorted(disk.values()),
         "bytes": size_of(out),
+        "predicted_bytes": round(predicted),
         "samples": [asdict(sample) for sample in samples],
     }
     (tmp_path / "many_trials.json").write_text(json.dumps(record, indent=1))
@@ -85,9 +90,15 @@ def test_resources_stay_flat(
     for name in ("runner_rss_bytes", "runner_files", "sidecar_rss_bytes", "sidecar_files"):
         values = [getattr(sample, name) for sample in samples]
         assert_flat(name, values)
-    typical = statistics.median(disk.values())
-    # the baseline keeps its tensors, and the report is one file
-    assert record["bytes"] < 1.5 * count * typical + 64e6, record["bytes_per_trial"]
+    assert 0.7 * predicted <= record["bytes"] <= 1.1 * predicted, record
+
+
+def predicted_bytes(spec: Path, out: Path) -> float:
+    """Return the disk use that the plan predicts for the time that the trials took."""
+    use = predicted_disk_use(plan(load_spec(str(spec))))
+    outcomes = [read_json(files.outcome) for _, files in RunFiles(out).trials()]
+    trained_s = sum(each["ended_unix_s"] - each["launched_unix_s"] for each in outcomes)
+    return use.kept_bytes + use.trace_kept_bytes_per_s * trained_s
 
 
 def after(seconds: float) -> Callable[[], bool]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import Outcome
-    from paceline.runner import Progress
+    from paceline.runner import DiskUse, Progress
     from paceline.spec import Experiment, SpecSource
     from paceline.tune.findings import Findings
 
@@ -55,6 +56,7 @@ class Plan:
 
     def __init__(self, spec: SpecSource) -> None:
         planned = runner.plan(load_spec(spec))
+        self._planned = planned
         # the name of a default run directory contains the time: all commands use one
         files = RunFiles(runner.default_run_dir(planned.experiment.name))
         self.experiment: Experiment = planned.experiment
@@ -66,6 +68,11 @@ class Plan:
             .shell_line()
             for trial in planned.trials
         }
+
+    @cached_property
+    def disk_use(self) -> DiskUse:
+        """The predicted disk use of the run in bytes; takes 1 to 2 s for each model."""
+        return runner.predicted_disk_use(self._planned)
 
     def __repr__(self) -> str:
         return f"<paceline.Plan of {self.experiment.name}: {len(self.trials)} trials>"

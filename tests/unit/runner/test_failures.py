@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +16,7 @@ from paceline.host.processes import is_alive, process_started_unix_s
 from paceline.launchers.spark.descriptor import SparkOptions
 from paceline.records.files import read_jsonl, write_json
 from paceline.records.layout import TrialFiles
+from paceline.records.rows import RankStatus
 from paceline.runner.failures import (
     check_failures,
     failing,
@@ -140,6 +140,13 @@ time.sleep(60)
 """
 
 
+def status_of(rank, host, pid=1):
+    return RankStatus(
+        rank=rank, host=host, pid=pid, state="running",
+        process_started_unix_s=process_started_unix_s(pid) or 0.0,
+    )  # fmt: skip
+
+
 def test_executor_above_the_rank_is_killed(make_trial):
     trial = with_master(make_trial(), "spark://host:7077")
     victims = Victims(trial, FailureSettings(mean_s=1.0), lab=None)
@@ -148,9 +155,8 @@ def test_executor_above_the_rank_is_killed(make_trial):
         stdout=subprocess.PIPE,
     )
     rank = int(executor.stdout.readline())
-    status = SimpleNamespace(pid=rank, process_started_unix_s=process_started_unix_s(rank))
     try:
-        victims.kill("executor", status, threading.Event())
+        victims.kill("executor", status_of(0, host_name(), rank), threading.Event())
         assert executor.wait(20) == -9
         assert is_alive(rank)
     finally:
@@ -162,7 +168,6 @@ def test_executor_above_the_rank_is_killed(make_trial):
 
 def test_host_to_kill_is_not_the_one_of_the_launcher(make_trial):
     victims = Victims(make_trial(), FailureSettings(mean_s=1.0), lab=None)
-    here = SimpleNamespace(rank=0, host=host_name())
-    there = SimpleNamespace(rank=1, host="lab-1")
+    here, there = status_of(0, host_name()), status_of(1, "lab-1")
     assert [victims.choose("host", drawn, [here, there]).rank for drawn in (0, 1)] == [1, 1]
     assert victims.choose("rank", 0, [here, there]).rank == 0

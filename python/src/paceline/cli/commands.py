@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from contextlib import suppress
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
     from paceline.analysis.comparison import Comparison
     from paceline.api import Run
     from paceline.export.run_data import RunData
+    from paceline.runner import DiskUse
     from paceline.spec import Spec
+
+
+_HOUR_S = 3600
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -146,12 +151,27 @@ def plan(arguments: argparse.Namespace) -> int:
                     {**trial.model_dump(mode="json"), "command": planned.commands[trial.id]}
                     for trial in planned.trials
                 ],
+                "disk_use": dataclasses.asdict(planned.disk_use),
             }
         )
         return ExitCode.OK
     for number, (trial_id, line) in enumerate(planned.commands.items(), start=1):
         print(f"# {number}/{len(planned.commands)} {trial_id}\n{line}")
+    print(f"# {_disk_use_sentence(planned.disk_use)}")
     return ExitCode.OK
+
+
+def _disk_use_sentence(use: DiskUse) -> str:
+    """Return the predicted disk use in MB, with the traces for each hour of training."""
+    from paceline.report.wording import megabytes
+
+    kept, most = megabytes(use.kept_bytes), megabytes(use.peak_bytes())
+    traces_kept = megabytes(_HOUR_S * use.trace_kept_bytes_per_s)
+    traces = megabytes(_HOUR_S * use.trace_training_bytes_per_s)
+    return (
+        f"disk: {kept} MB after the run, up to {most} MB while it trains; each hour of training "
+        f"adds {traces_kept} MB of traces, {traces} MB until the end of the trial"
+    )
 
 
 def _plan_search(arguments: argparse.Namespace, spec: Spec) -> int:

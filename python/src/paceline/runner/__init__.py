@@ -6,11 +6,14 @@ trial aside and runs it again.
 - `experiment`: the stages in order;
 - `planning`: a spec's data sets and trials;
 - `directory`: the run directory: new, resumed, or refused;
+- `disk_use`, `disk_check`: the predicted disk use, and the warning if it is too much;
 - `trial`: one trial from its command to its outcome;
 - `equivalence`: the comparison of tensors with the baseline.
 """
 
 from paceline.runner.directory import check_run_dir, default_run_dir, only_runner
+from paceline.runner.disk_check import predicted_disk_use
+from paceline.runner.disk_use import DiskUse
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.experiment import Progress, preflight, run
 from paceline.runner.planning import (
@@ -24,6 +27,7 @@ from paceline.runner.planning import (
 from paceline.runner.trial import failure_of, failure_of_all, is_finished, run_trial
 
 __all__ = [
+    "DiskUse",
     "Planned",
     "Progress",
     "check_equivalences",
@@ -37,6 +41,7 @@ __all__ = [
     "manifest_of",
     "only_runner",
     "plan",
+    "predicted_disk_use",
     "preflight",
     "run",
     "run_trial",

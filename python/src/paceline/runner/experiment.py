@@ -9,6 +9,7 @@ from paceline.records.attempts import set_aside
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
 from paceline.runner.directory import check_run_dir, made_run_dir, only_runner
+from paceline.runner.disk_check import warn_of_small_disk
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.failures import check_failures
 from paceline.runner.planning import make_datasets, manifest_of, planned_trials
@@ -54,6 +55,7 @@ def run(
     with made_run_dir(run_dir):
         planned = planned_trials(spec, make_datasets(spec.experiment, progress))
         preflight(planned.trials)
+        warn_of_small_disk(planned, run_dir)
     if keep_going is None:
         keep_going = len({trial.configuration for trial in planned.trials}) > 1
     with only_runner(run_dir):

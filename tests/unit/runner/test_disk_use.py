@@ -1,0 +1,204 @@
+"""The predicted disk use: against files of real rows, and the warning."""
+
+import dataclasses
+import random
+import warnings
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.errors import PacelineWarning
+from paceline.records.compact import compact_trial
+from paceline.records.files import JsonlWriter
+from paceline.records.layout import TrialFiles
+from paceline.records.rows import CommunicationRow, SampleLogRow, StepRow
+from paceline.runner import disk_check
+from paceline.runner.disk_use import DiskUse, Sizes, run_disk_use, trial_disk_use
+from paceline.runner.planning import plan
+from paceline.spec import load_spec
+from paceline.spec.checkpoint import CheckpointSettings
+from paceline.spec.models import TelemetrySettings
+
+MB = 1_000_000
+OTHER_FILES = 10_000  # bytes of those without rows, of a trial of two ranks
+SIZES = Sizes(steps=100, samples=500, parameter_bytes=10 * MB)
+
+
+@pytest.fixture
+def quiet(make_trial):
+    """A trial without telemetry."""
+
+    def make(**values):
+        trial = make_trial(**values)
+        return trial.model_copy(update={"telemetry": TelemetrySettings(enabled=False)})
+
+    return make
+
+
+def with_checkpoints(trial, *, keep):
+    return trial.model_copy(update={"checkpoint": CheckpointSettings(every_s=1.0, keep=keep)})
+
+
+def test_tensors_and_checkpoints_have_the_size_of_the_parameters(quiet):
+    plain = trial_disk_use(quiet(), SIZES)
+    kept = trial_disk_use(quiet(), SIZES, keeps_tensors=True)
+    assert kept.kept_bytes - plain.kept_bytes == 20 * MB  # gradient and weights
+    assert plain.training_bytes - kept.training_bytes == 20 * MB
+    training = trial_disk_use(with_checkpoints(quiet(), keep=False), SIZES)
+    assert training.kept_bytes == plain.kept_bytes
+    # weights and momentum; two are kept while a third one is written
+    assert training.training_bytes - plain.training_bytes == 3 * 20 * MB
+    keeping = trial_disk_use(with_checkpoints(quiet(), keep=True), SIZES)
+    assert keeping.kept_bytes - plain.kept_bytes == 2 * 20 * MB
+    assert keeping.peak_bytes() == pytest.approx(training.peak_bytes())
+
+
+def test_run_adds_what_its_trials_keep_and_the_largest_one_that_trains():
+    found = run_disk_use(
+        [
+            DiskUse(kept_bytes=1 * MB, training_bytes=5 * MB),
+            DiskUse(kept_bytes=2 * MB, training_bytes=3 * MB),
+        ],
+        1,
+    )
+    alone = run_disk_use([], 1)
+    assert found.kept_bytes - alone.kept_bytes == 3 * MB
+    assert found.peak_bytes() - alone.peak_bytes() == 8 * MB
+
+
+def test_traces_are_given_for_a_second_of_training(make_trial):
+    trial = make_trial()
+    slow, fast = (
+        trial_disk_use(
+            trial.model_copy(update={"telemetry": TelemetrySettings(interval_s=interval_s)}), SIZES
+        )
+        for interval_s in (1.0, 0.1)
+    )
+    assert fast.kept_bytes == slow.kept_bytes
+    assert fast.trace_kept_bytes_per_s == pytest.approx(10 * slow.trace_kept_bytes_per_s)
+    assert fast.peak_bytes(60.0) - fast.peak_bytes() == pytest.approx(
+        60 * fast.trace_training_bytes_per_s
+    )
+
+
+def write_rows(files, trial, steps):
+    """Write what the ranks of a trial write, with values as random as measured ones."""
+    draw, ranks = random.Random(5), trial.placement.ranks
+    share = trial.training.global_batch // ranks
+    for rank in range(ranks):
+        own = files.rank(rank)
+        own.root.mkdir(parents=True)
+        with JsonlWriter(own.steps) as rows:
+            rows.write_all(step_row(step, share, draw) for step in range(steps))
+        with JsonlWriter(own.communication) as rows:
+            rows.write_all(operation(step, draw) for step in range(int(1.3 * steps)))
+        with JsonlWriter(own.sample_log) as rows:
+            for step in range(steps):
+                ids = [draw.randrange(SIZES.samples) for _ in range(share)]
+                rows.write(SampleLogRow(step=step, epoch=0, sample_ids=ids))
+
+
+def seconds(draw):
+    """Return a duration as the difference of two times since the epoch has it: 0.24 us steps."""
+    return round(0.2 * draw.random() * 2**22) / 2**22
+
+
+def step_row(step, share, draw):
+    phases = ("data_wait_s", "forward_s", "backward_s", "comm_s", "optimizer_s", "other_s")
+    now = 1.8e9 + step * 0.3 + seconds(draw)
+    return StepRow(
+        step=step, epoch=0, started_unix_s=now, samples=share, global_samples=2 * share,
+        loss_sum=draw.random(), comm_ready_unix_s=now + seconds(draw), step_s=seconds(draw),
+        **{name: seconds(draw) for name in phases},
+    )  # fmt: skip
+
+
+def operation(number, draw):
+    now = 1.8e9 + number * 0.3 + seconds(draw)
+    return CommunicationRow(
+        group="world", ranks=2, sequence=number, operation="allreduce", algorithm="ring",
+        payload_bytes=4000, arrived_unix_s=now, started_unix_s=now + seconds(draw),
+        ended_unix_s=now + 1 + seconds(draw), sent_bytes=4000, sent_messages=2,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", [24, 1000])
+def test_rows_are_as_large_as_predicted(quiet, tmp_path, steps):
+    trial, files = quiet(ranks=2, global_batch=32), TrialFiles(tmp_path)
+    write_rows(files, trial, steps)
+    sizes = dataclasses.replace(SIZES, steps=steps, parameter_bytes=0)
+    use = trial_disk_use(trial, sizes)
+    assert size_of(tmp_path) == pytest.approx(use.training_bytes, rel=0.25)
+    compact_trial(files)
+    assert size_of(tmp_path) == pytest.approx(use.kept_bytes - OTHER_FILES, rel=0.25)
+
+
+def size_of(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+SPEC = """
+schema = 2
+name = "disk"
+repeats = 1
+[training]
+epochs = 3
+warmup_steps = 1
+global_batch = 16
+[[workloads]]
+name = "tiny"
+samples = 40
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+[checkpoint]
+every_s = 1
+"""
+
+
+@pytest.fixture
+def planned(tmp_path):
+    spec = tmp_path / "disk.toml"
+    spec.write_text(SPEC)
+    return plan(load_spec(str(spec)))
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Sets the free bytes of the disk; the model has 1 MB of parameters."""
+    asked = []
+
+    def facts_of(training):
+        asked.append(training)
+        return SimpleNamespace(optimizer="SGD", parameter_bytes=MB)
+
+    monkeypatch.setattr(disk_check, "task_facts", facts_of)
+
+    def set_free(size):
+        monkeypatch.setattr(disk_check.shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
+        return asked
+
+    return set_free
+
+
+def test_steps_follow_from_samples_and_epochs(planned):
+    trial = planned.trials[0]
+    sizes = disk_check._sizes(trial.training, disk_check._samples(planned, trial.training), (0, 0))
+    assert (sizes.samples, sizes.steps) == (40, 9)  # three of 16 samples in each epoch
+
+
+def test_too_small_disk_is_a_warning_with_both_sizes(planned, free, tmp_path):
+    free(5 * MB)
+    with pytest.warns(PacelineWarning, match=r"the run may need \d+ MB, 5 MB are free"):
+        disk_check.warn_of_small_disk(planned, tmp_path)
+
+
+def test_large_disk_is_no_warning_and_needs_no_facts(planned, free, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        asked = free(100 * MB)
+        disk_check.warn_of_small_disk(planned, tmp_path)
+        assert len(asked) == 1  # a model as large as the memory would not fit
+        free(10**15)
+        disk_check.warn_of_small_disk(planned, tmp_path)
+        assert len(asked) == 1
