@@ -106,11 +106,11 @@ def _placement(options: JobOptions, *, local: bool) -> tuple[int, int]:
     return ranks, on_node
 
 
-def _check_slots(context: SparkContext, job: Job) -> None:
+def _check_slots(context: SparkContext, job: Job, others_s: float = _SLOTS_WAIT_S) -> None:
     """Raise EnvironmentLacks if the stage could never start; Spark would wait ten minutes.
 
     A cluster without an executor for this job may be starting one, for which it has
-    `limits.rendezvous_s`. After the latest executor, the others have _SLOTS_WAIT_S.
+    `limits.rendezvous_s`. others_s: time for the others after the latest executor.
     """
     spark = context._jsc.sc()  # noqa: SLF001  (Spark's own check uses it; there is no public way)
     profile = spark.resourceProfileManager().defaultResourceProfile()
@@ -118,7 +118,7 @@ def _check_slots(context: SparkContext, job: Job) -> None:
     slots, deadline = 0, time.monotonic() + job.trial.limits.rendezvous_s
     while (found := int(spark.maxNumConcurrentTasks(profile))) < needed:
         if found != slots:
-            slots, deadline = found, time.monotonic() + _SLOTS_WAIT_S
+            slots, deadline = found, time.monotonic() + others_s
         if time.monotonic() > deadline or is_local(str(context.master)):
             raise EnvironmentLacks(
                 f"Spark master {context.master} has {found} slot(s) of "
@@ -147,7 +147,8 @@ def _train(context: SparkContext, job: Job) -> RankEnd:
         say(f"{end.error}; starting the ranks again, {restarts_left} restarts left")
         wait_for_ranks(job.files, _RANKS_END_S)
         leave_attempt(job.files, dataclasses.replace(failure, ended_unix_s=time.time()))
-        _check_slots(context, job)  # Spark may be replacing an executor
+        # Spark may be replacing an executor, on a host that has to start first.
+        _check_slots(context, job, others_s=job.trial.limits.rendezvous_s)
     return end
 
 

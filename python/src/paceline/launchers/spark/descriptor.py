@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 DEFAULT_DRIVER_MEMORY = "1g"
 _LOCAL = re.compile(r"local(\[[^\]]*\])?")
-_EXECUTOR = "CoarseGrainedExecutorBackend"  # the class ends so with every cluster manager
+_EXECUTOR = "ExecutorBackend"  # end of the class with every cluster manager
 _SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 
 
