@@ -34,7 +34,8 @@ from paceline.job.rank_status import RankEnd
 from paceline.job.run_directory import finish, prepare
 from paceline.job.trial import Job, asked_ranks, job_of, read_trial
 from paceline.launchers.spark.barrier import failed_stage, run_barrier_rank
-from paceline.launchers.spark.configuration import check_conf, is_local, job_defaults
+from paceline.launchers.spark.configuration import check_conf, job_defaults
+from paceline.launchers.spark.descriptor import is_local
 from paceline.launchers.spark.rounds.driver import RoundFailed, run_rounds
 from paceline.launchers.spark.rounds.exchange import together
 from paceline.launchers.spark.rounds.task import run_round_task
