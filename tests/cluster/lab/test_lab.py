@@ -171,14 +171,15 @@ def test_cut_link_carries_nothing_until_it_is_restored(
     assert wait_until(lambda: transfer(pair, 10) is not None, LIMIT_S)
 
 
-def test_host_that_crashes_has_no_processes_and_no_link_until_it_boots(pair: Lab) -> None:
+def test_host_that_crashes_has_no_link_until_it_boots_without_its_processes(pair: Lab) -> None:
     first, second = pair.hosts
     with subprocess.Popen(second.command("sleep", LIMIT_S)) as sleeper:
         assert wait_until(lambda: bool(pair.processes_on(second)), LIMIT_S)
         assert python(first, OUTAGE, "crash").returncode == 0
+        assert transfer(pair, 10) is None
+        assert sleeper.poll() is None
+        assert python(first, OUTAGE, "boot").returncode == 0
         assert sleeper.wait(LIMIT_S) == -signal.SIGKILL
-    assert transfer(pair, 10) is None
-    assert python(first, OUTAGE, "boot").returncode == 0
     assert wait_until(lambda: transfer(pair, 10) is not None, LIMIT_S)
 
 
