@@ -49,3 +49,28 @@ def test_json_names_the_next_measurement(run_dir: Path, capsys: Any) -> None:
 def test_an_unknown_goal_is_wrong_use(run_dir: Path) -> None:
     with pytest.raises(SystemExit):
         main(["recommend", str(run_dir), "--goal", "fame"])
+
+
+def test_a_guide_compares_runs_and_files(
+    run_dir: Path, fabricate: ModuleType, tmp_path: Path, capsys: Any
+) -> None:
+    assert main(["compare", str(run_dir), "--json"]) == 0
+    file = tmp_path / "recorded.json"
+    file.write_text(capsys.readouterr().out)
+    other = fabricate.Case(workload="own")
+    fabricate.make_run(tmp_path / "own", [fabricate.SEQUENTIAL, fabricate.MPI], cases=[other])
+    assert main(["recommend", "--guide", str(run_dir), str(file), str(tmp_path / "own")]) == 0
+    page = capsys.readouterr().out
+    assert "| [own](#own) | own training | 8 | 41 |" in page
+    assert page.count("**mpi · mpi · processes 2") == 3
+    assert "| 1 node | **`processes` 3 of 3**, `sequential` 0 of 3 |" in page
+    assert "one repeat: without the noise between runs" in page
+    not_measured = page.partition("## Not measured")[2].partition("To measure")[0]
+    assert "complex-small" in not_measured
+    assert "tiny" not in not_measured
+
+
+def test_a_guide_of_nothing_is_refused(fabricate: ModuleType, tmp_path: Path, capsys: Any) -> None:
+    fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL])
+    assert main(["recommend", "--guide", str(tmp_path)]) == 7
+    assert "expected two equivalent configurations" in capsys.readouterr().err

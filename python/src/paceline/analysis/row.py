@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from paceline.records.phases import STEP_PHASES
-
-if TYPE_CHECKING:
-    from paceline.analysis.pipeline import Pipeline
-    from paceline.analysis.staleness import Staleness
-    from paceline.analysis.statistics import Interval
-    from paceline.analysis.usage import MemoryKind
-    from paceline.records.phases import Phases
+# The types of the fields are needed at run time, because rows are read from JSON, too.
+from paceline.analysis.pipeline import Pipeline
+from paceline.analysis.staleness import Staleness
+from paceline.analysis.statistics import Interval
+from paceline.analysis.usage import MemoryKind
+from paceline.records.phases import STEP_PHASES, Phases
 
 COMPUTATION = "computation"
 _COMPUTING = ("forward", "backward", "optimizer")
@@ -71,6 +69,8 @@ class Row:
     threads_median: float | None = None
     threads_peak: float | None = None
     bytes_sent_per_step: float | None = None  # by rank 0
+    parameters: int | None = None  # of the model
+    linear_parameters: int | None = None  # of them in linear layers
     pipeline: Pipeline | None = None
     staleness: Staleness | None = None  # None where every step has a barrier
     final_loss: float | None = None

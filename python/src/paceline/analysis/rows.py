@@ -58,7 +58,8 @@ def configuration_row(
     if speedup is not None and base is not None and _same_precision(trial, base):
         efficiency = speedup.scaled(base.placement.cores / trial.placement.cores)
     samples, overall = _overall(trials)
-    hashes = [t.record.result.weights_sha256 for t in trials if t.record.result is not None]
+    results = [t.record.result for t in trials if t.record.result is not None]
+    result = results[0] if results else None
     memory, memory_kind = _memory_peak(trials)
     steps = {t.repeat: t.step_s for t in trials if t.step_s is not None}
     samples_known = all(t.steps.samples_known for t in trials)
@@ -94,6 +95,8 @@ def configuration_row(
         threads_median=_median(t.usage.threads_median for t in trials),
         threads_peak=_median(t.usage.threads_peak for t in trials),
         bytes_sent_per_step=reported_median(trials, "sent_bytes_per_step"),
+        parameters=None if result is None else result.parameters,
+        linear_parameters=None if result is None else result.linear_parameters,
         pipeline=median_pipeline([t.pipeline for t in trials if t.pipeline is not None]),
         staleness=staleness([t.updates for t in trials if t.updates is not None]),
         final_loss=_median(t.steps.final_loss for t in trials),
@@ -104,7 +107,7 @@ def configuration_row(
         equivalence_reason=_equivalence_reason(trials, measured),
         is_lossy=why_not_equivalent(trial) is not None,
         max_abs_weight_diff=max((d for d in weight_diffs if d is not None), default=None),
-        weights_sha256=hashes[0] if hashes else None,
+        weights_sha256=None if result is None else result.weights_sha256,
         notes=tuple(_notes(configuration, trials, measured, efficiency)),
     )
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DASH = "\N{EN DASH}"
 _MOST_NAMED = 3  # tied configurations in a sentence
-_EXPLAINS = 0.5  # of the difference: a part that explains less is not the cause
+EXPLAINS = 0.5  # of the difference: a part that explains less is not the cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def main_cause(explanation: Explanation, faster: str) -> Cause | None:
     part, whole = explanation.main_part, explanation.difference.difference_s
     if explanation.faster != faster:
         return None
-    if part.difference_s.mean <= 0 or part.difference_s.mean < _EXPLAINS * whole.mean:
+    if part.difference_s.mean <= 0 or part.difference_s.mean < EXPLAINS * whole.mean:
         return None
     return Cause(phase=part.part, faster_s=part.faster_s, slower_s=part.slower_s)
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli import predict as predicting
-from paceline.errors import ExitCode
+from paceline.errors import ExitCode, NotComparable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.predict.prediction import Predictions
     from paceline.analysis.recommend.recommend import Recommendation
@@ -26,15 +28,23 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument(
         "run_dir", type=Path, nargs="+", metavar="RUN_DIR",
-        help="the first one is ranked; predictions use all of them",
+        help="the first one is ranked; predictions use all of them; a guide compares all of them",
     )  # fmt: skip
     parser.add_argument("--goal", choices=_GOALS, default="time")
     predicting.add_options(parser, nodes="at most so many; default: as measured")
-    parser.add_argument("--json", action="store_true")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true")
+    output.add_argument(
+        "--guide", action="store_true",
+        help="print a decision guide in Markdown: what was fastest for which network, number of "
+        "nodes and link; RUN_DIR may also be a file of `paceline compare --json`",
+    )  # fmt: skip
     parser.set_defaults(command=_recommend)
 
 
 def _recommend(arguments: argparse.Namespace) -> int:
+    if arguments.guide:
+        return _print_guide(arguments.run_dir)
     from paceline.analysis.recommend.recommend import recommend
     from paceline.export.run_data import RunData
     from paceline.records.layout import RunFiles
@@ -54,6 +64,24 @@ def _recommend(arguments: argparse.Namespace) -> int:
         print()
     else:
         _show(comparison, found, predictions)
+    return ExitCode.OK
+
+
+def _print_guide(paths: Sequence[Path]) -> int:
+    from paceline.analysis.recommend.decisions import decisions
+    from paceline.analysis.recommend.results import read_results
+    from paceline.report.guide import guide
+    from paceline.spec.extensions import WORKLOADS
+
+    results = [each for path in paths for each in read_results(path)]
+    found = decisions(results)
+    if not found:
+        raise NotComparable(
+            f"{', '.join(map(str, paths))}: expected two equivalent configurations of one workload "
+            "and precision in a run, found none; `paceline compare` says why"
+        )
+    models = {workload.name: workload.model for workload in WORKLOADS.all()}
+    sys.stdout.write(guide(found, results, models))
     return ExitCode.OK
 
 

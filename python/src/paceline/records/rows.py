@@ -265,6 +265,7 @@ class TrainingResult:
     # judged against
     update_l2: dict[str, float]
     parameters: int
+    linear_parameters: int | None = None  # of them in linear layers; None for a script
     communication: dict[str, Any] = field(default_factory=dict)  # bucket sizes, transport details
     not_compared: str | None = None  # why its tensors cannot be compared; None if they can
     # of the data set, as the task knew them; None for a script

@@ -10,11 +10,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def linear_parameters(model: nn.Module) -> int:
+    """Return the number of parameters in linear layers; shared ones count once."""
+    layers = (module for module in model.modules() if isinstance(module, nn.Linear))
+    return sum(p.numel() for p in {p for layer in layers for p in layer.parameters()})
 
 
 def linear_that_keeps(

@@ -22,6 +22,7 @@ from paceline.records.files import JsonlWriter, write_json
 from paceline.records.rows import TrainingResult
 from paceline.strategies import LocalStrategy, create_strategy
 from paceline.training.checkpointing import checkpoint_activations
+from paceline.training.linear import linear_parameters
 from paceline.training.loop import Loop
 from paceline.training.resources import read_back, set_threads
 from paceline.training.spans import Spans
@@ -300,6 +301,7 @@ class _Worker:
             weights_sha256=sha256,
             update_l2=update_l2(weights, initial.state_dict()),
             parameters=sum(p.numel() for p in initial.parameters()),
+            linear_parameters=linear_parameters(initial),
             classes=task.settings.classes,
             input_shape=list(task.settings.input_shape or ()),
             input_dtype=task.settings.input_dtype,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from paceline.analysis.labels import short_name
@@ -72,9 +72,27 @@ def measured_candidates(
             reason=_main_cost(row),
         )
         for row in rows
-        if (value := _value(row, goal)) is not None
+        if (value := value_of(row, goal)) is not None
     ]
     return sorted(found, key=lambda each: each.value.median)
+
+
+def ratio(slower: Candidate, faster: Candidate) -> Interval:
+    """Return the ratio of two values with its 95 % interval, if their errors are independent."""
+    centre = slower.log_mean - faster.log_mean
+    deviation = math.hypot(slower.log_deviation, faster.log_deviation)
+    half = t_quantile(math.inf, MEASURED) * deviation
+    low, median, high = (math.exp(value) for value in (centre - half, centre, centre + half))
+    return Interval(median=median, low=low, high=high)
+
+
+def with_ties(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Mark those whose difference to the first one may be chance; their errors are independent."""
+    if not candidates:
+        return []
+    best = candidates[0]
+    found = [replace(each, tied=ratio(each, best).low < 1) for each in candidates[1:]]
+    return [replace(best, tied=any(each.tied for each in found)), *found]
 
 
 def predicted_candidates(
@@ -117,7 +135,8 @@ def _on_a_node(row: Row) -> str:
     return row.layout if row.nodes == 1 else row.layout.split("\N{MULTIPLICATION SIGN}", 1)[1]
 
 
-def _value(row: Row, goal: Goal) -> Interval | None:
+def value_of(row: Row, goal: Goal) -> Interval | None:
+    """Return the measured value of a row in the goal's unit; None if it was not measured."""
     if goal == "memory":
         if row.memory_peak_bytes is None:
             return None

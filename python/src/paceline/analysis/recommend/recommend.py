@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.noise import CONFIDENCE, run_noise, t_quantile
+from paceline.analysis.noise import run_noise
 from paceline.analysis.recommend.candidates import (
     UNITS,
     Candidate,
     Goal,
     measured_candidates,
     predicted_candidates,
+    with_ties,
 )
 from paceline.analysis.recommend.next_measurement import NextMeasurement, next_measurement
 from paceline.analysis.statistics import ratio_interval
@@ -94,7 +94,7 @@ def recommend(
         )  # fmt: skip
     rates = _rates(comparison, workload)
     noises = run_noise(rates)
-    measured = _with_ties(
+    measured = _paired_ties(
         measured_candidates(comparison, workload, goal, most), comparison, rates, noises, goal
     )
     predicted = predicted_candidates(
@@ -109,7 +109,7 @@ def recommend(
         unit=UNITS[goal],
         nodes=most,
         measured=tuple(measured),
-        predicted=tuple(_overlapping(predicted)),
+        predicted=tuple(with_ties(predicted)),
         next_measurement=next_measurement(
             [*measured, *predicted], noises.pooled.deviation if noises.pooled else _UNKNOWN_NOISE
         ),
@@ -125,14 +125,14 @@ def _rates(comparison: Comparison, workload: str) -> dict[str, Mapping[int, Seri
     }
 
 
-def _with_ties(
+def _paired_ties(
     candidates: Sequence[Candidate],
     comparison: Comparison,
     rates: Mapping[str, Mapping[int, Series]],
     noises: RunNoises,
     goal: Goal,
 ) -> list[Candidate]:
-    """Mark those without a significant difference to the first one."""
+    """Mark those without a significant difference to the first one in common repeats."""
     if len(candidates) < 2 or goal == "memory":
         return list(candidates)
     best = candidates[0]
@@ -146,16 +146,4 @@ def _with_ties(
             cores = ours / theirs
         # The costs are equal if the ratio of the speeds is the ratio of the cores.
         found.append(replace(other, tied=ratio is None or ratio.contains(cores)))
-    return [replace(best, tied=any(c.tied for c in found)), *found[1:]]
-
-
-def _overlapping(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Mark the predictions whose difference to the first one may be chance."""
-    if not candidates:
-        return []
-    best, z = candidates[0], t_quantile(math.inf, CONFIDENCE)
-    found = [best]
-    for other in candidates[1:]:
-        deviation = math.hypot(best.log_deviation, other.log_deviation)
-        found.append(replace(other, tied=other.log_mean - best.log_mean < z * deviation))
     return [replace(best, tied=any(c.tied for c in found)), *found[1:]]
