@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 # Sidecars get no variable whose name begins with PACELINE_.
 VARIABLE = "SOAK_COMMAND"
-_FOLDERS = ("/dev/shm/", f"{tempfile.gettempdir()}/")
+_SHARED_MEMORY = Path("/dev/shm")
+_FOLDERS = (f"{_SHARED_MEMORY}/", f"{tempfile.gettempdir()}/")
+# The project or its environment can be in the temporary folder, and processes map libraries.
+_NOT_TEMPORARY = (Path(sys.prefix).resolve(), Path(__file__).resolve().parents[2])
 
 
 @dataclass
@@ -63,10 +67,10 @@ class MarkedCommand:
 
     def _is_new(self, file: Path) -> bool:
         """Return whether the command made a file outside of its folder."""
+        if any(file.is_relative_to(known) for known in (self.folder, *_NOT_TEMPORARY)):
+            return False
         try:
-            return (
-                not file.is_relative_to(self.folder) and file.stat().st_ctime > self._started_unix_s
-            )
+            return file.stat().st_ctime > self._started_unix_s
         except OSError:
             return False
 
@@ -93,13 +97,14 @@ class MarkedCommand:
         ]
 
     def end(self) -> None:
-        """Kill what is left and remove its files, so that the next test starts clean."""
+        """Kill what is left and free its shared memory, so that the next test starts clean."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(timeout=30)
         send(self.pids(), signal.SIGKILL)
         for file in self.files:
-            file.unlink(missing_ok=True)
+            if file.is_relative_to(_SHARED_MEMORY):
+                file.unlink(missing_ok=True)
 
 
 def _temporary_files(pid: int) -> set[Path]:
