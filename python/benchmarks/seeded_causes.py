@@ -90,7 +90,10 @@ def one_case(case: Case, plan: Plan, place: Path) -> dict[str, Any]:
         return {"case": case.name, "skipped": str(reason)}
     records = {name: load_run(RunFiles(place / name)) for name in ("clean", "seeded", "again")}
     sides = {name: ExplainedTrials(name, found) for name, found in records.items()}
-    noise = part_noise([[analyse_trial(each, None) for each in r] for r in records.values()])
+    analyses = {
+        name: [analyse_trial(record, None) for record in found] for name, found in records.items()
+    }
+    noise = part_noise(analyses)
     seeded = explain(sides["clean"], sides["seeded"], noise)
     equal = explain(sides["clean"], sides["again"], noise)
     first = seeded.causes[0] if seeded.causes else None

@@ -177,7 +177,7 @@ class _Workload:
             ExplainedTrials(name, [trial.record for trial in self.trials[name]])
             for name in (faster, slower)
         ]
-        return explain(sides[0], sides[1], part_noise(list(self.trials.values())))
+        return explain(sides[0], sides[1], part_noise(self.trials))
 
 
 def _analyse_all(records: Sequence[TrialRecord]) -> dict[str, tuple[TrialAnalysis, ...]]:

@@ -60,23 +60,31 @@ class RunNoises:
 
     def of_ratio(self, first: str, second: str) -> RunNoise | None:
         """Return the noise of a ratio."""
-        if (found := self.of_ratios([first, second])) is None:
+        return self.of_difference(first, second, (1.0, 1.0))
+
+    def of_difference(
+        self, first: str, second: str, scales: tuple[float, float]
+    ) -> RunNoise | None:
+        """Return the noise of a difference of values, each of which has been scaled."""
+        if (found := self.of_ratios([first, second], scales)) is None:
             return None
         deviation, degrees = found
         return RunNoise(deviation=float(deviation[0, 1]), degrees=float(degrees[0, 1]))
 
     def of_ratios(
-        self, names: Sequence[str]
+        self, names: Sequence[str], scales: Sequence[float] | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
         """Return the deviations and degrees of freedom of all ratios of configurations.
 
         Both have shape (names, names). The degrees follow F. E. Satterthwaite (Biometrics Bulletin
-        2(6), 1946), and are at most those of all configurations together.
+        2(6), 1946), and are at most those of all configurations together. scales: factors of the
+        noise of each configuration; 1 by default.
         """
         noises = [noise for noise in map(self.of, names) if noise is not None]
         if self.pooled is None or len(noises) < len(names):
             return None
-        variances = np.array([noise.deviation**2 for noise in noises])
+        factors = np.ones(len(noises)) if scales is None else np.asarray(scales)
+        variances = np.array([noise.deviation**2 for noise in noises]) * factors**2
         squares = variances**2 / np.array([noise.degrees for noise in noises])
         sums = variances[:, None] + variances[None, :]
         divisor = squares[:, None] + squares[None, :]
@@ -86,22 +94,35 @@ class RunNoises:
 
 
 def run_noise(rates: Mapping[str, Mapping[int, Series]]) -> RunNoises:
+    """Estimate the noise of each configuration's speed, without what all share in a repeat.
+
+    rates: by configuration and repeat.
+    """
+    return noise_between_runs(
+        {
+            name: {repeat: series.log_median for repeat, series in found.items()}
+            for name, found in rates.items()
+        }
+    )
+
+
+def noise_between_runs(values: Mapping[str, Mapping[int, float]]) -> RunNoises:
     """Estimate the noise of each configuration, without what all share in a repeat.
 
-    rates: by configuration and repeat. There is none where no degree of freedom is left (one
+    values: by configuration and repeat. There is no noise where no degree of freedom is left (one
     repeat, or one configuration).
     """
     cells = [
-        (number, repeat, found[repeat].log_median)
-        for number, found in enumerate(rates.values())
+        (number, repeat, found[repeat])
+        for number, found in enumerate(values.values())
         for repeat in sorted(found)
     ]
-    layout = _residuals(cells) if any(len(found) > 1 for found in rates.values()) else None
+    layout = _residuals(cells) if any(len(found) > 1 for found in values.values()) else None
     if layout is None:
         return RunNoises(pooled=None)
     residuals, freedom = layout
     rows = np.array([number for number, _, _ in cells])
-    squares, degrees = np.zeros(len(rates)), np.zeros(len(rates))
+    squares, degrees = np.zeros(len(values)), np.zeros(len(values))
     np.add.at(squares, rows, residuals**2)
     np.add.at(degrees, rows, freedom)
     total = float(degrees.sum())
@@ -112,23 +133,10 @@ def run_noise(rates: Mapping[str, Mapping[int, Series]]) -> RunNoises:
         own={
             name: RunNoise(deviation=math.sqrt(variance), degrees=min(own, total))
             for name, variance, own in zip(
-                rates, variances.tolist(), own_degrees.tolist(), strict=True
+                values, variances.tolist(), own_degrees.tolist(), strict=True
             )
         },
     )
-
-
-def two_way_noise(cells: Sequence[tuple[int, int, float]]) -> RunNoise | None:
-    """Estimate the noise of one cell from the residuals of configuration + repeat.
-
-    cells: number of the configuration, repeat, value. None if no degree of freedom is left.
-    """
-    layout = _residuals(cells)
-    if layout is None:
-        return None
-    residuals, freedom = layout
-    degrees = float(freedom.sum())
-    return RunNoise(deviation=math.sqrt(float(residuals @ residuals) / degrees), degrees=degrees)
 
 
 def total_noise(configurations: Sequence[Mapping[int, Series]]) -> RunNoise | None:

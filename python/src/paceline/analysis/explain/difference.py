@@ -3,7 +3,8 @@
 Means over steps and repeats are used, because means add up and medians do not. The interval of a
 mean difference comes from the block-hierarchical bootstrap of paceline.analysis.statistics, and no
 bound is nearer to the mean than Student's t puts it for the run-to-run noise. That noise is
-estimated for each part from all configurations of the workload, relative to their step times.
+estimated for each part and configuration, with the help of all configurations of the workload
+(paceline.analysis.noise), relative to their step times.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.analysis.explain.parts import PART_NAMES, PARTS, parts_of_phases
-from paceline.analysis.noise import CONFIDENCE, t_quantile, two_way_noise
+from paceline.analysis.noise import CONFIDENCE, RunNoise, noise_between_runs, t_quantile
 from paceline.analysis.phases import mean_over_ranks
 from paceline.analysis.resampling import bootstrap_means
 from paceline.analysis.statistics import Mean
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.analysis.explain.parts import TrialParts
-    from paceline.analysis.noise import RunNoise
+    from paceline.analysis.noise import RunNoises
     from paceline.analysis.trial_analysis import TrialAnalysis
 
-    PartNoise = Mapping[str, RunNoise | None]
+    PartNoise = Mapping[str, RunNoises]
 
 TOTAL = "total"
 # Naming a cause is a claim, and most pairs have none: a stricter level than that of the intervals.
@@ -67,29 +68,33 @@ class Difference:
         return self.parts[PART_NAMES.index(name)]
 
 
-def part_noise(configurations: Sequence[Sequence[TrialAnalysis]]) -> dict[str, RunNoise | None]:
+def part_noise(configurations: Mapping[str, Sequence[TrialAnalysis]]) -> dict[str, RunNoises]:
     """Estimate the run-to-run noise of each part, and of the whole, as a share of the step time.
 
-    configurations: all finished trials of one workload.
+    configurations: all finished trials of one workload, by configuration.
     """
-    cells: dict[str, list[tuple[int, int, float]]] = {}
-    for number, trials in enumerate(configurations):
-        found = [_shares(trial) for trial in trials if trial.phases]
-        step_s = float(np.mean([sum(shares.values()) for shares in found])) if found else 0.0
+    values: dict[str, dict[str, dict[int, float]]] = {}
+    for configuration, trials in configurations.items():
+        found = {trial.repeat: _shares(trial) for trial in trials if trial.phases}
+        step_s = float(np.mean([sum(shares.values()) for shares in found.values()] or [0.0]))
         if step_s <= 0:
             continue
-        for trial, parts in zip([t for t in trials if t.phases], found, strict=True):
+        for repeat, parts in found.items():
             for name, seconds in {**parts, TOTAL: sum(parts.values())}.items():
-                cells.setdefault(name, []).append((number, trial.repeat, seconds / step_s))
-    return {name: two_way_noise(values) for name, values in cells.items()}
+                of_part = values.setdefault(name, {}).setdefault(configuration, {})
+                of_part[repeat] = seconds / step_s
+    return {name: noise_between_runs(found) for name, found in values.items()}
 
 
 def difference(
-    faster: Mapping[int, TrialParts], slower: Mapping[int, TrialParts], noise: PartNoise
+    faster: Mapping[int, TrialParts],
+    slower: Mapping[int, TrialParts],
+    noise: PartNoise,
+    names: tuple[str, str],
 ) -> Difference:
     """Return the difference of two configurations; common repeats are paired.
 
-    faster, slower: by repeat, at least one each. noise: from `part_noise`.
+    faster, slower: by repeat, at least one each. noise: from `part_noise`, with the names of both.
     """
     common = sorted(set(faster) & set(slower))
     step_s = [_mean(list(side.values())) for side in (faster, slower)]
@@ -103,12 +108,11 @@ def difference(
         # rolled, so that both sides draw different repeats
         draws = _unpaired(slower) - np.roll(_unpaired(faster), 1, axis=0)
         repeats = 2 / (1 / len(faster) + 1 / len(slower))
-    scale = math.hypot(float(step_s[0].sum()), float(step_s[1].sum()))
-    whole = _interval(means.sum(axis=1), draws.sum(axis=1), noise.get(TOTAL), scale, repeats)
-    claim = _interval(
-        means.sum(axis=1), draws.sum(axis=1), noise.get(TOTAL), scale, repeats, _CLAIM_CONFIDENCE
-    )
-    is_noise_known = len(means) > 1 or noise.get(TOTAL) is not None
+    scales = float(step_s[0].sum()), float(step_s[1].sum())
+    of_pair = {name: found.of_difference(*names, scales) for name, found in noise.items()}
+    totals = means.sum(axis=1), draws.sum(axis=1), of_pair.get(TOTAL), repeats
+    whole, claim = _interval(*totals), _interval(*totals, _CLAIM_CONFIDENCE)
+    is_noise_known = len(means) > 1 or of_pair.get(TOTAL) is not None
     least = _LEAST_SHARE if is_noise_known else _SINGLE_REPEAT
     significant = claim.low * claim.high > 0 and abs(whole.mean) >= least * float(step_s[0].sum())
     return Difference(
@@ -126,8 +130,7 @@ def difference(
                 difference_s=_interval(
                     means[:, row],
                     draws[:, row],
-                    noise.get(part.name) if step_s[0][row] or step_s[1][row] else None,
-                    scale,
+                    of_pair.get(part.name) if step_s[0][row] or step_s[1][row] else None,
                     repeats,
                 ),
                 share=float(means[:, row].mean()) / whole.mean if significant else None,
@@ -154,24 +157,21 @@ def _interval(
     means: NDArray[np.float64],
     draws: NDArray[np.float64],
     noise: RunNoise | None,
-    scale: float,
     repeats: float,
     confidence: float = CONFIDENCE,
 ) -> Mean:
     """Return the mean difference with its interval.
 
-    means: by repeat. draws: of their mean. scale: of the relative noise, in seconds. repeats: of
-    which the noise is the mean.
+    means: by repeat. draws: of their mean. noise: of one repeat, in seconds; without it, that of
+    the repeats themselves. repeats: of which the noise is the mean.
     """
     centre = float(means.mean())
     low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
-    own = float(np.std(means, ddof=1)) if len(means) > 1 else 0.0
     least = 0.0
+    if noise is None and len(means) > 1:
+        noise = RunNoise(deviation=float(np.std(means, ddof=1)), degrees=len(means) - 1)
     if noise is not None:
-        deviation = max(own, noise.deviation * scale)
-        least = t_quantile(noise.degrees, confidence) * deviation / math.sqrt(repeats)
-    elif len(means) > 1:
-        least = t_quantile(len(means) - 1, confidence) * own / math.sqrt(repeats)
+        least = t_quantile(noise.degrees, confidence) * noise.deviation / math.sqrt(repeats)
     return Mean(
         mean=centre, low=min(float(low), centre - least), high=max(float(high), centre + least)
     )

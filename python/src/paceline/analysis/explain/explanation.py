@@ -186,10 +186,10 @@ def explain(faster: ExplainedTrials, slower: ExplainedTrials, noise: PartNoise) 
     stragglers = {id(side): side.straggler() for side in (faster, slower)}
     without = any(found is not None for found in stragglers.values())
     parts = [side.parts(without_latest=without) for side in (faster, slower)]
-    found = difference(parts[0], parts[1], noise)
+    found = difference(parts[0], parts[1], noise, (faster.name, slower.name))
     if found.difference_s.mean < 0:
         faster, slower = slower, faster
-        found = difference(parts[1], parts[0], noise)
+        found = difference(parts[1], parts[0], noise, (faster.name, slower.name))
     sides = [
         Side(
             name=side.name,

@@ -82,7 +82,7 @@ def explained(comparison: Comparison, configuration: str) -> ExplainedTrials:
 def noise_of(comparison: Comparison, workload: str) -> PartNoise:
     """Estimate the run-to-run noise of the parts from all configurations of a workload."""
     rows: Sequence[str] = [row.configuration for row in comparison.rows_of(workload)]
-    return part_noise([comparison.trials[name] for name in rows if name in comparison.trials])
+    return part_noise({n: comparison.trials[n] for n in rows if n in comparison.trials})
 
 
 def configuration_like(comparison: Comparison, pattern: str) -> str:
