@@ -69,7 +69,7 @@ def test_a_true_difference_is_found_in_its_part() -> None:
 
 
 def test_a_noisy_configuration_does_not_hide_the_difference_of_two_others() -> None:
-    """Twelve percent in four repeats with a deviation of 2 %, beside one with a deviation of 10 %."""
+    """Twelve percent, four repeats, a deviation of 2 %; beside one with a deviation of 10 %."""
     random = np.random.default_rng(11)
     found, trials = 0, 20
     for number in range(trials):
