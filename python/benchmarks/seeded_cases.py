@@ -60,6 +60,7 @@ local_strategy = "sequential"
 launcher = "mpi"
 transport = "gloo"
 local_strategy = "sequential"
+sufficient_factors = "never"  # else a slow link would make the ranks send less
 nodes = 2
 [network]
 interface = "{interface}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
+from paceline.records.layout import RunFiles
 
 
 @pytest.fixture
@@ -74,3 +76,44 @@ def test_a_guide_of_nothing_is_refused(fabricate: ModuleType, tmp_path: Path, ca
     fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL])
     assert main(["recommend", "--guide", str(tmp_path)]) == 7
     assert "expected two equivalent configurations" in capsys.readouterr().err
+
+
+def test_a_measurement_is_made_and_its_effect_compared_with_what_was_stated(
+    fabricate: ModuleType, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = dataclasses.replace(fabricate.MPI, transport="gloo")
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI, twin]
+    run = fabricate.make_run(tmp_path / "run", ways, repeats=3, jitter=0.08)
+    main(["recommend", str(run.root), "--json"])
+    (before,) = json.loads(capsys.readouterr().out)["recommendations"]
+    proposal = before["next_measurement"]
+    made = []
+
+    def measure(files: RunFiles, configuration: str, trials: Any, progress: Any) -> None:
+        way = twin if ".gloo." in configuration else fabricate.MPI
+        trial = fabricate.make_trial_value(way, repeat=3 + len(made))
+        fabricate.make_trial(files.trial(trial.id), trial, way, fabricate.Case(), 2e9, 0.08)
+        made.append(configuration)
+
+    monkeypatch.setattr("paceline.runner.extra_repeat.run_extra_repeat", measure)
+    monkeypatch.setattr("paceline.runner.directory.check_machine", lambda *_: None)
+    assert main(["recommend", str(run.root), "--measure", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert made == [proposal["configuration"]]
+    (measured,) = document["measured"]
+    assert measured["loss_before"] == proposal["loss_now"]
+    assert measured["loss_expected"] == proposal["loss_now"] - proposal["gain"]
+    assert measured["loss_after"] == document["recommendations"][0]["expected_loss"]
+    assert main(["recommend", str(run.root), "--measure", "2"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count("was expected after this measurement") == len(made) - 1
+
+
+def test_nothing_is_measured_where_no_measurement_is_worth_it(
+    fabricate: ModuleType, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI]
+    run = fabricate.make_run(tmp_path / "run", ways, repeats=3, jitter=0.001)
+    monkeypatch.setattr("paceline.runner.extra_repeat.run_extra_repeat", pytest.fail)
+    assert main(["recommend", str(run.root), "--measure"]) == 0
+    assert "Nothing was measured" in capsys.readouterr().out

@@ -13,6 +13,7 @@ from paceline.errors import ExitCode, NotComparable, UsageError
 if TYPE_CHECKING:
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.explain.explanation import Explanation
+    from paceline.analysis.explain.interventions import Verification
     from paceline.export.run_data import RunData
 
 
@@ -45,6 +46,21 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="RUN_DIR",
         help="also use the configurations of this run for the shares of the choices",
     )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="run the proposed intervention, which decides whether a cause is right",
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="time for --verify; default: %(default)g",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="of --verify; default: runs/NAME-verify-DATE-TIME"
+    )
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(command=_explain)
 
@@ -56,6 +72,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     from paceline.records.files import jsonable
     from paceline.records.layout import RunFiles
     from paceline.records.rows import SCHEMA
+    from paceline.report.explain import verification_sentence
 
     names, trials = arguments.configurations, arguments.trial
     if (len(names), len(trials)) not in {(0, 0), (2, 0), (0, 2)}:
@@ -65,6 +82,7 @@ def _explain(arguments: argparse.Namespace) -> int:
         )
     run = RunData(RunFiles(arguments.run_dir))
     explanations = _explanations(run, names, trials)
+    verification = _verify(run, explanations, arguments) if arguments.verify else None
     others = [RunData(RunFiles(path)).comparison for path in arguments.others]
     shares = None if names or trials else attribute([run.comparison, *others])
     if arguments.json:
@@ -72,6 +90,7 @@ def _explain(arguments: argparse.Namespace) -> int:
             "schema": SCHEMA,
             "explanations": [e.to_json() for e in explanations],
             "attribution": jsonable(shares),
+            "verification": jsonable(verification),
         }
         json.dump(document, sys.stdout, indent=1)
         print()
@@ -80,7 +99,25 @@ def _explain(arguments: argparse.Namespace) -> int:
         if shares is not None:
             lines = [shares.sentence, shares.figure_sentence]
             plain_console().print("\n" + " ".join(line for line in lines if line))
+        if verification is not None:
+            plain_console().print("\n" + verification_sentence(verification))
     return ExitCode.OK
+
+
+def _verify(
+    run: RunData, explanations: list[Explanation], arguments: argparse.Namespace
+) -> Verification:
+    """Verify the first explanation that has an intervention."""
+    from paceline.cli.progress import ConsoleProgress
+    from paceline.runner.directory import check_machine, default_run_dir
+    from paceline.runner.verification import verify
+
+    manifest = run.comparison.manifest
+    check_machine(manifest, run.files.root)
+    chosen = next((each for each in explanations if each.intervention), explanations[0])
+    out = arguments.out or default_run_dir(f"{manifest.get('name', 'run')}-verify")
+    with ConsoleProgress() as progress:
+        return verify(chosen, out, limit_s=arguments.limit, progress=progress)
 
 
 def _explanations(run: RunData, names: list[str], trials: list[str]) -> list[Explanation]:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli import predict as predicting
-from paceline.errors import ExitCode, NotComparable
+from paceline.errors import ExitCode, NotComparable, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.predict.prediction import Predictions
+    from paceline.analysis.recommend.next_measurement import Measured
     from paceline.analysis.recommend.recommend import Recommendation
 
 _GOALS = ("time", "cost", "memory", "energy")
@@ -32,6 +33,16 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )  # fmt: skip
     parser.add_argument("--goal", choices=_GOALS, default="time")
     predicting.add_options(parser, nodes="at most so many; default: as measured")
+    parser.add_argument(
+        "--measure",
+        type=_count,
+        nargs="?",
+        const=1,
+        default=0,
+        metavar="N",
+        help="run up to N of the proposed measurements into RUN_DIR, one after the other; "
+        "default: 1",
+    )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true")
     output.add_argument(
@@ -42,9 +53,48 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.set_defaults(command=_recommend)
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 100:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to 100, got {text}")
+    return int(text)
+
+
 def _recommend(arguments: argparse.Namespace) -> int:
     if arguments.guide:
+        if arguments.measure:
+            raise UsageError("--measure: expected no --guide, which only compares what is there")
         return _print_guide(arguments.run_dir)
+    from paceline.records.files import jsonable
+
+    comparison, predictions, found = _found(arguments)
+    measured = []
+    for _ in range(arguments.measure):
+        step = _measure(arguments, comparison, found)
+        if step is None:
+            break
+        comparison, predictions, found, changed = step
+        measured.append(changed)
+    if arguments.json:
+        from paceline.records.rows import SCHEMA
+
+        document = {
+            "schema": SCHEMA,
+            "recommendations": [each.to_json() for each in found],
+            "measured": jsonable(measured),
+        }
+        json.dump(document, sys.stdout, indent=1)
+        print()
+    else:
+        _show(comparison, found, predictions)
+        if arguments.measure:
+            _show_measured(measured, found)
+    return ExitCode.OK
+
+
+def _found(
+    arguments: argparse.Namespace,
+) -> tuple[Comparison, Predictions | None, list[Recommendation]]:
+    """Read the run and recommend for each workload."""
     from paceline.analysis.recommend.recommend import recommend
     from paceline.export.run_data import RunData
     from paceline.records.layout import RunFiles
@@ -56,15 +106,54 @@ def _recommend(arguments: argparse.Namespace) -> int:
         recommend(comparison, workload, arguments.goal, most, predictions)
         for workload in comparison.workloads
     ]
-    if arguments.json:
-        from paceline.records.rows import SCHEMA
+    return comparison, predictions, found
 
-        document = {"schema": SCHEMA, "recommendations": [each.to_json() for each in found]}
-        json.dump(document, sys.stdout, indent=1)
-        print()
-    else:
-        _show(comparison, found, predictions)
-    return ExitCode.OK
+
+def _measure(
+    arguments: argparse.Namespace, comparison: Comparison, before: list[Recommendation]
+) -> tuple[Comparison, Predictions | None, list[Recommendation], Measured] | None:
+    """Run the first proposed measurement of a configuration that was measured; None without one."""
+    from paceline.analysis.recommend.next_measurement import Measured
+    from paceline.cli.progress import ConsoleProgress
+    from paceline.records.layout import RunFiles
+    from paceline.runner.directory import check_machine
+    from paceline.runner.extra_repeat import run_extra_repeat
+
+    proposed = [(n, r.next_measurement) for n, r in enumerate(before)]
+    chosen = next(((n, m) for n, m in proposed if m is not None and not m.is_predicted), None)
+    if chosen is None:
+        return None
+    number, proposal = chosen
+    files = RunFiles(arguments.run_dir[0])
+    check_machine(comparison.manifest, files.root)
+    trials = [trial.record.trial for own in comparison.trials.values() for trial in own]
+    with ConsoleProgress() as progress:
+        run_extra_repeat(files, proposal.configuration or "", trials, progress)
+    comparison, predictions, after = _found(arguments)
+    changed = Measured(
+        configuration=proposal.configuration or "",
+        loss_before=proposal.loss_now,
+        loss_expected=proposal.loss_now - proposal.gain,
+        loss_after=after[number].expected_loss,
+    )
+    return comparison, predictions, after, changed
+
+
+def _show_measured(measured: list[Measured], found: list[Recommendation]) -> None:
+    """Say how the measurements changed the uncertainty of the decision."""
+    from paceline.cli.console import plain_console
+    from paceline.report.recommend import measured_sentence
+
+    console = plain_console()
+    for each in measured:
+        console.print(measured_sentence(each))
+    left = [each.next_measurement for each in found if each.next_measurement is not None]
+    if any(each.is_predicted for each in left):
+        console.print(
+            "The next measurement is of a predicted configuration: add it to a spec and run that."
+        )
+    elif not measured:
+        console.print("Nothing was measured: no measurement is worth it.")
 
 
 def _print_guide(paths: Sequence[Path]) -> int:

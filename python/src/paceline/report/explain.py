@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.explain.causes import Cause
     from paceline.analysis.explain.explanation import Explanation
+    from paceline.analysis.explain.interventions import Intervention, Verification
     from paceline.report.figures import Chart
 
     Name = Callable[[str], str]
@@ -52,6 +53,8 @@ def explanation_view(explanation: Explanation, name: Name) -> RenderableType:
     parts += [_cause_text(cause) for cause in explanation.causes]
     if not explanation.causes:
         parts.append(Text(no_cause_sentence(explanation)))
+    if explanation.intervention is not None:
+        parts += [Text(""), Text(intervention_sentence(explanation.intervention))]
     parts += [Text(""), _evidence_table(explanation), Text("")]
     parts += [Text(line, style="dim") for line in remarks(explanation)]
     return Group(*parts)
@@ -108,6 +111,31 @@ def no_cause_sentence(explanation: Explanation) -> str:
     if explanation.difference.is_significant:
         return "No single part is significantly slower, so no cause is named."
     return "No cause is named, because the difference may be chance."
+
+
+def intervention_sentence(found: Intervention) -> str:
+    """Say which change can decide a cause."""
+    return (
+        f"To verify {found.cause_label!r}: {found.label}. If it is the cause, a step becomes about "
+        f"{milliseconds(found.expected_s)} shorter. `--verify` runs this test."
+    )
+
+
+def verification_sentence(found: Verification) -> str:
+    """Say what an intervention showed."""
+    saved = f"{milliseconds(found.saved_s.mean)} (95 % interval {bounds_ms(found.saved_s)} ms)"
+    words = {
+        "confirmed": "the cause is confirmed",
+        "refuted": "the cause is refuted: removing it saves less than half of that",
+        "undecided": "not decided: repeat it with a longer --limit",
+        "gone": "not decided: the unchanged configuration is no longer slow, so the cause has gone",
+    }
+    return (
+        f"{found.intervention}: a step takes {milliseconds(found.changed_s)} instead of "
+        f"{milliseconds(found.unchanged_s)}, over {found.repeats} repeats in turn. It saves "
+        f"{saved}; expected {milliseconds(found.expected_s)}. Result for {found.cause}: "
+        f"{words[found.answer]}."
+    )
 
 
 def remarks(explanation: Explanation) -> list[str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.recommend.candidates import Candidate
-    from paceline.analysis.recommend.next_measurement import NextMeasurement
+    from paceline.analysis.recommend.next_measurement import Measured, NextMeasurement
     from paceline.analysis.recommend.recommend import Recommendation
 
 _MOST_SHOWN = 12  # configurations of a kind; JSON has all
@@ -76,6 +76,17 @@ def measurement_sentence(found: NextMeasurement) -> str:
         f"{100 * found.chance:.0f} % the first one is not the best, which costs "
         f"{100 * found.loss_now:.1f} % on average; the measurement is expected to save "
         f"{100 * found.gain:.1f} %."
+    )
+
+
+def measured_sentence(found: Measured) -> str:
+    """Say how a measurement changed the expected loss of the decision."""
+    before, expected, after = (
+        f"{100 * loss:.2f} %" for loss in (found.loss_before, found.loss_expected, found.loss_after)
+    )
+    return (
+        f"Measured {found.configuration}: taking the first one costs {after} on average; before it "
+        f"was {before}, and {expected} was expected after this measurement."
     )
 
 

@@ -5,18 +5,31 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from paceline.errors import UsageError
+from paceline.analysis.run_differences import machine_identity
+from paceline.errors import NotComparable, UsageError
+from paceline.host.machine import machine_facts
 from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
 from paceline.records.lock import only_writer
 from paceline.spec.loading import parse_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from paceline.spec import Spec
+
+
+def check_machine(manifest: Mapping[str, Any], run_dir: Path) -> None:
+    """Raise NotComparable if a run with this manifest was measured on another machine."""
+    names = [machine_identity(each) for each in (manifest, {"host": machine_facts()})]
+    if manifest.get("host") and names[0] != names[1]:
+        before, now = (", ".join(each) for each in names)
+        raise NotComparable(
+            f"{run_dir}: expected a run of this machine ({now}), got one of another ({before}); "
+            "measure on the machine of the run"
+        )
 
 
 def default_run_dir(experiment_name: str) -> Path:

@@ -111,6 +111,17 @@ def test_a_difference_that_may_be_chance_has_no_cause(explained) -> None:
     assert found.causes == ()
 
 
+def test_waiting_for_data_includes_the_cores_that_it_relieves(explained) -> None:
+    waiting = dataclasses.replace(ALONE, data_wait_s=0.3, disk_bytes_per_s=2e7)
+    found = explained(ALONE, slowed(waiting, 0.9, cpu_percent=33.0))
+    (cause,) = found.causes
+    assert cause.name == "cold_cache"
+    assert cause.share == pytest.approx(1.0, abs=0.001)
+    # 0.29 s of waiting, less a tenth of 0.625 s on the core
+    assert cause.difference_s == pytest.approx(0.2275, rel=0.02)
+    assert set(cause.parts) == {"data_wait", "computation", "optimizer", "other"}
+
+
 def test_half_the_cores_explain_the_time_that_doubling_them_saves(explained) -> None:
     both = slowed(dataclasses.replace(ALONE, local_strategy="intraop"), 0.5, threads=2)
     both = dataclasses.replace(both, cpu_percent=99.0, threads=2, data_wait_s=0.01)

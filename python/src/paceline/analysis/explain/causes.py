@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.analysis.explain.factors import FACTOR_LABELS
+from paceline.analysis.explain.interventions import Intervention
 from paceline.analysis.explain.parts import ON_CORES, PART_LABELS
 from paceline.analysis.explain.rules import RULES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.analysis.explain.pair import Pair
 
 _LEAST_SHARE = 0.05  # of the difference: smaller causes are not named
@@ -34,6 +38,7 @@ def name_causes(pair: Pair) -> tuple[Cause, ...]:
     if not whole.is_significant or whole.difference_s.mean <= 0:
         return ()
     open_s = _slower_parts(pair)
+    on_cores = [name for name in open_s if name in (*ON_CORES, *FACTOR_LABELS)]
     found = []
     for rule in RULES:
         taken = {name: open_s[name] for name in rule.acts_on if name in open_s}
@@ -41,14 +46,35 @@ def name_causes(pair: Pair) -> tuple[Cause, ...]:
             continue
         evidence = rule.evidence(pair)
         if evidence:
-            found.append(_cause(pair, rule.name, rule.label, taken, evidence))
             for name in taken:
                 del open_s[name]
+            if rule.relieves_cores and pair.same_layout and not on_cores:
+                taken |= _relieved(pair)
+            found.append(_cause(pair, rule.name, rule.label, taken, evidence))
     for name, seconds in _whole_parts(pair, open_s).items():
         found.append(_cause(pair, name, PART_LABELS[name], {name: seconds}, []))
     return tuple(
         sorted((c for c in found if c.share >= _LEAST_SHARE), key=lambda c: -c.difference_s)
     )
+
+
+def propose_intervention(pair: Pair, causes: Sequence[Cause]) -> Intervention | None:
+    """Return the change that can decide the largest cause which Paceline can remove."""
+    rules = {rule.name: rule for rule in RULES}
+    for cause in causes:
+        if not cause.has_evidence:
+            continue
+        faster, slower = pair.faster, pair.slower
+        change = rules[cause.name].intervention(faster.trial, slower.trial, slower.cores)
+        if change is not None:
+            return Intervention(
+                cause=cause.name,
+                cause_label=cause.label,
+                label=change.label,
+                trial=change.trial,
+                expected_s=change.removes * cause.difference_s,
+            )
+    return None
 
 
 def _slower_parts(pair: Pair) -> dict[str, float]:
@@ -66,6 +92,12 @@ def _slower_parts(pair: Pair) -> dict[str, float]:
         slower = {name: seconds for name, seconds in slower.items() if name not in ON_CORES}
         slower |= {f.factor: f.difference_s for f in pair.factors}
     return slower
+
+
+def _relieved(pair: Pair) -> dict[str, float]:
+    """Return the seconds, below 0, by which each part on cores is significantly faster."""
+    parts = [pair.difference.part(name) for name in ON_CORES]
+    return {part.part: part.difference_s.mean for part in parts if part.difference_s.high < 0}
 
 
 def _whole_parts(pair: Pair, open_s: dict[str, float]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.analysis.explain.causes import name_causes
+from paceline.analysis.explain.causes import name_causes, propose_intervention
 from paceline.analysis.explain.difference import difference
 from paceline.analysis.explain.evidence import (
     ALL_FIGURES,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from paceline.analysis.explain.causes import Cause
     from paceline.analysis.explain.difference import Difference, PartDifference, PartNoise
     from paceline.analysis.explain.factors import Factor
+    from paceline.analysis.explain.interventions import Intervention
     from paceline.analysis.explain.parts import TrialParts, TrialSteps
     from paceline.analysis.reading import TrialRecord
     from paceline.plan.trial import Trial
@@ -70,6 +71,8 @@ class Explanation:
     outside_steps: tuple[OutsideRow, ...]
     hardware_counters: str  # why there are none
     without_straggler: bool  # whether the parts leave out the rank with the largest delay
+    intervention: Intervention | None  # that can decide a cause; None if Paceline has none
+    slower_trial: Trial
 
     @property
     def main_part(self) -> PartDifference:
@@ -95,6 +98,7 @@ class Explanation:
                 "hardware_counters": self.hardware_counters,
                 "outside_steps_s": self.outside_steps,
                 "without_straggler": self.without_straggler,
+                "intervention": self.intervention and self.intervention.to_json(),
             }
         )
         return document
@@ -204,12 +208,13 @@ def explain(faster: ExplainedTrials, slower: ExplainedTrials, noise: PartNoise) 
     ]
     factors = _factors(found, sides[0], sides[1])
     pair = Pair(faster=sides[0], slower=sides[1], difference=found, factors=factors)
+    causes = name_causes(pair)
     return Explanation(
         faster=faster.name,
         slower=slower.name,
         difference=found,
         factors=factors,
-        causes=name_causes(pair),
+        causes=causes,
         evidence=_evidence_rows(faster.evidence, slower.evidence),
         outside_steps=tuple(
             OutsideRow(phase=n, faster_s=faster.outside_s.get(n), slower_s=slower.outside_s.get(n))
@@ -217,6 +222,8 @@ def explain(faster: ExplainedTrials, slower: ExplainedTrials, noise: PartNoise) 
         ),
         hardware_counters=HARDWARE_COUNTERS,
         without_straggler=without,
+        intervention=propose_intervention(pair, causes),
+        slower_trial=slower.trial,
     )
 
 

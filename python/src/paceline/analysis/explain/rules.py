@@ -1,9 +1,7 @@
 """Rules that name the cause of a slower part, each with the evidence that it requires.
 
-A rule names nothing without evidence: a figure of the host traces, or of the records, that differs
-between the two configurations by more than its limit. The limits lie above the differences between
-repeats of equal configurations. The order matters: the first rule whose evidence is there takes the
-parts on which its cause acts. What no rule takes is named by its part alone.
+The order matters: the first rule whose evidence is there takes the parts on which its cause acts.
+What no rule takes is named by its part alone.
 """
 
 from __future__ import annotations
@@ -11,23 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.analysis.configuration import pipeline_counts
-from paceline.analysis.explain.evidence import amount
+from paceline.analysis.explain import conditions as evidence_of
+from paceline.analysis.explain import interventions
 from paceline.analysis.explain.factors import ALLOCATED, AT_WORK, CPU_TIME
+from paceline.analysis.explain.interventions import Propose
 from paceline.analysis.explain.pair import Pair
 from paceline.analysis.explain.parts import ON_CORES
-from paceline.analysis.pipeline import theoretical_bubble
-from paceline.records.phases import LABELS
-
-_PERCENT = 2.0  # of the time or of all cores: larger than between equal runs
-_OTHERS_PERCENT = 5.0  # of all cores, used by other processes
-_PRESSURE_PERCENT = 5.0  # of the time
-_CPU_TIME_GROWTH = 1.03  # of the CPU time for the same arithmetic
-_FREQUENCY_DROP = 0.97
-_COLD_BYTES = 10_000  # read from disks in a step
-_SAME_BYTES = 1.2  # a smaller growth of the traffic per step is not its cause
-_LEAST_TRAFFIC = 1e5  # bytes per second: less is not the gradients' traffic
-_IDLE_PERCENT = 15.0  # of all cores: with less, readers compete for cores
 
 # what a lack of CPU slows down; the parts on cores count only where their factors are unknown
 _ON_CORES = (CPU_TIME, AT_WORK, *ON_CORES)
@@ -42,217 +29,104 @@ class Rule:
     label: str
     acts_on: tuple[str, ...]
     evidence: Callable[[Pair], list[str]]  # sentences; empty if the cause cannot be named
+    intervention: Propose = interventions.nothing  # the change that removes it
+    # Whether time on cores that becomes shorter is its effect, too: while the training waits, its
+    # readers compete less for cores. Then the cause explains the sum.
+    relieves_cores: bool = False
 
 
-def _cpu_quota(pair: Pair) -> list[str]:
-    if pair.rise("throttled") < _PERCENT:
-        return []
-    return pair.words("throttled", "run_cores", "cpu_idle")
-
-
-def _steal(pair: Pair) -> list[str]:
-    return pair.words("steal") if pair.rise("steal") >= _PERCENT else []
-
-
-def _oversubscription(pair: Pair) -> list[str]:
-    ours, theirs = pair.faster, pair.slower
-    if theirs.threads <= theirs.cores or theirs.threads / theirs.cores <= ours.threads / ours.cores:
-        return []
-    threads = f"{theirs.threads} computing threads on {theirs.cores} cores"
-    return [threads, *pair.words("involuntary_switches", "cpu_pressure")]
-
-
-def _slow_rank(pair: Pair) -> list[str]:
-    late, before = pair.slower.straggler, pair.faster.straggler
-    if late is None or (before is not None and before.delay_s >= late.delay_s):
-        return []
-    where = "" if late.host is None else f" on {late.host}"
-    found = [f"rank {late.rank}{where} is last, {amount(late.delay_s, 's')} behind the next"]
-    if late.phase is not None:
-        found.append(f"it spends more time than the others in: {LABELS[late.phase]}")
-    return found
-
-
-def _own_threads(pair: Pair) -> list[str]:
-    if pair.rise("others") >= _OTHERS_PERCENT:
-        return []
-    replicas = [side.trial.placement.replicas_per_rank for side in (pair.faster, pair.slower)]
-    more_replicas = replicas[1] > replicas[0] and pair.factor_s(AT_WORK) > 0
-    more_threads = pair.same_layout and pair.rise("threads") >= 1 and _slower_cores(pair)
-    if not (more_replicas or more_threads):
-        return []
-    found = [f"{replicas[1]} replicas in threads of one process"] if more_replicas else []
-    return [
-        *found,
-        *pair.factor_words(CPU_TIME),
-        *pair.factor_words(AT_WORK),
-        *pair.words("threads", "voluntary_switches", "involuntary_switches"),
-    ]
-
-
-def _intraop_threads(pair: Pair) -> list[str]:
-    ours, theirs = (s.trial.placement.threads_per_worker for s in (pair.faster, pair.slower))
-    if theirs <= ours:
-        return []
-    threads = f"{theirs} threads divide each operation instead of {ours}"
-    return [threads, *pair.factor_words(CPU_TIME), *pair.factor_words(AT_WORK)]
-
-
-def _micro_batches(pair: Pair) -> list[str]:
-    counts, before = (pipeline_counts(s.trial) for s in (pair.slower, pair.faster))
-    if counts is None or (before is not None and before[1] >= counts[1]):
-        return []
-    return [f"{counts[1]} micro-batches: each operation has fewer samples"]
-
-
-def _competition(pair: Pair) -> list[str]:
-    if pair.rise("others") < _OTHERS_PERCENT or pair.factor_s(AT_WORK) <= 0:
-        return []
-    return pair.words("others", "cpu_pressure", "involuntary_switches")
-
-
-def _frequency(pair: Pair) -> list[str]:
-    ours, theirs = (side.evidence.get("frequency") for side in (pair.faster, pair.slower))
-    if not ours or theirs is None or theirs > _FREQUENCY_DROP * ours or not _slower_cores(pair):
-        return []
-    return pair.words("frequency")
-
-
-def _memory_contention(pair: Pair) -> list[str]:
-    if not _slower_cores(pair):
-        return []
-    by_others = pair.rise("others") >= _OTHERS_PERCENT
-    by_own_cores = pair.rise("run_cores") >= 0.1
-    if not (by_others or by_own_cores):
-        return []
-    return [*pair.factor_words(CPU_TIME), *pair.words("others" if by_others else "run_cores")]
-
-
-def _fewer_cores(pair: Pair) -> list[str]:
-    return pair.factor_words(ALLOCATED) if pair.slower.cores < pair.faster.cores else []
-
-
-def _cold_cache(pair: Pair) -> list[str]:
-    """Reads of the run itself, or of all programs where the kernel does not tell them apart."""
-    for figure in ("run_read", "disk_read"):
-        ours, theirs = (side.per_step(figure) for side in (pair.faster, pair.slower))
-        if ours is not None and theirs is not None:
-            is_cold = theirs >= max(_COLD_BYTES, 2 * ours)
-            return pair.words(figure, "iowait", "io_pressure") if is_cold else []
-    return []
-
-
-def _storage(pair: Pair) -> list[str]:
-    if pair.rise("iowait") < _PERCENT and pair.rise("io_pressure") < _PRESSURE_PERCENT:
-        return []
-    return pair.words("iowait", "io_pressure", "disk_read")
-
-
-def _decoding(pair: Pair) -> list[str]:
-    idle = pair.slower.evidence.get("cpu_idle")
-    return [] if idle is None or idle > _IDLE_PERCENT else pair.words("cpu_idle", "cpu_pressure")
-
-
-def _slow_reader(pair: Pair) -> list[str]:
-    if pair.slower.evidence.get("cpu_idle") is None:
-        return []
-    return ["neither the disks nor the cores were busy", *pair.words("iowait", "cpu_idle")]
-
-
-def _layer_communication(pair: Pair) -> list[str]:
-    ours, theirs = pair.faster.pass_comm_s, pair.slower.pass_comm_s
-    if theirs - ours < pair.difference.part("comm_transfer").difference_s.mean / 2:
-        return []
-    seconds = f"{amount(theirs, 's')} per step instead of {amount(ours, 's')}"
-    return [f"layers communicate within the passes (batch normalisation): {seconds}"]
-
-
-def _transport(pair: Pair) -> list[str]:
-    ours, theirs = pair.faster.trial, pair.slower.trial
-    if (ours.transport, ours.transport_options) == (theirs.transport, theirs.transport_options):
-        return []
-    changed = f"transport {theirs.transport} instead of {ours.transport}"
-    if ours.transport == theirs.transport:
-        changed = f"transport {theirs.transport} with other options"
-    return [changed, *pair.words("network_sent")]
-
-
-def _more_traffic(pair: Pair) -> list[str]:
-    ours, theirs = _traffic(pair)
-    if ours is None or theirs is None or theirs < _SAME_BYTES * ours:
-        return []
-    return [f"traffic per step: {theirs / 1e6:.3g} MB instead of {ours / 1e6:.3g} MB"]
-
-
-def _slow_link(pair: Pair) -> list[str]:
-    ours, theirs = _traffic(pair)
-    part = pair.difference.part("comm_transfer")
-    if ours is None or theirs is None or part.faster_s <= 0 or part.slower_s <= 0:
-        return []
-    before, after = ours / part.faster_s, theirs / part.slower_s
-    if after >= before:
-        return []
-    rates = f"{after / 1e6:.3g} MB/s of exposed transfer instead of {before / 1e6:.3g} MB/s"
-    return [f"traffic per step: {theirs / 1e6:.3g} MB, as before", rates]
-
-
-def _bubble(pair: Pair) -> list[str]:
-    counts = pipeline_counts(pair.slower.trial)
-    if counts is None:
-        return []
-    stages, micro_batches = counts
-    share = 100 * theoretical_bubble(stages, micro_batches)
-    return [f"{stages} stages, {micro_batches} micro-batches: at least {share:.0f} % of a step"]
-
-
-def _slower_cores(pair: Pair) -> bool:
-    """Tell whether the same arithmetic took more CPU time."""
-    growth = next((f.slower / f.faster for f in pair.factors if f.factor == CPU_TIME), 1.0)
-    return growth >= _CPU_TIME_GROWTH
-
-
-def _traffic(pair: Pair) -> tuple[float | None, float | None]:
-    """Return the bytes that both send in a step; None where there is no traffic to speak of."""
-    known = [side.evidence.get("network_sent") for side in (pair.faster, pair.slower)]
-    if any(rate is None or rate < _LEAST_TRAFFIC for rate in known):
-        return None, None
-    return pair.faster.per_step("network_sent"), pair.slower.per_step("network_sent")
-
-
-RULES = (
-    Rule("cpu_quota", "CPU quota of the control group", _EVERYTHING, _cpu_quota),
-    Rule("steal", "CPU time stolen by the hypervisor", _EVERYTHING, _steal),
-    Rule("oversubscription", "more threads than cores", _EVERYTHING, _oversubscription),
-    Rule("slow_rank", "a slow rank (straggler)", ("comm_wait",), _slow_rank),
-    Rule("fewer_cores", "fewer allocated cores", (ALLOCATED,), _fewer_cores),
-    Rule("own_threads", "other threads of the processes (GIL)", _ON_CORES, _own_threads),
-    Rule("intraop_threads", "threads within operations", (CPU_TIME, AT_WORK), _intraop_threads),
-    Rule("micro_batches", "smaller operations", (CPU_TIME, AT_WORK), _micro_batches),
-    Rule("frequency", "lower clock frequency", (CPU_TIME,), _frequency),
+RULES: tuple[Rule, ...] = (
+    Rule("cpu_quota", "CPU quota of the control group", _EVERYTHING, evidence_of.cpu_quota),
+    Rule("steal", "CPU time stolen by the hypervisor", _EVERYTHING, evidence_of.steal),
+    Rule(
+        "oversubscription",
+        "more threads than cores",
+        _EVERYTHING,
+        evidence_of.oversubscription,
+        interventions.threads_for_the_cores,
+    ),
+    Rule("slow_rank", "a slow rank (straggler)", ("comm_wait",), evidence_of.slow_rank),
+    Rule("fewer_cores", "fewer allocated cores", (ALLOCATED,), evidence_of.fewer_cores),
+    Rule("own_threads", "other threads of the processes (GIL)", _ON_CORES, evidence_of.own_threads),
+    Rule(
+        "intraop_threads",
+        "threads within operations",
+        (CPU_TIME, AT_WORK),
+        evidence_of.intraop_threads,
+        interventions.threads_of_the_faster,
+    ),
+    Rule("micro_batches", "smaller operations", (CPU_TIME, AT_WORK), evidence_of.micro_batches),
+    Rule("frequency", "lower clock frequency", (CPU_TIME,), evidence_of.frequency),
     Rule(
         "memory_contention",
         "slower cores: memory bandwidth, caches or shared cores",
         (CPU_TIME,),
-        _memory_contention,
+        evidence_of.memory_contention,
     ),
     Rule(
         "competition",
         "other processes competed for cores",
         (AT_WORK, *ON_CORES, "comm_wait"),
-        _competition,
+        evidence_of.competition,
     ),
-    Rule("cold_cache", "data from disks, not from the page cache", ("data_wait",), _cold_cache),
-    Rule("storage", "slow storage", ("data_wait",), _storage),
-    Rule("decoding", "readers compete for cores", ("data_wait",), _decoding),
-    Rule("slow_reader", "slow reader or remote storage", ("data_wait",), _slow_reader),
+    Rule(
+        "cold_cache",
+        "data from disks, not from the page cache",
+        ("data_wait",),
+        evidence_of.cold_cache,
+        interventions.data_from_memory,
+        relieves_cores=True,
+    ),
+    Rule(
+        "storage",
+        "slow storage",
+        ("data_wait",),
+        evidence_of.storage,
+        interventions.data_from_memory,
+        relieves_cores=True,
+    ),
+    Rule(
+        "decoding",
+        "readers compete for cores",
+        ("data_wait",),
+        evidence_of.decoding,
+        interventions.data_from_memory,
+    ),
+    Rule(
+        "slow_reader",
+        "slow reader or remote storage",
+        ("data_wait",),
+        evidence_of.slow_reader,
+        interventions.data_from_memory,
+        relieves_cores=True,
+    ),
     Rule(
         "layer_communication",
         "communication of layers (batch normalisation)",
         ("comm_transfer",),
-        _layer_communication,
+        evidence_of.layer_communication,
+        interventions.statistics_per_replica,
     ),
-    Rule("transport", "another transport", ("comm_transfer",), _transport),
-    Rule("more_traffic", "more bytes per step", ("comm_transfer",), _more_traffic),
-    Rule("slow_link", "slow link", ("comm_transfer",), _slow_link),
-    Rule("pipeline_bubble", "pipeline bubble", ("bubble",), _bubble),
+    Rule("transport", "another transport", ("comm_transfer",), evidence_of.transport),
+    Rule(
+        "more_traffic",
+        "more bytes per step",
+        ("comm_transfer",),
+        evidence_of.more_traffic,
+        interventions.half_the_bytes,
+    ),
+    Rule(
+        "slow_link",
+        "slow link",
+        ("comm_transfer",),
+        evidence_of.slow_link,
+        interventions.half_the_bytes,
+    ),
+    Rule(
+        "pipeline_bubble",
+        "pipeline bubble",
+        ("bubble",),
+        evidence_of.bubble,
+        interventions.more_micro_batches,
+    ),
 )

@@ -47,6 +47,16 @@ class NextMeasurement:
     chance: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A measurement that was made, and the expected loss of the decision around it."""
+
+    configuration: str
+    loss_before: float
+    loss_expected: float  # after the measurement, as stated before it
+    loss_after: float
+
+
 def next_measurement(candidates: Sequence[Candidate], noise: float) -> NextMeasurement | None:
     """Return the most useful measurement; None if none would improve the decision noticeably.
 
@@ -54,12 +64,10 @@ def next_measurement(candidates: Sequence[Candidate], noise: float) -> NextMeasu
     """
     if len(candidates) < 2:
         return None
-    means = np.array([c.log_mean for c in candidates])
-    deviations = np.array([c.log_deviation for c in candidates])
-    loss, chance = _expected_loss(means, deviations)
+    loss, chance = expected_loss(candidates)
     if loss < _CLOSED:
         return None
-    gains = knowledge_gradient(means, deviations, noise)
+    gains = knowledge_gradient(*_beliefs(candidates), noise)
     best = int(np.argmax(gains))
     if gains[best] < _LEAST_GAIN:
         return None
@@ -93,13 +101,26 @@ def knowledge_gradient(
     return gains
 
 
-def _expected_loss(
-    means: NDArray[np.float64],
-    deviations: NDArray[np.float64],
-) -> tuple[float, float]:
-    """Return the expected loss of taking the smallest mean, and the chance that it is not best."""
+def expected_loss(candidates: Sequence[Candidate]) -> tuple[float, float]:
+    """Return the expected loss of the decision, and the chance that its choice is not the best.
+
+    The loss is a share of the value; both are 0 for fewer than two candidates.
+    """
+    if len(candidates) < 2:
+        return 0.0, 0.0
+    means, deviations = _beliefs(candidates)
     generator = np.random.default_rng(_SEED)
     drawn = means + deviations * generator.standard_normal((_DRAWS, len(means)))
     chosen = int(np.argmin(means))
     loss = drawn[:, chosen] - drawn.min(axis=1)
     return float(loss.mean()), float(np.mean(loss > 0))
+
+
+def _beliefs(
+    candidates: Sequence[Candidate],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return means and deviations of the logarithms of the values, shape (candidates,)."""
+    return (
+        np.array([c.log_mean for c in candidates]),
+        np.array([c.log_deviation for c in candidates]),
+    )

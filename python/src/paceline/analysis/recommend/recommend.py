@@ -14,7 +14,11 @@ from paceline.analysis.recommend.candidates import (
     predicted_candidates,
     with_ties,
 )
-from paceline.analysis.recommend.next_measurement import NextMeasurement, next_measurement
+from paceline.analysis.recommend.next_measurement import (
+    NextMeasurement,
+    expected_loss,
+    next_measurement,
+)
 from paceline.analysis.statistics import ratio_interval
 from paceline.records.files import jsonable
 from paceline.records.rows import SCHEMA
@@ -44,6 +48,7 @@ class Recommendation:
     measured: tuple[Candidate, ...]  # best first
     predicted: tuple[Candidate, ...]
     next_measurement: NextMeasurement | None  # None: none is worth it
+    expected_loss: float = 0.0  # of taking the first one, as a share of its value
     unavailable: str | None = None  # why there is no recommendation
 
     @property
@@ -73,6 +78,7 @@ class Recommendation:
                 "measured": self.measured,
                 "predicted": self.predicted,
                 "next_measurement": self.next_measurement,
+                "expected_loss": self.expected_loss,
             }
         )
         return document
@@ -113,6 +119,7 @@ def recommend(
         next_measurement=next_measurement(
             [*measured, *predicted], noises.pooled.deviation if noises.pooled else _UNKNOWN_NOISE
         ),
+        expected_loss=expected_loss([*measured, *predicted])[0],
         unavailable=unavailable,
     )
 

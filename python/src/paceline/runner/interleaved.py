@@ -1,0 +1,69 @@
+"""Run two or more trials in turn, so that a drift of the machine acts on all of them alike."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from paceline.errors import UsageError
+from paceline.launchers.base import launcher_for
+from paceline.plan.trial import trial_name
+from paceline.records.layout import RunFiles
+from paceline.runner.directory import made_run_dir, only_runner
+from paceline.runner.trial import failure_of, run_trial
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from paceline.plan.trial import Trial
+    from paceline.runner.experiment import Progress
+
+LEAST_REPEATS = 2  # fewer show no noise between runs
+
+
+def run_interleaved(
+    sides: Mapping[str, Trial], out: Path, *, repeats: int, limit_s: float, progress: Progress
+) -> dict[str, RunFiles]:
+    """Run every side once per repeat, each into a folder of its own below `out`.
+
+    limit_s: no further repeat starts if it would probably end later, except for the first two.
+    Raises UsageError if `out` has contents, EnvironmentLacks before anything runs, and RankFailed
+    or TimedOut if a trial fails.
+    """
+    with made_run_dir(out), only_runner(out):
+        if any(path.name != RunFiles(out).lock.name for path in out.iterdir()):
+            raise UsageError(f"{out}: expected a new or empty directory; choose another with --out")
+        for trial in sides.values():
+            launcher_for(trial.launcher).preflight(trial)
+        files = {name: RunFiles(out / name) for name in sides}
+        started_s = time.monotonic()
+        for repeat in range(repeats):
+            spent_s = time.monotonic() - started_s
+            if repeat >= LEAST_REPEATS and spent_s * (repeat + 1) / repeat > limit_s:
+                break
+            # the order alternates, so that being first is no advantage of one side
+            order = list(sides) if repeat % 2 == 0 else list(sides)[::-1]
+            for place, name in enumerate(order, start=repeat * len(sides) + 1):
+                trial = _repeated(sides[name], repeat)
+                trial_files = files[name].trial(trial.id)
+                progress.trial_started(trial, trial_files, place, repeats * len(sides))
+                outcome = run_trial(trial, trial_files)
+                progress.trial_ended(trial, outcome)
+                if outcome.status != "ok":
+                    raise failure_of(outcome, files[name])
+        return files
+
+
+def _repeated(trial: Trial, repeat: int) -> Trial:
+    """Return a repeat of the trial that measures nothing but speed."""
+    return trial.model_copy(
+        update={
+            "id": trial_name(trial.configuration, repeat),
+            "repeat": repeat,
+            "save_tensors": False,
+            "checkpoint": None,
+            "failures": None,
+            "restarts": 0,
+        }
+    )

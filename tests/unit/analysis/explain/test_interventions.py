@@ -1,0 +1,108 @@
+"""Each removable cause has a change that removes it, and the result decides by stated limits."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.analysis.ways import INTRAOP, MPI, PIPELINE, SEQUENTIAL, Way
+
+from paceline.analysis.explain import interventions
+from paceline.analysis.explain.interventions import Intervention, judge
+from paceline.analysis.explain.parts import PARTS, TrialParts
+from paceline.analysis.resampling import DRAWS
+from paceline.plan.trial import Trial
+
+
+@pytest.fixture
+def trial_of(fabricate: ModuleType) -> Any:
+    def make(way: Way, **training: Any) -> Trial:
+        trial: Trial = fabricate.make_trial_value(way)
+        changed = trial.training.model_copy(update=training)
+        return trial.model_copy(update={"training": changed})
+
+    return make
+
+
+def test_data_come_from_memory_unless_they_do_already(trial_of: Any) -> None:
+    streaming, remembering = (trial_of(SEQUENTIAL, reading=r) for r in ("stream", "memory"))
+    change = interventions.data_from_memory(streaming, streaming, 1)
+    assert change is not None
+    assert change.trial == remembering
+    assert change.removes == 1.0
+    assert interventions.data_from_memory(streaming, remembering, 1) is None
+
+
+def test_threads_are_those_of_the_cores_or_of_the_faster(trial_of: Any) -> None:
+    eight = trial_of(dataclasses.replace(INTRAOP, threads=8, allocated_cores=2))
+    change = interventions.threads_for_the_cores(eight, eight, 2)
+    assert change is not None
+    assert change.trial.placement.threads_per_rank == 2
+    assert change.label == "2 threads within an operation instead of 8"
+    assert interventions.threads_for_the_cores(eight, trial_of(INTRAOP), 2) is None
+    change = interventions.threads_of_the_faster(trial_of(SEQUENTIAL), trial_of(INTRAOP), 2)
+    assert change is not None
+    assert change.trial.placement.threads_per_rank == 1
+
+
+def test_the_bubble_is_halved_where_the_batch_suffices(trial_of: Any) -> None:
+    way = dataclasses.replace(PIPELINE, micro_batches=2)
+    trial = trial_of(way, global_batch=8)
+    change = interventions.more_micro_batches(trial, trial, 2)
+    assert change is not None
+    assert change.trial.option("micro_batches") == 4
+    assert change.removes == 0.5
+    short = trial_of(way, global_batch=3)
+    assert interventions.more_micro_batches(short, short, 2) is None
+    assert interventions.more_micro_batches(trial_of(MPI), trial_of(MPI), 2) is None
+
+
+def test_statistics_stay_in_the_replica_and_gradients_are_halved(trial_of: Any) -> None:
+    trial = trial_of(MPI)
+    change = interventions.statistics_per_replica(trial, trial, 2)
+    assert change is not None
+    assert change.trial.training.batch_norm == "per-replica"
+    change = interventions.half_the_bytes(trial, trial, 2)
+    assert change is not None
+    assert str(change.trial.option("compression")) == "bf16"
+    assert interventions.half_the_bytes(trial, change.trial, 2) is None
+    alone = trial_of(SEQUENTIAL)  # its transport has no compression
+    assert interventions.half_the_bytes(alone, alone, 1) is None
+
+
+def parts(step_s: float) -> TrialParts:
+    means = np.zeros(len(PARTS))
+    means[0] = step_s
+    return TrialParts(means=means, draws=np.tile(means, (DRAWS, 1)), steps=100)
+
+
+@pytest.mark.parametrize(
+    ("unchanged_s", "changed_s", "answer"),
+    [
+        ((0.20, 0.21, 0.19), (0.10, 0.11, 0.09), "confirmed"),
+        ((0.20, 0.21, 0.19), (0.16, 0.17, 0.15), "refuted"),  # 0.04 s of 0.1 s
+        ((0.20, 0.21, 0.19), (0.20, 0.21, 0.19), "refuted"),
+        ((0.20, 0.21, 0.19), (0.12, 0.21, 0.08), "undecided"),  # a wide interval
+        ((0.11, 0.12, 0.10), (0.10, 0.11, 0.09), "gone"),
+    ],
+)
+def test_the_answer_follows_from_the_interval(
+    trial_of: Any, unchanged_s: tuple[float, ...], changed_s: tuple[float, ...], answer: str
+) -> None:
+    intervention = Intervention(
+        cause="slow_reader", cause_label="slow reader", label="data from memory",
+        trial=trial_of(SEQUENTIAL), expected_s=0.1,
+    )  # fmt: skip
+    found = judge(
+        intervention,
+        unchanged={n: parts(s) for n, s in enumerate(unchanged_s)},
+        changed={n: parts(s) for n, s in enumerate(changed_s)},
+        noise={},
+        explained_s=(0.1, 0.2),
+    )
+    assert found.answer == answer
+    assert found.repeats == 3
+    assert found.saved_s.mean == pytest.approx(np.mean(unchanged_s) - np.mean(changed_s))
