@@ -87,6 +87,32 @@ def test_injected_failure_belongs_to_the_first_recovery_after_it(record):
     assert [found.kind for found in recoveries(record, FakeSteps())] == ["host", None]
 
 
+def test_failure_right_after_another_one_counts_its_own_time_only(record):
+    write(
+        record.files.injected,
+        InjectedFailureRow(unix_s=108.5, rank=1),
+        InjectedFailureRow(unix_s=116.0, rank=1, kind="executor"),
+    )
+    write(
+        record.files.failures,
+        *(
+            FailureRow(detected_unix_s=s, ended_unix_s=s, failed_rank=1, message="killed")
+            for s in (109.0, 116.5)
+        ),
+    )
+    # killed before it had ended a step: the last row is still that of the first attempt
+    again = dataclasses.replace(
+        CONTINUED, before_steps=5, before_ended_unix_s=105.0, process_started_unix_s=116.75,
+        restored_unix_s=116.8,
+    )  # fmt: skip
+    for rank in record.ranks:
+        rank.continuations = (CONTINUED, again)
+    first, second = recoveries(record, FakeSteps())
+    assert (first.detect_s, first.next_step_s) == (0.5, None)  # step 5 ended after the second one
+    assert (second.kind, second.detect_s, second.lost_work_s) == ("executor", 0.5, 0.0)
+    assert second.next_step_s == pytest.approx(0.2)
+
+
 def test_under_torchrun_the_first_rank_that_failed_has_noticed_it(record):
     (found,) = recoveries(record, FakeSteps())
     assert found.failed_rank is None

@@ -17,7 +17,9 @@ from paceline.launchers.spark.descriptor import SparkOptions
 from paceline.records.files import read_jsonl, write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import RankStatus
+from paceline.records.statuses import read_statuses
 from paceline.runner.failures import (
+    _has_trained,
     check_failures,
     failing,
     failure_kinds,
@@ -121,6 +123,19 @@ def test_rank_that_trains_is_killed_and_the_moment_recorded(make_trial, rank, tm
     (row,) = read_jsonl(files.injected)
     assert row["rank"] == 0
     assert row["unix_s"] <= time.time()
+
+
+def test_rank_that_has_restored_a_checkpoint_has_not_trained_yet(rank, tmp_path):
+    files = TrialFiles(tmp_path)
+    write_rank(files, rank.pid)
+    own, (status,) = files.rank(0), read_statuses(files)
+    assert _has_trained(own, status)
+    own.continuations.write_text("{}\n")
+    restored_unix_s = own.steps.stat().st_mtime + 1
+    os.utime(own.continuations, (restored_unix_s, restored_unix_s))
+    assert not _has_trained(own, status)
+    os.utime(own.steps, (restored_unix_s + 1, restored_unix_s + 1))
+    assert _has_trained(own, status)
 
 
 def test_without_failures_nothing_is_killed(make_trial, rank, tmp_path):

@@ -9,6 +9,7 @@ of the last step that any rank finished, which is at most one step too early.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -86,12 +87,13 @@ def recoveries(record: TrialRecord, steps: RankSteps) -> tuple[Recovery, ...]:
     number = min((len(each) for each in by_rank), default=0)
     failures = rows(record.files.failures, FailureRow)
     injected = rows(record.files.injected, InjectedFailureRow)
-    found, since_unix_s = [], 0.0
-    for index in range(number):
-        ranks = [each[index] for each in by_rank]
-        found.append(_recovery(ranks, failures, injected, steps, since_unix_s))
-        since_unix_s = max(row.restored_unix_s for row in ranks)
-    return tuple(found)
+    starts = [[each[index] for each in by_rank] for index in range(number)]
+    restored = [0.0, *(max(row.restored_unix_s for row in ranks) for ranks in starts)]
+    began = [*(min(row.process_started_unix_s for row in ranks) for ranks in starts), math.inf]
+    return tuple(
+        _recovery(ranks, failures, injected, steps, restored[index], began[index + 1])
+        for index, ranks in enumerate(starts)
+    )
 
 
 def checkpoint_cost(record: TrialRecord) -> CheckpointCost | None:
@@ -119,15 +121,19 @@ def _recovery(
     injected: Sequence[InjectedFailureRow],
     steps: RankSteps,
     since_unix_s: float,
+    until_unix_s: float,
 ) -> Recovery:
-    """Return one recovery. since_unix_s: when the training had continued after the one before."""
+    """Return one recovery.
+
+    since_unix_s: when the training had continued after the failure before. until_unix_s: start of
+    the processes after the next failure.
+    """
     last_ended = max((r.before_ended_unix_s for r in ranks if r.before_ended_unix_s), default=None)
     started = min(row.process_started_unix_s for row in ranks)
     restored = max(row.restored_unix_s for row in ranks)
     resumed = ranks[0].resumed_steps
-    failure = next(
-        (f for f in failures if (last_ended or 0.0) <= f.detected_unix_s <= started), None
-    )
+    begin = max(last_ended or 0.0, since_unix_s)
+    failure = next((f for f in failures if begin <= f.detected_unix_s <= started), None)
     if failure is not None:
         detected: float | None = failure.detected_unix_s
     else:  # torchrun's agent: the first rank that noticed it wrote so
@@ -139,7 +145,11 @@ def _recovery(
         failed_rank = failure.failed_rank
     failed = caused[-1].unix_s if caused else last_ended
     next_ended = _ended(steps, resumed)
+    if next_ended is not None and next_ended > until_unix_s:
+        next_ended = None  # the step was repeated once more
     before = _ended(steps, resumed - 1) if resumed else None
+    if before is not None:
+        before = max(before, since_unix_s)
     return Recovery(
         kind=caused[-1].kind if caused else None,
         failed_rank=failed_rank,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
+    from paceline.records.layout import RankFiles, TrialFiles
     from paceline.records.rows import RankStatus
     from paceline.spec.failures import FailureKind, FailureSettings
 
@@ -130,13 +130,17 @@ def _training(files: TrialFiles, ranks: int, hosts: set[str], killed: set[int]) 
     here = [s for s in read_statuses(files) if s.state == "running" and s.host in hosts]
     if len(here) < ranks or any(s.pid in killed for s in here):
         return []
-    for status in here:
-        steps = files.rank(status.rank).steps
-        try:
-            if steps.stat().st_mtime <= status.process_started_unix_s:
-                return []
-        except FileNotFoundError:
-            return []
-        if files.rank(status.rank).interrupted.exists():
-            return []  # it restores a checkpoint
-    return here
+    return here if all(_has_trained(files.rank(s.rank), s) for s in here) else []
+
+
+def _has_trained(files: RankFiles, status: RankStatus) -> bool:
+    """Return whether the process of a rank has ended a step, one after a restored checkpoint."""
+    if files.interrupted.exists():
+        return False  # it restores a checkpoint
+    began_unix_s = status.process_started_unix_s
+    try:
+        if files.continuations.exists():  # the last file that a rank writes before it continues
+            began_unix_s = max(began_unix_s, files.continuations.stat().st_mtime)
+        return files.steps.stat().st_mtime > began_unix_s
+    except FileNotFoundError:
+        return False
