@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.analysis.explain.difference import part_noise
 from paceline.analysis.explain.explanation import ExplainedTrials
-from paceline.analysis.explain.interventions import judge
+from paceline.analysis.explain.interventions import CHANGED, UNCHANGED, judge
 from paceline.analysis.reading import load_run
 from paceline.analysis.trial_analysis import analyse_trial
 from paceline.errors import NotComparable, UsageError
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 REPEATS = 4
 LIMIT_S = 300.0
 _LEAST_STEPS = 10  # after the warm-up
-_UNCHANGED, _CHANGED = "unchanged", "changed"
 
 
 def verify(
@@ -43,18 +42,20 @@ def verify(
     sides = {
         name: _with_steps(trial, steps, limit_s)
         for name, trial in (
-            (_UNCHANGED, explanation.slower_trial),
-            (_CHANGED, intervention.trial),
+            (UNCHANGED, explanation.slower_trial),
+            (CHANGED, intervention.trial),
         )
     }
     files = run_interleaved(sides, out, repeats=REPEATS, limit_s=limit_s, progress=progress)
     records = {name: load_run(each) for name, each in files.items()}
     explained = {name: ExplainedTrials(name, found) for name, found in records.items()}
-    noise = part_noise([[analyse_trial(each, None) for each in r] for r in records.values()])
+    noise = part_noise(
+        {name: [analyse_trial(each, None) for each in found] for name, found in records.items()}
+    )
     return judge(
         intervention,
-        unchanged=explained[_UNCHANGED].parts(without_latest=False),
-        changed=explained[_CHANGED].parts(without_latest=False),
+        unchanged=explained[UNCHANGED].parts(without_latest=False),
+        changed=explained[CHANGED].parts(without_latest=False),
         noise=noise,
         explained_s=(explanation.difference.faster_s, explanation.difference.slower_s),
     )

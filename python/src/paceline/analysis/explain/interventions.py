@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
 
 Answer = Literal["confirmed", "refuted", "undecided", "gone"]
+UNCHANGED, CHANGED = "unchanged", "changed"  # names of the two sides
 _LEAST_SHARE = 0.5  # of the expected time: less does not confirm a cause
 
 
@@ -147,11 +148,12 @@ def judge(
 ) -> Verification:
     """Decide whether the cause is confirmed.
 
-    unchanged, changed: parts by repeat, measured in turn. explained_s: step times of the faster and
-    of the slower configuration in the explanation. If the unchanged configuration no longer needs
-    at least half of the difference between the two, the cause has gone.
+    unchanged, changed: parts by repeat, measured in turn. noise: with these names. explained_s:
+    step times of the faster and of the slower configuration in the explanation. If the unchanged
+    configuration no longer needs at least half of the difference between the two, the cause has
+    gone.
     """
-    found = difference(changed, unchanged, noise)
+    found = difference(changed, unchanged, noise, (CHANGED, UNCHANGED))
     saved = found.difference_s
     least = _LEAST_SHARE * intervention.expected_s
     faster_s, slower_s = explained_s
