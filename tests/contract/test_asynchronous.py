@@ -12,17 +12,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
-from tests.contract.programs.asynchronous import BATCH, FEATURES, RATE, SAMPLES, STEPS, problem
+from tests.contract.programs.asynchronous import (
+    BATCH,
+    FEATURES,
+    RATE,
+    SAMPLES,
+    SAVED_AFTER,
+    STEPS,
+    problem,
+)
 
 pytestmark = pytest.mark.contract
 
 MARGIN = 0.001
 BOUND_STEPS = 2
 SERVER = "parameter-server"
-MODES: dict[str, dict[str, object]] = {
+MODES: dict[str, dict[str, Any]] = {
     "synchronous": {},
     "asynchronous": {},
     "periods": {"update_mode": "asynchronous", "push_period_steps": 2, "fetch_period_steps": 3},
@@ -30,7 +39,7 @@ MODES: dict[str, dict[str, object]] = {
     "shat": {},
 }
 PIPELINE = {"stages": 2, "micro_batches": 3, "schedule": "pipedream", "balance": "size"}
-SERVERS: dict[str, dict[str, object]] = {
+SERVERS: dict[str, dict[str, Any]] = {
     name: {"local_strategy": SERVER, "pipeline": {"update_mode": name, **options}}
     for name, options in MODES.items()
 }
@@ -96,12 +105,31 @@ def test_all_ranks_end_with_the_same_weights_and_evaluate_the_same(left):
         assert all(rank[key] == left[0][key] for rank in left)
 
 
-def test_every_update_is_applied_once_by_every_shard(left):
-    rows = [row for rank in left for row in rank["updates"]]
+def are_applied_once(rows):
     shards = {(worker, n): count for event, worker, n, count, *_ in rows if event == "pushed"}
     applied = Counter((worker, n) for event, worker, n, *_ in rows if event == "applied")
-    assert applied == shards
+    return bool(shards) and applied == shards
+
+
+def test_every_update_is_applied_once_by_every_shard(left):
+    rows = [row for rank in left for row in rank["updates"]]
+    assert are_applied_once(rows)
     assert min(row[4] for row in rows if row[0] == "applied") == 0
+
+
+def test_resumed_training_loses_and_repeats_no_update_and_reaches_the_optimum(left):
+    before = [row for rank in left for row in rank["updates"] if row[6] < SAVED_AFTER]
+    after = [row for rank in left for row in rank["resumed"]["updates"]]
+    assert are_applied_once(before)
+    assert are_applied_once(before + after)
+    pushed = sorted((row[1], row[2]) for row in before + after if row[0] == "pushed")
+    counts = Counter(worker for worker, _ in pushed)
+    assert pushed == [(worker, n) for worker in sorted(counts) for n in range(counts[worker])]
+    steps = {row[6] for row in after}
+    assert SAVED_AFTER <= min(steps) < SAVED_AFTER + MODES["periods"]["push_period_steps"]
+    assert max(steps) == STEPS - 1
+    assert excess(flat(left[0]["resumed"]["weights"])) < MARGIN
+    assert all(rank["resumed"]["weights"] == left[0]["resumed"]["weights"] for rank in left)
 
 
 @pytest.mark.parametrize("launch", ["gloo", "mpi"])

@@ -3,6 +3,7 @@
 usage: asynchronous.py TRANSPORT FOLDER SETUPS_JSON
 
 setups: by name, the local strategy and its options. FOLDER/NAME.RANK.json is what a setup left.
+Each writes a checkpoint after SAVED_AFTER steps. Then a second training continues from it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 
 from paceline.plan.sample_order import share_bounds
+from paceline.records.checkpoints import CheckpointFolder
 from paceline.strategies import TrainBatch, create_strategy
 from paceline.training.context import RankContext
+from paceline.training.state_files import Position, StateFiles, write_state
 from paceline.training.task import Task, TaskSettings
 from paceline.worker.peers import join_peers
 
 FEATURES, SAMPLES, BATCH, STEPS = 8, 48, 12, 120
+SAVED_AFTER = 80  # steps
 RATE = 0.1
 SLOW_S = 0.005  # by which the last rank is slower than the others in a step
 
@@ -78,8 +82,28 @@ def problem() -> tuple[Tensor, Tensor]:
     return inputs, inputs @ torch.arange(1.0, FEATURES + 1) + noise
 
 
-def train(context: RankContext, trial: Any, peers: Any) -> dict[str, Any]:
-    """Return the final weights and the update rows of this rank."""
+def save(strategy: Any, folder: Path, context: RankContext, trial: Any, peers: Any) -> None:
+    """Write a checkpoint as `Checkpoints` does, while no rank trains."""
+    strategy.settle()
+    state = strategy.rank_state()
+    replicas = trial.placement.replicas if strategy.has_replica_state else 1
+    position = Position(steps=SAVED_AFTER, task_sha256="", replicas=replicas)
+    CheckpointFolder(folder).write(
+        SAVED_AFTER,
+        context.rank,
+        context.world_size,
+        lambda file: list(write_state(file, state, position)),
+    )
+    peers.world("saved").barrier(20)
+
+
+def train(
+    context: RankContext, trial: Any, peers: Any, checkpoint: Path, *, resumes: bool
+) -> dict[str, Any]:
+    """Return the final weights and the update rows of this rank.
+
+    checkpoint: folder to write it to, or with `resumes` to continue from.
+    """
     inputs, targets = problem()
     task = LeastSquares(TaskSettings(momentum=trial.training.momentum))
     strategy = create_strategy(trial)
@@ -88,7 +112,9 @@ def train(context: RankContext, trial: Any, peers: Any) -> dict[str, Any]:
     replica, replicas = context.rank // stages, context.world_size // stages
     is_slow = stages == 1 and context.rank == context.world_size - 1
     rows = []
-    for step in range(STEPS):
+    if resumes:
+        strategy.restore(StateFiles(CheckpointFolder(checkpoint).complete()[0]))
+    for step in range(SAVED_AFTER if resumes else 0, STEPS):
         ids = (np.arange(BATCH) + BATCH * step) % SAMPLES
         own = ids[slice(*share_bounds(BATCH, replica, replicas))]
         if is_slow:
@@ -102,17 +128,27 @@ def train(context: RankContext, trial: Any, peers: Any) -> dict[str, Any]:
         if step == 0 and stages == 1:
             gradients = strategy.gradients()
         strategy.step()
+        if step + 1 == SAVED_AFTER:
+            save(strategy, checkpoint, context, trial, peers)
         rows += strategy.updates()
         if step == STEPS // 2:
             evaluated = {n: t.tolist() for n, t in strategy.weights_to_evaluate().items()}
             peers.world("evaluated").barrier(20)
     left = {
         "weights": {name: t.tolist() for name, t in strategy.state_dict().items()},
-        "evaluated": evaluated,
-        "gradient": {n: t.tolist() for n, t in gradients.items()} if stages == 1 else {},
+        "evaluated": {} if resumes else evaluated,
+        "gradient": {} if resumes or stages > 1 else {n: t.tolist() for n, t in gradients.items()},
         "described": strategy.describe(),
         "updates": [
-            [row.event, row.worker, row.sequence, row.shards, row.staleness, row.lead_steps]
+            [
+                row.event,
+                row.worker,
+                row.sequence,
+                row.shards,
+                row.staleness,
+                row.lead_steps,
+                row.step,
+            ]
             for row in [*rows, *strategy.updates()]
         ],
     }
@@ -120,18 +156,28 @@ def train(context: RankContext, trial: Any, peers: Any) -> dict[str, Any]:
     return left
 
 
+def launch(
+    transport: str, folder: Path, values: dict[str, Any], checkpoint: Path, *, resumes: bool
+) -> tuple[int, dict[str, Any]]:
+    """Return the rank and what it left. folder: where the ranks meet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    context = make_context(folder)
+    trial = make_trial(transport, context.world_size, momentum=0.5, **values)
+    peers = join_peers(context, trial)
+    left = train(context, trial, peers, checkpoint, resumes=resumes)
+    peers.leave(failed=False)
+    return context.rank, left
+
+
 def main() -> None:
     torch.set_num_threads(1)
     transport, folder, setups = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     for name, values in setups.items():
-        own = folder / name
-        own.mkdir(parents=True, exist_ok=True)
-        context = make_context(own)
-        trial = make_trial(transport, context.world_size, momentum=0.5, **values)
-        peers = join_peers(context, trial)
-        left = train(context, trial, peers)
-        peers.leave(failed=False)
-        (folder / f"{name}.{context.rank}.json").write_text(json.dumps(left))
+        saved = folder / f"{name}.saved"
+        rank, left = launch(transport, folder / name, values, saved, resumes=False)
+        own = folder / f"{name}-resumed"
+        _, left["resumed"] = launch(transport, own, values, saved, resumes=True)
+        (folder / f"{name}.{rank}.json").write_text(json.dumps(left))
 
 
 if __name__ == "__main__":

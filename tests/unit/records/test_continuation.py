@@ -22,6 +22,9 @@ def files(tmp_path):
     with JsonlWriter(files.evaluations) as evaluations:
         for steps_done in (2, 3, 4):
             evaluations.write({"steps": steps_done})
+    with JsonlWriter(files.updates) as updates:
+        for step in (1, 0, 3, 2):  # of several workers
+            updates.write({"event": "applied", "step": step})
     with JsonlWriter(files.spans) as spans:
         spans.write({"name": "imports"})
     return files
@@ -38,6 +41,7 @@ def test_rows_after_the_checkpoint_are_removed(files):
     assert [r["step"] for r in read_jsonl(files.steps)] == [0, 1, 2]
     assert [r["step"] for r in read_jsonl(files.sample_log)] == [0, 1, 2]
     assert [r["steps"] for r in read_jsonl(files.evaluations)] == [2, 3]
+    assert [r["step"] for r in read_jsonl(files.updates)] == [1, 0, 2]
     assert row["before_steps"] == 5
     assert row["before_ended_unix_s"] == 25.0
     assert (row["before_state"], row["before_started_unix_s"]) == ("running", 10.0)

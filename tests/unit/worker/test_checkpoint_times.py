@@ -2,13 +2,14 @@
 
 import itertools
 import time
+from collections import Counter
 
 import pytest
 
 from paceline.worker import checkpoint_times
+from paceline.worker.checkpoint_announcements import Agreement, Announcements
 from paceline.worker.checkpoint_times import (
     AnnouncedSteps,
-    Announcements,
     DalyInterval,
     EverySeconds,
     EverySteps,
@@ -18,6 +19,11 @@ from paceline.worker.checkpoint_times import (
 class FakeStore:
     def __init__(self):
         self.values = {}
+        self.counters = Counter()
+
+    def add(self, key, amount):
+        self.counters[key] += amount
+        return self.counters[key]
 
     def set(self, key, value):
         self.values[key] = value.encode()
@@ -136,3 +142,52 @@ def test_next_announcement_is_none_until_it_is_there():
     said.announce(5)
     said.announce(9)
     assert list(itertools.islice(iter(heard.next, None), 3)) == [5, 9]
+
+
+@pytest.mark.parametrize(("late", "stops"), [(0, True), (1, False), (2, False)])
+def test_no_rank_stops_unless_all_others_heard_in_time(late, stops):
+    store = FakeStore()
+    others = [Agreement(store, 2, 10.0) for _ in range(2)]
+    for number, other in enumerate(others):
+        other.answer(7, in_time=number >= late)
+        other.answer(9, in_time=True)
+    first = Agreement(store, 2, 10.0)
+    assert first.reached(7) is stops
+    assert first.reached(9)
+
+
+def test_missing_answers_are_waited_for_until_the_limit():
+    assert not Agreement(FakeStore(), 1, 0.0).reached(3)
+
+
+def test_rank_that_has_passed_an_announced_step_says_so(monkeypatch):
+    monkeypatch.setattr(checkpoint_times, "_POLL_S", 0.001)
+    store, steps = FakeStore(), iter([])
+    times = AnnouncedSteps(lambda: next(steps, None), Agreement(store, 1, 10.0))
+    assert not times.is_due(5, 0.1, idle=True)
+    times._note(5)
+    times._note(8)
+    assert not times.is_due(6, 0.1, idle=True)
+    assert times.is_due(8, 0.1, idle=True)
+    assert not Agreement(store, 1, 10.0).reached(5)
+    times.close()
+
+
+def test_first_rank_announces_again_if_another_one_was_late(clock):
+    store = FakeStore()
+    answers = {4: False, 8: True}
+    for step, in_time in answers.items():
+        Agreement(store, 1, 10.0).answer(step, in_time=in_time)
+    first = EverySeconds(None, Announcements(store).announce, Agreement(store, 1, 10.0))
+    first.request()
+    assert [d for d in range(1, 10) if first.is_due(d, 0.5, idle=True)] == [8]
+
+
+def test_announced_step_is_ahead_of_the_fastest_rank(clock):
+    store = FakeStore()
+    first = EverySeconds(None, Announcements(store).announce, None, lambda: 10)
+    for done in range(1, 10):
+        first.is_due(done, 0.5, idle=True)
+    first.request()
+    first.is_due(10, 0.5, idle=True)  # the fastest has done 20 steps, two while this one does one
+    assert Announcements(store).next() == 20 + 6

@@ -70,6 +70,7 @@ def continue_rows(
     done, ended_unix_s = _last_step(files.steps)
     _keep(files.steps, lambda row: row["step"] < steps)
     _keep(files.sample_log, lambda row: row["step"] < steps)
+    _keep(files.updates, lambda row: row["step"] < steps)
     _keep(files.evaluations, lambda row: row["steps"] <= steps)
     row = ContinuationRow(
         before_started_unix_s=before.started_unix_s,

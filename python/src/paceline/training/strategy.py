@@ -96,6 +96,10 @@ class LocalStrategy(Stepper, Protocol):
 
     # "module:function" that predicts the memory of a node's ranks from a FakeModel; "": none does
     memory_model: ClassVar[str] = ""
+    # all ranks stop at a step with a checkpoint until each has copied its state
+    pauses_for_checkpoints: ClassVar[bool] = False
+    # each replica has an optimiser of its own, which `rank_state` returns as `replica/N/...`
+    has_replica_state: ClassVar[bool] = False
 
     def prepare(
         self, task: Task, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
@@ -126,12 +130,23 @@ class LocalStrategy(Stepper, Protocol):
         """Return the events of updates without a barrier since the last call, for the records."""
         return []
 
+    def steps_ahead(self) -> int:
+        """Return how many steps the fastest rank is ahead of this one, as far as this one knows."""
+        return 0
+
+    def settle(self) -> None:
+        """Finish the updates that are under way, for a checkpoint after this step; collective.
+
+        Called before `rank_state` if `pauses_for_checkpoints`; all ranks are at the same step.
+        """
+
     def rank_state(self) -> RankState | None:
         """Return what this rank owns of the training's state; None in steps that have none.
 
         Not collective, and called between two steps. The tensors are views of live memory, which
-        only `step` may change. Together the ranks own every element once. After a step that has no
-        state (replicas differ until the next averaging), all ranks return None.
+        only `step` may change; in a strategy that pauses, other ranks may change them, too.
+        Together the ranks own every element once. After a step that has no state (replicas differ
+        until the next averaging), all ranks return None.
         """
         raise UsageError(
             f"{type(self).__name__} has no rank_state(), so it cannot write checkpoints; remove "

@@ -19,7 +19,7 @@ from paceline.plan.checkpoint_interval import daly_interval_s
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch._C._distributed_c10d import Store
+    from paceline.worker.checkpoint_announcements import Agreement
 
 _POLL_S = 0.5  # of the store, by a thread
 _LEAD_S = 1.5  # from an announcement to its step
@@ -70,14 +70,19 @@ class EverySeconds(Times):
     """On rank 0, or on a single rank: after some seconds, and on request.
 
     interval: None: only on request. announce: tells the other ranks the step; None without other
-    ranks.
+    ranks. agreement: see Agreement. steps_ahead: returns how many steps the fastest rank is ahead.
     """
 
     def __init__(
-        self, interval: float | DalyInterval | None, announce: Callable[[int], None] | None
+        self,
+        interval: float | DalyInterval | None,
+        announce: Callable[[int], None] | None,
+        agreement: Agreement | None = None,
+        steps_ahead: Callable[[], int] = lambda: 0,
     ) -> None:
         self._interval = interval
         self._announce = announce
+        self._agreement, self._steps_ahead = agreement, steps_ahead
         self._requested = False
         self._due: int | None = None
         self._last_s = time.monotonic()
@@ -96,19 +101,30 @@ class EverySeconds(Times):
             self._interval.add_step(step_s, idle=idle)
         if self._due is None and idle and (self._requested or self._has_passed()):
             self._requested = False
-            lead = 0 if self._announce is None else max(1, math.ceil(_LEAD_S / max(step_s, 1e-6)))
-            self._due = done + lead
+            self._due = done + self._lead(done, step_s)
             if self._announce is not None:
                 self._announce(self._due)
         if self._due != done:
             return False
-        self._due, self._last_s = None, time.monotonic()
+        self._due = None
+        if self._agreement is not None and not self._agreement.reached(done):
+            self._requested = True  # try a later step
+            return False
+        self._last_s = time.monotonic()
         if isinstance(self._interval, DalyInterval):
             self._interval.begin()
         return True
 
     def close(self) -> None:
         pass
+
+    def _lead(self, done: int, step_s: float) -> int:
+        """Return the steps from now to the announced one, for which also the fastest rank needs
+        `_LEAD_S`."""
+        if self._announce is None:
+            return 0
+        fastest = done + self._steps_ahead()
+        return fastest - done + max(1, math.ceil(_LEAD_S / max(step_s, 1e-6) * fastest / done))
 
     def _has_passed(self) -> bool:
         interval = self.interval_s
@@ -120,18 +136,25 @@ class AnnouncedSteps(Times):
 
     interval_s = None
 
-    def __init__(self, next_announcement: Callable[[], int | None]) -> None:
-        """next_announcement: returns the next one, None if there is none yet; in a thread."""
-        self._next = next_announcement
+    def __init__(
+        self, next_announcement: Callable[[], int | None], agreement: Agreement | None = None
+    ) -> None:
+        """next_announcement: returns the next one, None if there is none yet; in a thread.
+        agreement: see Agreement."""
+        self._next, self._agreement = next_announcement, agreement
+        self._lock = threading.Lock()
+        self._done = 0
         self._due: set[int] = set()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="checkpoint times", daemon=True)
         self._thread.start()
 
     def is_due(self, done: int, step_s: float, *, idle: bool) -> bool:  # noqa: ARG002
-        due = done in self._due
-        self._due.discard(done)
-        return due
+        with self._lock:
+            self._done = done
+            due = done in self._due
+            self._due.discard(done)
+        return due and (self._agreement is None or self._agreement.reached(done))
 
     def request(self) -> None:
         pass  # rank 0 decides
@@ -144,10 +167,18 @@ class AnnouncedSteps(Times):
         while not self._closed.wait(_POLL_S):
             try:
                 step = self._next()
+                if step is not None:
+                    self._note(step)
             except RuntimeError:
                 return  # the store has ended; the training notices it by itself
-            if step is not None:
+
+    def _note(self, step: int) -> None:
+        with self._lock:
+            in_time = self._done < step
+            if in_time:
                 self._due.add(step)
+        if self._agreement is not None:
+            self._agreement.answer(step, in_time=in_time)
 
 
 class DalyInterval:
@@ -187,23 +218,3 @@ class DalyInterval:
         if idle and self._steps >= _COPYING_STEPS:
             self._costs_s.append(max(0.0, self._delay_s))
             self._steps = None
-
-
-class Announcements:
-    """The steps that rank 0 announces, in a store."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._count = 0
-
-    def announce(self, step: int) -> None:
-        self._store.set(f"checkpoints/{self._count}", str(step))
-        self._count += 1
-
-    def next(self) -> int | None:
-        """Return the next announcement; None if there is none yet."""
-        key = f"checkpoints/{self._count}"
-        if not self._store.check([key]):
-            return None
-        self._count += 1
-        return int(bytes(self._store.get(key)).decode())

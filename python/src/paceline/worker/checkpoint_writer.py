@@ -110,11 +110,12 @@ class CheckpointWriter:
         """Get memory for the copies in the background."""
         self._submit(lambda: self._copies.allocate(state))
 
-    def begin(self, state: RankState, limit_s: float) -> None:
+    def begin(self, state: RankState, limit_s: float, *, whole: bool = False) -> None:
         """Copy the first half of the state; `end` copies the other one.
 
         The state must not change in between. So the copy delays two steps by half of its time each.
         It waits for at most `limit_s` for the checkpoint before, and is given up after that.
+        whole: copy everything now.
         """
         started_s, started_unix_s = time.perf_counter(), time.time()
         if not self._idle.wait(limit_s):
@@ -124,7 +125,7 @@ class CheckpointWriter:
         rest, copied = self._copies.copy(state), 0
         for size in rest:
             copied += size
-            if copied >= half:
+            if copied >= half and not whole:
                 break
         self._begun = _Begun(state, rest, started_unix_s, time.perf_counter() - started_s)
 

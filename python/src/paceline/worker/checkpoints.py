@@ -19,9 +19,9 @@ from paceline.errors import DataError, PacelineWarning
 from paceline.records.checkpoints import CHECKPOINT_SIGNAL, Checkpoint, CheckpointFolder
 from paceline.training.state import RankState
 from paceline.training.state_files import Position, StateFiles
+from paceline.worker.checkpoint_announcements import Agreement, Announcements
 from paceline.worker.checkpoint_times import (
     AnnouncedSteps,
-    Announcements,
     DalyInterval,
     EverySeconds,
     EverySteps,
@@ -75,7 +75,7 @@ class Checkpoints:
         self._strategy, self._peers = strategy, peers
         self._folder = CheckpointFolder(files.checkpoints)
         self._task_sha256 = task_sha256(trial, order)
-        self._replicas = trial.placement.replicas if _differ(trial) else 1
+        self._replicas = trial.placement.replicas if strategy.has_replica_state else 1
         assert trial.checkpoint is not None, "else there is nothing to do"
         self._times = self._new_times(trial.checkpoint)
         self._writer = CheckpointWriter(
@@ -115,11 +115,26 @@ class Checkpoints:
         due = [t.is_due(done, self._step_s, idle=idle) for t in self._times]
         if done == self._order.steps or not (self._pending or any(due)):
             return
+        if self._strategy.pauses_for_checkpoints:
+            self._pause(done)
+            return
         state = self._strategy.rank_state()
         self._pending = state is None
         if state is not None:
             _add_random(state, self._context.rank)
             self._writer.begin(state, self._limits.collective_s)
+
+    def _pause(self, done: int) -> None:
+        """Copy the state while no rank changes it; collective."""
+        self._strategy.settle()
+        state = self._strategy.rank_state()
+        assert state is not None, "after `settle` there is one"
+        _add_random(state, self._context.rank)
+        limit_s = self._limits.collective_s
+        self._writer.begin(state, limit_s, whole=True)
+        world = self._peers.world(f"checkpoint/{done}")
+        if world is not None:
+            world.barrier(2 * limit_s)  # others may first wait for the checkpoint before
 
     def step_ended(self, row: StepRow) -> None:
         """Complete the copy of a checkpoint, and begin to write it."""
@@ -167,16 +182,22 @@ class Checkpoints:
 
     def _by_seconds(self, settings: CheckpointSettings) -> Times:
         store = self._peers.second_store()
-        announcements = None if store is None else Announcements(store)
+        announcements = agreement = None
+        if store is not None:
+            announcements = Announcements(store)
+            if self._strategy.pauses_for_checkpoints:
+                others = self._context.world_size - 1
+                agreement = Agreement(store, others, self._limits.collective_s)
         if announcements is not None and not self._context.is_first:
-            return AnnouncedSteps(announcements.next)
+            return AnnouncedSteps(announcements.next, agreement)
         interval: float | DalyInterval | None
         if settings.every_s is None or isinstance(settings.every_s, float | int):
             interval = settings.every_s
         else:
             assert settings.mtbf_s is not None, 'the spec requires it for "auto"'
             interval = DalyInterval(settings.mtbf_s)
-        return EverySeconds(interval, None if announcements is None else announcements.announce)
+        announce = None if announcements is None else announcements.announce
+        return EverySeconds(interval, announce, agreement, self._strategy.steps_ahead)
 
 
 def choose_checkpoint(trial: Trial, files: TrialFiles, peers: Peers) -> Checkpoint | None:
@@ -198,11 +219,6 @@ def choose_checkpoint(trial: Trial, files: TrialFiles, peers: Peers) -> Checkpoi
         text = "" if found is None else f"{found.steps} {found.ranks} {found.folder.name}"
         world.publish("chosen", text)
     return found
-
-
-def _differ(trial: Trial) -> bool:
-    """Return whether ranks have optimisers of their own, as in local SGD."""
-    return trial.round_steps > 1
 
 
 def _warn(message: str) -> None:

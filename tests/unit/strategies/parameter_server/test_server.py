@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
 
 from paceline.errors import RankFailed
+from paceline.strategies.parameter_server.descriptor import ParameterServerOptions
 from paceline.strategies.parameter_server.server import ServerShard, Update
 from paceline.strategies.reduction.flat_layout import FlatLayout
+from paceline.training.state import RankState
 from paceline.training.task import Task, TaskSettings
 
 RATE = 0.5
@@ -32,8 +36,11 @@ def make_shard():
         shards = layout.shards(1)[0]
         task = Plain(TaskSettings())
         return ServerShard(
-            shards, flat, task, rank=0, workers=workers, synchronous=synchronous,
-            bound_steps=bound_steps,
+            layout, shards, flat, task, rank=0, workers=workers,
+            options=ParameterServerOptions(
+                update_mode="synchronous" if synchronous else "asynchronous",
+                staleness_bound_steps=bound_steps,
+            ),
         )  # fmt: skip
 
     return make
@@ -126,3 +133,52 @@ def test_update_of_a_worker_that_did_not_wait_is_refused(make_shard):
     push(shard, 0, 1)
     with pytest.raises(RankFailed, match=r"rank 0 is 2 steps ahead .* at most 1"):
         push(shard, 0, 2)
+
+
+@dataclass
+class Saved:
+    """A state as a reader gets it."""
+
+    steps: int
+    tensors: dict
+    values: dict
+
+    def names(self, prefix):
+        return [n.removeprefix(prefix) for n in self.tensors if n.startswith(prefix)]
+
+    def tensor(self, name):
+        return self.tensors.get(name)
+
+    def value(self, name):
+        return self.values.get(name)
+
+
+def saved(shard, steps):
+    state = RankState()
+    shard.add_to(state)
+    tensors = {t.name: t.values.clone().reshape(t.shape) for t in state.tensors}
+    return Saved(steps, tensors, state.values)
+
+
+def test_server_continues_with_weights_clocks_and_counts(make_shard):
+    shard = make_shard()
+    for step in range(2):
+        push(shard, 0, step)
+        push(shard, 1, step, gradient=0.5, sequence=step)
+    state = saved(shard, steps=2)
+    other = make_shard()
+    assert other.restore(state, state.tensors["weights/w"]) == [2, 2]
+    assert torch.equal(other.weights, shard.weights)
+    assert other.clocks == [2, 2]
+    push(other, 1, 2, sequence=2)
+    with pytest.raises(RankFailed, match=r"update 2 of rank 0 was lost"):
+        push(other, 0, 3, sequence=3)
+
+
+@pytest.mark.parametrize("counts", [None, [2], [2, -1], [2, "2"], 7])
+def test_state_of_other_workers_begins_the_counts_again(make_shard, counts):
+    state = saved(make_shard(), steps=5)
+    state.values["updates/0"] = counts
+    other = make_shard()
+    assert other.restore(state, state.tensors["weights/w"]) == [0, 0]
+    push(other, 0, 5, sequence=0)

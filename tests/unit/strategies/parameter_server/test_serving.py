@@ -14,6 +14,7 @@ from torch import nn
 
 from paceline.errors import RankFailed, TimedOut
 from paceline.strategies.parameter_server.client import ServerClient
+from paceline.strategies.parameter_server.descriptor import ParameterServerOptions
 from paceline.strategies.parameter_server.messages import Request
 from paceline.strategies.parameter_server.server import ServerShard, place_of
 from paceline.strategies.parameter_server.serving import Server
@@ -92,8 +93,11 @@ def start(network, rank, *, bound_steps=None, limit_s=LIMIT_S):
     layout = FlatLayout.of([("w", parameter)])
     shards = layout.shards(network.ranks)
     shard = ServerShard(
-        shards[rank], torch.zeros(ELEMENTS), Plain(TaskSettings()), rank=rank,
-        workers=network.ranks, synchronous=False, bound_steps=bound_steps,
+        layout, shards[rank], torch.zeros(ELEMENTS), Plain(TaskSettings()), rank=rank,
+        workers=network.ranks,
+        options=ParameterServerOptions(
+            update_mode="asynchronous", staleness_bound_steps=bound_steps
+        ),
     )  # fmt: skip
     server = Server(
         shard, QueueMessages(network, rank), rank=rank, ranks=network.ranks, limit_s=limit_s

@@ -15,6 +15,7 @@ An update of a part of the batch has a part of the learning rate (TaskOptimizer.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,14 @@ from paceline.training.optimizers import (
     trained_parameters,
 )
 from paceline.training.passes import run_passes
+from paceline.training.state import (
+    WEIGHTS,
+    RankState,
+    persistent_buffers,
+    restore_buffers,
+    restore_model,
+    restore_optimizer,
+)
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.shared.node import SharedNode
 
@@ -38,6 +47,7 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
+    from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
     from paceline.transports.shared.barrier import Barrier
@@ -49,6 +59,9 @@ _COUNTER_BYTES = 64  # a cache line for each process
 class HogwildStrategy(LocalStrategy):
     """One of the processes of a node."""
 
+    pauses_for_checkpoints = True
+    has_replica_state = True
+
     def __init__(self) -> None:
         self._shared: SharedNode | None = None
         self._rank, self._ranks = 0, 1
@@ -57,6 +70,7 @@ class HogwildStrategy(LocalStrategy):
         self._model: nn.Module
         self._trial: Trial
         self._layout: FlatLayout
+        self._weights: Tensor  # of all processes, flat
         self._parameters: dict[str, nn.Parameter]
         self._optimizer: TaskOptimizer
         self._barrier: Barrier
@@ -79,7 +93,7 @@ class HogwildStrategy(LocalStrategy):
         self._barrier = shared.barrier(range(self._ranks))
         self._parameters = trained_parameters(model)
         self._layout = FlatLayout.of(self._parameters.items())
-        weights = shared_floats(shared, "the weights", self._layout.elements)
+        self._weights = weights = shared_floats(shared, "the weights", self._layout.elements)
         counters = shared.memory("counters", self._ranks * _COUNTER_BYTES)
         self._counters = counters.view(np.int64)[:: _COUNTER_BYTES // 8]
         self._layout.bind(self._parameters, weights, copy=self._rank == 0)
@@ -150,6 +164,34 @@ class HogwildStrategy(LocalStrategy):
         self._synchronise()
         return self.state_dict()
 
+    def steps_ahead(self) -> int:
+        return int(self._counters.max() - self._counters[self._rank])
+
+    def settle(self) -> None:
+        """Wait until all processes have finished this step."""
+        self._wait_for_all()
+
+    def rank_state(self) -> RankState:
+        """Return a shard of the weights, and the optimiser of this process."""
+        state = RankState()
+        for shard in self._layout.shards(self._ranks)[self._rank]:
+            own = self._layout.elements_of(shard, self._weights[shard.place])
+            state.tensors.append(replace(own, name=f"{WEIGHTS}/{own.name}"))
+        if self._rank == 0:
+            state.add_buffers(persistent_buffers(self._model))
+        state.add_optimizer(self._optimizer, prefix=f"replica/{self._rank}/")
+        return state
+
+    def restore(self, saved: SavedState) -> None:
+        """Continue; with another number of processes, each gets the mean of their optimisers."""
+        if self._rank == 0:
+            restore_model(self._model, saved)
+        else:
+            restore_buffers(persistent_buffers(self._model), saved)
+        restore_optimizer(self._optimizer, saved.of_replica(self._rank, self._ranks))
+        self._counters[self._rank] = saved.steps
+        self._barrier.wait()
+
     def updates(self) -> list[UpdateRow]:
         rows, self._rows = self._rows, []
         return rows
@@ -162,6 +204,11 @@ class HogwildStrategy(LocalStrategy):
             self._shared.close(failed=failed)
 
     def _synchronise(self) -> None:
+        """Wait until all processes have made as many updates as this one, and for each other."""
+        self._wait_for_all()
+        self._barrier.wait()
+
+    def _wait_for_all(self) -> None:
         """Wait until all processes have made as many updates as this one.
 
         A slow one may take long, so the limit counts from its last update. Raises TimedOut if there
@@ -178,7 +225,6 @@ class HogwildStrategy(LocalStrategy):
                 made, deadline = now, time.monotonic() + self._limit_s
             elif time.monotonic() > deadline:
                 raise self._too_slow(own)
-        self._barrier.wait()
 
     def _too_slow(self, needed: int) -> TimedOut:
         slow = ", ".join(str(rank) for rank in np.flatnonzero(self._counters < needed))

@@ -47,6 +47,8 @@ class LocalSgdStrategy(LocalStrategy):
 
     memory_model = "paceline.training.step_memory:replicas_memory"
 
+    has_replica_state = True
+
     def __init__(self) -> None:
         self._replica: LocalReplica
         self._device: torch.device

@@ -90,6 +90,10 @@ class ServerClient:
         self.finish()
         self.has_left = True
 
+    def continue_after(self, pushed: int) -> None:
+        """Number the next update `pushed`; the servers begin again with version 0."""
+        self._pushed = self._pushed_before_fetch = pushed
+
     def take_rows(self) -> list[UpdateRow]:
         """Return the rows of the pushes since the last call."""
         rows, self._rows = self._rows, []

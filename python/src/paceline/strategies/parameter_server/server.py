@@ -15,7 +15,8 @@ update was lost or arrived twice, which no later result could show.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,13 +24,19 @@ from torch import Tensor, nn
 
 from paceline.errors import RankFailed
 from paceline.records.rows import UpdateRow
+from paceline.strategies.reduction.optimizer_shard import part_of_state
 from paceline.training.optimizers import TaskOptimizer
+from paceline.training.state import WEIGHTS, restore_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.strategies.reduction.flat_layout import ParameterShard
+    from paceline.strategies.parameter_server.descriptor import ParameterServerOptions
+    from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
+    from paceline.training.state import RankState, SavedState
     from paceline.training.task import Task
+
+_COUNTS = "updates"  # values of a state, by server: the number of updates of each worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,19 +61,21 @@ class ServerShard:
 
     def __init__(
         self,
+        layout: FlatLayout,
         shards: Sequence[ParameterShard],
         initial: Tensor,
         task: Task,
         *,
         rank: int,
         workers: int,
-        synchronous: bool,
-        bound_steps: int | None = None,
+        options: ParameterServerOptions,
     ) -> None:
-        """shards: parts of parameters that follow one another in `initial`, the flat weights of the
-        whole model. rank: of this server. bound_steps: largest lead of a worker over the slowest
-        one, which is checked; None means no bound."""
-        self._rank, self._synchronous, self._bound_steps = rank, synchronous, bound_steps
+        """layout: of `initial`, the flat weights of the whole model. shards: parts of parameters
+        that follow one another there. rank: of this server. The largest lead of a worker over the
+        slowest one is checked if the options bound it."""
+        self._rank, self._bound_steps = rank, options.staleness_bound_steps
+        self._synchronous = options.update_mode == "synchronous"
+        self._layout, self._shards = layout, {shard.name: shard for shard in shards}
         self.place = place_of(shards)
         self.weights = initial[self.place].clone()
         self.version = 0
@@ -77,7 +86,7 @@ class ServerShard:
         self._gradient = torch.zeros_like(self.weights)
         named = []
         for shard in shards:
-            own = slice(shard.offset - self.place.start, shard.place.stop - self.place.start)
+            own = self._own(shard)
             parameter = nn.Parameter(self.weights[own])
             parameter.grad = self._gradient[own]
             named.append((shard.name, parameter))
@@ -132,6 +141,39 @@ class ServerShard:
         """Return the workers with the smallest clock."""
         return [worker for worker, clock in enumerate(self.clocks) if clock == min(self.clocks)]
 
+    def add_to(self, state: RankState) -> None:
+        """Add the weights, the optimiser's state and the counts of updates by worker."""
+        for shard in self._shards.values():
+            own = self._layout.elements_of(shard, self.weights[self._own(shard)])
+            state.tensors.append(replace(own, name=f"{WEIGHTS}/{own.name}"))
+        if self._optimizer is not None:
+            state.add_optimizer(
+                self._optimizer,
+                lambda name, values: self._layout.elements_of(self._shards[name], values),
+            )
+        state.values[f"{_COUNTS}/{self._rank}"] = list(self._pushed)
+
+    def restore(self, saved: SavedState, current: Tensor) -> list[int]:
+        """Continue from a saved state. current: its weights, flat.
+
+        Return the number of updates of each worker so far. They begin with 0 if the state is not of
+        servers for as many workers. Raises DataError if the state is of another model.
+        """
+        self.weights.copy_(current[self.place])
+        if self._optimizer is not None:
+            part_of = partial(part_of_state, self._layout, self._shards)
+            restore_optimizer(self._optimizer, saved, part_of)
+        workers = len(self.clocks)
+        counts = saved.value(f"{_COUNTS}/{self._rank}")
+        self._pushed = list(counts) if _are_counts(counts, workers) else [0] * workers
+        self.clocks = [saved.steps] * workers
+        return list(self._pushed)
+
+    def _own(self, shard: ParameterShard) -> slice:
+        """Return the elements of this server's arrays that hold a shard."""
+        start = self.place.start
+        return slice(shard.place.start - start, shard.place.stop - start)
+
     def take_rows(self) -> list[UpdateRow]:
         """Return the rows of the updates since the last call."""
         rows, self._rows = self._rows, []
@@ -164,6 +206,14 @@ class ServerShard:
                 "defect of the strategy; please report it",
                 self._rank,
             )
+
+
+def _are_counts(value: object, workers: int) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == workers
+        and all(type(count) is int and count >= 0 for count in value)
+    )
 
 
 def place_of(shards: Sequence[ParameterShard]) -> slice:

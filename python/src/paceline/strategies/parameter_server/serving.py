@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from paceline.records.rows import UpdateRow
     from paceline.strategies.parameter_server.messages import Messages, Request
+    from paceline.training.state import RankState, SavedState
 
 _SLICE_S = 0.2  # time within which a waiting worker notices that its server failed
 
@@ -66,6 +67,22 @@ class Server:
             self._raise_failure()
             into.copy_(self._shard.weights)
             return self._shard.version
+
+    def add_to(self, state: RankState) -> None:
+        """Add the shard to a state; see `ServerShard.add_to`."""
+        with self._changed:
+            self._raise_failure()
+            self._shard.add_to(state)
+
+    def restore(self, saved: SavedState, current: Tensor) -> list[int]:
+        """Continue from a saved state, before the first request; see `ServerShard.restore`."""
+        with self._changed:
+            return self._shard.restore(saved, current)
+
+    def steps_ahead(self) -> int:
+        """Return how many steps the fastest worker is ahead of that of this rank."""
+        with self._changed:
+            return max(self._shard.clocks) - self._shard.clocks[self._rank]
 
     def take_rows(self) -> list[UpdateRow]:
         """Return the rows of the updates since the last call."""

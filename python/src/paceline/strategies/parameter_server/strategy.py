@@ -46,6 +46,7 @@ from paceline.training.optimizers import (
     trained_parameters,
 )
 from paceline.training.passes import run_passes
+from paceline.training.state import RankState, persistent_buffers, restore_model
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch, WeightAveraging
 from paceline.transports.recorder import begin_operation
 
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.rows import UpdateRow
     from paceline.training.context import RankContext
+    from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
 
@@ -60,12 +62,14 @@ if TYPE_CHECKING:
 class ParameterServerStrategy(LocalStrategy):
     """One worker and one server."""
 
+    pauses_for_checkpoints = True
+
     def __init__(self) -> None:
         self._task: Task
         self._model: nn.Module
         self._trial: Trial
         self._options: ParameterServerOptions
-        self._ranks = 1
+        self._rank, self._ranks = 0, 1
         self._name = ""  # of the worker in the records
         self._layout: FlatLayout
         self._parameters: dict[str, nn.Parameter]
@@ -77,6 +81,7 @@ class ParameterServerStrategy(LocalStrategy):
         self._batch: TrainBatch
         self._share = 0.0  # of the accrued gradients
         self._steps = 0  # finished
+        self._restored_steps = 0
 
     def prepare(
         self,
@@ -90,6 +95,7 @@ class ParameterServerStrategy(LocalStrategy):
         self._task, self._model, self._trial = task, model, trial
         self._options = options = trial.options_as(ParameterServerOptions)
         rank, self._ranks = context.rank, context.world_size
+        self._rank = rank
         self._name = f"worker {rank}"
         self._parameters = trained_parameters(model)
         self._layout = layout = FlatLayout.of(self._parameters.items())
@@ -100,13 +106,13 @@ class ParameterServerStrategy(LocalStrategy):
         if options.fetch_period_steps > 1 or options.update_mode == "shat":
             self._local = TaskOptimizer(task, self._parameters.items())
         shard = ServerShard(
+            layout,
             shards[rank],
             self._weights,
             task,
             rank=rank,
             workers=self._ranks,
-            synchronous=options.update_mode == "synchronous",
-            bound_steps=options.staleness_bound_steps,
+            options=options,
         )
         group, limit_s = open_group(trial), trial.limits.collective_s
         self._server = Server(
@@ -139,10 +145,10 @@ class ParameterServerStrategy(LocalStrategy):
         started_s, ready_unix_s = time.perf_counter(), time.time()
         self._steps += 1
         options, is_last = self._options, self._batch.is_last
-        pushes = is_last or self._steps % options.push_period_steps == 0
+        pushes = is_last or self._is_push_due
         fetches = is_last or self._steps % options.fetch_period_steps == 0
         if pushes or fetches:
-            self._exchange(pushes=pushes, fetches=fetches)
+            self._exchange(pushes=pushes, fetches=fetches, needed_clock=self._needed_clock())
         if is_last:
             self._client.leave(self._steps)
         waits = options.update_mode == "synchronous"
@@ -176,6 +182,35 @@ class ParameterServerStrategy(LocalStrategy):
         own = {name: self._layout.view(weights, name) for name in self._layout.names}
         return {name: own.get(name, tensor) for name, tensor in self.state_dict().items()}
 
+    def steps_ahead(self) -> int:
+        return 0 if self._server is None else self._server.steps_ahead()
+
+    def settle(self) -> None:
+        """Push what is not pushed yet, and continue with the servers' weights when all workers have
+        finished this step."""
+        self._exchange(pushes=not self._is_push_due, fetches=True, needed_clock=self._steps)
+
+    def rank_state(self) -> RankState:
+        """Return the shard of this rank's server.
+
+        A worker's own weights and optimiser between two fetches are not part of the state.
+        """
+        assert self._server is not None, "prepare comes first"
+        state = RankState()
+        self._server.add_to(state)
+        if self._rank == 0:
+            state.add_buffers(persistent_buffers(self._model))
+        return state
+
+    def restore(self, saved: SavedState) -> None:
+        assert self._server is not None, "prepare comes first"
+        restore_model(self._model, saved)
+        self._client.continue_after(self._server.restore(saved, self._weights)[self._rank])
+        if self._local is not None:
+            self._local.repeat_schedule(saved.steps)
+        self._steps = self._restored_steps = saved.steps
+        all_reduce_tensors([torch.zeros(1)])  # no worker sends requests before all have restored
+
     def updates(self) -> list[UpdateRow]:
         return self._client.take_rows() + ([] if self._server is None else self._server.take_rows())
 
@@ -184,12 +219,13 @@ class ParameterServerStrategy(LocalStrategy):
         of averaging gradients in every step."""
         sizes = [4 * (place.stop - place.start) for place in self._client.places]
         described: dict[str, Any] = {"update_mode": self._options.update_mode, "shard_bytes": sizes}
-        if self._server is None or not self._steps:
+        steps = self._steps - self._restored_steps
+        if self._server is None or not steps:
             return described
         sent = self._client.sent_bytes + self._server.sent_bytes
         return {
             **described,
-            "sent_bytes_per_step": round(sent / self._steps),
+            "sent_bytes_per_step": round(sent / steps),
             "uncompressed_bytes_per_step": round(all_reduce_bytes(sum(sizes), self._ranks)),
         }
 
@@ -199,10 +235,16 @@ class ParameterServerStrategy(LocalStrategy):
         if server is not None:
             server.close(failed=failed)
 
-    def _exchange(self, *, pushes: bool, fetches: bool) -> None:
+    @property
+    def _is_push_due(self) -> bool:
+        """Return whether the regular pushes include the gradient of the last step."""
+        return self._steps % self._options.push_period_steps == 0
+
+    def _exchange(self, *, pushes: bool, fetches: bool, needed_clock: int) -> None:
         """Push the accrued gradients, fetch the weights, or both.
 
-        In the records it is one operation of this rank alone: others are not at the same one.
+        needed_clock: steps that all workers must have finished before this one continues. In the
+        records it is one operation of this rank alone: others are not at the same one.
         """
         payload_bytes = 4 * self._layout.elements * (pushes + fetches)
         operation = begin_operation(self._name, 1, "exchange", payload_bytes)
@@ -210,12 +252,13 @@ class ParameterServerStrategy(LocalStrategy):
             pushes=pushes,
             fetches=fetches,
             clock=self._steps,
-            needed_clock=self._needed_clock(),
+            needed_clock=needed_clock,
             share=self._share,
         )
         self._client.send(request, self._accrued if pushes else None)
         if fetches:
-            is_mixed = self._options.update_mode == "shat" and not self._batch.is_last
+            # Where all workers are at the same step, the servers' weights contain all updates.
+            is_mixed = self._options.update_mode == "shat" and needed_clock < self._steps
             target = torch.empty_like(self._weights) if is_mixed else self._weights
             missed = self._client.receive(target, request.needed_clock)
             if is_mixed:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from paceline.plan.sample_order import share_bounds
 from paceline.records.rows import UpdateRow, own_update
-from paceline.strategies.pipeline.schedules import Forward, stream_actions
+from paceline.strategies.pipeline.schedules import Forward, drain_actions, stream_actions
 from paceline.strategies.pipeline.stage import StageResult, StageTimer
 from paceline.training.devices import CPU
 from paceline.training.dropout import set_sample_keys
@@ -97,6 +97,7 @@ class StreamStage:
         self._weights: StageWeights
         self._stash: WeightStash
         self._loss_sum = 0.0
+        self._drained_before = 0  # the first micro-batch since the last drain
         self._rows: list[UpdateRow] = []
 
     def update(self, weights: StageWeights) -> None:
@@ -110,12 +111,14 @@ class StreamStage:
         self._loss_sum = 0.0
         place = self._place
         for action in stream_actions(
-            place.stage, place.stages, place.micro_batches, batch.step, is_last=batch.is_last
+            place.ahead, place.micro_batches, batch.step, drained_before=self._drained_before
         ):
             if isinstance(action, Forward):
                 self._forward(action.micro_batch, batch, timer)
             else:
                 self._backward(action.micro_batch, timer)
+        if batch.is_last:
+            self._drain(batch.step + 1, timer)
         self._stash.use_current()
         timer.ended("backward")
         return StageResult(
@@ -124,6 +127,21 @@ class StreamStage:
             backward_s=timer.seconds["backward"],
             bubble_s=timer.seconds["bubble"],
         )
+
+    def drain(self, steps: int) -> None:
+        """Finish all micro-batches of the steps so far."""
+        self._drain(steps, StageTimer(CPU))
+        self._stash.use_current()
+
+    def begin_after(self, steps: int) -> None:
+        """Begin as after a drain, with the weights after so many steps."""
+        self._drained_before = self._stash.version = steps * self._place.micro_batches
+
+    def _drain(self, steps: int, timer: StageTimer) -> None:
+        end = steps * self._place.micro_batches
+        for action in drain_actions(self._place.ahead, end, drained_before=self._drained_before):
+            self._backward(action.micro_batch, timer)
+        self._drained_before = end
 
     def take_rows(self) -> list[UpdateRow]:
         """Return the rows of the updates since the last call."""
@@ -141,7 +159,7 @@ class StreamStage:
         low, high = share_bounds(len(batch.sample_ids), slot, place.micro_batches)
         version = self._stash.version
         if place.vertical_sync:
-            version = max(0, number - place.delay)
+            version = max(self._drained_before, number - place.delay)
         received = None
         if self._before is not None:
             timer.ended("forward")

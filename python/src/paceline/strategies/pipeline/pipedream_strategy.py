@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.strategies.pipeline.links import SplitPoint
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.training.context import RankContext
-    from paceline.training.state import RankState
+    from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
 
@@ -28,12 +28,14 @@ class PipeDreamStrategy(PipelineStrategy):
     """One stage, which updates its weights within `gradient`."""
 
     memory_model = ""  # that of a pipeline has no stashed weights
+    pauses_for_checkpoints = True
 
     def __init__(self) -> None:
         super().__init__()
         self._stream: StreamStage
         self._place: StreamPlace
         self._stage_bytes = 0  # weights of the stage
+        self._steps = 0  # whose passes have begun
 
     def prepare(
         self, task: Task, model: nn.Module, context: RankContext, trial: Trial, peers: RankGroups
@@ -56,6 +58,7 @@ class PipeDreamStrategy(PipelineStrategy):
         The time of the updates is a part of backward_s.
         """
         passed = self._stream.run(batch)
+        self._steps = batch.step + 1
         return GradientResult(
             loss_sum=passed.loss_sum,
             forward_s=passed.forward_s,
@@ -75,11 +78,14 @@ class PipeDreamStrategy(PipelineStrategy):
     def updates(self) -> list[UpdateRow]:
         return self._stream.take_rows()
 
-    def rank_state(self) -> RankState:
-        raise UsageError(
-            'schedule: micro-batches of "pipedream" are in flight between two steps, so it cannot '
-            'write checkpoints; remove [checkpoint] and restarts, or use schedule = "1f1b"'
-        )
+    def settle(self) -> None:
+        """Finish the micro-batches in flight. The next step begins as the first one does."""
+        self._stream.drain(self._steps)
+
+    def restore(self, saved: SavedState) -> None:
+        self._steps = saved.steps
+        self._stream.begin_after(saved.steps)
+        super().restore(saved)
 
     def describe(self) -> dict[str, Any]:
         """Return the settings; stashed weights are those of this rank's stage."""

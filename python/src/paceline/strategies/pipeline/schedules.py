@@ -52,23 +52,28 @@ def passes_in_flight(actions_of_stage: Sequence[Action]) -> int:
 
 
 def stream_actions(
-    stage: int, stages: int, micro_batches: int, step: int, *, is_last: bool
+    ahead: int, micro_batches: int, step: int, *, drained_before: int = 0
 ) -> list[Action]:
-    """Return the stage's actions of a step in a pipeline that is not drained between two steps.
+    """Return a stage's actions of a step in a pipeline that is not drained between two steps.
 
     The order is that of `1f1b`. Micro-batches are counted over all steps; those that are in flight
-    at the end of a step end in the next one, or at the end of the last step.
+    at the end of a step end in the next one, or in a drain (`drain_actions`).
+    ahead: micro-batches whose forward passes precede the backward pass of an earlier one.
+    drained_before: the first micro-batch since the last drain.
     """
-    ahead, first = stages - 1 - stage, step * micro_batches
+    first = step * micro_batches
     result: list[Action] = []
     for i in range(first, first + micro_batches):
         result.append(Forward(i))
-        if i >= ahead:
+        if i - ahead >= drained_before:
             result.append(Backward(i - ahead))
-    if is_last:
-        end = first + micro_batches
-        result += [Backward(i) for i in range(max(0, end - ahead), end)]
     return result
+
+
+def drain_actions(ahead: int, end: int, *, drained_before: int = 0) -> list[Action]:
+    """Return a stage's backward passes of the micro-batches before `end` that are in flight; see
+    `stream_actions`."""
+    return [Backward(i) for i in range(max(drained_before, end - ahead), end)]
 
 
 def theoretical_bubble(stages: int, micro_batches: int) -> float:

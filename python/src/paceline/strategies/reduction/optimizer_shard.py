@@ -7,6 +7,7 @@ each (stage 1 of ZeRO, Rajbhandari et al., SC 2020, with one copy of the weights
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -143,22 +144,29 @@ class OptimizerShard:
             tensor = whole(saved, name, self._layout.shape(shard.name))
             parameter.copy_(self._layout.part(shard, tensor))
 
-        def part_of(name: str, tensor: Tensor) -> Tensor:
-            if tuple(tensor.shape) != self._layout.shape(name):
-                raise DataError(
-                    f"checkpoint: the optimiser's state of {name} has shape {tuple(tensor.shape)}, "
-                    "which cannot be divided; continue with local strategy sequential or intraop"
-                )
-            return self._layout.part(shards[name], tensor)
-
         if self._optimizer is not None:
-            restore_optimizer(self._optimizer, saved, part_of)
+            restore_optimizer(self._optimizer, saved, partial(part_of_state, self._layout, shards))
         self.refresh()
 
     def copy_gradients_to(self, flat: Tensor) -> None:
         """Copy the gradients to their places in a flat array of the layout."""
         for shard, gradient in zip(self.parameter_shards, self.gradient_tensors(), strict=True):
             flat[shard.place] = gradient
+
+
+def part_of_state(
+    layout: FlatLayout, shards: Mapping[str, ParameterShard], name: str, tensor: Tensor
+) -> Tensor:
+    """Return the part of an optimiser's saved tensor that belongs to the shard of a parameter.
+
+    shards: by parameter. Raises DataError if the tensor has another shape than the parameter.
+    """
+    if tuple(tensor.shape) != layout.shape(name):
+        raise DataError(
+            f"checkpoint: the optimiser's state of {name} has shape {tuple(tensor.shape)}, which "
+            "cannot be divided; continue with local strategy sequential or intraop"
+        )
+    return layout.part(shards[name], tensor)
 
 
 def shard_of(layout: FlatLayout, gradients: Mapping[str, Tensor], shard: ParameterShard) -> Tensor:
