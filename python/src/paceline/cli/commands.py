@@ -126,7 +126,9 @@ def tune_batch(arguments: argparse.Namespace) -> int:
     spec = load_spec(arguments.spec)
     run_dir = arguments.out or runner.default_run_dir(f"{spec.experiment.name}-tune-batch")
     with ConsoleProgress() as progress:
-        found = search(spec, run_dir, memory_mib=arguments.memory, progress=progress)
+        found = search(
+            spec, run_dir, memory_mib=arguments.memory, trains=arguments.train, progress=progress
+        )
     if arguments.json:
         _print_json(read_json(RunFiles(run_dir).batch))
     else:

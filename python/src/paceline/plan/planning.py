@@ -246,11 +246,11 @@ def _interleaved(experiment: Experiment, block: list[Trial]) -> list[Trial]:
     for repeat in range(experiment.planned_repeats):
         shuffled = list(block)
         order.shuffle(shuffled)
-        trials += [_repeated(t, repeat, vary_seed=experiment.vary_seed) for t in shuffled]
+        trials += [repeated(t, repeat, vary_seed=experiment.vary_seed) for t in shuffled]
     return trials
 
 
-def _repeated(trial: Trial, repeat: int, *, vary_seed: bool) -> Trial:
+def repeated(trial: Trial, repeat: int, *, vary_seed: bool) -> Trial:
     """Return a repeat of a trial: of the same training, or of one with another seed."""
     training = trial.training
     if vary_seed:

@@ -100,6 +100,37 @@ def test_batch_that_does_not_fit_is_a_finding_and_a_smaller_one_is_tried(find):
     ]
 
 
+def test_batches_that_fit_and_that_of_the_spec_are_trained(monkeypatch, tmp_path):
+    evaluated = "[training]\nglobal_batch = 32\nheld_out_samples = 20\n"
+    experiment = parse_spec(SPEC + evaluated, "mine.toml")
+    rows = SimpleNamespace(row_group_rows=[110])
+    monkeypatch.setattr(search, "open_dataset", lambda _: rows)
+    predict = lambda trial, batches: [predicted(b, trial.placement.ranks) for b in batches]  # noqa: E731
+    monkeypatch.setattr(search, "predict_memory", predict)
+    one = search._Search(
+        experiment, experiment.workloads[0], experiment.trials[0], {"tiny": "/d"}, 300 * MIB
+    )
+    probes = [
+        search.Probe(global_batch=batch, predicted_bytes=1, measured_bytes=fits)
+        for batch, fits in ((50, 1), (100, 1), (200, None))
+    ]
+    found = search.BatchFinding(
+        workload="tiny", configuration="c", largest_batch=100, limited_by="memory", probes=probes
+    )
+    asked = {}
+
+    def run(batches, limit_mib, files, progress):
+        del files, progress
+        asked["batches"] = sorted(set(batches))
+        asked["limit"] = limit_mib(one.trial(50))
+        return []
+
+    training = one.training()
+    monkeypatch.setattr(training, "run", run)
+    assert one.train(training, found, RunFiles(tmp_path), None).trained == []
+    assert asked == {"batches": [32, 50, 90], "limit": 250}  # 90 samples are left to train on
+
+
 def test_no_batch_fits(find):
     found = find(Machine(factor=3.0), 300)
     assert found.largest_batch is None

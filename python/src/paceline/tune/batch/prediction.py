@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from paceline.plan.trial import Trial
 
+MIB = 2**20
 _TIMEOUT_S = 300.0
 
 
@@ -54,6 +55,12 @@ def predict_memory(trial: Trial, batches: Sequence[int]) -> list[Predicted]:
         *_, reason = done.stderr.strip().splitlines() or ["no message"]
         raise UsageError(f"{trial.configuration}: its memory cannot be predicted: {reason}")
     return [Predicted(**each) for each in json.loads(done.stdout)]
+
+
+def rank_limit_mib(predicted: Predicted, bound: int) -> int:
+    """Return the limit of each rank: its part of what the shared memory leaves of the bound."""
+    room = max(0, bound - predicted.shared)
+    return max(1, room * max(predicted.ranks) // sum(predicted.ranks) // MIB)
 
 
 def batch_that_fits(low: Predicted, high: Predicted, bytes_available: int) -> int:

@@ -8,7 +8,7 @@ and neither the machine nor a control group runs out of memory.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.reading import load_trial
@@ -18,7 +18,7 @@ from paceline.errors import EnvironmentLacks, ExitCode, UsageError
 from paceline.host.cgroups import memory_room_bytes
 from paceline.host.machine import usable_cores
 from paceline.host.memory import available_bytes
-from paceline.records.files import read_json, write_json
+from paceline.records.files import jsonable, read_json, write_json
 from paceline.records.layout import RunFiles
 from paceline.runner import (
     Planned,
@@ -32,8 +32,15 @@ from paceline.runner import (
 )
 from paceline.spec.evaluation import EVALUATION_KEYS
 from paceline.spec.own_task import workload_of
+from paceline.spec.rules import first_given
 from paceline.spec.trial_rules import applies
-from paceline.tune.batch.prediction import Predicted, batch_that_fits, predict_memory
+from paceline.tune.batch.prediction import (
+    MIB,
+    batch_that_fits,
+    predict_memory,
+    rank_limit_mib,
+)
+from paceline.tune.batch.training import BatchTraining, Trained
 from paceline.tune.spaces import plan_one
 
 if TYPE_CHECKING:
@@ -43,9 +50,10 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.runner import Progress
     from paceline.spec import Experiment, Spec, TrialRequest, WorkloadRequest
+    from paceline.spec.evaluation import Target
+    from paceline.tune.batch.prediction import Predicted
 
 SCHEMA = 1
-MIB = 2**20
 _STEPS, _WARMUP_STEPS = 4, 1
 _USED = 0.8  # of the available memory, if no bound is given
 _SHRINK = 0.85  # of a batch that does not fit
@@ -73,6 +81,8 @@ class BatchFinding:
     largest_batch: int | None  # that was measured to fit
     limited_by: str  # "memory", or "samples" of the data set
     probes: list[Probe] = field(default_factory=list)  # by batch size
+    target: Target | None = None  # of the trainings
+    trained: list[Trained] = field(default_factory=list)  # by batch size, with --train
 
 
 def bound_of(memory_mib: int | None) -> int:
@@ -92,12 +102,14 @@ def bound_of(memory_mib: int | None) -> int:
 
 
 def tune_batch(
-    spec: Spec, run_dir: Path, *, memory_mib: int | None, progress: Progress
+    spec: Spec, run_dir: Path, *, memory_mib: int | None, trains: bool, progress: Progress
 ) -> list[BatchFinding]:
     """Search for all trials of the spec; write `batch.json` into `run_dir`.
 
-    memory_mib: bound for the ranks of a trial; None: a part of what is available.
-    Raises UsageError for trials on several nodes, EnvironmentLacks before anything runs.
+    memory_mib: bound for the ranks of a trial; None: a part of what is available. trains: train
+    with the batch sizes that fit, too.
+    Raises UsageError for trials on several nodes, or for `trains` without evaluations,
+    EnvironmentLacks before anything runs.
     """
     files = RunFiles(run_dir)
     check_run_dir(files, spec, resume=False)
@@ -115,6 +127,7 @@ def tune_batch(
         _Search(experiment, workload, request, datasets, bound) for workload, request in pairs
     ]
     preflight(search.trial(search.usual_batch) for search in searches)
+    trainings = [search.training() for search in searches] if trains else []
     run_dir.mkdir(parents=True, exist_ok=True)
     with only_runner(run_dir):
         trials = [search.trial(search.usual_batch) for search in searches]
@@ -123,10 +136,13 @@ def tune_batch(
         )
         write_json(files.manifest, manifest_of(planned))
         found = [search.run(files, progress) for search in searches]
-        write_json(
-            files.batch,
-            {"schema": SCHEMA, "bound_bytes": bound, "found": [asdict(each) for each in found]},
-        )
+        if trains:
+            found = [
+                search.train(training, each, files, progress)
+                for search, training, each in zip(searches, trainings, found, strict=True)
+            ]
+        result = {"schema": SCHEMA, "bound_bytes": bound, "found": found}
+        write_json(files.batch, jsonable(result))
     return found
 
 
@@ -141,7 +157,8 @@ class _Search:
         datasets: Mapping[str, str],
         bound: int,
     ) -> None:
-        self._workload, self._request, self._bound = workload, request, bound
+        self._experiment, self._workload, self._request = experiment, workload, request
+        self._bound = bound
         self._dataset = str(datasets.get(workload.name, ""))
         off: dict[str, Any] = dict.fromkeys(EVALUATION_KEYS)
         training = experiment.training.model_copy(update=off)
@@ -192,6 +209,32 @@ class _Search:
             probes=sorted(probes, key=lambda p: p.global_batch),
         )
 
+    def training(self) -> BatchTraining:
+        """Return the trainings with other batch sizes. Raises UsageError if one is not possible."""
+        return BatchTraining(
+            self._experiment, self._workload, self._request, self._dataset, self._cores
+        )
+
+    def train(
+        self, training: BatchTraining, found: BatchFinding, files: RunFiles, progress: Progress
+    ) -> BatchFinding:
+        """Train with the batch sizes that were measured to fit, and with that of the spec."""
+        if found.largest_batch is None:
+            return found
+        held_out = first_given("held_out_samples", self._workload, self._experiment) or 0
+        most = min(found.largest_batch, self._rounded(self._samples() - held_out))
+        fitting = [p.global_batch for p in found.probes if p.measured_bytes is not None]
+        batches = [min(most, batch) for batch in [*fitting, training.usual_batch]]
+
+        def limit_mib(trial: Trial) -> int:
+            return rank_limit_mib(self._predicted(trial), self._bound)
+
+        return replace(
+            found,
+            target=training.target,
+            trained=training.run(batches, limit_mib, files, progress),
+        )
+
     def _predicted_batch(self) -> tuple[int, str]:
         """Return the largest batch that fits into memory, and what limits it."""
         samples = self._samples()
@@ -206,8 +249,8 @@ class _Search:
 
     def _probe(self, batch: int, files: RunFiles, progress: Progress) -> Probe:
         trial = self.trial(batch)
-        [predicted] = predict_memory(trial, [batch])
-        limit = self._limit_mib(predicted)
+        predicted = self._predicted(trial)
+        limit = rank_limit_mib(predicted, self._bound)
         limits = trial.limits.model_copy(update={"rank_memory_mib": limit})
         trial = trial.model_copy(update={"limits": limits})
         places = files.trial(trial.id)
@@ -231,10 +274,10 @@ class _Search:
             reason=None if fits else f"needed {total // MIB} MiB",
         )
 
-    def _limit_mib(self, predicted: Predicted) -> int:
-        """Return the limit of each rank: its part of what the shared memory leaves."""
-        room = max(0, self._bound - predicted.shared)
-        return max(1, room * max(predicted.ranks) // sum(predicted.ranks) // MIB)
+    @staticmethod
+    def _predicted(trial: Trial) -> Predicted:
+        [found] = predict_memory(trial, [trial.training.global_batch])
+        return found
 
     def _samples(self) -> int:
         if not self._dataset:
