@@ -145,13 +145,23 @@ def total_noise(configurations: Sequence[Mapping[int, Series]]) -> RunNoise | No
     This is the noise between runs, where nothing cancels: the variance of what all configurations
     share in a repeat, plus the rest of the variance of one configuration. The degrees of freedom
     follow Satterthwaite (Biometrics Bulletin 2(6), 1946). Configurations that lack a repeat are
-    left out. None with fewer than two repeats.
+    left out, unless all have at least two in common: then further repeats of some are left out.
+    None with fewer than two repeats.
     """
+    return total_noise_of(
+        [{repeat: each.log_median for repeat, each in found.items()} for found in configurations]
+    )
+
+
+def total_noise_of(configurations: Sequence[Mapping[int, float]]) -> RunNoise | None:
+    """Do the same as `total_noise` for values by repeat."""
     repeats = sorted({repeat for found in configurations for repeat in found})
-    complete = [found for found in configurations if len(found) == len(repeats)]
+    common = [r for r in repeats if all(r in found for found in configurations)]
+    repeats = common if len(common) > 1 else repeats
+    complete = [found for found in configurations if all(r in found for r in repeats)]
     if len(repeats) < 2 or not complete:
         return None
-    values = np.array([[found[repeat].log_median for repeat in repeats] for found in complete])
+    values = np.array([[found[repeat] for repeat in repeats] for found in complete])
     values -= values.mean(axis=1, keepdims=True)
     of_repeat = values.mean(axis=0)
     count, degrees = len(complete), len(repeats) - 1

@@ -28,7 +28,8 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         nargs="*",
         metavar="A B",
         help="two configurations, as names or shell patterns; default: the fastest one and each "
-        "of the others",
+        "of the others. Or another run, and a shell pattern: explain why the configurations "
+        "differ between the two runs",
     )
     parser.add_argument(
         "--trial",
@@ -75,6 +76,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     from paceline.report.explain import verification_sentence
 
     names, trials = arguments.configurations, arguments.trial
+    if names and Path(names[0]).is_dir():
+        return _explain_runs(arguments)
     if (len(names), len(trials)) not in {(0, 0), (2, 0), (0, 2)}:
         raise UsageError(
             "expected two configurations (A B), or --trial twice, or neither; got "
@@ -101,6 +104,47 @@ def _explain(arguments: argparse.Namespace) -> int:
             plain_console().print("\n" + " ".join(line for line in lines if line))
         if verification is not None:
             plain_console().print("\n" + verification_sentence(verification))
+    return ExitCode.OK
+
+
+def _explain_runs(arguments: argparse.Namespace) -> int:
+    """Explain the difference between two runs."""
+    from paceline.analysis.explain.two_runs import explain_runs
+    from paceline.cli.console import plain_console
+    from paceline.export.run_data import RunData
+    from paceline.records.files import jsonable
+    from paceline.records.layout import RunFiles
+    from paceline.records.rows import SCHEMA
+    from paceline.report.explain_runs import explained_runs_view
+
+    other, *patterns = arguments.configurations
+    unfit = [name for name in ("trial", "others", "verify") if getattr(arguments, name)]
+    if len(patterns) > 1 or unfit:
+        raise UsageError(
+            "two runs: expected RUN_DIR RUN_B and at most one shell pattern, without --trial, "
+            "--with and --verify"
+        )
+    paths = arguments.run_dir, Path(other)
+    first, second = (RunData(RunFiles(path)).comparison for path in paths)
+    names = [path.resolve().name for path in paths]
+    labels = (names[0], names[1]) if names[0] != names[1] else (str(paths[0]), str(paths[1]))
+    if labels[0] == labels[1]:
+        raise UsageError(f"{paths[0]}: expected two runs, got the same one twice")
+    found = explain_runs(first, second, labels, patterns[0] if patterns else None)
+    if arguments.json:
+        document = {
+            "schema": SCHEMA,
+            "first": str(paths[0]),
+            "second": str(paths[1]),
+            "explanations": [each.to_json() for each in found.explanations],
+            "differences": jsonable(found.differences),
+            "not_compared": found.not_compared,
+        }
+        json.dump(document, sys.stdout, indent=1)
+        print()
+        return ExitCode.OK
+    trials = [own[0].record.trial for own in {**first.trials, **second.trials}.values()]
+    plain_console().print(explained_runs_view(found, labels, trials))
     return ExitCode.OK
 
 

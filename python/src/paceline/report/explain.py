@@ -65,10 +65,25 @@ def overview(explanations: Sequence[Explanation], reference: str, name: Name) ->
 
     The reference has the best median. In a tie another configuration may have the shorter mean.
     """
+    rows = [
+        (name(each.slower if each.faster == reference else each.faster), each.faster == reference)
+        for each in explanations
+    ]
+    heading = Text(f"Steps compared with those of {name(reference)}", style="bold")
+    return Group(Padding(heading, (0, 0, 1, 0)), overview_table(explanations, rows))
+
+
+def overview_table(
+    explanations: Sequence[Explanation], rows: Sequence[tuple[str, bool]]
+) -> RenderableType:
+    """Show one line for each explanation.
+
+    rows: what the line is called, and whether it is about the slower side; otherwise the signs
+    change.
+    """
     table = _table("configuration", "ms more\na step", "interval", "main cause", "share")
-    for each in explanations:
+    for each, (called, is_slower) in zip(explanations, rows, strict=True):
         whole = each.difference.difference_s
-        is_slower = each.faster == reference
         if not is_slower:
             whole = Mean(mean=-whole.mean, low=-whole.high, high=-whole.low)
         share, label = NOT_MEASURED, "not significant"
@@ -76,15 +91,8 @@ def overview(explanations: Sequence[Explanation], reference: str, name: Name) ->
             share, label = f"{100 * each.causes[0].share:.0f} %", each.causes[0].label
         elif each.difference.is_significant:
             label = "spread over several parts"
-        table.add_row(
-            name(each.slower if is_slower else each.faster),
-            number(1000 * whole.mean),
-            bounds_ms(whole),
-            label,
-            share,
-        )
-    heading = Text(f"Steps compared with those of {name(reference)}", style="bold")
-    return Group(Padding(heading, (0, 0, 1, 0)), table)
+        table.add_row(called, number(1000 * whole.mean), bounds_ms(whole), label, share)
+    return table
 
 
 def difference_sentence(explanation: Explanation, name: Name) -> str:

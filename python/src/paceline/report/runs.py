@@ -35,9 +35,7 @@ def runs_view(
     trials: of both runs, one of each configuration.
     """
     names = configuration_names(trials)
-    parts: list[RenderableType] = [_differences_table(differences)] if differences else []
-    if not differences:
-        parts.append(Text("Machine, packages, git commit and spec are equal."))
+    parts: list[RenderableType] = [differences_view(differences)]
     parts += [Text(""), Text(_sentence(comparison), style="bold"), Text("")]
     if comparison.rows:
         parts.append(_rows_table(comparison.rows, names))
@@ -68,7 +66,10 @@ def configuration_names(trials: Iterable[Trial]) -> dict[str, str]:
     return {row.configuration: f"{row.workload}: {short_name(row, rows)}" for row in rows}
 
 
-def _differences_table(differences: Sequence[Difference]) -> Table:
+def differences_view(differences: Sequence[Difference]) -> RenderableType:
+    """Show what differs between two runs."""
+    if not differences:
+        return Text("Machine, packages, git commit and spec are equal.")
     table = Table(
         title="Differences between the runs",
         title_justify="left",

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.analysis.explain.parts import PART_NAMES, PARTS, parts_of_phases
-from paceline.analysis.noise import CONFIDENCE, RunNoise, noise_between_runs, t_quantile
+from paceline.analysis.noise import (
+    CONFIDENCE,
+    RunNoise,
+    RunNoises,
+    noise_between_runs,
+    t_quantile,
+    total_noise_of,
+)
 from paceline.analysis.phases import mean_over_ranks
 from paceline.analysis.resampling import bootstrap_means
 from paceline.analysis.statistics import Mean
@@ -73,6 +80,39 @@ def part_noise(configurations: Mapping[str, Sequence[TrialAnalysis]]) -> dict[st
 
     configurations: all finished trials of one workload, by configuration.
     """
+    return {
+        name: noise_between_runs(found) for name, found in _relative_parts(configurations).items()
+    }
+
+
+def noise_of_two_runs(
+    runs: Mapping[str, Mapping[str, Sequence[TrialAnalysis]]],
+) -> dict[str, RunNoises]:
+    """Estimate the same noise for one configuration in two runs, between which nothing cancels.
+
+    runs: by the name of the side, the finished trials of the workload by configuration. A run of
+    one repeat is taken to have the noise of the other one.
+    """
+    parts = {side: _relative_parts(trials) for side, trials in runs.items()}
+    return {
+        name: _apart({side: list(found.get(name, {}).values()) for side, found in parts.items()})
+        for name in dict.fromkeys(name for found in parts.values() for name in found)
+    }
+
+
+def _apart(values: Mapping[str, Sequence[Mapping[int, float]]]) -> RunNoises:
+    known = {side: found for side in values if (found := total_noise_of(values[side])) is not None}
+    if not known:
+        return RunNoises(pooled=None)
+    variance = float(np.mean([noise.deviation**2 for noise in known.values()]))
+    degrees = sum(noise.degrees for noise in known.values())
+    return RunNoises(pooled=RunNoise(deviation=math.sqrt(variance), degrees=degrees), own=known)
+
+
+def _relative_parts(
+    configurations: Mapping[str, Sequence[TrialAnalysis]],
+) -> dict[str, dict[str, dict[int, float]]]:
+    """Return each part, and the whole, as a share of the mean step: by configuration and repeat."""
     values: dict[str, dict[str, dict[int, float]]] = {}
     for configuration, trials in configurations.items():
         found = {trial.repeat: _shares(trial) for trial in trials if trial.phases}
@@ -83,7 +123,7 @@ def part_noise(configurations: Mapping[str, Sequence[TrialAnalysis]]) -> dict[st
             for name, seconds in {**parts, TOTAL: sum(parts.values())}.items():
                 of_part = values.setdefault(name, {}).setdefault(configuration, {})
                 of_part[repeat] = seconds / step_s
-    return {name: noise_between_runs(found) for name, found in values.items()}
+    return values
 
 
 def difference(
@@ -91,12 +131,15 @@ def difference(
     slower: Mapping[int, TrialParts],
     noise: PartNoise,
     names: tuple[str, str],
+    *,
+    paired: bool = True,
 ) -> Difference:
     """Return the difference of two configurations; common repeats are paired.
 
     faster, slower: by repeat, at least one each. noise: from `part_noise`, with the names of both.
+    paired: False for trials of different runs, whose repeats have nothing in common.
     """
-    common = sorted(set(faster) & set(slower))
+    common = sorted(set(faster) & set(slower)) if paired else []
     step_s = [_mean(list(side.values())) for side in (faster, slower)]
     if common:
         step_s = [_mean([side[repeat] for repeat in common]) for side in (faster, slower)]

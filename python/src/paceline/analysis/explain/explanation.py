@@ -182,18 +182,21 @@ class ExplainedTrials:
         return min(allowed, planned) if allowed else planned
 
 
-def explain(faster: ExplainedTrials, slower: ExplainedTrials, noise: PartNoise) -> Explanation:
+def explain(
+    faster: ExplainedTrials, slower: ExplainedTrials, noise: PartNoise, *, paired: bool = True
+) -> Explanation:
     """Explain the difference of two configurations of one workload.
 
-    noise: from `part_noise`. The two are exchanged if `slower` is the faster one.
+    noise: from `part_noise`. paired: see `difference`. The two are exchanged if `slower` is the
+    faster one.
     """
     stragglers = {id(side): side.straggler() for side in (faster, slower)}
     without = any(found is not None for found in stragglers.values())
     parts = [side.parts(without_latest=without) for side in (faster, slower)]
-    found = difference(parts[0], parts[1], noise, (faster.name, slower.name))
+    found = difference(parts[0], parts[1], noise, (faster.name, slower.name), paired=paired)
     if found.difference_s.mean < 0:
         faster, slower = slower, faster
-        found = difference(parts[1], parts[0], noise, (faster.name, slower.name))
+        found = difference(parts[1], parts[0], noise, (faster.name, slower.name), paired=paired)
     sides = [
         Side(
             name=side.name,
