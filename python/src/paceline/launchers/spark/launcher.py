@@ -24,11 +24,10 @@ from paceline.launchers.spark.configuration import (
     check_conf,
     configuration,
     driver_memory,
-    is_local,
     master_of,
     slots_per_node,
 )
-from paceline.launchers.spark.descriptor import SparkOptions
+from paceline.launchers.spark.descriptor import SparkOptions, is_local
 
 if TYPE_CHECKING:
     from paceline.launchers.temporary import TemporaryFolders
