@@ -127,13 +127,14 @@ def test_rows_of_a_run_and_of_its_json_are_equal(fabricate: ModuleType, tmp_path
     document = compare_run(run).to_json()
     plain, nested, linked = (tmp_path / f"{n}.json" for n in ("plain", "nested", "linked"))
     write_json(plain, document)
-    write_json(nested, {"date": "2026-11-22", "comparison": document})
+    write_json(nested, {"date": "2026-11-22", "comparison": document | {"flags": ["busy"]}})
     write_json(linked, {"runs": [{"speed": "1gbit", "rows": document["rows"]}] * 2})
     (from_run,) = read_results(run.root)
     assert from_run.rows == compare_run(run).rows
     assert [each.rows for each in read_results(plain)] == [from_run.rows]
     (found,) = read_results(nested)
     assert (found.rows, found.origin) == (from_run.rows, "2026-11-22")
+    assert (found.flags, from_run.flags) == (("busy",), compare_run(run).flags)
     assert [(each.link, each.rows) for each in read_results(linked)] == [
         ("1gbit", from_run.rows)
     ] * 2

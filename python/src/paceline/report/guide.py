@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.analysis.statistics import Interval
 
 _Key = TypeVar("_Key", bound="Hashable")
+_MOST_FLAGS = 3  # of a run; `paceline compare` shows all
 _SHORT_HEAD = ("where", "local strategy", "launcher", "transport", "all nodes against one node")
 _NETWORK_HEAD = (
     "network", "model", "samples per step", "parameters", "in linear layers", "gradients, MB",
@@ -50,7 +51,7 @@ def guide(
         comparisons="\n\n".join(_comparisons(found, list(places))),
         tied=len(tied),
         compared=len(found),
-        undecided=f"All are tied in: {'; '.join(undecided)}." if undecided else "",
+        undecided=f" All are tied in: {'; '.join(undecided)}." if undecided else "",
         not_ranked=_lines(_not_ranked(found)) or "All configurations are ranked.",
         not_measured=_lines(_not_measured(places, workloads)),
         example=next((name for name in workloads if name not in measured), found[0].workload),
@@ -187,8 +188,11 @@ def _not_measured(
 
 
 def _sources(results: Iterable[Results]) -> Iterator[str]:
-    for source, origin in dict.fromkeys((each.source, each.origin) for each in results):
-        yield f"[{source}]({source})" + (f": {origin}" if origin else "")
+    found = dict.fromkeys((each.source, each.origin, each.flags) for each in results)
+    for source, origin, flags in found:
+        yield ". ".join(
+            [f"[{source}]({source}): {origin or 'date not stated'}", *flags[:_MOST_FLAGS]]
+        )
 
 
 def _counted(count: int, noun: str) -> str:

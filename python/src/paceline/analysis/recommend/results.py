@@ -26,6 +26,7 @@ class Results:
     origin: str  # date, version and machine, where they are stated
     rows: tuple[Row, ...]
     link: str | None = None  # speed of the link between the nodes, where it is stated
+    flags: tuple[str, ...] = ()  # doubts about the run, for example other load on the machine
 
 
 def read_results(path: Path) -> Iterator[Results]:
@@ -37,7 +38,12 @@ def read_results(path: Path) -> Iterator[Results]:
     """
     if path.is_dir():
         found = compare_run(RunFiles(path), require_baseline=False)
-        yield Results(source=str(path), origin=_origin(found.manifest), rows=found.rows)
+        yield Results(
+            source=str(path),
+            origin=_origin(found.manifest),
+            rows=found.rows,
+            flags=found.flags,
+        )
         return
     document = read_json(path)
     origin = _origin(document)
@@ -45,13 +51,16 @@ def read_results(path: Path) -> Iterator[Results]:
         run = typed(part, _Part, path)
         if not run.rows:
             raise DataError(f"{path}: expected rows of `paceline compare --json`, found none")
-        yield Results(source=str(path), origin=origin, rows=run.rows, link=run.speed)
+        yield Results(
+            source=str(path), origin=origin, rows=run.rows, link=run.speed, flags=run.flags
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
     rows: tuple[Row, ...]
     speed: str | None = None
+    flags: tuple[str, ...] = ()
 
 
 def _origin(facts: Mapping[str, Any]) -> str:
