@@ -125,7 +125,7 @@ def intervention_sentence(found: Intervention) -> str:
     """Say which change can decide a cause."""
     return (
         f"To verify {found.cause_label!r}: {found.label}. If it is the cause, a step becomes about "
-        f"{milliseconds(found.expected_s)} shorter. `--verify` runs this test."
+        f"{milliseconds(found.expected_s)} shorter. `paceline explain … --verify` runs this test."
     )
 
 
@@ -224,6 +224,8 @@ def _section(explanation: Explanation, name: Name) -> dict[str, Any]:
             for c in explanation.causes
         ],
         "no_cause": None if explanation.causes else no_cause_sentence(explanation),
+        "intervention": explanation.intervention
+        and intervention_sentence(explanation.intervention),
     }
 
 
