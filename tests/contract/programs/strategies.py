@@ -34,7 +34,7 @@ from paceline.workloads.build import build_model, task_of
 
 TINY_VGG = "paceline.workloads.complex_small.task:TinyVGG"
 
-STEPS, SAVED_AFTER = 10, 5
+STEPS, SAVED_AFTER = 7, 5
 SAVED, GIVEN = ("bf16", "channels_last"), ("channels_last",)
 CASES: dict[str, dict[str, Any]] = {
     "alexnet": {"dropout": False},
