@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import scipy
 
 from paceline.analysis.configuration import node_setup
 from paceline.analysis.linear_model import (
@@ -219,8 +220,6 @@ class _Data:
 
     def relations(self, speeds: NDArray[np.float64]) -> tuple[FigureRelation, ...]:
         """Correlate the ranks of figures and speeds, both without confounders and transport."""
-        from scipy import stats  # noqa: PLC0415  (takes most of a second)
-
         known = {
             name: values
             for name in FIGURES
@@ -228,9 +227,9 @@ class _Data:
         }
         base = np.hstack([self._base, self.designs.get("transport", self._base[:, :0])])
         generator = np.random.default_rng(_SEED)
-        ranked = residuals(base, stats.rankdata(speeds))
+        ranked = residuals(base, scipy.stats.rankdata(speeds))
         found = {
-            name: correlation(residuals(base, stats.rankdata(values)), ranked, generator)
+            name: correlation(residuals(base, scipy.stats.rankdata(values)), ranked, generator)
             for name, values in known.items()
         }
         rejected = holm(np.array([p for _, p in found.values()]), 1 - CONFIDENCE)

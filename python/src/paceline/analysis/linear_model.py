@@ -12,7 +12,7 @@ from math import factorial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import linalg
+import scipy
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -34,7 +34,7 @@ def mean_increases(designs: Mapping[str, Matrix], values: Matrix) -> Matrix:
     explained: dict[frozenset[str], Matrix] = {frozenset(): np.zeros(values.shape[1])}
     for size in range(1, len(names) + 1):
         for chosen in combinations(names, size):
-            basis = linalg.orth(np.hstack([designs[name] for name in chosen]), rcond=1e-9)
+            basis = scipy.linalg.orth(np.hstack([designs[name] for name in chosen]), rcond=1e-9)
             explained[frozenset(chosen)] = ((basis.T @ values) ** 2).sum(axis=0) / total
     shares = np.zeros((len(names), values.shape[1]))
     for place, name in enumerate(names):

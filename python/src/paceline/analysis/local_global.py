@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import scipy
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
@@ -132,9 +133,7 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float |
     """
     if len(first) < _LEAST_RANKED or len(set(first)) == 1 or len(set(second)) == 1:
         return None
-    from scipy import stats  # noqa: PLC0415  (takes most of a second)
-
-    return float(stats.spearmanr(first, second).statistic)
+    return float(scipy.stats.spearmanr(first, second).statistic)
 
 
 def _lines(

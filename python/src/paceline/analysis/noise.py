@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import special
+import scipy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -178,7 +178,7 @@ def total_noise_of(configurations: Sequence[Mapping[int, float]]) -> RunNoise | 
 
 def t_quantile(degrees: float, confidence: float = CONFIDENCE) -> float:
     """Return the two-sided quantile of Student's t: the 97.5 % point for a confidence of 95 %."""
-    return float(special.stdtrit(degrees, (1 + confidence) / 2))
+    return float(scipy.special.stdtrit(degrees, (1 + confidence) / 2))
 
 
 def median_efficiency(repeats: int) -> float:
@@ -229,12 +229,12 @@ def _moderated(
         return same
     variances = np.maximum(squares[known] / degrees[known], _LEAST_VARIANCE * mean)
     half = degrees[known] / 2
-    logs = np.log(variances) - special.digamma(half) + np.log(half)
-    excess = float(np.var(logs, ddof=1) - np.mean(special.polygamma(1, half)))
+    logs = np.log(variances) - scipy.special.digamma(half) + np.log(half)
+    excess = float(np.var(logs, ddof=1) - np.mean(scipy.special.polygamma(1, half)))
     if excess <= 0:
         return same
     prior_half = _inverse_trigamma(excess)
-    prior = math.exp(float(np.mean(logs)) + float(special.digamma(prior_half))) / prior_half
+    prior = math.exp(float(np.mean(logs)) + float(scipy.special.digamma(prior_half))) / prior_half
     moderated = (2 * prior_half * prior + squares) / (2 * prior_half + degrees)
     return moderated, 2 * prior_half + degrees
 
@@ -243,8 +243,8 @@ def _inverse_trigamma(value: float) -> float:
     """Return x with trigamma(x) = value, by Newton's method on 1 / trigamma (Smyth, appendix)."""
     found = 0.5 + 1 / value
     for _ in range(50):
-        trigamma = float(special.polygamma(1, found))
-        step = trigamma * (1 - trigamma / value) / float(special.polygamma(2, found))
+        trigamma = float(scipy.special.polygamma(1, found))
+        step = trigamma * (1 - trigamma / value) / float(scipy.special.polygamma(2, found))
         found += step
         if abs(step) < 1e-8 * found:
             break

@@ -13,7 +13,7 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import special
+import scipy
 
 from paceline.analysis.noise import CONFIDENCE, median_efficiency, t_quantile
 from paceline.analysis.statistics import Interval
@@ -165,5 +165,5 @@ def _p_values(
     with np.errstate(divide="ignore", invalid="ignore"):
         statistic = np.abs(centre) / error
     statistic = np.where((error == 0) & (centre == 0), 0.0, statistic)
-    p_values: NDArray[np.float64] = 2 * special.stdtr(degrees, -statistic)
+    p_values: NDArray[np.float64] = 2 * scipy.special.stdtr(degrees, -statistic)
     return p_values

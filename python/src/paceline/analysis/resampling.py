@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import special
+import scipy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -128,7 +128,7 @@ def _computed_log_medians(
     ranks = np.linspace(0.5 - reach, 0.5 + reach, _THRESHOLDS) * (steps - 1)
     thresholds = np.interp(ranks, np.arange(steps), ordered)
     share, spread = _share_below(logs, thresholds, length, blocks)
-    probability = special.ndtr((share - 0.5) / np.maximum(spread, 1e-12))
+    probability = scipy.special.ndtr((share - 0.5) / np.maximum(spread, 1e-12))
     uniform = (generator.permutation(DRAWS) + 0.5) / DRAWS
     draws: NDArray[np.float64] = np.interp(uniform, np.maximum.accumulate(probability), thresholds)
     return draws

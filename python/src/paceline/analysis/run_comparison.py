@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import special
+import scipy
 
 from paceline.analysis.noise import (
     CONFIDENCE,
@@ -146,7 +146,7 @@ def _ratio(
     )
     if error == 0:
         return ratio, 1.0 if centre == 0 else 0.0
-    return ratio, 2 * float(special.stdtr(degrees, -abs(centre) / error))
+    return ratio, 2 * float(scipy.special.stdtr(degrees, -abs(centre) / error))
 
 
 class _Sample:

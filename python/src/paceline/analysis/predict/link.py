@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
-from scipy import optimize
+import scipy
 
 from paceline.analysis.operations import clock_errors, load_operations, operation_times
 from paceline.analysis.steps import read_steps
@@ -71,7 +71,7 @@ def measured_link(records: Sequence[TrialRecord], algorithms: Sequence[str]) -> 
         return None
     rounds, volume, seconds = rows.T
     design = np.stack([rounds, volume], axis=1) / seconds[:, None]
-    (latency_s, per_byte_s), _ = optimize.nnls(design, np.ones(len(rows)))
+    (latency_s, per_byte_s), _ = scipy.optimize.nnls(design, np.ones(len(rows)))
     if per_byte_s <= 0:  # long messages took no longer than short ones: all is bandwidth
         latency_s = 0.0
     # quantiles of what single operations imply: the noise of the link, not of the mean

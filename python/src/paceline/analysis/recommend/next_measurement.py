@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import special
+import scipy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +97,7 @@ def knowledge_gradient(
         moved = deviation**2 / math.hypot(deviation, noise)
         z = -abs(mean - np.delete(means, number).min()) / moved
         density = math.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
-        gains[number] = moved * (z * float(special.ndtr(z)) + density)
+        gains[number] = moved * (z * float(scipy.special.ndtr(z)) + density)
     return gains
 
 
