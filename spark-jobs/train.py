@@ -33,9 +33,10 @@ from paceline.job.options import JobOptions, parse_options
 from paceline.job.rank_status import RankEnd
 from paceline.job.run_directory import finish, prepare
 from paceline.job.trial import Job, asked_ranks, job_of, read_trial
-from paceline.launchers.spark.barrier import failed_stage, run_barrier_rank
+from paceline.launchers.spark.barrier import Stage, failed_stage, run_barrier_rank
 from paceline.launchers.spark.configuration import check_conf, job_defaults
 from paceline.launchers.spark.descriptor import is_local
+from paceline.launchers.spark.mpi.wire import new_token
 from paceline.launchers.spark.rounds.driver import RoundFailed, run_rounds
 from paceline.launchers.spark.rounds.exchange import together
 from paceline.launchers.spark.rounds.task import run_round_task
@@ -165,10 +166,14 @@ def _train_once(context: SparkContext, job: Job) -> RankEnd:
 
 
 def _task(job: Job) -> Callable[[Iterable[int]], Iterable[int]]:
+    token = new_token()
+
     def run(_partition: Iterable[int]) -> Iterable[int]:
         task = BarrierTaskContext.get()
         offer(task.allGather)
-        yield run_barrier_rank(job, task.partitionId(), task.allGather)
+        executors = {info.address for info in task.getTaskInfos()}
+        stage = Stage(all_gather=task.allGather, in_one_executor=len(executors) == 1, token=token)
+        yield run_barrier_rank(job, task.partitionId(), stage)
 
     return run
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import EnvironmentLacks
+from paceline.errors import EnvironmentLacks, TimedOut
 from paceline.job.rendezvous import (
     check_reachable,
     close_listener,
+    exchange_address,
     interface_address,
     listen_on,
 )
@@ -55,3 +56,19 @@ def test_hosts_apart_cannot_meet_over_loopback():
         check_reachable("lo", ["b", "a", "b"])
     check_reachable("eth0", ["a", "b"])
     check_reachable("lo", ["a", "a"])
+
+
+def test_rank_1_finds_the_socket_of_rank_0(make_job):
+    job, own = make_job(), listen_on("lo")
+    first = exchange_address(job, 0, own, "start 1")
+    second = exchange_address(job, 1, None, "start 1")
+    close_listener(own)
+    assert first is own
+    assert (second.host, second.port, second.listen_fd) == ("127.0.0.1", own.port, None)
+
+
+def test_address_of_an_earlier_start_is_not_used(make_job):
+    job, own = make_job("--rendezvous-timeout", "0.2"), listen_on("lo")
+    close_listener(exchange_address(job, 0, own, "start 1"))
+    with pytest.raises(TimedOut, match=r"rank 1 waited 0\.2 s for rank 0"):
+        exchange_address(job, 1, None, "start 2")

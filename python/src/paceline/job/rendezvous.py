@@ -5,19 +5,24 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from paceline.errors import EnvironmentLacks
+from paceline.errors import DataError, EnvironmentLacks, TimedOut
 from paceline.plan.trial import LOOPBACK
+from paceline.records.files import read_json, write_json
 from paceline.training.context import StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from paceline.job.trial import Job
+
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _IFNAMSIZ = 16
 _BACKLOG = 1024
+_POLL_S = 0.02
 
 
 def interface_address(interface: str) -> str:
@@ -57,6 +62,33 @@ def close_listener(address: StoreAddress) -> None:
     if address.listen_fd is not None:
         with suppress(OSError):
             socket.socket(fileno=address.listen_fd).close()
+
+
+def exchange_address(job: Job, rank: int, own: StoreAddress | None, start: str) -> StoreAddress:
+    """Return rank 0's address. Rank 0 writes it to a file for the other ranks on its host.
+
+    own: the socket of rank 0. start: distinguishes this start of the ranks from earlier ones.
+    Raises TimedOut after `limits.rendezvous_s`.
+    """
+    path = job.files.root / "rendezvous.json"
+    if rank == 0:
+        assert own is not None
+        write_json(path, {"start": start, "host": own.host, "port": own.port})
+        return own
+    limit_s = job.trial.limits.rendezvous_s
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        try:
+            document = read_json(path)
+        except DataError:
+            document = {}  # rank 0 has not written it yet
+        if document.get("start") == start:
+            return StoreAddress(host=document["host"], port=document["port"])
+        time.sleep(_POLL_S)
+    raise TimedOut(
+        f"rank {rank} waited {limit_s:g} s for rank 0 to write its address to {path}; look at "
+        "rank 0's log, or raise limits.rendezvous_s (--rendezvous-timeout)"
+    )
 
 
 def check_reachable(interface: str, hosts: Iterable[str]) -> None:

@@ -3,7 +3,7 @@
 FAULT_RANK: the rank that raises (of `local` ranks that are children, or 0), or FAULT_THREAD: the
 end of the name of the thread that does. SLEEP_S: seconds that each forward pass takes longer. The
 patch waits for the training loop to be imported, since torch must not be imported before the rank
-has been given its threads. ABSENT_RANK: the barrier task of Spark that stays away from the barrier.
+has been given its threads. ABSENT_RANK: the barrier task of Spark that stays away from the others.
 """
 
 import importlib.abc
@@ -49,10 +49,10 @@ def _change_training(loop):
 def _stay_away(barrier):
     healthy = barrier.run_barrier_rank
 
-    def run_barrier_rank(job, rank, all_gather):
+    def run_barrier_rank(job, rank, stage):
         if rank == int(os.environ["ABSENT_RANK"]):
             time.sleep(600)
-        return healthy(job, rank, all_gather)
+        return healthy(job, rank, stage)
 
     barrier.run_barrier_rank = run_barrier_rank
 

@@ -12,6 +12,7 @@ from paceline.job.rank_status import RankEnd
 from paceline.launchers.spark import barrier
 from paceline.launchers.spark.barrier import (
     BarrierTaskFailed,
+    Stage,
     failed_stage,
     run_barrier_rank,
 )
@@ -19,10 +20,15 @@ from paceline.records.files import write_json
 from paceline.records.rows import RankStatus
 
 
+def stage(all_gather, *, in_one_executor: bool = False) -> Stage:
+    return Stage(all_gather=all_gather, in_one_executor=in_one_executor, token="secret")
+
+
 def test_ranks_on_more_nodes_than_recorded_are_refused(make_job):
     job = make_job("--interface", "lo", launcher="spark")
+    all_gather = lambda mine: [mine, mine.replace('"host": "', '"host": "x')]  # noqa: E731
     with pytest.raises(BarrierTaskFailed, match="EnvironmentLacks: ranks are on 2 hosts"):
-        run_barrier_rank(job, 0, lambda mine: [mine, mine.replace('"host": "', '"host": "x')])
+        run_barrier_rank(job, 0, stage(all_gather))
     with pytest.raises(EnvironmentLacks, match=r"on 1 node\(s\), Spark placed them on 2 \(b, a\)"):
         barrier.check_placement(job, ["b", "a"])
 
@@ -40,7 +46,7 @@ def test_barrier_to_which_not_all_tasks_came_is_named(make_job, monkeypatch, wai
 
     job = make_job("--rendezvous-timeout", "60", launcher="spark", ranks=2)
     with pytest.raises(raised) as caught:
-        run_barrier_rank(job, 1, all_gather)
+        run_barrier_rank(job, 1, stage(all_gather))
     if raised is BarrierTaskFailed:
         end = failed_stage(job, f"BarrierTaskFailed: {caught.value}\n")
         assert (end.rank, end.exit_code) == (1, 6)
@@ -65,7 +71,8 @@ class Gather:
         return all_gather
 
 
-def test_tasks_meet_once_at_rank_0s_socket(make_job, monkeypatch):
+@pytest.mark.parametrize("in_one_executor", [False, True])
+def test_tasks_meet_once_at_rank_0s_socket(make_job, monkeypatch, in_one_executor):
     contexts = {}
 
     def run(_job, context, watched):
@@ -74,8 +81,13 @@ def test_tasks_meet_once_at_rank_0s_socket(make_job, monkeypatch):
 
     monkeypatch.setattr(barrier, "run_rank", run)
     job, gather = make_job(launcher="spark"), Gather(2)
+    job.files.root.mkdir(parents=True)
+    job.files.trial.touch()
     tasks = [
-        threading.Thread(target=run_barrier_rank, args=(job, rank, gather.of(rank)))
+        threading.Thread(
+            target=run_barrier_rank,
+            args=(job, rank, stage(gather.of(rank), in_one_executor=in_one_executor)),
+        )
         for rank in range(2)
     ]
     for task in tasks:
@@ -83,12 +95,21 @@ def test_tasks_meet_once_at_rank_0s_socket(make_job, monkeypatch):
     for task in tasks:
         task.join(timeout=20)
     (first, watched), (second, _) = contexts[0], contexts[1]
-    assert gather.calls == 2  # one a task
+    assert gather.calls == (0 if in_one_executor else 2)  # one a task
     assert first.store.listen_fd is not None
     assert second.store.listen_fd is None
     assert (first.store.host, first.store.port) == (second.store.host, second.store.port)
     assert len(watched) == 1
     barrier.close_listener(first.store)
+
+
+def test_secret_of_a_stage_is_not_in_its_files(make_job, monkeypatch):
+    monkeypatch.setattr(barrier, "run_rank", lambda *_args: RankEnd(rank=0))
+    job = make_job(launcher="spark")
+    job.files.root.mkdir(parents=True)
+    job.files.trial.touch()
+    run_barrier_rank(job, 0, stage(pytest.fail, in_one_executor=True))
+    assert "secret" not in (job.files.root / "rendezvous.json").read_text()
 
 
 def test_failed_task_carries_its_end_to_the_driver(make_job, monkeypatch):
@@ -97,7 +118,7 @@ def test_failed_task_carries_its_end_to_the_driver(make_job, monkeypatch):
     job = make_job(launcher="spark", ranks=2)
     gather = lambda message: [message, message]  # noqa: E731
     with pytest.raises(BarrierTaskFailed) as caught:
-        run_barrier_rank(job, 0, gather)
+        run_barrier_rank(job, 0, stage(gather))
     wrapped = (
         f"Py4JJavaError\n  File x\npaceline.job.barrier.BarrierTaskFailed: {caught.value}\n\tat"
     )

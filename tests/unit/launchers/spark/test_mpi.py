@@ -181,7 +181,7 @@ def test_nobody_at_the_address_is_told(listener):
 
 def places(addresses, hosts) -> list[TaskPlace]:
     return [
-        TaskPlace(host=host, address=a.host, port=a.port, executor=40 + n, token=TOKEN)
+        TaskPlace(host=host, address=a.host, port=a.port, executor=40 + n)
         for n, (a, host) in enumerate(zip(addresses, hosts, strict=True))
     ]
 
@@ -220,8 +220,8 @@ def test_daemon_of_another_host_is_started_by_its_first_task(far_job, monkeypatc
         return RankEnd(rank=0, error=f"the daemon ended with {status}")
 
     monkeypatch.setattr(spark_mpi, "run_mpirun", mpirun)
-    other, ends = in_thread(lambda: run_mpi_task(far_job, 1, tasks, addresses[1]))
-    end = run_mpi_task(far_job, 0, tasks, addresses[0])
+    other, ends = in_thread(lambda: run_mpi_task(far_job, 1, tasks, addresses[1], TOKEN))
+    end = run_mpi_task(far_job, 0, tasks, addresses[0], TOKEN)
     other.join(timeout=20)
     assert end.error == "the daemon ended with 3"
     assert "prted on 10.9.9.9: cannot find it" in capfd.readouterr().err
@@ -238,8 +238,8 @@ def test_tasks_hold_their_slots_until_task_0_ends(far_job, monkeypatch):
         held.append(other.is_alive())
 
     monkeypatch.setattr(spark_mpi, "run_mpirun", mpirun)
-    other, ends = in_thread(lambda: run_mpi_task(far_job, 1, tasks, addresses[1]))
-    run_mpi_task(far_job, 0, tasks, addresses[0])
+    other, ends = in_thread(lambda: run_mpi_task(far_job, 1, tasks, addresses[1], TOKEN))
+    run_mpi_task(far_job, 0, tasks, addresses[0], TOKEN)
     other.join(timeout=20)
     assert held == [True]
     assert len(ends) == 1
@@ -251,14 +251,14 @@ def test_task_that_does_not_come_is_named(far_job):
     trial = far_job.trial.model_copy(update={"limits": limits})
     job = Job(trial=trial, files=far_job.files, run=None)
     with pytest.raises(EnvironmentLacks, match=r"task\(s\) 1 \(on b\) did not reach task 0"):
-        run_mpi_task(job, 0, places([address, address], ["a", "b"]), address)
+        run_mpi_task(job, 0, places([address, address], ["a", "b"]), address, TOKEN)
 
 
 def test_run_directory_that_a_host_does_not_see_is_told(far_job):
     far_job.files.trial.unlink()
     address = listen_on("lo")
     with pytest.raises(EnvironmentLacks, match=r"host b: expected .*storage that all nodes share"):
-        run_mpi_task(far_job, 1, places([address, address], ["a", "b"]), address)
+        run_mpi_task(far_job, 1, places([address, address], ["a", "b"]), address, TOKEN)
 
 
 def write_status(job, rank, state, error=None, *, secondary=False, host="h") -> None:

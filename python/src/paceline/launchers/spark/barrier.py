@@ -6,12 +6,15 @@ The module works without Spark: the job script passes what it needs of a task.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
 import json
 import os
 import re
 import threading
 import time
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError, TimedOut
@@ -19,13 +22,12 @@ from paceline.host.machine import host_name
 from paceline.host.processes import parent_of
 from paceline.job.context import nodes_of, rank_context
 from paceline.job.failure import FirstFailure, first_failure
-from paceline.job.rank import import_worker, run_rank
+from paceline.job.rank import check_shared, import_worker, run_rank
 from paceline.job.rank_status import RankEnd
-from paceline.job.rendezvous import check_reachable, close_listener, listen_on
+from paceline.job.rendezvous import check_reachable, close_listener, exchange_address, listen_on
 from paceline.launchers.spark.configuration import EXECUTORS_ADVICE, wrong_nodes
 from paceline.launchers.spark.launcher import LOST_TASK
 from paceline.launchers.spark.mpi.task import TaskPlace, run_mpi_task
-from paceline.launchers.spark.mpi.wire import new_token
 from paceline.records.statuses import read_statuses
 from paceline.training.context import StoreAddress
 from paceline.training.resources import set_thread_variables
@@ -45,28 +47,35 @@ class BarrierTaskFailed(Exception):  # noqa: N818  (it appears only inside Spark
     """Carries the end of a rank through Spark to the driver."""
 
 
-def run_barrier_rank(job: Job, rank: int, all_gather: Callable[[str], list[str]]) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A barrier stage, as one of its tasks sees it."""
+
+    all_gather: Callable[[str], list[str]]  # of the barrier task; a call takes about a second
+    in_one_executor: bool  # all tasks
+    token: str  # a secret by which the tasks recognise each other
+
+
+def run_barrier_rank(job: Job, rank: int, stage: Stage) -> int:
     """Train as task `rank` of the stage; return the rank.
 
-    all_gather: of the barrier task. It is called once, because a call takes Spark about a second.
     Raises BarrierTaskFailed for the driver, after the rank's status has been written.
     """
     address = listen_on(job.trial.interface)  # in every task: the host of rank 0 is not known yet
     own = TaskPlace(
-        host=host_name(),
-        address=address.host,
-        port=address.port,
-        executor=executor_pid(),
-        token=new_token(),
+        host=host_name(), address=address.host, port=address.port, executor=executor_pid()
     )
     over_mpi = job.trial.transport == "mpi"
     try:
-        with nullcontext() if over_mpi else _importing_worker(job):
-            texts = _at_barrier(job, rank, own.to_json(), all_gather)
-        places = [TaskPlace.from_json(text) for text in texts]
+        if stage.in_one_executor:
+            places = _on_this_host(job, rank, own, address, stage.token)
+        else:
+            with nullcontext() if over_mpi else _importing_worker(job):
+                texts = _at_barrier(job, rank, own.to_json(), stage.all_gather)
+            places = [TaskPlace.from_json(text) for text in texts]
         context = _context(job, rank, places, address)
         if over_mpi:
-            end = run_mpi_task(job, rank, places, address)
+            end = run_mpi_task(job, rank, places, address, stage.token)
         else:
             if rank != 0:
                 close_listener(address)
@@ -77,6 +86,20 @@ def run_barrier_rank(job: Job, rank: int, all_gather: Callable[[str], list[str]]
     if end.error is not None:
         raise task_failed(end)
     return rank
+
+
+def _on_this_host(
+    job: Job, rank: int, own: TaskPlace, address: StoreAddress, token: str
+) -> list[TaskPlace]:
+    """Return the places of tasks that share an executor, without a call of Spark's allGather.
+
+    The tasks need only rank 0's socket; the sockets of the others are not used on one host.
+    """
+    check_shared(job, own.host)
+    start = hashlib.sha256(token.encode()).hexdigest()
+    first = exchange_address(job, rank, address, start)
+    place = dataclasses.replace(own, address=first.host, port=first.port)
+    return [place] * job.trial.placement.ranks
 
 
 def _at_barrier(

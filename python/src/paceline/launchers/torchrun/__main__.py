@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from typing import TYPE_CHECKING
 
-from paceline.errors import DataError, EnvironmentLacks, TimedOut, UsageError
+from paceline.errors import EnvironmentLacks, UsageError
 from paceline.host.machine import host_name
 from paceline.job import (
     Job,
@@ -27,13 +26,11 @@ from paceline.job import (
     run_rank,
 )
 from paceline.job.launched_by import launching_pid
-from paceline.records.files import read_json, write_json
+from paceline.job.rendezvous import exchange_address
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
-_POLL_S = 0.05
 _PROG = "python -m paceline.launchers.torchrun"
 
 
@@ -43,7 +40,7 @@ def main() -> int:
     check_started_once()
     if rank == 0 and not _restarts():
         prepare(job)
-    store = None if ranks == 1 else exchange_address(job, rank)
+    store = None if ranks == 1 else _store_address(job, rank)
     context = rank_context(rank, [host_name()] * ranks, store)
     end = run_rank(job, context, [launching_pid()])
     if rank == 0 or (end.error is not None and not end.secondary):
@@ -70,36 +67,15 @@ def torchrun_place(environment: Mapping[str, str] = os.environ) -> tuple[int, in
     return int(environment["RANK"]), ranks
 
 
-def exchange_address(job: Job, rank: int) -> StoreAddress:
+def _store_address(job: Job, rank: int) -> StoreAddress:
     """Return rank 0's address. Raises TimedOut after `limits.rendezvous_s`."""
-    path = job.files.root / "rendezvous.json"
-    agent = f"{os.getppid()} {_restarts()}"  # distinguishes this start from earlier ones
-    if rank == 0:
-        address = listen_on(job.trial.interface)
-        write_json(path, {"agent": agent, "host": address.host, "port": address.port})
-        return address
-    return _wait_for(path, agent, job.trial.limits.rendezvous_s, rank)
+    own = listen_on(job.trial.interface) if rank == 0 else None
+    return exchange_address(job, rank, own, f"{os.getppid()} {_restarts()}")
 
 
 def _restarts() -> int:
     """Return how often the agent has started its ranks again."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
-def _wait_for(path: Path, agent: str, limit_s: float, rank: int) -> StoreAddress:
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        try:
-            document = read_json(path)
-        except DataError:
-            document = {}  # rank 0 has not written it yet
-        if document.get("agent") == agent:
-            return StoreAddress(host=document["host"], port=document["port"])
-        time.sleep(_POLL_S)
-    raise TimedOut(
-        f"rank {rank} waited {limit_s:g} s for rank 0 to write its address to {path}; look at "
-        "rank 0's log, or raise limits.rendezvous_s (--rendezvous-timeout)"
-    )
 
 
 if __name__ == "__main__":

@@ -53,7 +53,6 @@ class TaskPlace:
     address: str  # of a socket that it listens on
     port: int
     executor: int | None  # process id of the JVM above it
-    token: str
 
     @classmethod
     def from_json(cls, text: str) -> TaskPlace:
@@ -64,11 +63,12 @@ class TaskPlace:
 
 
 def run_mpi_task(
-    job: Job, rank: int, places: Sequence[TaskPlace], address: StoreAddress
+    job: Job, rank: int, places: Sequence[TaskPlace], address: StoreAddress, token: str
 ) -> RankEnd:
     """Serve as task `rank` until all ranks have ended; only task 0's end reports about them.
 
     places: of all tasks, by rank. address: the socket that this task listens on, closed here.
+    token: the secret of this stage's tasks.
     Raises EnvironmentLacks if mpirun or the run directory is missing or a host cannot be reached,
     TimedOut if task 0 does not end.
     """
@@ -81,26 +81,30 @@ def run_mpi_task(
         enclosing = EnclosingJob(job.trial.launcher, here, executors)
         environment = environment_of_ranks(job.trial, enclosing)
         if rank == 0:
-            return _lead_all(job, places, listener, environment)
+            return _lead_all(job, places, listener, environment, token)
         listener.listen()
         limits = job.trial.limits
         first = places[0]
         hello = {"rank": rank}
         address_0 = (first.address, first.port)
-        with connect(address_0, first.token, hello, limits.rendezvous_s) as task_0:
+        with connect(address_0, token, hello, limits.rendezvous_s) as task_0:
             if rank == here[0]:
-                _start_daemon(job, listener, task_0, environment, first.token)
+                _start_daemon(job, listener, task_0, environment, token)
             if not has_ended(task_0, limits.trial_s + limits.rendezvous_s):
                 raise TimedOut(f"task {rank}: task 0 did not end within limits.trial_s")
     return RankEnd(rank=rank)
 
 
 def _lead_all(
-    job: Job, places: Sequence[TaskPlace], listener: socket.socket, environment: dict[str, str]
+    job: Job,
+    places: Sequence[TaskPlace],
+    listener: socket.socket,
+    environment: dict[str, str],
+    token: str,
 ) -> RankEnd:
     """Wait, as task 0, for the other tasks, then run mpirun."""
     with ExitStack() as others, tempfile.NamedTemporaryFile("w", prefix="paceline-") as sequence:
-        _wait_for_tasks(job, places, listener, others)
+        _wait_for_tasks(job, places, listener, others, token)
         # mpirun knows a host by the address of its first task.
         leaders: dict[str, TaskPlace] = {}
         for place in places:
@@ -110,7 +114,7 @@ def _lead_all(
         sequence.flush()
         for_agent = {
             "leaders": {p.address: [p.address, p.port] for p in leaders.values()},
-            "token": places[0].token,
+            "token": token,
             "limit_s": job.trial.limits.trial_s,
         }
         mpirun = find_mpirun(job.trial.option("mpirun")).path
@@ -119,14 +123,18 @@ def _lead_all(
 
 
 def _wait_for_tasks(
-    job: Job, places: Sequence[TaskPlace], listener: socket.socket, others: ExitStack
+    job: Job,
+    places: Sequence[TaskPlace],
+    listener: socket.socket,
+    others: ExitStack,
+    token: str,
 ) -> None:
     """Wait until every other task has connected; closing `others` ends the connections."""
     limit_s = job.trial.limits.rendezvous_s
     deadline = time.monotonic() + limit_s
     absent = set(range(1, len(places)))
     while absent:
-        accepted = accept(listener, places[0].token, deadline - time.monotonic())
+        accepted = accept(listener, token, deadline - time.monotonic())
         if accepted is None:
             hosts = ", ".join(sorted({places[rank].host for rank in absent}))
             raise EnvironmentLacks(

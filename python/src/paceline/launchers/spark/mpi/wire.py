@@ -1,6 +1,6 @@
 """Messages between barrier tasks and mpirun's agent: lines of JSON over TCP.
 
-A peer must first send the job's token, which Spark's allGather has distributed. The module needs
+A peer must first send the token of the stage, which Spark sends with the tasks. The module needs
 only the standard library, so that the agent starts quickly.
 """
 
