@@ -234,7 +234,8 @@ def confs(argv) -> dict[str, str]:
     return dict(item.split("=", 1) for item in given)
 
 
-def test_spark_has_a_slot_for_every_thread_and_loopback_only(make_launch_trial, files):
+def test_spark_has_a_slot_for_every_thread_and_loopback_only(make_launch_trial, files, monkeypatch):
+    monkeypatch.delenv("SPARK_LAUNCHER_OPTS", raising=False)
     made = command(make_launch_trial("spark", ranks=2, threads=3), files)
     assert made.argv[:3] == ("/opt/spark/bin/spark-submit", "--master", "local[6]")
     assert made.argv[-3:] == ("/jobs/spark-jobs/train.py", "--trial", str(files.trial))
@@ -252,8 +253,20 @@ def test_spark_has_a_slot_for_every_thread_and_loopback_only(make_launch_trial, 
         **THREADS,
         "JAVA_HOME": "/jdk",
         "SPARK_HOME": "/opt/spark",
+        "SPARK_LAUNCHER_OPTS": spark.QUICK_JVM,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
+
+
+def test_java_of_spark_maps_its_classes_from_archives(make_launch_trial, files, monkeypatch):
+    monkeypatch.setattr(spark, "archive_option", lambda _java, _spark: "-XX:both")
+    monkeypatch.setattr(spark, "archive_option_of_java", lambda _java: "-XX:of-java")
+    monkeypatch.setenv("SPARK_LAUNCHER_OPTS", "-Dmine=1")
+    made = command(make_launch_trial("spark"), files)
+    conf = confs(made.argv)
+    for process in ("driver", "executor"):
+        assert conf[f"spark.{process}.extraJavaOptions"] == f"{spark.QUICK_JVM} -XX:both"
+    assert made.environment["SPARK_LAUNCHER_OPTS"] == f"{spark.QUICK_JVM} -XX:of-java -Dmine=1"
 
 
 def test_spark_has_a_slot_for_every_thread_also_where_ranks_share_cores(make_launch_trial, files):

@@ -6,7 +6,12 @@ import pytest
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.tools import Tool
-from paceline.launchers.spark.class_archive import archive_files, archive_option, make_archives
+from paceline.launchers.spark.class_archive import (
+    archive_files,
+    archive_option,
+    archive_option_of_java,
+    make_archives,
+)
 
 JAVA = """#!/bin/sh
 for word in "$@"; do case $word in -XX:SharedArchiveFile=*) echo java >"${word#*=}";; esac; done
@@ -47,7 +52,9 @@ def test_archives_are_made_in_two_layers_and_then_used(tools, tmp_path):
     base, classes = archive_files(java, spark, folder)
     assert (base.read_text(), classes.read_text()) == ("java\n", "classes\n")
     assert sorted(folder.iterdir()) == sorted([base, classes])
-    assert archive_option(java, spark, folder) == f"-XX:SharedArchiveFile={base}:{classes}"
+    option = f"-XX:SharedArchiveFile={base}"
+    assert archive_option(java, spark, folder) == f"{option}:{classes} -Xlog:cds*=error"
+    assert archive_option_of_java(java, folder) == option
     arguments = (spark.path / "bin/arguments").read_text()
     assert f"-XX:SharedArchiveFile={base} " in arguments
     assert "--master local[2]" in arguments
@@ -58,6 +65,17 @@ def test_archives_of_another_version_are_not_used(tools, tmp_path):
     make_archives(java, spark, tmp_path)
     newer = Tool(path=java.path, version="21.0.9", why="a test")
     assert archive_option(newer, spark, tmp_path) == ""
+    assert archive_option_of_java(newer, tmp_path) == ""
+
+
+def test_archives_in_a_folder_with_a_blank_are_not_used(tools, tmp_path):
+    """Spark's scripts split options at blanks, and Java would not start."""
+    java, spark, _ = tools
+    folder = tmp_path / "my files"
+    for file in archive_files(java, spark, folder):
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    assert (archive_option(java, spark, folder), archive_option_of_java(java, folder)) == ("", "")
 
 
 def test_program_that_fails_is_reported_and_leaves_no_archive_of_classes(tools, tmp_path):

@@ -1,4 +1,4 @@
-"""A class-data archive for the JVM of Spark's driver, made once at set-up.
+"""A class-data archive for the JVMs of Spark, made once at set-up.
 
 Most of Spark's start is loading and verifying thousands of classes. The JVM can map them from an
 archive instead (application class-data sharing: JEP 310 and 350). The Java wheel has no archive of
@@ -32,9 +32,21 @@ _JOB = Path(__file__).with_name("archive_job.py")
 def archive_option(java: Tool, spark: Tool, folder: Path | None = None) -> str:
     """Return the option of the JVM that uses the archives; empty if they do not exist."""
     base, classes = archive_files(java, spark, folder)
-    if not (base.is_file() and classes.is_file()):
+    if not (_is_usable(base) and _is_usable(classes)):
         return ""
-    return f"-XX:SharedArchiveFile={base}:{classes}"
+    # A class path with further jars would give two lines of warnings in each log.
+    return f"-XX:SharedArchiveFile={base}:{classes} -Xlog:cds*=error"
+
+
+def archive_option_of_java(java: Tool, folder: Path | None = None) -> str:
+    """Return the option for a JVM that runs little of Spark; empty if there is no archive."""
+    base = _archive_of_java(java, folder)
+    return f"-XX:SharedArchiveFile={base}" if _is_usable(base) else ""
+
+
+def _is_usable(archive: Path) -> bool:
+    # Spark's scripts split options at blanks.
+    return archive.is_file() and len(str(archive).split()) == 1
 
 
 def archive_files(java: Tool, spark: Tool, folder: Path | None = None) -> tuple[Path, Path]:
@@ -42,9 +54,13 @@ def archive_files(java: Tool, spark: Tool, folder: Path | None = None) -> tuple[
 
     folder: default is in the environment of this Python.
     """
+    base = _archive_of_java(java, folder)
+    return base, base.with_name(f"spark-{spark.version}-{base.name}")
+
+
+def _archive_of_java(java: Tool, folder: Path | None) -> Path:
     place = Path(sys.prefix) / "share" / "paceline" / "java" if folder is None else folder
-    of_java = f"java-{java.version}"
-    return place / f"{of_java}.jsa", place / f"spark-{spark.version}-{of_java}.jsa"
+    return place / f"java-{java.version}.jsa"
 
 
 def make_archives(java: Tool, spark: Tool, folder: Path | None = None) -> None:

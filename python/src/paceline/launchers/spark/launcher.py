@@ -18,7 +18,7 @@ from paceline.job.environment import rank_environment
 from paceline.launchers.base import Command, first_named
 from paceline.launchers.mpi.implementations import OpenMpi5
 from paceline.launchers.mpi.launcher import check_mpi
-from paceline.launchers.spark.class_archive import archive_option
+from paceline.launchers.spark.class_archive import archive_option, archive_option_of_java
 from paceline.launchers.spark.configuration import (
     QUICK_JVM,
     check_conf,
@@ -70,12 +70,13 @@ def submission(trial: Trial) -> Command:
     spark = find_spark()
     argv = [str(spark.path / "bin" / "spark-submit"), "--master", master_of(trial)]
     argv += ["--driver-memory", driver_memory(trial)]
-    # The driver runs on this host, where the archive is.
-    driver = f"{QUICK_JVM} {archive_option(find_java(), spark)}".rstrip()
+    # Executors on hosts without the archive ignore the option.
+    java_options = f"{QUICK_JVM} {archive_option(find_java(), spark)}".rstrip()
     conf = {
         **_python(),
         **configuration(trial),
-        "spark.driver.extraJavaOptions": driver,
+        "spark.driver.extraJavaOptions": java_options,
+        "spark.executor.extraJavaOptions": java_options,
         **trial.options_as(SparkOptions).conf,
     }
     for name, value in conf.items():
@@ -110,13 +111,16 @@ def _python() -> dict[str, str]:
 
 
 def _environment(trial: Trial) -> dict[str, str]:
-    java_home = find_java().path.resolve().parent.parent
-    spark = find_spark()
+    java, spark = find_java(), find_spark()
+    # spark-submit starts a first JVM, which only writes the command of the second one.
+    own = os.environ.get("SPARK_LAUNCHER_OPTS", "")
+    launcher = f"{QUICK_JVM} {archive_option_of_java(java)} {own}"
     local = {"SPARK_LOCAL_IP": "127.0.0.1"} if is_local(master_of(trial)) else {}
     return {
         **rank_environment(trial),
-        "JAVA_HOME": str(java_home),
+        "JAVA_HOME": str(java.path.resolve().parent.parent),
         "SPARK_HOME": str(spark.path),
+        "SPARK_LAUNCHER_OPTS": " ".join(launcher.split()),
         **local,
     }
 
