@@ -81,12 +81,15 @@ def main() -> int:
         in_rounds = job.trial.transport == "spark-rounds"
         end = _train_in_rounds(context, job) if in_rounds else _train(context, job)
         finish(job, end)
-    finally:
+    except BaseException:
+        context.stop()
+        raise
+    if end.error is None and local:
+        _end_jvm()
+    else:
         context.stop()
     if end.error is not None:
         say(rank_failed_line(end.rank, ranks, end.error))
-    elif local:
-        _end_jvm()
     return end.exit_code
 
 
@@ -216,7 +219,11 @@ def _round_task(
 
 
 def _end_jvm() -> None:
-    """End a local master's JVM: a timer of barrier() is no daemon thread and would keep it."""
+    """End a local master's JVM, whose shutdown hook stops the context.
+
+    A timer of barrier() is no daemon thread and would keep the JVM. `SparkContext.stop` would also
+    wait up to 0.5 s for its server of accumulators, which polls.
+    """
     sys.stdout.flush()
     jvm = SparkContext._jvm  # noqa: SLF001  (it outlives the context; there is no public way)
     assert jvm is not None
