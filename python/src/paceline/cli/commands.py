@@ -13,6 +13,7 @@ from rich.table import Table
 from paceline.cli.console import plain_console
 from paceline.cli.streams import reader_may_end
 from paceline.errors import ExitCode, NotComparable, UsageError
+from paceline.host.garbage import permanent_objects
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA
@@ -32,10 +33,11 @@ _HOUR_S = 3600
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from paceline import api
-    from paceline.cli.findings import print_findings
-    from paceline.cli.progress import ConsoleProgress
-    from paceline.runner import failure_of_all
+    with permanent_objects():
+        from paceline import api
+        from paceline.cli.findings import print_findings
+        from paceline.cli.progress import ConsoleProgress
+        from paceline.runner import failure_of_all
 
     spec = _changed_spec(arguments)
     with ConsoleProgress() as progress:
@@ -137,7 +139,8 @@ def tune_batch(arguments: argparse.Namespace) -> int:
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    from paceline.api import Plan
+    with permanent_objects():
+        from paceline.api import Plan
 
     spec = _changed_spec(arguments)
     if spec.experiment.tune is not None:
@@ -235,7 +238,8 @@ def profile(arguments: argparse.Namespace) -> int:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    from paceline.api import load
+    with permanent_objects():
+        from paceline.api import load
 
     print(load(arguments.run_dir, baseline=arguments.baseline).to_html(arguments.output))
     return ExitCode.OK
@@ -326,7 +330,8 @@ def run_sidecar(arguments: argparse.Namespace) -> int:
 
 
 def _existing_run(run_dir: Path, baseline: str | None = None) -> RunData:
-    from paceline.export.run_data import RunData
+    with permanent_objects():
+        from paceline.export.run_data import RunData
 
     return RunData(RunFiles(run_dir), baseline)
 

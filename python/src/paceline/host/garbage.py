@@ -16,7 +16,7 @@ def permanent_objects() -> Iterator[None]:
 
     It would search these objects many times while they are created, and again when the process
     ends. To import what a rank needs, and to exit, took 2.8 s of CPU time with these searches and
-    1.55 s without (AMD EPYC, torch 2.13, 2026-11-22).
+    1.55 s without (AMD EPYC, torch 2.13, 2026-11-22), for `paceline run` 0.78 s and 0.50 s.
     """
     gc.disable()
     try:
