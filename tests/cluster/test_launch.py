@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.environment import QUICK_JVM, is_kept
+from tests.environment import is_kept
 from tests.listeners import open_listeners
 
 from paceline.host.java import find_java
@@ -151,7 +151,7 @@ def test_training_on_executors_of_their_own(dataset, run_by_hand, tmp_path):
     out = tmp_path / "run"
     submit = spark_submit("--master", "local-cluster[2,1,512]", "--driver-memory", "512m")
     conf = ["--conf", "spark.executor.memory=512m"]
-    conf += ["--conf", f"spark.executor.extraJavaOptions={QUICK_JVM['SPARK_SUBMIT_OPTS']}"]
+    conf += ["--conf", f"spark.executor.extraJavaOptions={os.environ['SPARK_SUBMIT_OPTS']}"]
     done = run_by_hand(*submit, *conf, SPARK_JOB, "--ranks", "2", *task(dataset, out))
     assert done.returncode == 0, done.stderr
     check_records(out, "spark")
