@@ -1,0 +1,169 @@
+"""The whole sidecar over a minute, and the series of a hundred runs in a real Prometheus."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.functional.prometheus_server import prometheus, wait_for
+
+from paceline.host.machine import host_name
+from paceline.host.processes import process_started_unix_s
+from paceline.records.files import JsonlWriter, write_json
+from paceline.records.layout import TrialFiles
+from paceline.records.rows import CommunicationRow, RankStatus, StepRow
+from paceline.spec import TelemetrySettings
+from paceline.telemetry import SidecarHandle, SidecarRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.functional.prometheus_api import Prometheus
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+
+PROCESSES, RANKS = 64, 8
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "barrier")
+SERIES, CORE_SHARE = 2000, 0.01
+SETTLED_S, MEASURED_S, SCRAPE_S, WINDOWS = 5.0, 30.0, 15.0, 4
+LIMIT_S = 30.0
+
+
+@pytest.fixture
+def processes() -> Iterator[list[int]]:
+    """Processes that wait; the first ones stand for ranks."""
+    started = [subprocess.Popen(["sleep", "3600"]) for _ in range(PROCESSES)]
+    try:
+        yield [process.pid for process in started]
+    finally:
+        for process in started:
+            process.kill()
+        for process in started:
+            process.wait(timeout=10)
+
+
+def write_ranks(files: TrialFiles, pids: list[int]) -> None:
+    """Write what the ranks of a trial write before a sidecar reads it."""
+    for rank, pid in enumerate(pids[:RANKS]):
+        own = files.rank(rank)
+        started = process_started_unix_s(pid)
+        assert started is not None
+        status = RankStatus(
+            rank=rank, host=host_name(), pid=pid, process_started_unix_s=started, state="running"
+        )
+        write_json(own.status, dataclasses.asdict(status))
+        with JsonlWriter(own.steps) as rows:
+            rows.write_all(step(number) for number in range(3))
+        with JsonlWriter(own.communication) as rows:
+            rows.write_all(operation(name) for name in OPERATIONS)
+
+
+def step(number: int) -> StepRow:
+    return StepRow(
+        step=number, epoch=0, started_unix_s=time.time(), samples=8, global_samples=64,
+        loss_sum=1.0, data_wait_s=0.1, forward_s=0.1, backward_s=0.1, comm_s=0.1,
+        comm_ready_unix_s=time.time(), optimizer_s=0.05, other_s=0.05, step_s=0.5, bubble_s=0.01,
+    )  # fmt: skip
+
+
+def operation(name: str) -> CommunicationRow:
+    now = time.time()
+    return CommunicationRow(
+        group="world", ranks=RANKS, sequence=0, operation=name, algorithm="ring",
+        payload_bytes=1000, arrived_unix_s=now, started_unix_s=now, ended_unix_s=now,
+        sent_bytes=1000, sent_messages=2,
+    )  # fmt: skip
+
+
+@contextmanager
+def sidecar(
+    folder: Path, run: str, pids: list[int], settings: TelemetrySettings
+) -> Iterator[SidecarHandle]:
+    write_ranks(TrialFiles(folder / "trial"), pids)
+    handle = SidecarHandle(
+        SidecarRequest(
+            settings=settings,
+            run=run,
+            pids=tuple(pids),
+            trace=folder / "trace.jsonl",
+            state=folder / "sidecar.json",
+            trial_root=folder / "trial",
+            max_lifetime_s=600.0,
+        )
+    )
+    try:
+        yield handle
+    finally:
+        handle.stop()
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of a process, ended threads included; in ticks of 10 ms (proc(5))."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_whole_sidecar_of_64_processes_takes_at_most_one_percent_of_a_core(
+    processes: list[int], tmp_path: Path
+) -> None:
+    """Readings, rows, and the answers to a Prometheus that asks every 15 s."""
+    settings = TelemetrySettings(interval_s=1.0, listen_port=0)
+    with sidecar(tmp_path, "run", processes, settings) as handle:
+        port = handle.wait_ready(LIMIT_S)
+        time.sleep(SETTLED_S)
+        shares = [share_of_a_core(handle.pid, port) for _ in range(WINDOWS)]
+    (tmp_path / "sidecar.json").write_text(json.dumps({"shares": shares}))
+    print(shares, file=sys.stderr)
+    # other programs on the machine make the same work slower, never quicker
+    assert min(shares) <= CORE_SHARE
+
+
+def share_of_a_core(pid: int, port: int | None) -> float:
+    before_s, started_s = cpu_s(pid), time.monotonic()
+    while time.monotonic() < started_s + MEASURED_S:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT_S) as answer:
+            assert answer.read()
+        time.sleep(SCRAPE_S)
+    return (cpu_s(pid) - before_s) / (time.monotonic() - started_s)
+
+
+def test_runs_one_after_the_other_have_at_most_2000_series_at_a_time(
+    processes: list[int], tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """Prometheus ends the series of a run when its sidecar has ended."""
+    targets = tmp_path / "targets"
+    targets.mkdir()
+    settings = TelemetrySettings(interval_s=0.2, listen_port=0, targets_dir=str(targets))
+    counts: list[int] = []
+    with prometheus(tmp_path, {"paceline": (targets, {})}) as api:
+        for number in range(pytestconfig.getoption("--soak-count")):
+            name = f"run-{number}"
+            folder = tmp_path / name
+            folder.mkdir()
+            with sidecar(folder, name, processes[:RANKS], settings):
+                wait_for(f"series of {name}", partial(is_scraped, api, name))
+                counts.append(active_series(api))
+        stored = api.get("status/tsdb")["headStats"]["numSeries"]
+    record = {"active": counts, "stored": stored}
+    (tmp_path / "series.json").write_text(json.dumps(record))
+    print(f"at most {max(counts)} active series, {stored} stored", file=sys.stderr)
+    assert max(counts) <= SERIES
+
+
+def is_scraped(api: Prometheus, run: str) -> bool:
+    return bool(api.instant(f'paceline_training_steps_total{{run="{run}"}}', time.time()))
+
+
+def active_series(api: Prometheus) -> int:
+    [found] = api.instant('count({__name__=~"paceline_.+"})', time.time())
+    return int(found["value"][1])
