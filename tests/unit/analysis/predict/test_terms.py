@@ -141,6 +141,13 @@ def test_the_recorded_profile_has_both_buckets(fabricate, tmp_path) -> None:
     assert leads == pytest.approx([made.EARLY_S / 0.5, 0.0], abs=1e-6)
 
 
+def test_operations_that_a_layer_awaits_are_no_part_of_the_profile(fabricate, tmp_path) -> None:
+    run = fabricate.make_run(tmp_path, [MPI], cases=[fabricate.Case(steps=20)])
+    (files,) = (files for _, files in run.trials())
+    record = made.two_buckets(files, awaited=True)
+    assert recorded_profile(record, read_steps(record), step_s=0.5, samples=8.0) is None
+
+
 def test_a_nodes_own_step_has_no_communication(fabricate, tmp_path) -> None:
     way = dataclasses.replace(MPI, nodes=2, ranks=1)
     run = fabricate.make_run(tmp_path, [way], cases=[fabricate.Case(steps=20)])

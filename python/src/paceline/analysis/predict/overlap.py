@@ -93,6 +93,7 @@ def recorded_profile(
     """Return the operations of rank 0 in a usual step; None if none was recorded.
 
     A usual step has the most frequent number of operations; each is described by its medians.
+    Operations that the rank awaited within the passes are a part of the node's own step.
     step_s: of the node without communication. samples: of the node.
     """
     operations = load_operations(record)
@@ -102,7 +103,7 @@ def recorded_profile(
     warmup = record.trial.training.warmup_steps
     timed = operation_times(steps, operations, clock_errors(record, operations)).filter(
         pl.col("rank") == rank, pl.col("ranks") > 1, pl.col("step") >= warmup,
-        pl.col("payload_bytes") > 0, pl.col("opened_s").is_not_null(),
+        pl.col("payload_bytes") > 0, pl.col("opened_s").is_not_null(), ~pl.col("awaited"),
     )  # fmt: skip
     by_step = [rows for _, rows in timed.sort("asked_s").group_by("step", maintain_order=True)]
     if not by_step:
