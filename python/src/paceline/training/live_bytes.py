@@ -1,8 +1,9 @@
-"""Count the memory of tensors during a computation, real or with fake tensors."""
+"""Record the memory of tensors during a computation, real or with fake tensors."""
 
 from __future__ import annotations
 
 import weakref
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,33 +11,43 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from paceline.training.heap import PASS_ENDED, HeapEvent
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
 _FORWARD = torch.ops.aten.convolution.default
 _BACKWARD = torch.ops.aten.convolution_backward.default
 
-
+# oneDNN takes the channels of the first layer's images as they are.
 _FIRST_CHANNELS = 5
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of all storages that operations have created meanwhile and that still exist.
+    """Storages that operations create meanwhile: when they begin and end to exist.
 
-    Convolutions also count the copies that oneDNN makes of their operands in its blocked format:
-    channels in blocks of one vector register (oneDNN documentation, "Understanding memory
-    formats"). Attributes: `now`, `peak`, and `peak_without_copies`, in bytes.
+    Views of storages from before are not counted. Convolutions also count the copies that oneDNN
+    makes of their operands in its blocked format: channels in blocks of one vector register (oneDNN
+    documentation, "Understanding memory formats"). The order in which they come and go is that of
+    recorded allocations (torch 2.13, oneDNN on x86-64).
+    Attributes: `now` and `peak` in bytes, and `events` in order.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         self.peak = 0
-        self.peak_without_copies = 0
-        self._sizes: dict[int, int] = {}
+        self.events: list[HeapEvent] = []
+        self._blocks = 0
+        self._sizes: dict[int, int] = {}  # by block
+        self._storages: dict[int, int] = {}  # blocks of storages that exist, by storage
 
     def reset_peak(self) -> None:
-        self.peak = self.peak_without_copies = self.now
+        self.peak = self.now
+
+    def end_pass(self) -> None:
+        """Note the end of a backward pass, after which others follow."""
+        self.events.append(PASS_ENDED)
 
     def __torch_dispatch__(
         self,
@@ -45,56 +56,96 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func is _FORWARD:
+            return self._convolution(func, args)
+        if func is _BACKWARD:
+            return self._convolution_backward(func, args)
+        given = {_storage(tensor) for tensor in _tensors((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        for tensor in tree_iter(result):
-            if isinstance(tensor, Tensor):
+        for tensor in _tensors(result):
+            if _storage(tensor) not in given:
                 self._count(tensor)
-        if func in _COPIES_OF:
-            self.peak = max(self.peak, self.now + _COPIES_OF[func](args, result))
         return result
 
+    def _convolution(self, func: Any, args: tuple[Any, ...]) -> Tensor:
+        inputs, weight = args[:2]
+        result: Tensor = func(*args)
+        with self._temporary(_blocked(inputs, is_input=True)), self._temporary(_blocked(weight)):
+            output = self._allocate(_blocked(result))
+        self._count(result)
+        self._release(output)
+        return result
+
+    def _convolution_backward(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """Compute the gradient of the inputs first, then those of weight and bias."""
+        outputs_gradient, inputs, weight = args[:3]
+        results = func(*args)
+        to_inputs, *others = results
+        if to_inputs is not None:
+            with self._temporary(_blocked(outputs_gradient)), self._temporary(_blocked(weight)):
+                copy = self._allocate(_blocked(to_inputs))
+            self._count(to_inputs)
+            self._release(copy)
+        of_inputs = _blocked(inputs, is_input=True)
+        with self._temporary(_blocked(outputs_gradient)), self._temporary(of_inputs):
+            copy = self._allocate(_blocked(weight))
+        for tensor in others:
+            if tensor is not None:
+                self._count(tensor)
+        self._release(copy)
+        return results
+
     def _count(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata  # noqa: SLF001  (there is no public number)
-        if key in self._sizes:
+        key = _storage(tensor)
+        if key in self._storages:
             return
-        self._sizes[key] = storage.nbytes()
-        self.now += storage.nbytes()
+        storage = tensor.untyped_storage()
+        self._storages[key] = self._allocate(storage.nbytes())
+        weakref.finalize(storage, self._end_storage, key)
+
+    def _end_storage(self, key: int) -> None:
+        self._release(self._storages.pop(key))
+
+    @contextmanager
+    def _temporary(self, size: int) -> Iterator[None]:
+        block = self._allocate(size)
+        yield
+        self._release(block)
+
+    def _allocate(self, size: int) -> int:
+        self._blocks += 1
+        self._sizes[self._blocks] = size
+        self.now += size
         self.peak = max(self.peak, self.now)
-        self.peak_without_copies = max(self.peak_without_copies, self.now)
-        weakref.finalize(storage, self._free, key)
+        if size:
+            self.events.append(HeapEvent(self._blocks, size))
+        return self._blocks
 
-    def _free(self, key: int) -> None:
-        self.now -= self._sizes.pop(key)
-
-
-def _of_forward(args: tuple[Any, ...], result: Tensor) -> int:
-    return _blocked(args[0]) + _blocked(args[1]) + _blocked(result)
-
-
-def _of_backward(args: tuple[Any, ...], results: tuple[Tensor | None, ...]) -> int:
-    """Return the copies of the larger half: gradient of the weight, or of the inputs."""
-    outputs_gradient, inputs, weight = args[:3]
-    to_inputs = results[0]
-    larger = max(_blocked(inputs), 0 if to_inputs is None else _blocked(to_inputs))
-    return _blocked(outputs_gradient) + _blocked(weight) + larger
+    def _release(self, block: int) -> None:
+        size = self._sizes.pop(block)
+        self.now -= size
+        if size:
+            self.events.append(HeapEvent(block, None))
 
 
-_COPIES_OF: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
-    _FORWARD: _of_forward,
-    _BACKWARD: _of_backward,
-}
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    return (each for each in tree_iter(tree) if isinstance(each, Tensor))
 
 
-def _blocked(tensor: Tensor) -> int:
+def _storage(tensor: Tensor) -> int:
+    number: int = tensor.untyped_storage()._cdata  # noqa: SLF001  (there is no public number)
+    return number
+
+
+def _blocked(tensor: Tensor, *, is_input: bool = False) -> int:
     """Return the bytes of a copy in blocked format; 0 for one that needs no copy.
 
-    The first layer's few channels are not filled up to a block.
+    is_input: of a layer; the few channels of the first one need no blocks.
     """
     channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    if channels_last and not tensor.is_contiguous():
+    samples, channels, *positions = tensor.shape
+    if (channels_last and not tensor.is_contiguous()) or (is_input and channels < _FIRST_CHANNELS):
         return 0
     block = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
-    samples, channels, *positions = tensor.shape
     padded = channels if channels < _FIRST_CHANNELS else -(-channels // block) * block
     return tensor.element_size() * samples * padded * torch.Size(positions).numel()

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.dropout import set_sample_keys
+from paceline.training.heap import heap_bytes
 from paceline.training.live_bytes import LiveBytes
 from paceline.training.loss import summed_loss
 from paceline.training.optimizers import TaskOptimizer, trained_parameters
@@ -21,11 +22,11 @@ from paceline.training.precision import autocast
 from paceline.training.transforms import put_in_memory_format
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from paceline.plan.trial import Trial
     from paceline.training.task import Task
 
-# The allocator keeps freed memory (resources.keep_freed_memory), so a heap has gaps between blocks.
-_GAPS = 1.05
 _BATCHES_READ = 4  # two prefetched, one being read, one in use
 
 
@@ -50,15 +51,16 @@ class FakeModel:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self.task, self.trial, self.model = task, trial, meta
         self._targets = targets
-        self.live = LiveBytes()
         put_in_memory_format(meta, trial.training.memory_format)
         with self.mode:
             _materialise(meta)
-        self.weights = sum(t.nbytes for t in (*meta.parameters(), *meta.buffers()))
+        self.initial = [t.nbytes for t in (*meta.parameters(), *meta.buffers())]
+        self.weights = sum(self.initial)
         trained = trained_parameters(meta)
         self.gradients = sum(p.nbytes for p in trained.values())
         # Of the optimiser for each byte of a trained parameter.
         self.state_ratio = _state_ratio(task, meta)
+        self.state = [round(self.state_ratio * p.nbytes) for p in trained.values()]
 
     def batch(self, samples: int) -> tuple[Tensor, Tensor]:
         """Return inputs of the model and targets of its loss for so many samples."""
@@ -81,19 +83,27 @@ class FakeModel:
         )
         return samples * (_BATCHES_READ * stored + example[0].nbytes)
 
-    def peak_of_step(self, samples: int) -> int:
-        """Return the peak of activations and gradients in a step of a replica with so many
+    def step(self, samples: int) -> LiveBytes:
+        """Return the memory of activations and gradients in a step of a replica with so many
         samples."""
         parts = max(1, min(self.task.accumulation_steps, samples))
         inputs, targets = self.batch(-(-samples // parts))
-        with self.mode, self.live:
-            for parameter in self.model.parameters():
-                parameter.grad = None
-            for number in range(min(parts, 2)):  # in the second part, gradients exist already
-                if number == min(parts, 2) - 1:
-                    self.live.reset_peak()
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        live = LiveBytes()
+        with self.mode, live:
+            for _ in range(min(parts, 2)):  # in the second part, gradients exist already
                 self._pass(inputs, targets)
-            return self.live.peak
+        return live
+
+    def release_gradients(self, names: Container[str] | None = None) -> None:
+        """Release gradients as soon as they are complete. names: those to keep.
+
+        They are copied elsewhere then.
+        """
+        for name, parameter in trained_parameters(self.model).items():
+            if names is None or name not in names:
+                parameter.register_post_accumulate_grad_hook(_release)  # type: ignore[no-untyped-call]
 
     def _pass(self, inputs: Tensor, targets: Tensor) -> None:
         set_sample_keys(self.model, 0, 0, range(len(inputs)))
@@ -107,11 +117,12 @@ def replicas_memory(fake: FakeModel) -> NodeMemory:
     trial = fake.trial
     checkpoint_activations(fake.task, fake.model, trial)
     samples = samples_of(trial)
-    step = fake.peak_of_step(samples)
+    buckets = 0
     if trial.placement.replicas > 1:  # gradients are views of DDP's buckets, which stay
-        step += fake.gradients
-    state = round(fake.state_ratio * fake.gradients)
-    rank = with_gaps(fake.weights + state + step + fake.read_bytes(samples))
+        buckets = fake.gradients
+        fake.release_gradients()
+    heap = heap_bytes(list(fake.step(samples).events), fake.state)
+    rank = fake.weights + buckets + heap + fake.read_bytes(samples)
     return NodeMemory(ranks=(rank,) * trial.placement.ranks_per_node)
 
 
@@ -120,9 +131,8 @@ def samples_of(trial: Trial) -> int:
     return -(-trial.training.global_batch // trial.placement.replicas)
 
 
-def with_gaps(size: int) -> int:
-    """Return the memory that an allocator needs for tensors of this size."""
-    return round(_GAPS * size)
+def _release(parameter: nn.Parameter) -> None:
+    parameter.grad = None
 
 
 def _materialise(model: nn.Module) -> None:

@@ -18,6 +18,7 @@ from paceline.errors import PacelineError
 from paceline.host.garbage import permanent_objects
 from paceline.host.memory import own_memory
 from paceline.plan.trial import Trial
+from paceline.training.resources import keep_freed_memory
 
 if TYPE_CHECKING:
     from paceline.worker.samples import Samples
@@ -85,8 +86,12 @@ def main() -> None:
     question = json.load(sys.stdin)
     try:
         trial = Trial.model_validate(question["trial"])
+        keep_freed_memory()  # as a rank does before it imports its libraries
         with permanent_objects():
             import paceline.worker.worker  # noqa: F401, PLC0415  (the libraries of a rank)
+
+            if trial.training.items is None:
+                import petastorm  # noqa: F401, PLC0415  (reads data sets; with pandas 33 MiB)
         base_bytes = own_memory().peak_private_bytes
         found = predict(trial, question["batches"], base_bytes)
     except PacelineError as error:

@@ -61,6 +61,11 @@ class ParameterServerOptions(OptionModel):
         return type(self)()
 
     @property
+    def has_local_optimizer(self) -> bool:
+        """Return whether a worker updates its own weights between two fetches, or mixes them."""
+        return self.fetch_period_steps > 1 or self.update_mode == "shat"
+
+    @property
     def round_steps(self) -> int:
         return max(self.push_period_steps, self.fetch_period_steps)
 

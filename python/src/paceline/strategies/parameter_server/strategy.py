@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 class ParameterServerStrategy(LocalStrategy):
     """One worker and one server."""
 
+    memory_model = "paceline.strategies.parameter_server.memory:node_memory"
     pauses_for_checkpoints = True
 
     def __init__(self) -> None:
@@ -103,7 +104,7 @@ class ParameterServerStrategy(LocalStrategy):
         self._accrued = torch.zeros_like(self._weights)
         layout.bind(self._parameters, self._weights, copy=True)
         shards = layout.shards(self._ranks)
-        if options.fetch_period_steps > 1 or options.update_mode == "shat":
+        if options.has_local_optimizer:
             self._local = TaskOptimizer(task, self._parameters.items())
         shard = ServerShard(
             layout,

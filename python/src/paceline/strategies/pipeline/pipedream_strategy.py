@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 class PipeDreamStrategy(PipelineStrategy):
     """One stage, which updates its weights within `gradient`."""
 
-    memory_model = ""  # that of a pipeline has no stashed weights
     pauses_for_checkpoints = True
 
     def __init__(self) -> None:

@@ -14,12 +14,13 @@ from paceline.strategies.reduction.sufficient_factors import (
     rows_of,
 )
 from paceline.training.checkpointing import checkpoint_activations
+from paceline.training.heap import followed_by, heap_bytes
 from paceline.training.optimizers import trained_parameters
 from paceline.training.precision import working_dtype
-from paceline.training.step_memory import FakeModel, NodeMemory, samples_of, with_gaps
+from paceline.training.step_memory import FakeModel, NodeMemory, samples_of
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 _FLOAT_BYTES = 4
 
@@ -43,25 +44,17 @@ def node_memory(fake: FakeModel) -> NodeMemory:
     if dtype.itemsize < _FLOAT_BYTES:
         shared += dtype.itemsize * fake.gradients // _FLOAT_BYTES
     capture_sufficient_factors(model, _copied)
-    owned = {shard.name for shard in summed[0]}
-    for name, parameter in parameters.items():
-        if name not in rows and name not in owned:
-            parameter.register_post_accumulate_grad_hook(_release)  # type: ignore[no-untyped-call]
-    step = fake.peak_of_step(samples)
+    fake.release_gradients({*rows, *(shard.name for shard in summed[0])})
+    step = list(fake.step(samples).events)
     private = []
     for own in shards:
-        elements = sum(shard.elements for shard in own)
-        of_rows = sum(shard.elements for shard in own if shard.name in rows)
-        state = round(fake.state_ratio * _FLOAT_BYTES * elements)
-        rank = state + _FLOAT_BYTES * of_rows + step + fake.read_bytes(samples)
+        computed = [_FLOAT_BYTES * shard.elements for shard in own if shard.name in rows]
+        state = [round(fake.state_ratio * _FLOAT_BYTES * shard.elements) for shard in own]
         # The initial weights are private until they are in shared memory.
-        private.append(with_gaps(max(rank, fake.weights)))
+        heap = heap_bytes(followed_by(step, computed), state, freed=fake.initial)
+        private.append(heap + fake.read_bytes(samples))
     return NodeMemory(ranks=tuple(private), shared=shared)
 
 
 def _copied(layer: str, inputs: Tensor, outputs_gradients: Tensor) -> None:
     """Take the factors of a pass, which are copied into shared memory."""
-
-
-def _release(parameter: nn.Parameter) -> None:
-    parameter.grad = None

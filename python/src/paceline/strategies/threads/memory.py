@@ -11,9 +11,10 @@ from paceline.strategies.reduction.sufficient_factors import (
     rows_of,
 )
 from paceline.training.checkpointing import checkpoint_activations
+from paceline.training.heap import followed_by, heap_bytes, interleaved
 from paceline.training.optimizers import trained_parameters
 from paceline.training.precision import working_dtype
-from paceline.training.step_memory import FakeModel, NodeMemory, samples_of, with_gaps
+from paceline.training.step_memory import FakeModel, NodeMemory, samples_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,24 +24,21 @@ _FLOAT_BYTES = 4
 
 def node_memory(fake: FakeModel) -> NodeMemory:
     """Return the memory of each rank: one copy of weights and state, and the steps of all
-    replicas."""
+    replicas at the same time."""
     trial, model, samples = fake.trial, fake.model, samples_of(fake.trial)
     replicas = trial.placement.replicas_per_rank
     checkpoint_activations(fake.task, model, trial)
     mark_summed_layers(model, fake.task.example_input())
     rows, parameters = rows_of(model), trained_parameters(model)
-    of_rows = sum(parameters[name].nbytes for name in rows)
+    of_rows = [parameters[name].nbytes for name in rows]
     factors: list[Tensor] = []
     capture_sufficient_factors(model, partial(_keep, factors))
-    step = fake.peak_of_step(samples)
-    state = round(fake.state_ratio * fake.gradients)
+    step = interleaved(fake.step(samples).events, replicas)
     itemsize = working_dtype(trial.training).itemsize
     copy = 0 if itemsize == _FLOAT_BYTES else itemsize * fake.gradients // _FLOAT_BYTES
-    rank = fake.weights + copy + state + of_rows
-    # The replicas' convolutions need their largest copies at different times.
-    rank += step + (replicas - 1) * fake.live.peak_without_copies
-    rank += replicas * fake.read_bytes(samples)
-    return NodeMemory(ranks=(with_gaps(rank),) * trial.placement.ranks_per_node)
+    rank = fake.weights + copy + replicas * fake.read_bytes(samples)
+    rank += heap_bytes(followed_by(step, of_rows), fake.state)
+    return NodeMemory(ranks=(rank,) * trial.placement.ranks_per_node)
 
 
 def _keep(factors: list[Tensor], layer: str, inputs: Tensor, outputs_gradients: Tensor) -> None:  # noqa: ARG001
