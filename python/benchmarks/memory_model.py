@@ -85,7 +85,13 @@ def planned(workload: str, strategy: str) -> Trial:
         path = ensure_dataset(workload, images=samples, seed=experiment.seed, cache_dir=cache)
         datasets[workload] = str(path)
     trials = plan_trials(experiment, datasets, cores=2)
-    wanted = next(t for t in trials if t.is_baseline is (request == SEQUENTIAL))
+    checkpointed = bool(request.get("activation_checkpointing"))
+    wanted = next(
+        trial
+        for trial in trials
+        if trial.local_strategy == request["local_strategy"]
+        and trial.training.activation_checkpointing is checkpointed
+    )
     return wanted.model_copy(update={"save_tensors": False})
 
 

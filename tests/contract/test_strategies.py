@@ -71,6 +71,7 @@ SETUPS = {
     "processes-mpi-3": ("mpi", 3, {"local_strategy": "processes"}),
     "processes-shared-2": ("shared", 2, {"local_strategy": "processes"}),
     "processes-shared-3": ("shared", 3, {"local_strategy": "processes"}),
+    "parameter-server-gloo-2": ("gloo", 2, {"local_strategy": "parameter-server"}),
     "pipeline-1f1b-2": (
         "shared", 2, {"local_strategy": "pipeline", "pipeline": pipeline(2, 4)},
     ),

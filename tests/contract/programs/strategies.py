@@ -49,6 +49,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def save(strategy: Any, folder: Path, context: Any, trial: Any) -> None:
+    if strategy.pauses_for_checkpoints:
+        strategy.settle()
     state = strategy.rank_state()
     position = Position(
         steps=SAVED_AFTER, task_sha256="", replicas=1 if trial.round_steps == 1 else 2
@@ -103,6 +105,7 @@ def train(
                 targets=data["labels"][ids],
                 sample_ids=ids,
                 global_samples=len(step.sample_ids),
+                is_last=number == STEPS - 1,
             )
         )
         alone = trial.placement.replicas == 1
