@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.analysis.explain.parts import TrialParts
-    from paceline.analysis.noise import RunNoises
     from paceline.analysis.trial_analysis import TrialAnalysis
 
     PartNoise = Mapping[str, RunNoises]
