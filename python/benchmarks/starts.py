@@ -4,9 +4,10 @@
 
 The other checkout needs an environment of its own with Paceline installed from it (`-e python`).
 Each trial has two steps. Measured are the time from the launch command to the end of the slowest
-rank's first step, the time to the exit of the launcher, and the CPU time of all its processes. A
-ratio is the value of this checkout divided by that of the other: the median over repeats with a
-95 % bootstrap interval. Both versions ingest the same synthesised images with their own code.
+rank's first step, the time to the exit of the launcher, and the CPU time of its processes (under
+Spark without the ranks, whose parents do not wait for them). A ratio is the value of this checkout
+divided by that of the other: the median over repeats with a 95 % bootstrap interval. Both versions
+ingest the same synthesised images with their own code.
 """
 
 from __future__ import annotations
