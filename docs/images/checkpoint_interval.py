@@ -30,15 +30,11 @@ def draw(results: dict[str, Any]) -> None:
     ):
         lost = [100 * point[name] for point in results["curve"]]
         axes.plot(intervals, lost, color=colour, label=label)
-    for automatic, colour, label in (
-        (False, "#444444", "trainings"),
-        (True, "#1a7f37", 'trainings with every_s = "auto"'),
-    ):
-        runs = [run for run in results["runs"] if (run["factor"] is None) == automatic]
-        axes.scatter(
-            [run["interval_s"] for run in runs], [100 * run["lost_share"] for run in runs],
-            color=colour, label=label, zorder=3,
-        )  # fmt: skip
+    points = [(p["interval_s"], lost) for p in results["points"] for lost in p["lost_shares"]]
+    axes.scatter(
+        [interval_s for interval_s, _ in points], [100 * lost for _, lost in points],
+        color="#444444", label="trainings", zorder=3,
+    )  # fmt: skip
     axes.axvline(results["formula_interval_s"], color="#2f6fde", linestyle=":")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -50,7 +46,7 @@ def draw(results: dict[str, Any]) -> None:
     axes.legend(frameon=False)
     axes.set_title(
         f"A failure every {results['mtbf_s']:g} s on average, checkpoints of "
-        f"{1000 * results['cost_s']:.0f} ms",
+        f"{1000 * results['costs']['checkpoint_s']:.0f} ms",
         loc="left", weight="bold",
     )  # fmt: skip
     figure.tight_layout()
