@@ -139,6 +139,9 @@ class LocalStrategy(Stepper, Protocol):
 
         Called before `rank_state` if `pauses_for_checkpoints`; all ranks are at the same step.
         """
+        raise UsageError(
+            f"{type(self).__name__} has no settle(), expected one with pauses_for_checkpoints"
+        )
 
     def rank_state(self) -> RankState | None:
         """Return what this rank owns of the training's state; None in steps that have none.
