@@ -19,7 +19,7 @@ from paceline.workloads.build import build_model, make_task
 
 pytestmark = pytest.mark.contract
 
-SEED, BATCH, SAMPLES, STEPS = 3, 10, 41, 10  # as in programs/ranks.py and programs/strategies.py
+SEED, BATCH, SAMPLES, STEPS = 3, 10, 41, 7  # as in programs/ranks.py and programs/strategies.py
 TOLERANCE = 1e-4  # as in test_strategies.py
 TASKS = ("Convolutional", "Accumulated", "Embedded", "Linear")
 FACTORS = {"sufficient_factors": "always"}

@@ -187,6 +187,22 @@ def test_steps_follow_from_samples_and_epochs(planned):
     assert (sizes.samples, sizes.steps) == (40, 9)  # three of 16 samples in each epoch
 
 
+@pytest.mark.parametrize(("limit", "steps"), [("", 0), ("max_steps = 7", 7)])
+def test_a_script_has_the_steps_that_it_may_make_and_no_known_size(tmp_path, limit, steps):
+    (tmp_path / "train.py").touch()
+    spec = tmp_path / "script.toml"
+    spec.write_text(
+        'schema = 2\nname = "s"\nrepeats = 1\n[training]\nwarmup_steps = 1\n'
+        f'{limit}\n[[workloads]]\nname = "w"\nscript = "{tmp_path}/train.py"\n'
+        '[[trials]]\nlauncher = "local"\nlocal_strategy = "sequential"\n'
+    )
+    planned = plan(load_spec(str(spec)))
+    training = planned.trials[0].training
+    sizes = disk_check._sizes(training, disk_check._samples(planned, training), (0, 0))
+    assert (sizes.samples, sizes.steps) == (0, steps)
+    assert disk_check.predicted_disk_use(planned).kept_bytes > 0
+
+
 def test_too_small_disk_is_a_warning_with_both_sizes(planned, free, tmp_path):
     free(5 * MB)
     with pytest.warns(PacelineWarning, match=r"the run may need \d+ MB, 5 MB are free"):

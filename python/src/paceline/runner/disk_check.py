@@ -72,9 +72,10 @@ def _predicted(planned: Planned, parameters: Callable[[Training], Parameters]) -
 
 
 def _sizes(training: Training, samples: int, parameters: Parameters) -> Sizes:
-    steps = math.ceil(samples / training.global_batch) * training.epochs
-    if training.max_steps is not None:
-        steps = min(steps, training.max_steps) if samples else training.max_steps
+    steps = training.max_steps or 0  # a script decides itself when it ends
+    if samples:
+        steps = math.ceil(samples / training.global_batch) * training.epochs
+        steps = min(steps, training.max_steps or steps)
     return Sizes(
         steps=steps,
         samples=samples,
