@@ -216,12 +216,13 @@ def train_setup(run_ranks, tmp_path_factory, data, half_way):
     def train(name):
         same = transport, ranks = SETUPS[name][:2]
         if same not in folders:
-            folders[same] = tmp_path_factory.mktemp("strategies")
-            save_file(data, folders[same] / "data.safetensors")
-            write_given(half_way, folders[same] / f"{GIVEN}.given")
+            folder = tmp_path_factory.mktemp("strategies")
+            save_file(data, folder / "data.safetensors")
+            write_given(half_way, folder / f"{GIVEN}.given")
             setups = {other: setup for other, (*one, setup) in SETUPS.items() if (*one,) == same}
             cases = [*CASES, "broken"]
-            run_ranks(ranks, transport, "strategies", folders[same], json.dumps(setups), *cases)
+            run_ranks(ranks, transport, "strategies", folder, json.dumps(setups), *cases)
+            folders[same] = folder  # not if it failed: each test shall show why
         return folders[same]
 
     return train

@@ -48,10 +48,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def save(strategy: Any, folder: Path, context: Any, trial: Any) -> None:
+def save(strategy: Any, folder: Path, context: Any, trial: Any, everyone: Any) -> None:
     if strategy.pauses_for_checkpoints:
         strategy.settle()
     state = strategy.rank_state()
+    if strategy.pauses_for_checkpoints and everyone is not None:
+        everyone.barrier(20.0)  # no rank changes what another one still copies
     position = Position(
         steps=SAVED_AFTER, task_sha256="", replicas=1 if trial.round_steps == 1 else 2
     )
@@ -120,7 +122,7 @@ def train(
                     left[f"gradient{number}/{name}"] = gradient.contiguous().clone()
         strategy.step()
         if number + 1 == SAVED_AFTER and saved_in is not None:
-            save(strategy, saved_in, context, trial)
+            save(strategy, saved_in, context, trial, peers.world("copied"))
     weights = strategy.state_dict()
     left |= {f"weights/{name}": t.contiguous().clone() for name, t in weights.items()}
     left["losses"] = torch.tensor(losses)
