@@ -13,7 +13,6 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.functional.cli_runs import SMALL, Cli, trial
@@ -21,9 +20,6 @@ from tests.soak.marked import MarkedCommand
 
 from paceline.errors import ExitCode
 from paceline.host.processes import command_line_of, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -54,11 +50,9 @@ TRIES = 4  # to kill before the run has ended
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, object]]]:
-    """Collect one row for each kill in random_kills.json."""
-    rows: list[dict[str, object]] = []
-    yield rows
-    (tmp_path_factory.getbasetemp() / "random_kills.json").write_text(json.dumps(rows, indent=1))
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file that gets one line for each kill."""
+    return tmp_path_factory.getbasetemp() / "random_kills.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +75,7 @@ def test_killed_process(
     tiny_dataset: Path,
     tmp_path: Path,
     usual_s: dict[str, float],
-    results: list[dict[str, object]],
+    results: Path,
 ) -> None:
     chosen = random.Random(f"{launcher} {seed}")
     spec, out = tmp_path / "small.toml", tmp_path / "run"
@@ -104,8 +98,10 @@ def test_killed_process(
     else:
         raise AssertionError(f"the run ended before the kill {TRIES} times")
     assert_completes(paceline, spec, out)
-    results.append({"launcher": launcher, "seed": seed, **row})
-    print(json.dumps(results[-1], ensure_ascii=False))
+    line = json.dumps({"launcher": launcher, "seed": seed, **row}, ensure_ascii=False)
+    with results.open("a") as file:  # an interrupt loses nothing
+        file.write(f"{line}\n")
+    print(line)
 
 
 def time_of_undisturbed_run(argv: list[str], paceline: Cli, folder: Path, out: Path) -> float:
