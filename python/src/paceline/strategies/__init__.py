@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.spec.extensions import STRATEGIES, load_object
-from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch, WeightAveraging
+from paceline.training.strategy import GradientResult, LocalStrategy, StepCommunication, TrainBatch
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
 
-__all__ = ["GradientResult", "LocalStrategy", "TrainBatch", "WeightAveraging", "create_strategy"]
+__all__ = ["GradientResult", "LocalStrategy", "StepCommunication", "TrainBatch", "create_strategy"]
 
 
 def create_strategy(trial: Trial) -> LocalStrategy:

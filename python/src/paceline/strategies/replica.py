@@ -2,7 +2,8 @@
 
 With peers the replica is wrapped in torch's DistributedDataParallel, which reduces buckets while
 the backward pass still runs (Li et al.: PyTorch Distributed, VLDB 2020). Linear layers may exchange
-sufficient factors instead (see replica_factors.py); DDP then ignores their parameters.
+sufficient factors instead (see replica_factors.py); DDP then ignores their parameters. They have an
+optimiser of their own, which steps while the buckets are still summed.
 
 A rank's loss is the sum over its samples divided by the number of samples of the *global* batch,
 and gradients are summed over ranks. The result is the gradient of the global mean, whatever the
@@ -12,6 +13,7 @@ more pass over all gradients.)
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -42,7 +44,7 @@ from paceline.training.devices import (
 from paceline.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
 from paceline.training.passes import run_passes
 from paceline.training.state import RankState, restore_model, restore_optimizer
-from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
+from paceline.training.strategy import GradientResult, LocalStrategy, StepCommunication, TrainBatch
 from paceline.transports.compression.create import create_sum
 from paceline.transports.gradients import gradient_options_of
 
@@ -50,7 +52,7 @@ from paceline.transports.gradients import gradient_options_of
 _REST_BUCKET_MB = 2.0
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
@@ -72,7 +74,9 @@ class ReplicaStrategy(LocalStrategy):
         self._model: nn.Module
         self._task: Task
         self._trial: Trial
-        self._optimizer: TaskOptimizer
+        self._optimizer: TaskOptimizer | None = None  # of gradients that are summed
+        self._factors_optimizer: TaskOptimizer | None = None  # of gradients from factors
+        self._ready_unix_s: float | None = None  # the gradients of the last batch, on this rank
         self._device: torch.device
         self._mover: InputMover
         self._stopwatch: Stopwatch
@@ -94,8 +98,8 @@ class ReplicaStrategy(LocalStrategy):
         self._device_settings = use_device(self._device)
         self._mover, self._stopwatch = InputMover(self._device), Stopwatch(self._device)
         self._model = self._parallel = model.to(self._device)
-        self._optimizer = TaskOptimizer(task, trained_parameters(model).items())
         if context.world_size == 1:
+            self._create_optimizers(elsewhere=())
             return
         # Compressed buckets, or a limit of buckets in flight, may start sums of gradients at other
         # times on each rank, so statistics in the same group could meet gradients.
@@ -112,7 +116,23 @@ class ReplicaStrategy(LocalStrategy):
             factors_dtype(trial),
             trial.limits.collective_s,
         )
+        self._create_optimizers(elsewhere=self._factors.parameter_names)
         self._wrap(model, self._factors.parameter_names)
+
+    def _create_optimizers(self, elsewhere: Collection[str]) -> None:
+        """Create the optimisers. elsewhere: parameters whose gradients come from factors."""
+        summed: list[tuple[str, nn.Parameter]] = []
+        from_factors: list[tuple[str, nn.Parameter]] = []
+        for name, parameter in trained_parameters(self._model).items():
+            (from_factors if name in elsewhere else summed).append((name, parameter))
+        self._optimizer = TaskOptimizer(self._task, summed) if summed else None
+        if from_factors:
+            self._factors_optimizer = TaskOptimizer(self._task, from_factors)
+
+    @property
+    def _optimizers(self) -> list[TaskOptimizer]:
+        both = (self._factors_optimizer, self._optimizer)
+        return [optimizer for optimizer in both if optimizer is not None]
 
     def _wrap(self, model: nn.Module, elsewhere: list[str]) -> None:
         """Wrap the model in DDP. elsewhere: parameters whose gradients others compute."""
@@ -157,9 +177,9 @@ class ReplicaStrategy(LocalStrategy):
         ready_s = max(stopwatch.reached_s(self._buckets.ready), self._factors.ready_s)
         # The buckets are summed meanwhile.
         products_s = self._factors.finish()
-        self._buckets.wait()
         result = replace(passed, ready_s=ready_s).result(alone=False)
         assert result.comm_s is not None, "there are peers"
+        self._ready_unix_s = result.comm_ready_unix_s
         return replace(
             result, backward_s=result.backward_s + products_s, comm_s=result.comm_s - products_s
         )
@@ -181,11 +201,35 @@ class ReplicaStrategy(LocalStrategy):
                 stack.enter_context(self._factors.accumulating())
             yield
 
-    def step(self) -> None:
-        self._optimizer.step()
+    def step(self) -> StepCommunication | None:
+        """Step the optimisers: first that whose gradients are complete.
+
+        The norm for clipping needs all gradients.
+        """
+        squared_norm, waited_s = None, 0.0
+        if self._task.clip_norm is not None:
+            waited_s = self._wait_for_buckets()
+            squared_norm = sum(optimizer.squared_norm() for optimizer in self._optimizers)
+        if self._factors_optimizer is not None:
+            self._factors_optimizer.step(squared_norm)
+        waited_s += self._wait_for_buckets()
+        if self._optimizer is not None:
+            self._optimizer.step(squared_norm)
         synchronize(self._device)
+        if self._factors_optimizer is None:
+            return None
+        return StepCommunication(comm_s=waited_s, comm_ready_unix_s=self._ready_unix_s)
+
+    def _wait_for_buckets(self) -> float:
+        """Wait for the sums that are under way; return the seconds."""
+        if self._buckets is None:
+            return 0.0
+        began_s = time.perf_counter()
+        self._buckets.wait()
+        return time.perf_counter() - began_s
 
     def gradients(self) -> dict[str, Tensor]:
+        self._wait_for_buckets()
         named = self._model.named_parameters()
         return on_cpu({name: p.grad for name, p in named if p.grad is not None})
 
@@ -198,12 +242,14 @@ class ReplicaStrategy(LocalStrategy):
         state = RankState()
         if self._is_first:
             state.add_model(self._model)
-            state.add_optimizer(self._optimizer)
+            for optimizer in self._optimizers:
+                state.add_optimizer(optimizer)
         return state
 
     def restore(self, saved: SavedState) -> None:
         restore_model(self._model, saved)
-        restore_optimizer(self._optimizer, saved)
+        for optimizer in self._optimizers:
+            restore_optimizer(optimizer, saved)
 
     def describe(self) -> dict[str, Any]:
         if self._buckets is None:

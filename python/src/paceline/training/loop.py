@@ -128,7 +128,7 @@ class Loop:
         if batch.step == 0:
             self._on_first_gradient()
         optimizing_s = time.perf_counter()
-        averaged = self._strategy.step()
+        within_step = self._strategy.step()
         stepped_s = time.perf_counter()
         self._on_update(batch.step)
         ended_s = time.perf_counter()
@@ -139,10 +139,10 @@ class Loop:
         gradient_s = result.forward_s + result.backward_s
         gradient_s += (result.bubble_s or 0.0) + (result.comm_s or 0.0)
         gradient_s += result.pass_comm_s or 0.0
-        if averaged is not None:
-            optimizer_s -= averaged.comm_s
-            comm_s = (comm_s or 0.0) + averaged.comm_s
-            comm_ready_unix_s = averaged.comm_ready_unix_s
+        if within_step is not None:
+            optimizer_s -= within_step.comm_s
+            comm_s = (comm_s or 0.0) + within_step.comm_s
+            comm_ready_unix_s = within_step.comm_ready_unix_s
         row = StepRow(
             step=batch.step,
             epoch=batch.epoch,
@@ -159,7 +159,7 @@ class Loop:
             other_s=step_s
             - data_wait_s
             - gradient_s
-            - (0.0 if averaged is None else averaged.comm_s)
+            - (0.0 if within_step is None else within_step.comm_s)
             - optimizer_s,
             step_s=step_s,
             bubble_s=result.bubble_s,

@@ -55,11 +55,12 @@ class GradientResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightAveraging:
-    """Times of an averaging of weights after the optimiser step."""
+class StepCommunication:
+    """Communication within `Stepper.step`: an averaging of weights, or the rest of a sum of
+    gradients, of which the optimiser has used other gradients meanwhile."""
 
-    comm_s: float
-    # when this rank's weights were ready; None if it waits for no other rank
+    comm_s: float  # in which this rank only waited
+    # when this rank's weights or gradients were ready; None if it waits for no other rank
     comm_ready_unix_s: float | None
 
 
@@ -86,9 +87,8 @@ class Stepper(Protocol):
     def gradient(self, batch: TrainBatch) -> GradientResult:
         """Compute and sum the gradient; collective over all ranks, also for an empty part."""
 
-    def step(self) -> WeightAveraging | None:
-        """Step the optimiser; collective. Return the times of an averaging of weights, if there was
-        one."""
+    def step(self) -> StepCommunication | None:
+        """Step the optimiser; collective. Return the times of its communication, if any."""
 
 
 class LocalStrategy(Stepper, Protocol):

@@ -31,7 +31,7 @@ from paceline.strategies.reduction.replicate_group import all_reduce_tensors
 from paceline.training.devices import device_of, synchronize
 from paceline.training.optimizers import trained_parameters
 from paceline.training.state import RankState
-from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch, WeightAveraging
+from paceline.training.strategy import GradientResult, LocalStrategy, StepCommunication, TrainBatch
 from paceline.transports.compression.base import bytes_of
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class LocalSgdStrategy(LocalStrategy):
             comm_ready_unix_s=ready_unix_s,
         )
 
-    def step(self) -> WeightAveraging | None:
+    def step(self) -> StepCommunication | None:
         """Step the optimiser, and average the weights if an averaging is due."""
         self._replica.step()
         if self._ranks == 1 or not self._is_due:
@@ -104,7 +104,7 @@ class LocalSgdStrategy(LocalStrategy):
         self._all_reduce([weights])
         weights /= self._ranks
         synchronize(self._device)
-        return WeightAveraging(
+        return StepCommunication(
             comm_s=time.perf_counter() - started_s,
             comm_ready_unix_s=ready_unix_s,
         )

@@ -47,7 +47,7 @@ from paceline.training.optimizers import (
 )
 from paceline.training.passes import run_passes
 from paceline.training.state import RankState, persistent_buffers, restore_model
-from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch, WeightAveraging
+from paceline.training.strategy import GradientResult, LocalStrategy, StepCommunication, TrainBatch
 from paceline.transports.recorder import begin_operation
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class ParameterServerStrategy(LocalStrategy):
             comm_ready_unix_s=None,
         )
 
-    def step(self) -> WeightAveraging:
+    def step(self) -> StepCommunication:
         """Update the own copy of the weights, push and fetch if they are due."""
         self._step_locally()
         started_s, ready_unix_s = time.perf_counter(), time.time()
@@ -153,7 +153,7 @@ class ParameterServerStrategy(LocalStrategy):
         if is_last:
             self._client.leave(self._steps)
         waits = options.update_mode == "synchronous"
-        return WeightAveraging(
+        return StepCommunication(
             comm_s=time.perf_counter() - started_s,
             comm_ready_unix_s=ready_unix_s if waits else None,
         )
