@@ -29,9 +29,9 @@ from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Prediction, Request
 from paceline.analysis.reading import TrialRecord, load_run
 from paceline.lab import INTERFACE, Lab, LabSettings, why_not
-from paceline.lab.settings import bits_per_s
 from paceline.records.files import jsonable, read_json, write_json
 from paceline.records.layout import RunFiles
+from paceline.spec.rates import bits_per_s
 
 SPEC = """
 schema = 2

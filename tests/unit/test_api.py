@@ -112,6 +112,34 @@ def test_verdict_of_one_and_of_several_workloads(run, fabricate, tmp_path):
         _ = several.verdict
 
 
+def test_recommendations_rank_what_was_measured_and_predicted(run):
+    (found,) = run.recommend().values()
+    assert found.best.configuration == run.rows()[0]["configuration"]
+    assert not found.predicted
+    more = run.recommend(nodes=4, predictions=run.predict([1, 4], link="10gbit", scaling="weak"))
+    assert more[found.workload].predicted
+    assert run.recommend("energy")[found.workload].best is None
+
+
+def test_predictions_are_those_of_the_request(run):
+    found = run.predict([4, 1], link="10gbit", scaling="weak", transports=["gloo"])
+    assert {(p.nodes, p.transport) for p in found.predictions} == {(1, None), (4, "gloo")}
+    for wrong in ({"link": "fast"}, {"latency_s": 1e-4}, {"nodes": [0]}, {"transports": ["pony"]}):
+        with pytest.raises(UsageError, match=r"expected|unknown"):
+            run.predict(**wrong)
+
+
+def test_choices_of_two_configurations_explain_nothing(run):
+    assert run.attribution is None
+
+
+def test_a_difference_without_a_proposed_change_is_not_verified(run, tmp_path):
+    first, second = (row["configuration"] for row in run.rows())
+    with pytest.raises(NotComparable, match="expected"):
+        run.verify(run.explain(first, second), tmp_path / "verified")
+    assert not (tmp_path / "verified").exists()
+
+
 def test_figures_are_those_of_the_report(run):
     figures = run.figures()
     in_page = len(re.findall(r'<script type="application/json"', render(run.comparison)))

@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline import runner
+from paceline.analysis.attribution import attribute
 from paceline.analysis.explain.run import explain_pair
+from paceline.analysis.predict.link import requested_link
+from paceline.analysis.predict.predict import predict
+from paceline.analysis.predict.prediction import Request
+from paceline.analysis.recommend.recommend import recommend
 from paceline.errors import NotComparable, UsageError
 from paceline.export.formats import export
 from paceline.export.run_data import RunData
@@ -22,7 +27,10 @@ from paceline.launchers.base import launcher_for
 from paceline.records.layout import RunFiles
 from paceline.report.document import charts, write_report
 from paceline.report.table import comparison_html, comparison_text
+from paceline.runner.directory import check_machine
+from paceline.runner.verification import verify
 from paceline.spec import load_spec
+from paceline.spec.extensions import TRANSPORTS
 from paceline.tune.tune_then_run import tune_and_run
 
 if TYPE_CHECKING:
@@ -31,7 +39,12 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
+    from paceline.analysis.attribution import Attribution
     from paceline.analysis.explain.explanation import Explanation
+    from paceline.analysis.explain.interventions import Verification
+    from paceline.analysis.predict.prediction import Predictions, Scaling
+    from paceline.analysis.recommend.candidates import Goal
+    from paceline.analysis.recommend.recommend import Recommendation
     from paceline.analysis.verdict import Verdict
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
@@ -120,6 +133,88 @@ class Run(RunData):
         Raises UsageError if a pattern matches none or several.
         """
         return explain_pair(self.comparison, first, second)
+
+    def verify(
+        self,
+        explanation: Explanation,
+        out: StrPath | None = None,
+        *,
+        limit_s: float = 300.0,
+        progress: Progress | None = None,
+    ) -> Verification:
+        """Run the intervention of an explanation, which decides whether its first cause is right.
+
+        out: a folder for the records; default runs/NAME-verify-DATE-TIME. limit_s: of all trials
+        together. Raises NotComparable if the causes have no intervention.
+        """
+        check_machine(self.comparison.manifest, self.path)
+        name = f"{self.comparison.manifest.get('name', 'run')}-verify"
+        folder = runner.default_run_dir(name) if out is None else Path(out)
+        return verify(explanation, folder, limit_s=limit_s, progress=progress or LineProgress())
+
+    @cached_property
+    def attribution(self) -> Attribution | None:
+        """The share of the differences in speed that each choice explains: `sentence`, `shares`.
+
+        None if there are too few configurations.
+        """
+        return attribute([self.comparison])
+
+    def predict(  # noqa: PLR0913  (the options of `paceline predict`)
+        self,
+        nodes: Sequence[int] = (1, 2, 4, 8),
+        *,
+        link: str | None = None,
+        latency_s: float | None = None,
+        strategies: Sequence[str] = (),
+        transports: Sequence[str] = (),
+        scaling: Scaling = "strong",
+        global_batch: int | None = None,
+        micro_batches: int | None = None,
+    ) -> Predictions:
+        """Predict step times of configurations that were not run: `predictions`, `refusals`.
+
+        link: rate between nodes, as in "10gbit"; None takes the measured one. latency_s: of that
+        link. strategies: shell patterns; none takes all. transports: none takes those of the run.
+        global_batch, micro_batches: None takes those of the run.
+        Raises UsageError for a rate, transport or number of nodes that there is not, NotComparable
+        if no trial is finished.
+        """
+        if any(each < 1 for each in nodes):
+            raise UsageError(f"nodes: expected numbers of at least 1, got {list(nodes)}")
+        for transport in transports:
+            TRANSPORTS.get(transport)
+        request = Request(
+            nodes=tuple(sorted(set(nodes))),
+            link=requested_link(link, latency_s),
+            strategies=tuple(strategies),
+            transports=tuple(transports),
+            scaling=scaling,
+            global_batch=global_batch,
+            micro_batches=micro_batches,
+        )
+        finished = [trial for trial in self.trials if trial.finished]
+        if not finished:
+            raise NotComparable(
+                f"{self.path}: expected finished trials to predict from, found none"
+            )
+        return predict(finished, request)
+
+    def recommend(
+        self,
+        goal: Goal = "time",
+        *,
+        nodes: int | None = None,
+        predictions: Predictions | None = None,
+    ) -> dict[str, Recommendation]:
+        """Rank the configurations of each workload: `best`, `measured`, `next_measurement`.
+
+        nodes: at most so many; None is any number. predictions: also rank these.
+        """
+        return {
+            workload: recommend(self.comparison, workload, goal, nodes, predictions)
+            for workload in self.comparison.workloads
+        }
 
     def figures(self) -> dict[str, go.Figure]:
         """Return the figures of the report as Plotly figures, by their titles.

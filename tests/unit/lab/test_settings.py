@@ -4,7 +4,8 @@ import pytest
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.lab import LabSettings, why_not
-from paceline.lab.settings import bits_per_s, check_name
+from paceline.lab.settings import check_name
+from paceline.spec.rates import bits_per_s
 
 
 @pytest.mark.parametrize(

@@ -66,21 +66,15 @@ def add_options(parser: argparse.ArgumentParser, *, nodes: str) -> None:
 
 def request_of(arguments: argparse.Namespace) -> Request:
     """Return the request. Raises UsageError for an unknown rate or transport."""
-    from paceline.analysis.predict.link import given_link
+    from paceline.analysis.predict.link import requested_link
     from paceline.analysis.predict.prediction import Request
-    from paceline.lab.settings import bits_per_s
     from paceline.spec.extensions import TRANSPORTS
 
     for name in arguments.transport:
         TRANSPORTS.get(name)
-    if arguments.latency is not None and arguments.link is None:
-        raise UsageError("--latency: expected --link with it; a measured link has its latency")
-    link = None
-    if arguments.link is not None:
-        link = given_link(bits_per_s(arguments.link), arguments.latency)
     return Request(
         nodes=arguments.nodes,
-        link=link,
+        link=requested_link(arguments.link, arguments.latency),
         strategies=tuple(arguments.strategy),
         transports=tuple(arguments.transport),
         scaling=arguments.scaling,

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import EnvironmentLacks
 from paceline.lab.record import INTERFACE
-from paceline.lab.settings import NAME_VARIABLE, bits_per_s
+from paceline.lab.settings import NAME_VARIABLE
+from paceline.spec.rates import bits_per_s
 
 if TYPE_CHECKING:
     from paceline.lab.record import Host, LabRecord

@@ -7,12 +7,11 @@ import re
 from dataclasses import dataclass
 
 from paceline.errors import EnvironmentLacks, UsageError
+from paceline.spec.rates import bits_per_s
 
 NAME_VARIABLE = "PACELINE_LAB"  # set in all processes of a lab
 MOST_HOSTS = 64
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
-_RATE = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)bit")
-_BITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +67,3 @@ def check_name(name: str) -> None:
         raise UsageError(
             f"name of a lab: expected a small letter, then up to 30 of a-z, 0-9 and -, got {name!r}"
         )
-
-
-def bits_per_s(rate: str) -> float:
-    """Parse a rate in the format of tc(8). Raises UsageError for others, and below 64 kbit."""
-    found = _RATE.fullmatch(rate)
-    bits = float(found[1]) * _BITS[found[2]] if found else 0.0
-    if bits < 64e3:
-        raise UsageError(
-            f'bandwidth: expected a rate such as "1gbit" or "100mbit" of at least 64kbit, '
-            f"got {rate!r}"
-        )
-    return bits

@@ -17,7 +17,9 @@ import scipy
 
 from paceline.analysis.operations import clock_errors, load_operations, operation_times
 from paceline.analysis.steps import read_steps
+from paceline.errors import UsageError
 from paceline.plan.link_cost import ALL_REDUCE, all_gather, all_reduce
+from paceline.spec.rates import bits_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,9 +55,21 @@ class Link:
         return latency_s, generator.uniform(*self.bytes_per_s, count)
 
 
-def given_link(bits_per_s: float, latency_s: float | None = None) -> Link:
+def requested_link(rate: str | None, latency_s: float | None) -> Link | None:
+    """Return the link that a user describes, or None for the measured one.
+
+    rate: as in "10gbit". Raises UsageError for another rate, or a latency without a rate.
+    """
+    if rate is not None:
+        return given_link(bits_per_s(rate), latency_s)
+    if latency_s is not None:
+        raise UsageError("latency of a link: expected its rate, too; a measured link has a latency")
+    return None
+
+
+def given_link(rate_bits_per_s: float, latency_s: float | None = None) -> Link:
     """Return a link of this nominal rate. latency_s: None takes the range of local networks."""
-    low, high = (share * bits_per_s / 8 for share in _GOODPUT)
+    low, high = (share * rate_bits_per_s / 8 for share in _GOODPUT)
     latency = _LATENCY_S if latency_s is None else (latency_s, latency_s)
     return Link(latency_s=latency, bytes_per_s=(low, high), source="as given")
 
