@@ -62,6 +62,15 @@ def test_new_directory_must_be_empty_apart_from_a_search(tmp_path, spec):
         check_run_dir(files, spec, resume=False)
 
 
+def test_run_that_was_killed_before_its_manifest_can_be_started_again(tmp_path, spec):
+    files = RunFiles(tmp_path)
+    with only_runner(tmp_path):
+        pass
+    assert files.lock.exists()
+    (tmp_path / ".manifest.json.x1y2").touch()  # a temporary file of write_json
+    check_run_dir(files, spec, resume=False)
+
+
 def test_run_is_resumed_with_its_own_spec_only(tmp_path, spec):
     files = RunFiles(tmp_path)
     with pytest.raises(UsageError, match="expected a run to resume"):

@@ -41,7 +41,7 @@ def check_run_dir(files: RunFiles, spec: Spec, *, resume: bool) -> None:
     """Raise UsageError unless `files` is a run of this spec to resume, or may become one."""
     with _unusable(files.root):
         has_run = files.manifest.exists()
-        others = [p for p in files.root.glob("*") if p != files.tune.root]
+        others = [path for path in files.root.glob("*") if not _may_be_first(path, files)]
     if has_run:
         _check_resumed(files, spec, resume=resume)
     elif resume:
@@ -53,6 +53,15 @@ def check_run_dir(files: RunFiles, spec: Spec, *, resume: bool) -> None:
         raise UsageError(
             f"{files.root}: expected a new or empty directory; choose another with --out"
         )
+
+
+def _may_be_first(path: Path, files: RunFiles) -> bool:
+    """Return whether a path in a run directory may be there before the run.
+
+    A search may be, and what a run leaves that was killed before it had written its manifest.
+    """
+    left = (files.lock.name, f".{files.manifest.name}.")
+    return path == files.tune.root or path.name.startswith(left)
 
 
 def _check_resumed(files: RunFiles, spec: Spec, *, resume: bool) -> None:
