@@ -1,5 +1,6 @@
 """Programs in use: first candidate, version, and the job scripts."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,19 @@ def test_finding_about_a_program_says_where_it_is():
     tool = tools.Tool(path=Path("/opt/it"), version="1.2", why="PATH")
     finding = tools.tool_finding("It", lambda: tool)
     assert (finding.ok, finding.found, finding.why) == (True, "1.2", "PATH: /opt/it")
+
+
+@pytest.mark.parametrize(
+    ("status", "errors", "reason"),
+    [
+        (1, "Traceback\nKeyError: 'a'\n", "KeyError: 'a'"),
+        (1, "", "no message"),
+        (-9, "", "ended with -9: no message"),
+    ],
+)
+def test_reason_of_a_failure_is_the_last_line_and_the_signal(status, errors, reason):
+    ended = subprocess.CompletedProcess(["it"], status, stdout="", stderr=errors)
+    assert tools.why_it_failed(ended) == reason
 
 
 def test_job_script_is_found_in_the_directory_that_is_named(tmp_path):

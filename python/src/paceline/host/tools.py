@@ -103,6 +103,12 @@ def version_of(program: Path, option: str, pattern: str, name: str) -> str:
     return found.group(1)
 
 
+def why_it_failed(ended: subprocess.CompletedProcess[str]) -> str:
+    """Return the last line that a failed program wrote, and the signal if one ended it."""
+    *_, last = (ended.stderr or ended.stdout).strip().splitlines() or ["no message"]
+    return f"ended with {ended.returncode}: {last}" if ended.returncode < 0 else last
+
+
 def is_installed(distribution: str) -> bool:
     try:
         metadata.version(distribution)

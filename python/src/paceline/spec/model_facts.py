@@ -16,6 +16,7 @@ from functools import cache
 from pydantic import BaseModel, ConfigDict
 
 from paceline.errors import EnvironmentLacks, TimedOut
+from paceline.host.tools import why_it_failed
 from paceline.spec.evaluation import Target
 
 # Classes for which facts hold; a data set with fewer classes has slightly fewer parameters.
@@ -72,8 +73,8 @@ def model_facts(
             "is the machine overloaded?"
         ) from None
     if done.returncode != 0:
-        *_, reason = done.stderr.strip().splitlines() or ["no message"]
         raise EnvironmentLacks(
-            f"model {implementation}: expected a model that can be built, got: {reason}"
+            f"model {implementation}: expected a model that can be built, got: "
+            f"{why_it_failed(done)}"
         )
     return ModelFacts.model_validate_json(done.stdout)

@@ -20,6 +20,7 @@ from paceline.host.tools import (
     scripts_folder,
     tool_finding,
     version_of,
+    why_it_failed,
 )
 from paceline.launchers.mpi.implementations import (
     Implementation,
@@ -136,8 +137,7 @@ def mpi_mismatch(mpirun: Mpirun) -> str | None:
     except subprocess.TimeoutExpired:
         return f"mpi4py did not load an MPI library within {VERSION_LIMIT_S:.0f} s"
     if probe.returncode != 0:
-        last = (probe.stderr.strip().splitlines() or ["no message"])[-1]
-        return f"mpi4py cannot load an MPI library: {last}"
+        return f"mpi4py cannot load an MPI library: {why_it_failed(probe)}"
     library = probe.stdout.strip()
     if mpirun.version.rstrip("abrc") in library:
         return None

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, PacelineError
 from paceline.host.spark import find_java_for_spark, find_spark
+from paceline.host.tools import why_it_failed
 
 if TYPE_CHECKING:
     from paceline.host.tools import Tool
@@ -107,8 +108,7 @@ def _run(words: list[str | Path], **variables: str) -> None:
             f"{command[0]} did not end within {_LIMIT_S:g} s; try again on an idle machine"
         ) from error
     if done.returncode != 0:
-        lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
-        raise EnvironmentLacks(f"{command[0]} ended with {done.returncode}: {lines[-1]}")
+        raise EnvironmentLacks(f"{command[0]} failed: {why_it_failed(done)}")
 
 
 def main() -> int:

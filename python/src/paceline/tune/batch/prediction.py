@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import TimedOut, UsageError
+from paceline.host.tools import why_it_failed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,8 +53,9 @@ def predict_memory(trial: Trial, batches: Sequence[int]) -> list[Predicted]:
             f"{_TIMEOUT_S:.0f} s, got none; is the machine overloaded?"
         ) from None
     if done.returncode != 0:
-        *_, reason = done.stderr.strip().splitlines() or ["no message"]
-        raise UsageError(f"{trial.configuration}: its memory cannot be predicted: {reason}")
+        raise UsageError(
+            f"{trial.configuration}: its memory cannot be predicted: {why_it_failed(done)}"
+        )
     return [Predicted(**each) for each in json.loads(done.stdout)]
 
 
