@@ -187,7 +187,8 @@ def slow_link(plan: Plan, side: str, folder: Path, repeat: int) -> None:
         raise Skipped(reason)
     spec = folder.parent / f"{folder.name}-{repeat}.toml"
     with Lab(LabSettings(hosts=2, cores=1), name="seeded") as lab:
-        lab.shape(None if side == "clean" else f"{round(400 - 200 * plan.strength)}mbit")
+        # A step sends 0.1 MB, which the burst of a faster link would let pass at once.
+        lab.shape(None if side == "clean" else f"{round(10 - 5 * plan.strength)}mbit")
         spec.write_text(
             LINK_SPEC.format(
                 data=plan.data, steps=plan.options.steps, interface=INTERFACE, hostfile=lab.hostfile
