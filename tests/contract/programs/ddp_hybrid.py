@@ -82,6 +82,10 @@ def main() -> None:
     save_file(left, folder / f"{context.rank}.safetensors")
     said = {"choice": model.sufficient_factors, "error": error}
     (folder / f"{context.rank}.json").write_text(json.dumps(said))
+    # Its reducer holds the process group. If that is freed with the model at the end of this
+    # function, torch waits for Gloo's thread and keeps the interpreter lock, which the thread may
+    # need to free its last tensors: one of 80 processes hung on busy cores.
+    del model
     dist.destroy_process_group()
 
 
