@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from paceline.job.failure import first_failure, outcome_status, trial_end
-from paceline.job.rank_status import RankEnd
+from paceline.job.rank_status import TERMINATED, RankEnd
 from paceline.records.files import write_json
 from paceline.records.rows import RankStatus
 
@@ -25,6 +25,7 @@ RUNNING = [status(0, "running"), status(1, "running")]
 LOST_PEER = status(0, "failed", "PeerLost: x", secondary=True)
 BAD_DATA = status(1, "failed", "DataError: x")
 TOO_LATE = status(0, "failed", "TimedOut: x")
+ASKED_TO_END = status(0, "failed", TERMINATED, secondary=True)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,8 @@ TOO_LATE = status(0, "failed", "TimedOut: x")
         ([LOST_PEER], {}, None),
         ([LOST_PEER], {"named": 0}, None),
         ([LOST_PEER, status(1, "running")], {}, 1),
+        ([ASKED_TO_END, status(1, "running")], {"named": 0}, 0),
+        ([ASKED_TO_END, status(1, "running")], {}, 1),
         ([LOST_PEER, BAD_DATA], {"named": 0, "dead": (0,)}, 1),
         ([TOO_LATE, status(1, "running")], {}, 0),
         ([TOO_LATE, status(1, "running")], {"dead": (1,)}, 1),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import ExitCode
-from paceline.job.rank_status import RankEnd
+from paceline.job.rank_status import TERMINATED, RankEnd
 from paceline.records.statuses import exit_code_of, read_statuses
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def first_failure(
     3. the rank that the launcher names;
     4. a rank that waited too long for others, then one that wrote no end.
 
-    A rank whose only error is that a peer left is never the first.
+    A rank whose only error is that a peer left is never the first. One that was asked to end may
+    be: inside Spark, mpirun asks its ranks to end when the task that started it has died.
     """
     rank = _first_rank(statuses, named, dead)
     return FirstFailure(rank=rank, status=next((s for s in statuses if s.rank == rank), None))
@@ -68,7 +69,8 @@ def _first_rank(
     if dead:
         # Spark ends the peers of a lost task at once, so several may have died between two looks.
         return named if named in running else min(dead)
-    if named is not None and named not in {s.rank for s in statuses if s.secondary}:
+    lost_a_peer = {s.rank for s in statuses if s.secondary and s.error != TERMINATED}
+    if named is not None and named not in lost_a_peer:
         return named
     return next(iter([s.rank for s in own_errors] + running), None)
 

@@ -31,6 +31,9 @@ _PEER_GONE = (
     "socket closed", "peer closed", "connection was likely closed",
 )  # fmt: skip
 
+# The error of a rank that was ended from outside.
+TERMINATED = "Terminated: asked to end (SIGTERM)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
@@ -125,7 +128,7 @@ def terminated(status: RankStatusFile) -> Iterator[None]:
         return
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        status.write("failed", "Terminated: asked to end (SIGTERM)", secondary=True)
+        status.write("failed", TERMINATED, secondary=True)
         os._exit(ExitCode.TERMINATED)
 
     before = signal.signal(signal.SIGTERM, end)
