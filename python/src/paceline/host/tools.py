@@ -103,10 +103,18 @@ def version_of(program: Path, option: str, pattern: str, name: str) -> str:
     return found.group(1)
 
 
+def how_it_ended(ended: subprocess.CompletedProcess[str]) -> str:
+    """Return the status of a failed program, and the last line that it wrote."""
+    return f"ended with {ended.returncode}: {_last_line(ended)}"
+
+
 def why_it_failed(ended: subprocess.CompletedProcess[str]) -> str:
     """Return the last line that a failed program wrote, and the signal if one ended it."""
-    *_, last = (ended.stderr or ended.stdout).strip().splitlines() or ["no message"]
-    return f"ended with {ended.returncode}: {last}" if ended.returncode < 0 else last
+    return how_it_ended(ended) if ended.returncode < 0 else _last_line(ended)
+
+
+def _last_line(ended: subprocess.CompletedProcess[str]) -> str:
+    return ((ended.stderr or ended.stdout).strip().splitlines() or ["no message"])[-1]
 
 
 def is_installed(distribution: str) -> bool:

@@ -81,6 +81,6 @@ def test_archives_in_a_folder_with_a_blank_are_not_used(tools, tmp_path):
 def test_program_that_fails_is_reported_and_leaves_no_archive_of_classes(tools, tmp_path):
     java, spark, write = tools
     write(spark.path / "bin/spark-submit", "#!/bin/sh\necho no memory >&2\nexit 4\n")
-    with pytest.raises(EnvironmentLacks, match="spark-submit failed: no memory"):
+    with pytest.raises(EnvironmentLacks, match="spark-submit ended with 4: no memory"):
         make_archives(java, spark, tmp_path)
     assert archive_option(java, spark, tmp_path) == ""

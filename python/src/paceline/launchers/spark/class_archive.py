@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, PacelineError
 from paceline.host.spark import find_java_for_spark, find_spark
-from paceline.host.tools import why_it_failed
+from paceline.host.tools import how_it_ended
 
 if TYPE_CHECKING:
     from paceline.host.tools import Tool
@@ -108,7 +108,7 @@ def _run(words: list[str | Path], **variables: str) -> None:
             f"{command[0]} did not end within {_LIMIT_S:g} s; try again on an idle machine"
         ) from error
     if done.returncode != 0:
-        raise EnvironmentLacks(f"{command[0]} failed: {why_it_failed(done)}")
+        raise EnvironmentLacks(f"{command[0]} {how_it_ended(done)}")
 
 
 def main() -> int:
