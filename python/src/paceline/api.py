@@ -22,15 +22,13 @@ from paceline.analysis.predict.prediction import Request
 from paceline.analysis.recommend.recommend import recommend
 from paceline.errors import NotComparable, UsageError
 from paceline.export.formats import export
-from paceline.export.run_data import RunData
+from paceline.export.run_data import RunData, finished_trials
 from paceline.launchers.base import launcher_for
 from paceline.records.layout import RunFiles
 from paceline.report.document import charts, write_report
 from paceline.report.table import comparison_html, comparison_text
-from paceline.runner.directory import check_machine
-from paceline.runner.verification import verify
+from paceline.runner.verification import LIMIT_S, verify_run
 from paceline.spec import load_spec
-from paceline.spec.extensions import TRANSPORTS
 from paceline.tune.tune_then_run import tune_and_run
 
 if TYPE_CHECKING:
@@ -139,7 +137,7 @@ class Run(RunData):
         explanation: Explanation,
         out: StrPath | None = None,
         *,
-        limit_s: float = 300.0,
+        limit_s: float = LIMIT_S,
         progress: Progress | None = None,
     ) -> Verification:
         """Run the intervention of an explanation, which decides whether its first cause is right.
@@ -147,10 +145,9 @@ class Run(RunData):
         out: a folder for the records; default runs/NAME-verify-DATE-TIME. limit_s: of all trials
         together. Raises NotComparable if the causes have no intervention.
         """
-        check_machine(self.comparison.manifest, self.path)
-        name = f"{self.comparison.manifest.get('name', 'run')}-verify"
-        folder = runner.default_run_dir(name) if out is None else Path(out)
-        return verify(explanation, folder, limit_s=limit_s, progress=progress or LineProgress())
+        folder = None if out is None else Path(out)
+        shown = progress or LineProgress()
+        return verify_run(self, explanation, folder, limit_s=limit_s, progress=shown)
 
     @cached_property
     def attribution(self) -> Attribution | None:
@@ -182,8 +179,6 @@ class Run(RunData):
         """
         if any(each < 1 for each in nodes):
             raise UsageError(f"nodes: expected numbers of at least 1, got {list(nodes)}")
-        for transport in transports:
-            TRANSPORTS.get(transport)
         request = Request(
             nodes=tuple(sorted(set(nodes))),
             link=requested_link(link, latency_s),
@@ -193,12 +188,7 @@ class Run(RunData):
             global_batch=global_batch,
             micro_batches=micro_batches,
         )
-        finished = [trial for trial in self.trials if trial.finished]
-        if not finished:
-            raise NotComparable(
-                f"{self.path}: expected finished trials to predict from, found none"
-            )
-        return predict(finished, request)
+        return predict(finished_trials([self]), request)
 
     def recommend(
         self,

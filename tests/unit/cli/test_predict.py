@@ -61,7 +61,7 @@ def test_nothing_to_predict_is_an_error_with_what_to_measure(run_dir: Path, caps
     ("words", "expected"),
     [
         (["--link", "fast"], "expected a rate"),
-        (["--latency", "0.1"], "expected its rate, too"),
+        (["--latency", "0.1"], "expected --link with it"),
         (["--transport", "pigeons"], "pigeons"),
         (["--rack-hosts", "4"], "expected --simulate with them"),
         (["--simulate", "--oversubscription", "4"], "expected --rack-hosts with it"),

@@ -153,15 +153,11 @@ def _verify(
 ) -> Verification:
     """Verify the first explanation that has an intervention."""
     from paceline.cli.progress import ConsoleProgress
-    from paceline.runner.directory import check_machine, default_run_dir
-    from paceline.runner.verification import verify
+    from paceline.runner.verification import verify_run
 
-    manifest = run.comparison.manifest
-    check_machine(manifest, run.files.root)
     chosen = next((each for each in explanations if each.intervention), explanations[0])
-    out = arguments.out or default_run_dir(f"{manifest.get('name', 'run')}-verify")
     with ConsoleProgress() as progress:
-        return verify(chosen, out, limit_s=arguments.limit, progress=progress)
+        return verify_run(run, chosen, arguments.out, limit_s=arguments.limit, progress=progress)
 
 
 def _explanations(run: RunData, names: list[str], trials: list[str]) -> list[Explanation]:

@@ -65,13 +65,10 @@ def add_options(parser: argparse.ArgumentParser, *, nodes: str) -> None:
 
 
 def request_of(arguments: argparse.Namespace) -> Request:
-    """Return the request. Raises UsageError for an unknown rate or transport."""
+    """Return the request. Raises UsageError for an unknown rate."""
     from paceline.analysis.predict.link import requested_link
     from paceline.analysis.predict.prediction import Request
-    from paceline.spec.extensions import TRANSPORTS
 
-    for name in arguments.transport:
-        TRANSPORTS.get(name)
     return Request(
         nodes=arguments.nodes,
         link=requested_link(arguments.link, arguments.latency),
@@ -123,14 +120,10 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def finished_records(run_dirs: Sequence[Path]) -> list[TrialRecord]:
     """Read the finished trials of all runs. Raises NotComparable if there are none."""
-    from paceline.export.run_data import RunData
+    from paceline.export.run_data import RunData, finished_trials
     from paceline.records.layout import RunFiles
 
-    found = [r for path in run_dirs for r in RunData(RunFiles(path)).trials if r.finished]
-    if not found:
-        names = ", ".join(map(str, run_dirs))
-        raise NotComparable(f"{names}: expected finished trials to predict from, found none")
-    return found
+    return finished_trials([RunData(RunFiles(path)) for path in run_dirs])
 
 
 def _predict(arguments: argparse.Namespace) -> int:

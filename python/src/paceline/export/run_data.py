@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.compare import compare_run
 from paceline.analysis.reading import load_run, load_trial
-from paceline.errors import DataError, UsageError
+from paceline.errors import DataError, NotComparable, UsageError
 from paceline.export.frames import (
     communication_frame,
     evaluation_frame,
@@ -19,7 +19,7 @@ from paceline.export.frames import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import polars as pl
 
@@ -104,3 +104,12 @@ class RunData:
         self, frame_of: Callable[[TrialRecord], pl.DataFrame], trial: str | None
     ) -> pl.DataFrame:
         return joined(frame_of(record) for record in self.chosen(trial))
+
+
+def finished_trials(runs: Sequence[RunData]) -> list[TrialRecord]:
+    """Return the finished trials of runs. Raises NotComparable if there are none."""
+    found = [trial for run in runs for trial in run.trials if trial.finished]
+    if not found:
+        names = ", ".join(str(run.files.root) for run in runs)
+        raise NotComparable(f"{names}: expected finished trials to predict from, found none")
+    return found

@@ -10,6 +10,7 @@ from paceline.analysis.explain.interventions import CHANGED, UNCHANGED, judge
 from paceline.analysis.reading import load_run
 from paceline.analysis.trial_analysis import analyse_trial
 from paceline.errors import NotComparable, UsageError
+from paceline.runner.directory import check_machine, default_run_dir
 from paceline.runner.interleaved import LEAST_REPEATS, run_interleaved
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from paceline.analysis.explain.explanation import Explanation
     from paceline.analysis.explain.interventions import Verification
+    from paceline.export.run_data import RunData
     from paceline.plan.trial import Trial
     from paceline.runner.experiment import Progress
 
@@ -59,6 +61,24 @@ def verify(
         noise=noise,
         explained_s=(explanation.difference.faster_s, explanation.difference.slower_s),
     )
+
+
+def verify_run(
+    run: RunData,
+    explanation: Explanation,
+    out: Path | None = None,
+    *,
+    limit_s: float = LIMIT_S,
+    progress: Progress,
+) -> Verification:
+    """Verify an explanation of a run of this machine, see `verify`.
+
+    out: None is runs/NAME-verify-DATE-TIME. Raises NotComparable if the run is of another machine.
+    """
+    manifest = run.comparison.manifest
+    check_machine(manifest, run.files.root)
+    folder = out or default_run_dir(f"{manifest.get('name', 'run')}-verify")
+    return verify(explanation, folder, limit_s=limit_s, progress=progress)
 
 
 def why_no_intervention(explanation: Explanation) -> str:

@@ -63,7 +63,9 @@ def requested_link(rate: str | None, latency_s: float | None) -> Link | None:
     if rate is not None:
         return given_link(bits_per_s(rate), latency_s)
     if latency_s is not None:
-        raise UsageError("latency of a link: expected its rate, too; a measured link has a latency")
+        raise UsageError(
+            "latency: expected --link with it (in Python: link); a measured link has its latency"
+        )
     return None
 
 

@@ -21,6 +21,7 @@ from paceline.analysis.predict.prediction import CONFIDENCE, Prediction, Predict
 from paceline.analysis.predict.setup import NodeSetup
 from paceline.analysis.predict.slowest import slowest_ratio
 from paceline.analysis.statistics import Interval
+from paceline.spec.extensions import TRANSPORTS
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -39,8 +40,11 @@ _RATIO_DRAWS = 20  # resamples of the step times for the slowest node
 def predict(records: Sequence[TrialRecord], request: Request) -> Predictions:
     """Predict every node setup of the records with every transport between nodes.
 
-    records: finished trials of one or several runs. Raises DataError if a file is damaged.
+    records: finished trials of one or several runs. Raises DataError if a file is damaged,
+    UsageError for a transport that there is not.
     """
+    for name in request.transports:
+        TRANSPORTS.get(name)
     made: list[Prediction] = []
     refused: list[Refusal] = []
     assumptions: dict[str, None] = {}
