@@ -48,12 +48,14 @@ class Sample:
 def test_resources_stay_flat(
     paceline: Cli, tiny_dataset: Path, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    count = pytestconfig.getoption("--soak-trials")
+    count, steps = (pytestconfig.getoption(f"--soak-{name}") for name in ("trials", "steps"))
     spec, out = tmp_path / "many.toml", tmp_path / "run"
     spec.write_text(
         SMALL.replace("samples = 48", f'data = "{tiny_dataset}"')
         .replace("repeats = 1", f"repeats = {count // 2}")
         .replace("image_size = 128", "image_size = 64")
+        .replace("max_steps = 20", f"max_steps = {steps}")
+        .replace("epochs = 8", f"epochs = {steps}")  # enough: an epoch has several steps
         + TRIALS
     )
     started_s = time.monotonic()
@@ -78,6 +80,7 @@ def test_resources_stay_flat(
     predicted = predicted_bytes(spec, out)
     record = {
         "trials": count,
+        "steps": steps,
         "seconds": round(time.monotonic() - started_s, 1),
         "bytes_per_trial": sorted(disk.values()),
         "bytes": size_of(out),
