@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("soak", "repetitions (-m soak)")
     group.addoption("--soak-count", type=int, default=100, help="repetitions of each test")
     group.addoption("--soak-trials", type=int, default=200, help="trials of the long run")
-    group.addoption("--soak-steps", type=int, default=1800, help="steps of each of these trials")
+    group.addoption("--soak-steps", type=int, default=3300, help="steps of each of these trials")
     group.addoption("--soak-seed", type=int, default=0, help="seed of the first repetition")
 
 
