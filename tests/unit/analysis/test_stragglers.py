@@ -41,13 +41,14 @@ def straggler_of(record: TrialRecord, errors_s: Any = NO_ERROR) -> tuple[Straggl
 
 
 def shift_ready(files: TrialFiles, rank: int, by_s: NDArray[np.float64]) -> None:
-    """Move when a rank was ready in each step."""
+    """Move when a rank was ready in each step; its communication must last longer than that."""
     path = files.rank(rank).steps
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for row in rows:
         late_s = float(by_s[row["step"]])
         row["comm_ready_unix_s"] += late_s
-        row["comm_s"] = max(0.0, row["comm_s"] - late_s)
+        row["comm_s"] -= late_s
+        assert row["comm_s"] >= 0.0
         row["backward_s"] += late_s
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -83,7 +84,7 @@ def test_rank_for_which_others_wait_within_the_passes_is_named(make: Any) -> Non
 
 
 def test_rank_that_is_late_now_and_then_costs_its_mean(make: Any) -> None:
-    files = make(lead_s=0.0)
+    files = make(lead_s=0.0, transfer_s=0.2)
     shift_ready(files, 0, np.where(np.arange(40) % 4 == 0, 0.1, 0.0))
     (found,) = straggler_of(load_trial(files))
     assert found.straggler == 0
@@ -93,7 +94,7 @@ def test_rank_that_is_late_now_and_then_costs_its_mean(make: Any) -> None:
 
 def test_slowed_rank_is_found_in_noise_to_within_a_tenth(make: Any) -> None:
     noise = np.random.default_rng(5).normal(0, 0.01, (3, 200))
-    files = make(steps=200, ranks=3, lead_s=0.0, backward_s=1.0)
+    files = make(steps=200, ranks=3, lead_s=0.0, backward_s=1.0, transfer_s=0.2)
     for rank in range(3):
         shift_ready(files, rank, noise[rank] + (0.05 if rank == 1 else 0.0))
     (found,) = straggler_of(load_trial(files))
@@ -104,10 +105,34 @@ def test_slowed_rank_is_found_in_noise_to_within_a_tenth(make: Any) -> None:
     assert found.ranks[0].delay_s.low < 0.0444 < found.ranks[0].delay_s.high
 
 
+def test_rank_whose_sum_ends_later_is_not_slow(make: Any) -> None:
+    """On a slow link, one rank may end each sum later, and so begin each step later."""
+    record = load_trial(make(lead_s=0.0, transfer_s=0.2, clock_offset_s=-3.5))
+    steps = read_steps(record)
+    late = move(record.files, 1, 0.05)
+    (found,) = straggler_of(late)
+    assert found.straggler is None
+    after = read_steps(late).since(1)  # before the first step there is no sum
+    assert after["own_ready_s"][1] - after["own_ready_s"][0] == pytest.approx(0.05, abs=1e-5)
+    assert after["comm_wait_s"] == pytest.approx(np.zeros((2, 39)), abs=1e-5)
+    assert after["comm_transfer_s"] == pytest.approx(steps.since(1)["comm_s"], abs=1e-5)
+
+
+def move(files: TrialFiles, rank: int, by_s: float) -> TrialRecord:
+    """Let all steps of a rank begin and end later."""
+    path = files.rank(rank).steps
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["started_unix_s"] += by_s
+        row["comm_ready_unix_s"] += by_s
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_trial(files)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_ranks_that_are_late_by_chance_are_not_named(make: Any, seed: int) -> None:
     noise = np.random.default_rng(seed).normal(0, 0.02, (2, 100))
-    files = make(steps=100, lead_s=0.0)
+    files = make(steps=100, lead_s=0.0, transfer_s=0.2)
     for rank in range(2):
         shift_ready(files, rank, noise[rank])
     (found,) = straggler_of(load_trial(files))

@@ -42,13 +42,15 @@ class RankSteps:
     """Step rows of all ranks, by field: arrays of shape (ranks, steps), NaN without a value.
 
     Fields are the numbers of StepRow and: started_s, ended_s, ready_s (when the rank's last
-    gradient was ready) and own_ready_s (when it would have been ready without pass_comm_s) on rank
-    0's clock, comm_wait_s and comm_transfer_s.
+    gradient was ready), own_ready_s (when it would have been ready without pass_comm_s) and
+    even_ready_s (the same, had the communication before ended on all ranks at once) on rank 0's
+    clock, comm_wait_s and comm_transfer_s.
 
     comm_wait_s is the part of comm_s + pass_comm_s in which a rank waited for the slowest one: the
-    distance of their own_ready_s. The rest is transfer. Where another rank is the slowest in each
-    layer, these waits count as transfer. In a pipeline, only ranks of one stage average with one
-    another.
+    distance of their own_ready_s, but at most that of their even_ready_s. A rank that is late only
+    because its last sum ended late is not slow. The rest is transfer. Where another rank is the
+    slowest in each layer, these waits count as transfer. In a pipeline, only ranks of one stage
+    average with one another.
     """
 
     ranks: tuple[int, ...]
@@ -171,8 +173,14 @@ def rank_steps(record: TrialRecord, rows: Mapping[int, pl.DataFrame]) -> RankSte
     fields["ready_s"] = fields["comm_ready_unix_s"] + offsets_s
     within_s = np.nan_to_num(fields["pass_comm_s"])
     fields["own_ready_s"] = fields["ready_s"] - within_s
+    ended_before_s = _last_end(fields["ready_s"] + fields["comm_s"])
+    ended_before_s[:, np.isin(step, evaluated_steps(record))] = np.nan
+    fields["even_ready_s"] = _even_ready(fields["own_ready_s"], ended_before_s, stages)
     exposed_s = fields["comm_s"] + within_s
-    fields["comm_wait_s"] = _waiting(exposed_s, fields["own_ready_s"], stages)
+    late_s = np.fmin(
+        _lateness(fields["own_ready_s"], stages), _lateness(fields["even_ready_s"], stages)
+    )
+    fields["comm_wait_s"] = np.minimum(exposed_s, np.nan_to_num(late_s))
     fields["comm_transfer_s"] = exposed_s - fields["comm_wait_s"]
     return RankSteps(
         ranks=tuple(rank.rank for rank in record.ranks), stages=stages, step=step, fields=fields
@@ -239,18 +247,37 @@ def _aligned(
     return step, fields
 
 
-def _waiting(
-    comm_s: NDArray[np.float64], ready_s: NDArray[np.float64], stages: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Return the time in which each rank waited for the slowest rank of its stage.
+def _last_end(ended_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return when the last communication before each step had ended; NaN before the first one.
 
-    comm_s: all exposed communication. ready_s: without that of layers.
-
-    It is at most the rank's communication, also if the clocks are wrong.
+    ended_s: the end of each step's communication, NaN without one, shape (ranks, steps).
     """
-    late_s = np.zeros_like(ready_s)
+    last = np.where(np.isnan(ended_s), -1, np.arange(ended_s.shape[1]))
+    last = np.maximum.accumulate(last, axis=1)
+    before = np.concatenate([np.full((len(last), 1), -1), last[:, :-1]], axis=1)
+    found = np.take_along_axis(ended_s, np.maximum(before, 0), axis=1)
+    return np.where(before < 0, np.nan, found)
+
+
+def _even_ready(
+    ready_s: NDArray[np.float64], ended_before_s: NDArray[np.float64], stages: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return when each rank would have been ready, had all of its stage begun at the same time.
+
+    Where one of them has no communication before, this is `ready_s`.
+    """
+    even_s = ready_s.copy()
     for stage in np.unique(stages):
         same = stages == stage
-        late_s[same] = np.fmax.reduce(ready_s[same], axis=0) - ready_s[same]
-    waiting: NDArray[np.float64] = np.minimum(comm_s, np.nan_to_num(np.maximum(late_s, 0.0)))
-    return waiting
+        head_start_s = ended_before_s[same].max(axis=0) - ended_before_s[same]
+        even_s[same] += np.nan_to_num(head_start_s)
+    return even_s
+
+
+def _lateness(ready_s: NDArray[np.float64], stages: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return how much later than each rank the slowest one of its stage was ready; NaN unknown."""
+    slowest_s = np.zeros_like(ready_s)
+    for stage in np.unique(stages):
+        same = stages == stage
+        slowest_s[same] = np.fmax.reduce(ready_s[same], axis=0)
+    return slowest_s - ready_s

@@ -1,8 +1,9 @@
 """Straggler detection: find the rank that makes the others wait.
 
 All-reduce makes every rank equally slow, but not equally late. The communication of a step cannot
-end before the last rank's gradients are ready. The time that a rank spent in communication of
-layers before that is no lateness of its own, and is subtracted. The straggler delay of the last
+end before the last rank's gradients are ready. No lateness of a rank's own is the time that it
+spent in communication of layers before that, nor that by which its communication of the step
+before ended later. Both are subtracted. The straggler delay of the last
 rank is its lateness relative to the second-slowest rank; it is 0 for all other ranks. A rank is
 called a straggler if its mean delay per step is at least twice that of the next rank, if that
 difference is significant over the steps, if it is larger than the clock error, and if it is at
@@ -128,16 +129,16 @@ def delays_of(ready: NDArray[np.float64]) -> NDArray[np.float64]:
 def ready_times(
     record: TrialRecord, steps: RankSteps, ranks: Sequence[RankRecord]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], float]:
-    """Return when each rank was ready without communication of layers, shape (ranks, steps).
+    """Return when each rank would have been ready by its own work, shape (ranks, steps).
 
-    The times are on rank 0's clock.
+    The times are on rank 0's clock, see `even_ready_s` of RankSteps.
 
     Only the steps after the warm-up that all ranks have. Also returns the numbers of these steps,
     and the mean step in seconds; NaN without a step.
     """
     steady = steps.since(record.trial.training.warmup_steps)
     rows = [steady.ranks.index(rank.rank) for rank in ranks]
-    ready = steady["own_ready_s"][rows]
+    ready = steady["even_ready_s"][rows]
     common = ~np.isnan(ready).any(axis=0)
     step_s = steady["step_s"][rows][:, common]
     return ready[:, common], steady.step[common], float(step_s.mean()) if step_s.size else np.nan
