@@ -8,7 +8,7 @@ import torch
 
 from paceline.strategies.parameter_server import strategy as parameter_server
 from paceline.strategies.parameter_server.server import ServerShard
-from paceline.strategies.reduction import buckets
+from paceline.strategies.reduction.buckets import Buckets
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 
 
@@ -19,17 +19,27 @@ def break_the_averaging() -> None:
     _halve_what_servers_get()
 
 
-def _take_the_mean_of_buckets() -> None:
-    """The mean of what ranks already divided by the global batch: gradients too small."""
-    healthy = buckets.sum_gradients
+class _Mean:
+    """A sum of gradients that is too small: ranks have divided by the global batch already."""
 
-    def mean_gradients(state: Any, bucket: Any) -> Any:
+    def __init__(self, healthy: Any) -> None:
+        self._healthy = healthy
+
+    def start(self, bucket: Any) -> Any:
         size = torch.distributed.get_world_size()
-        return healthy(state, bucket).then(lambda f: f.value().div_(size))
+        return self._healthy.start(bucket).then(lambda f: f.value().div_(size))
 
-    # DDP looks at the hook's annotations
-    mean_gradients.__annotations__ = healthy.__annotations__
-    buckets.sum_gradients = mean_gradients
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._healthy, name)
+
+
+def _take_the_mean_of_buckets() -> None:
+    healthy = Buckets.__init__
+
+    def init(self: Buckets, stopwatch: Any, gradient_sum: Any, **options: Any) -> None:
+        healthy(self, stopwatch, _Mean(gradient_sum), **options)
+
+    Buckets.__init__ = init
 
 
 def _halve_what_is_summed() -> None:
