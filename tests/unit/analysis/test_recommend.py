@@ -84,9 +84,9 @@ def test_predictions_are_apart_and_can_be_promising(
 
 
 def test_the_knowledge_gradient_by_hand() -> None:
-    # two equal means: the gain is s~ times the density at 0, s~ = s^2 / sqrt(s^2 + noise^2)
-    gains = knowledge_gradient(np.zeros(2), np.array([0.3, 0.0]), 0.4)
-    assert gains.tolist() == pytest.approx([0.09 / 0.5 * 0.3989423, 0.0])
+    # two equal means: the gain is the deviation of the move times the density at 0
+    gains = knowledge_gradient(np.zeros(2), np.array([0.3, 0.0]))
+    assert gains.tolist() == pytest.approx([0.3 * 0.3989423, 0.0])
 
 
 def test_the_gain_is_the_reduction_of_the_expected_loss() -> None:
@@ -98,8 +98,31 @@ def test_the_gain_is_the_reduction_of_the_expected_loss() -> None:
     weight = deviations[1] ** 2 / (deviations[1] ** 2 + noise**2)
     after = means[1] + weight * (seen - means[1])
     chosen_then = np.where(after < means[0], truth[:, 1], truth[:, 0])
-    gain = knowledge_gradient(means, deviations, noise)[1]
+    gain = knowledge_gradient(means, np.sqrt(weight) * deviations)[1]
     assert chosen_now.mean() - chosen_then.mean() == pytest.approx(gain, rel=0.05)
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 3, 4, 5])
+def test_another_repeat_gains_what_it_does_for_a_median(repeats: int) -> None:
+    """Two configurations, equal as far as was measured: simulated from the truth on.
+
+    From an even number of repeats to an odd one, the median moves more than its error shrinks. Then
+    the true gain is larger.
+    """
+    noise = np.random.default_rng(2).standard_normal((repeats + 1, 100_000))
+    error = np.median(noise[:repeats], axis=0)
+    after = np.median(noise, axis=0) - error  # before, the median was 0, and the truth is -error
+    rivals = [candidate("known", 1.0, 0.0), candidate("measured", 1.0, 0.1 * error.std())]
+    found = next_measurement([rivals[0], with_repeats(rivals[1], repeats)], noise=9.9)
+    assert found is not None
+    gained = -0.1 * np.where(after < 0, -error, 0).mean()
+    assert gained > 0.95 * found.gain
+    if repeats % 2:
+        assert gained < 1.05 * found.gain
+
+
+def with_repeats(one: Candidate, repeats: int) -> Candidate:
+    return dataclasses.replace(one, repeats=repeats)
 
 
 def test_the_uncertain_rival_is_measured_next() -> None:

@@ -14,11 +14,13 @@ from paceline.analysis.statistics import Interval
 from paceline.records.phases import LABELS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from paceline.analysis.comparison import Comparison
+    from paceline.analysis.noise import RunNoise
     from paceline.analysis.predict.prediction import Prediction
     from paceline.analysis.row import Row
+    from paceline.analysis.statistics import Series
 
 Goal = Literal["time", "cost", "memory", "energy"]
 UNITS: dict[Goal, str] = {
@@ -35,7 +37,8 @@ class Candidate:
     """One configuration; less is better.
 
     value: in the goal's unit; its bounds have the confidence of the interval. configuration: None
-    for a predicted one.
+    for a predicted one. repeats, degrees: how often it was measured, and the degrees of freedom of
+    Student's t in the interval.
     """
 
     name: str
@@ -45,16 +48,27 @@ class Candidate:
     confidence: float
     reason: str  # its main cost
     tied: bool = False  # no significant difference to the best of its kind
+    repeats: int = 0
+    degrees: float = math.inf
 
     @property
     def log_mean(self) -> float:
         return math.log(self.value.median)
 
     @property
+    def log_error(self) -> float:
+        """Standard error of the logarithm of the value."""
+        return self._half_width / t_quantile(self.degrees, self.confidence)
+
+    @property
     def log_deviation(self) -> float:
-        """Standard deviation of the logarithm of the value."""
-        width = math.log(self.value.high) - math.log(self.value.low)
-        return width / (2 * t_quantile(math.inf, self.confidence))
+        """Deviation of the normal variable that has this interval: larger than the standard error
+        if few degrees of freedom make the interval wide."""
+        return self._half_width / t_quantile(math.inf, self.confidence)
+
+    @property
+    def _half_width(self) -> float:
+        return (math.log(self.value.high) - math.log(self.value.low)) / 2
 
 
 def measured_candidates(
@@ -75,6 +89,14 @@ def measured_candidates(
         if (value := value_of(row, goal)) is not None
     ]
     return sorted(found, key=lambda each: each.value.median)
+
+
+def with_noise(
+    candidate: Candidate, repeats: Mapping[int, Series], noise: RunNoise | None
+) -> Candidate:
+    """Return a measured candidate that knows what its interval was computed from."""
+    degrees = math.inf if noise is None or len(repeats) < 2 else noise.degrees
+    return replace(candidate, repeats=len(repeats), degrees=degrees)
 
 
 def ratio(slower: Candidate, faster: Candidate) -> Interval:

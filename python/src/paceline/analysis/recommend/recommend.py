@@ -12,6 +12,7 @@ from paceline.analysis.recommend.candidates import (
     Goal,
     measured_candidates,
     predicted_candidates,
+    with_noise,
     with_ties,
 )
 from paceline.analysis.recommend.next_measurement import (
@@ -100,9 +101,11 @@ def recommend(
         )  # fmt: skip
     rates = _rates(comparison, workload)
     noises = run_noise(rates)
-    measured = _paired_ties(
-        measured_candidates(comparison, workload, goal, most), comparison, rates, noises, goal
-    )
+    candidates = [
+        with_noise(each, rates[each.configuration or ""], noises.of(each.configuration or ""))
+        for each in measured_candidates(comparison, workload, goal, most)
+    ]
+    measured = _paired_ties(candidates, comparison, rates, noises, goal)
     predicted = predicted_candidates(
         () if predictions is None else predictions.predictions, comparison, workload, goal, most
     )
