@@ -227,6 +227,7 @@ def make_rank(files: TrialFiles, trial: Trial, rank: int, times: np.ndarray[Any,
         "other_s": 0.01 * times if not alone else 0.16 * times,
         "step_s": times,
         "bubble_s": None,
+        "pass_comm_s": None,
     }
     frame = pl.DataFrame(columns, schema=schema_of(StepRow))
     write_parquet(frame, parquet_path(own.steps), {})
