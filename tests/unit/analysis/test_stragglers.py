@@ -118,6 +118,14 @@ def test_rank_whose_sum_ends_later_is_not_slow(make: Any) -> None:
     assert after["comm_transfer_s"] == pytest.approx(steps.since(1)["comm_s"], abs=1e-5)
 
 
+def test_trial_without_a_step_can_be_read(make: Any) -> None:
+    record = load_trial(make(steps=3))
+    for rank in range(2):
+        record.files.rank(rank).steps.write_text("")
+    assert read_steps(record)["comm_wait_s"].shape == (2, 0)
+    assert straggler_of(record)[0].straggler is None
+
+
 def move(files: TrialFiles, rank: int, by_s: float) -> TrialRecord:
     """Let all steps of a rank begin and end later."""
     path = files.rank(rank).steps

@@ -252,11 +252,11 @@ def _last_end(ended_s: NDArray[np.float64]) -> NDArray[np.float64]:
 
     ended_s: the end of each step's communication, NaN without one, shape (ranks, steps).
     """
-    last = np.where(np.isnan(ended_s), -1, np.arange(ended_s.shape[1]))
-    last = np.maximum.accumulate(last, axis=1)
-    before = np.concatenate([np.full((len(last), 1), -1), last[:, :-1]], axis=1)
-    found = np.take_along_axis(ended_s, np.maximum(before, 0), axis=1)
-    return np.where(before < 0, np.nan, found)
+    never = np.full((len(ended_s), 1), np.nan)
+    ended_s = np.concatenate([never, ended_s], axis=1)
+    last = np.where(np.isnan(ended_s), 0, np.arange(ended_s.shape[1]))
+    before = np.maximum.accumulate(last, axis=1)[:, :-1]
+    return np.take_along_axis(ended_s, before, axis=1)
 
 
 def _even_ready(
