@@ -56,7 +56,6 @@ class Network:
         self.algorithms = algorithms_of(transport, records)
         self._collectives = Collectives(algorithms=self.algorithms, topology=topology)
         self.assumptions: list[str] = []
-        self._records = records
         self._users = [r for r in records if r.trial.transport == transport]
         known = [r.result.parameters for r in records if r.result is not None]
         self._gradient_bytes = float(_GRADIENT_BYTES * max(known, default=0))
