@@ -110,7 +110,7 @@ def test_killed_sidecar_is_restarted_and_the_training_is_like_any_other(paceline
 
 def test_two_runs_at_once_have_a_sidecar_each_and_count_their_own(paceline, tmp_path):
     outs = [tmp_path / "run-a", tmp_path / "run-b"]
-    spec = tmp_path / "endless.toml"  # on a busy machine a short run may end before the other begins
+    spec = tmp_path / "endless.toml"  # a short run may end before the other one begins
     spec.write_text(ENDLESS)
     processes = [
         paceline.start("run", spec, "--out", out, log=tmp_path / f"{out.name}.txt") for out in outs
