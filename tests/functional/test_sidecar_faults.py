@@ -20,8 +20,8 @@ STARTED_WITHIN_S = 150.0
 INTERVAL_S = 0.1  # of SMALL
 LATE_S = 0.5  # of a reading on a busy machine
 LONGER = (
-    SMALL.replace("max_steps = 20", "max_steps = 90")
-    .replace("epochs = 8", "epochs = 30")
+    SMALL.replace("max_steps = 20", "max_steps = 400")
+    .replace("epochs = 8", "epochs = 140")
     .replace("image_size = 128", "image_size = 64")
 )
 ENDLESS = SMALL.replace("max_steps = 20", "max_steps = 100000").replace(
