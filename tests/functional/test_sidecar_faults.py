@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.functional.cli_runs import SMALL
 
-from paceline.analysis.host_frames import gaps
+from paceline.analysis.host_frames import GAP_INTERVALS, gaps
 from paceline.analysis.reading import read_hosts
 from paceline.records.layout import RunFiles
 from paceline.records.tables import row_dicts
@@ -69,6 +69,7 @@ def steps_of(out: Path) -> int:
 def end(process) -> None:
     if process.poll() is None:
         process.terminate()
+        process.send_signal(signal.SIGCONT)  # it may be held up
         process.wait(timeout=30)
 
 
@@ -80,7 +81,11 @@ def test_killed_sidecar_is_restarted_and_the_training_is_like_any_other(paceline
         wait_for(lambda: steps_of(out) >= 3, STARTED_WITHIN_S, "training", process)
         first = wait_for(lambda: sidecar_of(out), 15, "a sidecar", process)
         killed_unix_s = time.time()
+        # Held up, the run cannot start another sidecar before a gap has certainly arisen.
+        process.send_signal(signal.SIGSTOP)
         os.kill(first["pid"], signal.SIGKILL)
+        time.sleep((GAP_INTERVALS + 1) * INTERVAL_S)
+        process.send_signal(signal.SIGCONT)
 
         def second():
             found = sidecar_of(out)
