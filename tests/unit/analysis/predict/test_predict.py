@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.unit.analysis import operations as made
 from tests.unit.analysis.ways import MPI_GLOO, PIPELINE, SEQUENTIAL
 
 from paceline.analysis.predict.link import given_link
@@ -41,6 +42,21 @@ def test_half_the_batch_on_two_nodes_takes_its_measured_time(records) -> None:
     assert (one.transport, two.transport) == (None, "gloo")
     before_s = SEQUENTIAL.launch_s + SEQUENTIAL.imports_s + SEQUENTIAL.data_load_s
     assert one.start_s == {"local": pytest.approx(before_s)}
+
+
+def test_the_exchange_lengthens_the_own_step_among_several_nodes_only(
+    records, fabricate, tmp_path
+) -> None:
+    quick = dataclasses.replace(SEQUENTIAL, forward_s=0.1, backward_s=0.2)
+    alone = [*records(SEQUENTIAL, batch=8), *records(quick, batch=4)]
+    way = dataclasses.replace(
+        quick, launcher="mpi", transport="gloo", nodes=2, backward_s=0.25, transfer_s=0.056
+    )
+    run = fabricate.make_run(tmp_path / "two", [way], cases=[fabricate.Case(steps=20)])
+    (files,) = (files for _, files in run.trials())
+    one, two = predict([*alone, made.two_buckets(files)], Request(nodes=(1, 2))).predictions
+    assert one.node_s == pytest.approx(SEQUENTIAL.step_s, rel=0.01)
+    assert two.node_s == pytest.approx(quick.step_s + 0.05, rel=0.01)
 
 
 def test_a_share_that_was_not_measured_is_refused_with_what_to_measure(records) -> None:

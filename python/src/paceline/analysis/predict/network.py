@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paceline.analysis.predict.burden import Burden
 from paceline.analysis.predict.link import measured_link, slower_of
 from paceline.analysis.predict.node import node_step
 from paceline.analysis.predict.overlap import (
+    FP32_BYTES,
     Collectives,
-    exposed_s,
     recorded_profile,
+    replay,
     unrecorded_profile,
 )
 from paceline.analysis.steps import read_steps
@@ -23,13 +25,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.analysis.predict.link import Link
+    from paceline.analysis.predict.node import NodeStep
     from paceline.analysis.predict.overlap import Profile
     from paceline.analysis.predict.setup import NodeSetup
     from paceline.analysis.reading import TrialRecord
     from paceline.analysis.simulation.job import Topology
 
-_GRADIENT_BYTES = 4  # of a parameter: gradients are sent as fp32
-SEED = 20160316
+SEED = 20160316  # SEED + 1 and so on for terms that are drawn independently
 
 
 def algorithms_of(transport: str, records: Sequence[TrialRecord]) -> tuple[str, ...]:
@@ -58,34 +60,83 @@ class Network:
         self.assumptions: list[str] = []
         self._users = [r for r in records if r.trial.transport == transport]
         known = [r.result.parameters for r in records if r.result is not None]
-        self._gradient_bytes = float(_GRADIENT_BYTES * max(known, default=0))
+        self._gradient_bytes = float(FP32_BYTES * max(known, default=0))
         self.link = self._link(given)
 
-    def exposed_s(
+    def exchanged(
         self, setup: NodeSetup, nodes: NDArray[np.int64], own_s: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Return the exposed communication of a step, shape (draws, nodes).
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the node's own step beside the exchange, and the exposed communication.
 
-        own_s: the node's step without communication, shape (draws, nodes).
+        own_s: the step of a node alone, shape (draws, nodes). Returns two arrays of this shape.
         """
         assert self.link is not None
         draws = len(own_s)
         latency_s, bytes_per_s = (values[:, None] for values in self.link.draws(draws, SEED))
+        samples = setup.shares(nodes)
+        link = (latency_s, bytes_per_s)
+        found = self._profile(setup)
+        if found is None:
+            return own_s, self._unrecorded_s(setup, nodes, own_s, *link)
+        record, step, profile = found
+        burden = self._burden(setup, record, step, profile)
+        rest = (profile, self._collectives, nodes, samples)
+        if burden is not None:
+            replayed = replay(*rest, own_s * burden.ratio, *link)
+            generator = np.random.default_rng(SEED + 1)
+            own_s = own_s + burden.seconds(profile, nodes, samples, own_s, replayed, generator)
+        return own_s, replay(*rest, own_s, *link).exposed_s
+
+    def _unrecorded_s(
+        self,
+        setup: NodeSetup,
+        nodes: NDArray[np.int64],
+        own_s: NDArray[np.float64],
+        latency_s: NDArray[np.float64],
+        bytes_per_s: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        """Draw the exposed communication where no trial recorded when gradients are ready: between
+        no overlap and overlap with the whole computation."""
         rest = (nodes, setup.shares(nodes), own_s, latency_s, bytes_per_s)
-        profile = self._profile(setup)
-        if profile is not None:
-            return exposed_s(profile, self._collectives, *rest)
-        # without records of gradients: between no overlap and overlap with the whole computation
         none, full = (
-            exposed_s(unrecorded_profile(self._gradient_bytes, lead, 1), self._collectives, *rest)
+            replay(
+                unrecorded_profile(self._gradient_bytes, lead, 1), self._collectives, *rest
+            ).exposed_s
             for lead in (0.0, setup.computing_share)
         )
-        weight = np.random.default_rng(SEED).random((draws, 1))
+        weight = np.random.default_rng(SEED + 2).random((len(own_s), 1))
         self.assumptions.append(
             f"{setup.name} over {self.transport}: no trial recorded when gradients are ready, so "
             "the interval covers no overlap and full overlap with computation"
         )
         return weight * none + (1 - weight) * full
+
+    def _burden(
+        self, setup: NodeSetup, record: TrialRecord, step: NodeStep, profile: Profile
+    ) -> Burden | None:
+        """Return what the exchange adds in this trial; None if it is not known."""
+        link = measured_link([record], self.algorithms)
+        alone_s = setup.alone_s(step.samples)
+        is_own = any(record.trial.id == each.trial.id for each in setup.records)
+        if step.nodes == 1 or not is_own or alone_s is None or link is None:
+            return None
+        latency_s, bytes_per_s = (np.array([[value]]) for value in link.middle)
+        replayed = replay(
+            profile,
+            self._collectives,
+            np.array([step.nodes]),
+            np.array([step.samples]),
+            np.array([[step.mean_s]]),
+            latency_s,
+            bytes_per_s,
+        )
+        return Burden(
+            own_s=alone_s,
+            added_s=max(0.0, step.mean_s - alone_s),
+            others=1 - 1 / step.nodes,
+            active_s=float(replayed.active_s[0, 0]),
+            moved_bytes=float(replayed.moved_bytes[0, 0]),
+        )
 
     def _link(self, given: Link | None) -> Link | None:
         several = [r for r in self._users if r.trial.placement.nodes > 1]
@@ -105,7 +156,7 @@ class Network:
             )
         return slower_of(given, host)
 
-    def _profile(self, setup: NodeSetup) -> Profile | None:
+    def _profile(self, setup: NodeSetup) -> tuple[TrialRecord, NodeStep, Profile] | None:
         """Return the recorded messages of this setup on several nodes, or of the nearest trial."""
         own = {r.trial.id for r in setup.records}
         candidates = [r for r in self._users if r.trial.placement.ranks > 1]
@@ -120,7 +171,7 @@ class Network:
         found = recorded_profile(nearest, read_steps(nearest), step.mean_s, step.samples)
         if found is None or not found.messages or found.unknown:
             return None
-        if found.gathers or not found.reduced_bytes or not self._gradient_bytes:
-            return found
-        # the ranks of a node share its link: the messages of one are scaled to all gradients
-        return found.scaled(self._gradient_bytes / found.reduced_bytes)
+        if not found.gathers and found.reduced_bytes and self._gradient_bytes:
+            # the ranks of a node share its link: the messages of one are scaled to all gradients
+            found = found.scaled(self._gradient_bytes / found.reduced_bytes)
+        return nearest, step, found

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from paceline.analysis.reading import TrialRecord
 
 _MARGIN = 1.1  # shares up to a tenth outside of the measured ones are accepted
-# Deviation of a predicted step from the measured line, where runs show no more: the noise between
-# runs on an idle machine, and what an affine time does not describe.
-_LEAST_ERROR = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +31,7 @@ class NodeStep:
     """The steps of one node in one trial."""
 
     samples: float  # of the node in a step
+    nodes: int
     times: NDArray[np.float64]  # seconds, shape (nodes * steps,)
     mean_s: float
     draws: NDArray[np.float64]  # of the mean, shape (DRAWS,)
@@ -62,17 +60,28 @@ class NodeModel:
         """
         generator = np.random.default_rng(seed)
         chosen = self.draws[:, generator.integers(0, DRAWS, draws)]  # (points, draws)
-        error = np.exp(_LEAST_ERROR * generator.standard_normal((draws, 1)))
+        return self._between(chosen, share)
+
+    def mean_s(self, share: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the mean step for each share, shape (shares,)."""
+        mean_s: NDArray[np.float64] = self._between(self.draws.mean(axis=1)[:, None], share)[0]
+        return mean_s
+
+    def _between(
+        self, points: NDArray[np.float64], share: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return values on the lines between measured points, shape (draws, shares).
+
+        points: at the measured shares, shape (points, draws).
+        """
         if len(self.shares) == 1:
-            scaled: NDArray[np.float64] = chosen.T * (share / self.shares[0]) * error
+            scaled: NDArray[np.float64] = points.T * (share / self.shares[0])
             return scaled
         right = np.clip(np.searchsorted(self.shares, share), 1, len(self.shares) - 1)
         left = right - 1
         weight = (share - self.shares[left]) / (self.shares[right] - self.shares[left])
-        seconds: NDArray[np.float64] = (
-            chosen[left].T * (1 - weight) + chosen[right].T * weight
-        ) * error
-        return seconds
+        on_line: NDArray[np.float64] = points[left].T * (1 - weight) + points[right].T * weight
+        return on_line
 
 
 def node_step(record: TrialRecord) -> NodeStep | None:
@@ -96,18 +105,22 @@ def node_step(record: TrialRecord) -> NodeStep | None:
     samples = float(np.median(common.samples[steady])) / place.nodes
     return NodeStep(
         samples=samples,
+        nodes=place.nodes,
         times=times.ravel(),
         mean_s=float(times.mean()),
         draws=mean_draws(times.mean(axis=0)[None, :], record.trial.id)[:, 0],
     )
 
 
-def node_model(found: Sequence[NodeStep]) -> NodeModel:
-    """Combine trials of one node setup; trials with equal shares count as repeats."""
+def node_model(found: Sequence[NodeStep], noise: Sequence[NodeStep]) -> NodeModel:
+    """Combine trials of one node setup; trials with equal shares count as repeats.
+
+    noise: trials whose deviations from their mean show how much steps differ.
+    """
     shares = np.unique([step.samples for step in found])
     draws = [np.mean([s.draws for s in found if s.samples == b], axis=0) for b in shares]
     return NodeModel(
         shares=shares,
         draws=np.stack(draws),
-        ratios=np.concatenate([step.times / step.mean_s for step in found]),
+        ratios=np.concatenate([step.times / step.mean_s for step in noise]),
     )

@@ -1,11 +1,13 @@
 """Exposed communication of a step, by replaying when its operations were requested.
 
 Operations share one link, so they follow one another: an operation begins when it was requested and
-all earlier ones have ended. What ends after the last gradient was ready is exposed.
+all earlier ones have ended. What ends after the last gradient was ready is exposed, except for the
+time in which the node multiplies factors and updates weights that need no further sum.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.analysis.steps import RankSteps
 
 REDUCES, GATHERS = "allreduce", "allgather"
+FP32_BYTES = 4  # of a parameter: gradients are sent as fp32
 _KNOWN = (REDUCES, GATHERS)
 
 
@@ -54,10 +57,26 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """The operations of a step in the order of their requests."""
+    """The operations of a step in the order of their requests.
+
+    products_s: gradients of layers with factors, computed after the last gradient. after_s: these
+    and the update of their weights, all of which needs no sum. global_samples: of the step in which
+    they were measured, by all nodes.
+    """
 
     messages: tuple[Message, ...]
     unknown: tuple[str, ...] = ()  # operations that have no model
+    products_s: float = 0.0
+    after_s: float = 0.0
+    global_samples: float = math.inf
+
+    def growth(self, global_samples: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the time of the products of so many samples over the measured one.
+
+        Those of fewer samples are not faster: moving the weights' memory limits them.
+        """
+        found: NDArray[np.float64] = np.maximum(global_samples / self.global_samples, 1.0)
+        return found
 
     def scaled(self, factor: float) -> Profile:
         """Return the profile with other payloads."""
@@ -113,7 +132,7 @@ def recorded_profile(
     bytes_ = np.array([rows["payload_bytes"].to_numpy() for rows in alike], dtype=np.float64)
     leads = np.array([(rows["opened_s"] - rows["asked_s"]).to_numpy() for rows in alike])
     names = alike[0]["operation"].to_list()
-    return Profile(
+    found = Profile(
         messages=tuple(
             Message(
                 operation=name,
@@ -126,6 +145,24 @@ def recorded_profile(
             if name in _KNOWN
         ),
         unknown=tuple(sorted(set(names) - set(_KNOWN) - {"barrier"})),
+    )
+    return _with_products(found, record, steps) if found.gathers else found
+
+
+def _with_products(profile: Profile, record: TrialRecord, steps: RankSteps) -> Profile:
+    """Add what rank 0 does after its last gradient without waiting for a sum."""
+    steady = steps.since(record.trial.training.warmup_steps)
+    passes_s = sum(steady[name][0] for name in ("data_wait_s", "forward_s", "backward_s"))
+    products_s = float(np.nanmedian(passes_s - (steady["ready_s"] - steady["started_s"])[0]))
+    parameters = 0 if record.result is None else record.result.parameters
+    summed = profile.reduced_bytes / (FP32_BYTES * parameters) if parameters else 1.0
+    update_s = float(np.nanmedian(steady["optimizer_s"][0])) * max(0.0, 1.0 - summed)
+    products_s = max(0.0, products_s)
+    return replace(
+        profile,
+        products_s=products_s,
+        after_s=products_s + update_s,
+        global_samples=profile.messages[0].samples * record.trial.placement.nodes,
     )
 
 
@@ -155,7 +192,20 @@ class Collectives:
         return contended_cost(name, ranks, self.topology.of_ranks(ranks_per_node))
 
 
-def exposed_s(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What the messages of a step do to it; arrays of shape (draws, nodes).
+
+    exposed_s: for which the node waits. active_s: of the node's own step, while a message was under
+    way. moved_bytes: in that time, on the critical path.
+    """
+
+    exposed_s: NDArray[np.float64]
+    active_s: NDArray[np.float64]
+    moved_bytes: NDArray[np.float64]
+
+
+def replay(
     profile: Profile,
     collectives: Collectives,
     nodes: NDArray[np.int64],
@@ -163,21 +213,33 @@ def exposed_s(
     own_s: NDArray[np.float64],
     latency_s: NDArray[np.float64],
     bytes_per_s: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Return the exposed communication of a step, shape (draws, nodes).
+) -> Replay:
+    """Send the messages of a step over a link, one after another.
 
     collectives: their algorithms; the fastest is taken for each message. nodes, samples: numbers of
     nodes and the samples of each, shape (nodes,). own_s: the node's step without communication,
     shape (draws, nodes). latency_s, bytes_per_s: of the link, shape (draws, 1).
     """
-    ended = np.full_like(own_s, -np.inf)
+    after_s = profile.after_s + profile.products_s * (profile.growth(nodes * samples) - 1)
+    ended = np.full_like(own_s, -np.inf)  # after the last gradient
+    active_s, moved_bytes = np.zeros_like(own_s), np.zeros_like(own_s)
     for message in profile.messages:
         volume = message.payload_of(samples)
         names = (GATHERS,) if message.operation == GATHERS else collectives.algorithms
-        took = np.full_like(own_s, np.inf)
+        took, moved = np.full_like(own_s, np.inf), np.zeros_like(own_s)
         for name in names:
             rounds, path = collectives.costs(name, nodes, message.ranks_per_node)
-            took = np.minimum(took, rounds * latency_s + path * volume / bytes_per_s)
-        ended = np.maximum(ended, -message.lead * own_s) + took
-    exposed: NDArray[np.float64] = np.maximum(ended, 0.0)
-    return np.where(nodes > 1, exposed, 0.0)
+            seconds = rounds * latency_s + path * volume / bytes_per_s
+            moved = np.where(seconds < took, path * volume, moved)
+            took = np.minimum(took, seconds)
+        begun = np.maximum(ended, -message.lead * own_s)
+        ended = begun + took
+        within_s = np.clip(np.minimum(ended, after_s) - begun, 0.0, None)
+        active_s += within_s
+        moved_bytes += moved * within_s / np.maximum(took, np.finfo(float).tiny)
+    several = nodes > 1
+    return Replay(
+        exposed_s=np.where(several, np.maximum(ended - after_s, 0.0), 0.0),
+        active_s=np.where(several, active_s, 0.0),
+        moved_bytes=np.where(several, moved_bytes, 0.0),
+    )

@@ -37,9 +37,27 @@ class NodeSetup:
         batches = [r.trial.training.global_batch for r in records]
         self._batch = request.global_batch or max(batches)
 
+    @cached_property
     def model(self) -> NodeModel | None:
-        """Return the measured steps; None if there is none after the warm-up."""
-        return node_model([step for _, step in self._measured]) if self._measured else None
+        """The measured steps of a node alone; None if there is none after the warm-up.
+
+        Steps among several nodes count where no node alone supports their share: they have the
+        burden of the exchange.
+        """
+        steps = [step for _, step in self._measured]
+        alone = [step for step in steps if step.nodes == 1]
+        if not alone:
+            return node_model(steps, steps) if steps else None
+        supports = node_model(alone, steps).supports
+        others = [s for s in steps if s.nodes > 1 and not supports(np.array([s.samples]))[0]]
+        return node_model([*alone, *others], steps)
+
+    def alone_s(self, samples: float) -> float | None:
+        """Return the step of a node alone, in seconds; None where it is not supported."""
+        share = np.array([samples])
+        if self.model is None or not self.model.supports(share)[0]:
+            return None
+        return float(self.model.mean_s(share)[0])
 
     def shares(self, nodes: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the samples of a node for each number of nodes."""
