@@ -25,9 +25,9 @@ End = Literal["cable", "switch"]
 _NEEDED = ("ip", "tc", "unshare", "hostname", "taskset")
 _LIMIT_S = 20.0
 _BRIDGE = "bridge0"
-# A token bucket must hold the data of one tick of the kernel's timer, at most 1/250 s, and at least
-# one segment of TCP segmentation offload (64 KiB).
-_BURST_BYTES = 128 * 1024
+# What a token bucket lets pass at once: little time of the link, but at least two Ethernet frames.
+# Larger segments of TCP segmentation offload are divided into frames by the kernel.
+_BURST_BYTES = 2 * 1514
 _BURST_S = 0.001
 _QUEUE = "50ms"
 
