@@ -31,7 +31,7 @@ import numpy as np
 
 from common import median_interval, write_results
 from lab_jobs import RANK, ranks_on
-from paceline.analysis.predict.overlap import Collectives, Message, Profile, replay
+from paceline.analysis.predict.overlap import Collectives, Message, Profile, Replay
 from paceline.analysis.simulation.job import ALL_GATHER, Simulation, Topology
 from paceline.analysis.simulation.simulate import simulate, why_not
 from paceline.lab import Lab, LabSettings
@@ -147,7 +147,7 @@ def step_row(
     one = np.ones((1, 1))
 
     def predicted_s(topology: Topology | None) -> float:
-        exposed = replay(
+        exposed = Replay(
             profile,
             Collectives(algorithms=("ring",), topology=topology),
             np.array([hosts]),
@@ -155,7 +155,7 @@ def step_row(
             compute_s * one,
             link["latency_s"] * one,
             link["bytes_per_s"] * one,
-        ).exposed_s
+        ).exposed_s()
         return float(compute_s + exposed[0, 0])
 
     simulated_s = predicted_s(Topology()) if why_not() is None else None

@@ -17,7 +17,6 @@ from paceline.analysis.predict.overlap import (
     Profile,
     Replay,
     recorded_profile,
-    replay,
 )
 from paceline.analysis.predict.slowest import slowest_ratio
 from paceline.analysis.reading import load_run
@@ -49,11 +48,11 @@ def replayed(profile: Profile, own_s: float, nodes: int = 2, samples: float = 8.
     """1 MB/s and no latency: on two nodes a ring takes a second for each MB."""
     collectives = Collectives(algorithms=("ring",))
     setup = np.array([nodes]), np.array([samples])
-    return replay(profile, collectives, *setup, own_s * ONE, 0 * ONE, 1e6 * ONE)
+    return Replay(profile, collectives, *setup, own_s * ONE, 0 * ONE, 1e6 * ONE)
 
 
 def exposed(profile: Profile, own_s: float, nodes: int = 2, samples: float = 8.0) -> float:
-    return float(replayed(profile, own_s, nodes, samples).exposed_s[0, 0])
+    return float(replayed(profile, own_s, nodes, samples).exposed_s()[0, 0])
 
 
 def test_the_slowest_of_uniform_times_is_n_over_n_plus_1() -> None:
@@ -118,10 +117,10 @@ def test_products_after_the_last_gradient_hide_sums() -> None:
 def test_a_replay_tells_when_messages_move_beside_the_nodes_own_work() -> None:
     # the first moves from -0.5 s to -0.2 s; the second from 0 to 0.4 s, 0.1 s beside products
     profile = Profile(messages=(message(3e5, 0.5), message(4e5, 0.0)), products_s=0.1, after_s=0.1)
-    found = replayed(profile, own_s=1.0)
-    assert found.active_s[0, 0] == pytest.approx(0.4)
-    assert found.moved_bytes[0, 0] == pytest.approx(4e5)
-    assert replayed(profile, own_s=1.0, nodes=1).active_s[0, 0] == 0
+    active_s, moved_bytes = replayed(profile, own_s=1.0).beside_own()
+    assert active_s == pytest.approx(0.4 * ONE)
+    assert moved_bytes == pytest.approx(4e5 * ONE)
+    assert replayed(profile, own_s=1.0, nodes=1).beside_own()[0] == 0
 
 
 def test_one_node_sends_nothing() -> None:

@@ -21,7 +21,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from paceline.analysis.predict.overlap import Profile, Replay
+    from paceline.analysis.predict.overlap import Replay
 
 _LEAST_RATIO = 0.01  # of a transfer that vanishes: its logarithm is needed
 _FAIR_SHARE = 0.5  # of a core, for one of two threads
@@ -33,7 +33,7 @@ class Burden:
 
     own_s: step of a node alone with as many samples. added_s: by how much the trial's own step is
     longer. others: share of the samples that other nodes have. active_s, moved_bytes: of the
-    trial's own step, as `overlap.Replay` has them.
+    trial's own step, as `Replay.beside_own` returns them.
     """
 
     own_s: float
@@ -49,37 +49,35 @@ class Burden:
 
     def seconds(
         self,
-        profile: Profile,
-        nodes: NDArray[np.int64],
-        samples: NDArray[np.float64],
         own_s: NDArray[np.float64],
-        replayed: Replay,
+        replay: Replay,
         generator: np.random.Generator,
     ) -> NDArray[np.float64]:
         """Draw the addition to other steps, shape (draws, nodes).
 
-        profile: of the trial. nodes, samples: numbers of nodes and the samples of each, shape
-        (nodes,). own_s: of a node alone, shape (draws, nodes). Values between the bounds of the
-        transfer are equally likely on a logarithmic scale.
+        own_s: of a node alone, shape (draws, nodes). replay: of the trial's messages, on the link
+        of these steps. Values between the bounds of the transfer are equally likely on a
+        logarithmic scale.
         """
+        profile, nodes = replay.profile, replay.nodes
         products_s = min(self.added_s, profile.products_s * self.others)
         transfer_s = min(self.added_s - products_s, _FAIR_SHARE * self.active_s)
         rest_s = self.added_s - products_s - transfer_s
         found: NDArray[np.float64] = (
-            products_s * (1 - 1 / nodes) / self.others * profile.growth(nodes * samples)
-            + transfer_s * self._transfer_ratio(replayed, generator)
+            products_s * (1 - 1 / nodes) / self.others * profile.growth(nodes * replay.samples)
+            + transfer_s * self._transfer_ratio(replay, generator)
             + rest_s * own_s / self.own_s
         )
         return np.where(nodes > 1, found, 0.0)
 
     def _transfer_ratio(
-        self, replayed: Replay, generator: np.random.Generator
+        self, replay: Replay, generator: np.random.Generator
     ) -> NDArray[np.float64]:
         """Draw between both bounds, shape (draws, nodes)."""
+        active_s, moved_bytes = replay.beside_own()
         if not self.active_s:
-            return np.ones_like(replayed.active_s)
-        by_bytes = replayed.moved_bytes / self.moved_bytes
-        bounds = np.stack([by_bytes, replayed.active_s / self.active_s])
+            return np.ones_like(active_s)
+        bounds = np.stack([moved_bytes / self.moved_bytes, active_s / self.active_s])
         low, high = np.sort(np.log(np.maximum(bounds, _LEAST_RATIO)), axis=0)
         ratio: NDArray[np.float64] = np.exp(low + (high - low) * generator.random((len(low), 1)))
         return ratio

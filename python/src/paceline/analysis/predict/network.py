@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,8 +13,8 @@ from paceline.analysis.predict.node import node_step
 from paceline.analysis.predict.overlap import (
     FP32_BYTES,
     Collectives,
+    Replay,
     recorded_profile,
-    replay,
     unrecorded_profile,
 )
 from paceline.analysis.steps import read_steps
@@ -79,13 +80,13 @@ class Network:
         if found is None:
             return own_s, self._unrecorded_s(setup, nodes, own_s, *link)
         record, step, profile = found
+        replay = Replay(profile, self._collectives, nodes, samples, own_s, *link)
         burden = self._burden(setup, record, step, profile)
-        rest = (profile, self._collectives, nodes, samples)
         if burden is not None:
-            replayed = replay(*rest, own_s * burden.ratio, *link)
-            generator = np.random.default_rng(SEED + 1)
-            own_s = own_s + burden.seconds(profile, nodes, samples, own_s, replayed, generator)
-        return own_s, replay(*rest, own_s, *link).exposed_s
+            longer = replace(replay, own_s=own_s * burden.ratio)
+            own_s = own_s + burden.seconds(own_s, longer, np.random.default_rng(SEED + 1))
+            replay = replace(replay, own_s=own_s)
+        return own_s, replay.exposed_s()
 
     def _unrecorded_s(
         self,
@@ -99,9 +100,9 @@ class Network:
         no overlap and overlap with the whole computation."""
         rest = (nodes, setup.shares(nodes), own_s, latency_s, bytes_per_s)
         none, full = (
-            replay(
+            Replay(
                 unrecorded_profile(self._gradient_bytes, lead, 1), self._collectives, *rest
-            ).exposed_s
+            ).exposed_s()
             for lead in (0.0, setup.computing_share)
         )
         weight = np.random.default_rng(SEED + 2).random((len(own_s), 1))
@@ -121,21 +122,22 @@ class Network:
         if step.nodes == 1 or not is_own or alone_s is None or link is None:
             return None
         latency_s, bytes_per_s = (np.array([[value]]) for value in link.middle)
-        replayed = replay(
-            profile,
-            self._collectives,
-            np.array([step.nodes]),
-            np.array([step.samples]),
-            np.array([[step.mean_s]]),
-            latency_s,
-            bytes_per_s,
+        replay = Replay(
+            profile=profile,
+            collectives=self._collectives,
+            nodes=np.array([step.nodes]),
+            samples=np.array([step.samples]),
+            own_s=np.array([[step.mean_s]]),
+            latency_s=latency_s,
+            bytes_per_s=bytes_per_s,
         )
+        active_s, moved_bytes = replay.beside_own()
         return Burden(
             own_s=alone_s,
             added_s=max(0.0, step.mean_s - alone_s),
             others=1 - 1 / step.nodes,
-            active_s=float(replayed.active_s[0, 0]),
-            moved_bytes=float(replayed.moved_bytes[0, 0]),
+            active_s=active_s.item(),
+            moved_bytes=moved_bytes.item(),
         )
 
     def _link(self, given: Link | None) -> Link | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -192,54 +193,73 @@ class Collectives:
         return contended_cost(name, ranks, self.topology.of_ranks(ranks_per_node))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Replay:
-    """What the messages of a step do to it; arrays of shape (draws, nodes).
-
-    exposed_s: for which the node waits. active_s: of the node's own step, while a message was under
-    way. moved_bytes: in that time, on the critical path.
-    """
-
-    exposed_s: NDArray[np.float64]
-    active_s: NDArray[np.float64]
-    moved_bytes: NDArray[np.float64]
-
-
-def replay(
-    profile: Profile,
-    collectives: Collectives,
-    nodes: NDArray[np.int64],
-    samples: NDArray[np.float64],
-    own_s: NDArray[np.float64],
-    latency_s: NDArray[np.float64],
-    bytes_per_s: NDArray[np.float64],
-) -> Replay:
-    """Send the messages of a step over a link, one after another.
+    """The messages of a step on their link, one after another.
 
     collectives: their algorithms; the fastest is taken for each message. nodes, samples: numbers of
     nodes and the samples of each, shape (nodes,). own_s: the node's step without communication,
-    shape (draws, nodes). latency_s, bytes_per_s: of the link, shape (draws, 1).
+    shape (draws, nodes). latency_s, bytes_per_s: of the link, shape (draws, 1). All results have
+    the shape of own_s, and are 0 for one node.
     """
-    after_s = profile.after_s + profile.products_s * (profile.growth(nodes * samples) - 1)
-    ended = np.full_like(own_s, -np.inf)  # after the last gradient
-    active_s, moved_bytes = np.zeros_like(own_s), np.zeros_like(own_s)
-    for message in profile.messages:
-        volume = message.payload_of(samples)
-        names = (GATHERS,) if message.operation == GATHERS else collectives.algorithms
-        took, moved = np.full_like(own_s, np.inf), np.zeros_like(own_s)
-        for name in names:
-            rounds, path = collectives.costs(name, nodes, message.ranks_per_node)
-            seconds = rounds * latency_s + path * volume / bytes_per_s
-            moved = np.where(seconds < took, path * volume, moved)
-            took = np.minimum(took, seconds)
-        begun = np.maximum(ended, -message.lead * own_s)
-        ended = begun + took
-        within_s = np.clip(np.minimum(ended, after_s) - begun, 0.0, None)
-        active_s += within_s
-        moved_bytes += moved * within_s / np.maximum(took, np.finfo(float).tiny)
-    several = nodes > 1
-    return Replay(
-        exposed_s=np.where(several, np.maximum(ended - after_s, 0.0), 0.0),
-        active_s=np.where(several, active_s, 0.0),
-        moved_bytes=np.where(several, moved_bytes, 0.0),
-    )
+
+    profile: Profile
+    collectives: Collectives
+    nodes: NDArray[np.int64]
+    samples: NDArray[np.float64]
+    own_s: NDArray[np.float64]
+    latency_s: NDArray[np.float64]
+    bytes_per_s: NDArray[np.float64]
+
+    def exposed_s(self) -> NDArray[np.float64]:
+        """Return for how long the node waits."""
+        ended = np.full_like(self.own_s, -np.inf)
+        for message in self.profile.messages:
+            ended = self._begun(message, ended) + reduce(np.minimum, self._seconds(message))
+        return self._among_several(np.maximum(ended - self._after_s, 0.0))
+
+    def beside_own(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the time of the node's own step in which messages were under way, and the bytes
+        on the critical path that moved in it."""
+        ended = np.full_like(self.own_s, -np.inf)
+        active_s, moved_bytes = np.zeros_like(self.own_s), np.zeros_like(self.own_s)
+        for message in self.profile.messages:
+            seconds = np.stack(self._seconds(message))
+            fastest, took = seconds.argmin(axis=0), seconds.min(axis=0)
+            begun = self._begun(message, ended)
+            ended = begun + took
+            within_s = np.clip(np.minimum(ended, self._after_s) - begun, 0.0, None)
+            volumes = np.stack([volume for _, volume in self._costs(message)])
+            active_s += within_s
+            moved_bytes += (
+                np.take_along_axis(volumes, fastest, axis=0)
+                * within_s
+                / np.maximum(took, np.finfo(float).tiny)
+            )
+        return self._among_several(active_s), self._among_several(moved_bytes)
+
+    @property
+    def _after_s(self) -> NDArray[np.float64]:
+        """Of the node's own work after the last gradient that needs no sum, shape (nodes,)."""
+        growth = self.profile.growth(self.nodes * self.samples)
+        return self.profile.after_s + self.profile.products_s * (growth - 1)
+
+    def _begun(self, message: Message, ended: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return when a message begins, after the last gradient. ended: the one before."""
+        begun: NDArray[np.float64] = np.maximum(ended, -message.lead * self.own_s)
+        return begun
+
+    def _costs(self, message: Message) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Return rounds and bytes on the critical path for each algorithm, shape (nodes,)."""
+        payload = message.payload_of(self.samples)
+        names = (GATHERS,) if message.operation == GATHERS else self.collectives.algorithms
+        found = (self.collectives.costs(n, self.nodes, message.ranks_per_node) for n in names)
+        return [(rounds, path * payload) for rounds, path in found]
+
+    def _seconds(self, message: Message) -> list[NDArray[np.float64]]:
+        """Return the time of a message with each algorithm."""
+        per_byte_s = 1 / self.bytes_per_s
+        return [r * self.latency_s + volume * per_byte_s for r, volume in self._costs(message)]
+
+    def _among_several(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.where(self.nodes > 1, values, 0.0)
