@@ -1,4 +1,4 @@
-"""What the exchange with other nodes adds to a node's own step.
+"""The addition of the exchange with other nodes to a node's own step.
 
 A rank that sends shares its cores with the kernel, with the threads of the transport and with the
 sums, so its own step is longer than that of a node alone, without any waiting. One trial on several

@@ -240,7 +240,7 @@ class Replay:
 
     @property
     def _after_s(self) -> NDArray[np.float64]:
-        """Of the node's own work after the last gradient that needs no sum, shape (nodes,)."""
+        """Time of the own work after the last gradient that needs no sum, shape (nodes,)."""
         growth = self.profile.growth(self.nodes * self.samples)
         return self.profile.after_s + self.profile.products_s * (growth - 1)
 
