@@ -81,10 +81,10 @@ def test_killed_sidecar_is_restarted_and_the_training_is_like_any_other(paceline
         wait_for(lambda: steps_of(out) >= 3, STARTED_WITHIN_S, "training", process)
         first = wait_for(lambda: sidecar_of(out), 15, "a sidecar", process)
         killed_unix_s = time.time()
-        # Held up, the run cannot start another sidecar before a gap has certainly arisen.
+        # The run is held up, so that it cannot start another sidecar before there is a gap.
         process.send_signal(signal.SIGSTOP)
         os.kill(first["pid"], signal.SIGKILL)
-        time.sleep((GAP_INTERVALS + 1) * INTERVAL_S)
+        time.sleep((GAP_INTERVALS + 1) * INTERVAL_S)  # a gap is longer than GAP_INTERVALS
         process.send_signal(signal.SIGCONT)
 
         def second():

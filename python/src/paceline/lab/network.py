@@ -26,7 +26,7 @@ _NEEDED = ("ip", "tc", "unshare", "hostname", "taskset")
 _LIMIT_S = 20.0
 _BRIDGE = "bridge0"
 # What a token bucket lets pass at once: little time of the link, but at least two Ethernet frames.
-# Larger segments of TCP segmentation offload are divided into frames by the kernel.
+# The kernel divides a segment of TCP segmentation offload that is larger than that into frames.
 _BURST_BYTES = 2 * 1514
 _BURST_S = 0.001
 _QUEUE = "50ms"

@@ -1,4 +1,4 @@
-"""What an exchange adds to a node's own step, against values computed by hand."""
+"""The addition of an exchange to a node's own step equals values computed by hand."""
 
 from __future__ import annotations
 

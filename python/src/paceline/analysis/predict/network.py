@@ -116,10 +116,12 @@ class Network:
         self, setup: NodeSetup, record: TrialRecord, step: NodeStep, profile: Profile
     ) -> Burden | None:
         """Return what the exchange adds in this trial; None if it is not known."""
-        link = measured_link([record], self.algorithms)
-        alone_s = setup.alone_s(step.samples)
         is_own = any(record.trial.id == each.trial.id for each in setup.records)
-        if step.nodes == 1 or not is_own or alone_s is None or link is None:
+        alone_s = setup.alone_s(step.samples)
+        if step.nodes == 1 or not is_own or alone_s is None:
+            return None
+        link = measured_link([record], self.algorithms)  # reads the operations of the trial
+        if link is None:
             return None
         latency_s, bytes_per_s = (np.array([[value]]) for value in link.middle)
         replay = Replay(

@@ -154,11 +154,11 @@ def _with_products(profile: Profile, record: TrialRecord, steps: RankSteps) -> P
     """Add what rank 0 does after its last gradient without waiting for a sum."""
     steady = steps.since(record.trial.training.warmup_steps)
     passes_s = sum(steady[name][0] for name in ("data_wait_s", "forward_s", "backward_s"))
-    products_s = float(np.nanmedian(passes_s - (steady["ready_s"] - steady["started_s"])[0]))
+    until_ready_s = (steady["ready_s"] - steady["started_s"])[0]
+    products_s = max(0.0, float(np.nanmedian(passes_s - until_ready_s)))
     parameters = 0 if record.result is None else record.result.parameters
     summed = profile.reduced_bytes / (FP32_BYTES * parameters) if parameters else 1.0
     update_s = float(np.nanmedian(steady["optimizer_s"][0])) * max(0.0, 1.0 - summed)
-    products_s = max(0.0, products_s)
     return replace(
         profile,
         products_s=products_s,
