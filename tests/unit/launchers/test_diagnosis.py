@@ -2,6 +2,7 @@
 
 import pytest
 
+from paceline.job.rank_status import TERMINATED
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose, log_tail
 from paceline.launchers.supervise import Ended
@@ -62,6 +63,14 @@ def test_rank_seen_dying_is_named_where_the_log_is_silent(outcome_of, write_stat
     write_status(0, "running")
     write_status(1, "running")
     assert outcome_of(ended(1, dead_ranks=(1,))).failed_rank == 1
+
+
+def test_launcher_may_know_why_a_rank_was_asked_to_end(outcome_of, write_status):
+    for rank in (0, 1):
+        write_status(rank, "failed", TERMINATED, secondary=True)
+    log = "paceline: rank 1 of 2 failed: RankFailed: the Python of its task was killed\n"
+    outcome = outcome_of(ended(5), launcher="spark", log=log)
+    assert "was asked to end; the launcher says: RankFailed: the Python" in outcome.message
 
 
 def test_own_error_outweighs_peers_that_were_killed_for_it(outcome_of, write_status):

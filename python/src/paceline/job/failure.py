@@ -33,6 +33,11 @@ class FirstFailure:
             return None
         return self.status.error or "no reason given"
 
+    @property
+    def was_asked_to_end(self) -> bool:
+        """Whether the rank was ended from outside. Whoever ended it may know why."""
+        return self.error == TERMINATED
+
     def end(self, otherwise: str) -> RankEnd:
         """Return the end of the trial; `otherwise` is the reason if the rank wrote none."""
         return RankEnd(rank=self.rank or 0, error=self.error or f"RankFailed: {otherwise}")

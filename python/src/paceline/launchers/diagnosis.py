@@ -129,10 +129,11 @@ def _what_happened(
     if status is None:
         return f"{name} failed before it could write a status; the launcher {how}"
     where = f"{name} (host {status.host}, pid {status.pid})"
+    if reported is not None and (failure.error is None or failure.was_asked_to_end):
+        what = "wrote no error" if failure.error is None else "was asked to end"
+        return f"{where} {what}; the launcher says: {reported}"
     if failure.error is not None:
         return f"{where} failed: {failure.error}"
-    if reported is not None:
-        return f"{where} wrote no error; the launcher says: {reported}"
     return f"{where} was killed or crashed: it wrote no error; the launcher {how}"
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.errors import EnvironmentLacks
-from paceline.job.rank_status import RankEnd
+from paceline.job.rank_status import TERMINATED, RankEnd
 from paceline.launchers.spark import barrier
 from paceline.launchers.spark.barrier import (
     BarrierTaskFailed,
@@ -155,7 +155,7 @@ def test_lost_task_is_named_although_its_rank_could_still_write_that_it_was_ende
     for rank in (0, 1):
         status = RankStatus(
             rank=rank, host="h", pid=1, process_started_unix_s=0.0, state="failed",
-            error="Terminated: x", secondary=True,
+            error=TERMINATED, secondary=True,
         )  # fmt: skip
         write_json(job.files.rank(rank).status, dataclasses.asdict(status))
     end = failed_stage(job, "because barrier task ResultTask(0, 1) finished unsuccessfully")

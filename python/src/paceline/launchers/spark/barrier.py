@@ -179,7 +179,7 @@ def failed_stage(job: Job, message: str) -> RankEnd:
             return reported
     if failure.rank is None and named is None:
         return failure.end(_first_line(message))
-    if failure.rank is None:
+    if failure.rank is None or failure.was_asked_to_end:
         failure = FirstFailure(rank=named)
     # Over MPI, ranks are processes of their own. SIGTERM ends them together with their task.
     over_mpi = job.trial.transport == "mpi"
