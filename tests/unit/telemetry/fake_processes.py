@@ -1,9 +1,8 @@
-"""A process table in memory that stands in for psutil, with numbers that tests choose."""
+"""A process table in memory, with numbers that tests choose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import itertools
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ import psutil
 import pytest
 
 from paceline.telemetry import processes
+from paceline.telemetry.kernel import ProcessUsage
 
 
 @dataclass
@@ -28,7 +28,8 @@ class Entry:
     pss_bytes: int = 900
     files: int = 3
     io: tuple[int, int] | None = (0, 0)  # None: not readable
-    status: str = psutil.STATUS_RUNNING
+    is_zombie: bool = False
+    started_ticks: int = field(default_factory=itertools.count().__next__)
     switches: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -61,6 +62,18 @@ class Table:
             raise psutil.NoSuchProcess(pid)
         return FakeProcess(self, self.now[pid])
 
+    def usage(self, pid: int) -> ProcessUsage:
+        if pid not in self.now:
+            raise ProcessLookupError(pid)
+        entry = self.now[pid]
+        return ProcessUsage(
+            started_ticks=entry.started_ticks,
+            is_zombie=entry.is_zombie,
+            cpu_s=entry.cpu_s + entry.children_cpu_s,
+            threads=entry.threads,
+            rss_bytes=entry.rss_bytes,
+        )
+
 
 class FakeProcess:
     """The part of psutil.Process that the tree uses."""
@@ -73,45 +86,17 @@ class FakeProcess:
             raise psutil.NoSuchProcess(self.pid)
         return self._entry
 
-    @contextmanager
-    def oneshot(self) -> Iterator[None]:
-        yield
-
-    def is_running(self) -> bool:
-        return self._table.now.get(self.pid) is self._entry
-
     def ppid(self) -> int:
         return self._live().ppid
 
     def create_time(self) -> float:
         return self._entry.started_unix_s
 
-    def status(self) -> str:
-        return self._live().status
-
-    def cpu_times(self) -> SimpleNamespace:
-        entry = self._live()
-        return SimpleNamespace(
-            user=entry.cpu_s, system=0.0, children_user=entry.children_cpu_s, children_system=0.0
-        )
-
-    def num_threads(self) -> int:
-        return self._live().threads
-
-    def memory_info(self) -> SimpleNamespace:
-        return SimpleNamespace(rss=self._live().rss_bytes)
-
     def memory_full_info(self) -> SimpleNamespace:
         return SimpleNamespace(pss=self._live().pss_bytes)
 
     def num_fds(self) -> int:
         return self._live().files
-
-    def io_counters(self) -> SimpleNamespace:
-        io = self._live().io
-        if io is None:
-            raise psutil.AccessDenied(self.pid)
-        return SimpleNamespace(read_bytes=io[0], write_bytes=io[1])
 
 
 @pytest.fixture
@@ -123,9 +108,10 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Table:
         Error=psutil.Error,
         NoSuchProcess=psutil.NoSuchProcess,
         AccessDenied=psutil.AccessDenied,
-        STATUS_ZOMBIE=psutil.STATUS_ZOMBIE,
     )
     monkeypatch.setattr(processes, "psutil", fake)
+    monkeypatch.setattr(processes, "read_process", found.usage)
+    monkeypatch.setattr(processes, "read_process_io", lambda pid: found.now[pid].io)
     monkeypatch.setattr(
         processes, "read_thread_switches", lambda pid: dict(found.now[pid].switches)
     )

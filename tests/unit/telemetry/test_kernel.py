@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.unit.fabricated_cgroups import Machine
 
@@ -13,8 +14,11 @@ from paceline.telemetry.kernel import (
     CgroupReader,
     CgroupUsage,
     PressureTimes,
+    ProcessUsage,
     read_page_faults,
     read_pressure,
+    read_process,
+    read_process_io,
     read_thread_switches,
 )
 
@@ -47,6 +51,45 @@ def test_major_page_faults_are_not_minor_ones(tmp_path: Path) -> None:
     assert read_page_faults(tmp_path) == {"minor": 70, "major": 30}
     write(tmp_path, vmstat="nr_free_pages 5\n")
     assert read_page_faults(tmp_path) == {}
+
+
+def test_process_is_read_whatever_its_name(tmp_path: Path) -> None:
+    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    after_name = f"Z 1 7 7 0 -1 0 0 0 0 0 {ticks} {ticks} {2 * ticks} 0 20 0 3 0 4711 9999 5 0"
+    write(tmp_path, **{"7__stat": f"7 (a) R 5 (b) {after_name}\n"})
+    assert read_process(7, tmp_path) == ProcessUsage(
+        started_ticks=4711, is_zombie=True, cpu_s=4.0, threads=3, rss_bytes=5 * page
+    )
+    with pytest.raises(FileNotFoundError):
+        read_process(8, tmp_path)
+
+
+def test_process_agrees_with_psutil() -> None:
+    one, used = read_process(os.getpid()), psutil.Process()
+    times, written = used.cpu_times(), used.io_counters().write_bytes
+    assert one.is_zombie is False
+    assert one.cpu_s == pytest.approx(sum(times[:4]), abs=1.0)
+    assert one.started_ticks == pytest.approx(
+        (used.create_time() - psutil.boot_time()) * os.sysconf("SC_CLK_TCK"), abs=200
+    )
+    assert one.threads == used.num_threads()
+    assert one.rss_bytes == pytest.approx(used.memory_info().rss, rel=0.1)
+    bytes_now = read_process_io(os.getpid())
+    assert bytes_now is not None
+    assert bytes_now[1] >= written
+
+
+def test_bytes_of_a_process_may_be_unreadable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, **{"7__io": "rchar: 1\nread_bytes: 5\nwrite_bytes: 6\n"})
+    assert read_process_io(7, tmp_path) == (5, 6)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("builtins.open", refuse)
+    assert read_process_io(7, tmp_path) is None
 
 
 def test_context_switches_are_read_by_thread(tmp_path: Path) -> None:

@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from paceline.telemetry.kernel import read_thread_switches
+from paceline.telemetry.kernel import (
+    ProcessUsage,
+    read_process,
+    read_process_io,
+    read_thread_switches,
+)
 
 _SAME_START_S = 1.0  # a rank reports its start from another clock source
 
@@ -60,14 +65,16 @@ class _Counter:
 class _Reading:
     """Figures of one process at one moment; None: not read, or not readable."""
 
-    counters: list[float]
-    has_io: bool
-    is_live: bool
-    threads: int
-    rss_bytes: int
+    usage: ProcessUsage
+    io: tuple[int, int] | None
     pss_bytes: int | None = None
     open_files: int | None = None
     switches: dict[int, tuple[int, int]] | None = None
+
+    @property
+    def counters(self) -> list[float]:
+        """CPU seconds, bytes read, bytes written."""
+        return [self.usage.cpu_s, *(self.io or (0, 0))]
 
 
 @dataclass(slots=True)
@@ -75,6 +82,7 @@ class _Watched:
     """One process."""
 
     process: psutil.Process
+    started_ticks: int
     ppid: int  # when it was found
     counters: list[_Counter]  # CPU seconds, bytes read, bytes written
     grown: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # since it is watched
@@ -111,7 +119,7 @@ class ProcessTree:
 
     def any_alive(self) -> bool:
         """Return whether a watched process is still running."""
-        return any(_is_alive(watched.process) for watched in self._watched.values())
+        return any(_is_alive(watched) for watched in self._watched.values())
 
     def set_ranks(self, pids: dict[int, tuple[int, float]]) -> None:
         """Say which process each rank is: (process id, Unix time of its start) by rank.
@@ -144,7 +152,7 @@ class ProcessTree:
         found: dict[int, _Reading] = {}
         for pid, watched in self._watched.items():
             try:
-                found[pid] = _read(watched.process, expensive=expensive)
+                found[pid] = _read(watched, expensive=expensive)
             except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
                 continue
         # First this: a parent's counters may include a child that has ended since the last pass.
@@ -198,11 +206,12 @@ class ProcessTree:
             return
         try:
             process = psutil.Process(pid)
-            ppid = process.ppid()
-            start = [0.0] * 3 if is_new else _counters(process)[0]
-        except psutil.Error:
+            ppid, usage = process.ppid(), read_process(pid)
+            start = _Reading(usage, read_process_io(pid)).counters
+        except (psutil.Error, FileNotFoundError, ProcessLookupError):
             return
-        self._watched[pid] = _Watched(process, ppid, [_Counter(value) for value in start])
+        counters = [_Counter(0.0 if is_new else value) for value in start]
+        self._watched[pid] = _Watched(process, usage.started_ticks, ppid, counters)
         if not is_new:
             self._watched[pid].switches = read_thread_switches(pid)
             self._others.clear()  # processes seen before may descend from this one
@@ -221,7 +230,7 @@ class ProcessTree:
 
     def _count(self, watched: _Watched, now: _Reading) -> None:
         """Add a reading of a process to the run and to its rank."""
-        self._io_is_readable |= now.has_io
+        self._io_is_readable |= now.io is not None
         counted = zip(watched.counters, now.counters, strict=True)
         grown = [counter.increase(value) for counter, value in counted]
         watched.grown = _added(watched.grown, grown)
@@ -234,9 +243,10 @@ class ProcessTree:
             group.grown = _added(group.grown, grown)
             group.switches = _added(group.switches, switches)
             usage = group.usage
-            usage.processes += now.is_live
-            usage.threads += now.threads
-            usage.rss_bytes += now.rss_bytes
+            if not now.usage.is_zombie:
+                usage.processes += 1
+                usage.threads += now.usage.threads
+                usage.rss_bytes += now.usage.rss_bytes
             if now.pss_bytes is not None and now.open_files is not None:
                 usage.pss_bytes = (usage.pss_bytes or 0) + now.pss_bytes
                 usage.open_files = (usage.open_files or 0) + now.open_files
@@ -278,36 +288,18 @@ def _start_pass(group: _Group) -> None:
     group.usage = Usage()
 
 
-def _read(process: psutil.Process, *, expensive: bool) -> _Reading:
-    """Read one process. Raises psutil.NoSuchProcess."""
-    with process.oneshot():
-        counters, has_io = _counters(process)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return _Reading(counters, has_io, is_live=False, threads=0, rss_bytes=0)
-        threads, rss_bytes = process.num_threads(), process.memory_info().rss
-    if not expensive:
-        return _Reading(counters, has_io, is_live=True, threads=threads, rss_bytes=rss_bytes)
-    if not process.is_running():  # its process id belongs to another process now
+def _read(watched: _Watched, *, expensive: bool) -> _Reading:
+    """Read one process. Raises FileNotFoundError, ProcessLookupError or psutil.NoSuchProcess."""
+    process = watched.process
+    usage, io = read_process(process.pid), read_process_io(process.pid)
+    if usage.started_ticks != watched.started_ticks:  # its id belongs to another process now
         raise psutil.NoSuchProcess(process.pid)
+    if not expensive or usage.is_zombie:
+        return _Reading(usage, io)
     pss_bytes = open_files = None
     with suppress(psutil.AccessDenied):  # a process of another user
         pss_bytes, open_files = process.memory_full_info().pss, process.num_fds()
-    switches = read_thread_switches(process.pid)
-    return _Reading(counters, has_io, True, threads, rss_bytes, pss_bytes, open_files, switches)
-
-
-def _counters(process: psutil.Process) -> tuple[list[float], bool]:
-    """Return CPU seconds and bytes read and written, and whether the bytes could be read.
-
-    All include the children that the process has waited for (getrusage(2), proc_pid_io(5)).
-    """
-    cpu = process.cpu_times()
-    total_s = cpu.user + cpu.system + cpu.children_user + cpu.children_system
-    try:
-        io = process.io_counters()
-    except (psutil.AccessDenied, NotImplementedError, AttributeError):
-        return [total_s, 0.0, 0.0], False
-    return [total_s, float(io.read_bytes), float(io.write_bytes)], True
+    return _Reading(usage, io, pss_bytes, open_files, read_thread_switches(process.pid))
 
 
 def _switches_since(
@@ -324,8 +316,9 @@ def _added(one: list[float], other: list[float]) -> list[float]:
     return [a + b for a, b in zip(one, other, strict=True)]
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def _is_alive(watched: _Watched) -> bool:
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
+        usage = read_process(watched.process.pid)
+    except (FileNotFoundError, ProcessLookupError):
         return False
+    return usage.started_ticks == watched.started_ticks and not usage.is_zombie
