@@ -10,10 +10,6 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-# The first optimiser imports this module anyway, which takes a second or more. Imported here, it
-# counts as import time instead of model build time.
-import torch._dynamo  # noqa: F401
-
 from paceline.data.reading import Feed, SoloNode
 from paceline.errors import RankFailed
 from paceline.host.memory import own_memory
@@ -21,6 +17,7 @@ from paceline.records.continuation import continue_rows
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.rows import TrainingResult
 from paceline.strategies import LocalStrategy, create_strategy
+from paceline.training import compiler
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.linear import linear_parameters
 from paceline.training.loop import Loop
@@ -57,6 +54,7 @@ def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
     Collective over all ranks; every wait is limited by `trial.limits`. Raises PacelineErrors:
     EnvironmentLacks, DataError, TimedOut, RankFailed (PeerLost if another rank is the cause).
     """
+    compiler.import_when_used()
     own = files.rank(context.rank)
     with Spans(own.spans) as spans, recording(own.communication) as recorder:
         spans.ended("imports", context.process_started_unix_s)

@@ -12,9 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-# As in worker.worker: count it as an import, not as a part of building the model.
-import torch._dynamo  # noqa: F401
-
 from paceline.data.reading import SoloNode
 from paceline.errors import RankFailed
 from paceline.launchers.spark.rounds.exchange import Carry, RankReport, Report, steps_of_round
@@ -25,6 +22,7 @@ from paceline.records.files import JsonlWriter, write_json
 from paceline.records.rows import TrainingResult
 from paceline.strategies.local_sgd.steps import LocalReplica
 from paceline.strategies.processes.descriptor import ProcessesOptions
+from paceline.training import compiler
 from paceline.training.loop import Loop
 from paceline.training.resources import RankCores, read_back, set_threads
 from paceline.training.spans import Spans
@@ -59,6 +57,7 @@ class RoundWorker:
 
     def __init__(self, trial: Trial, context: RankContext, files: TrialFiles) -> None:
         """context: of the first rank of this process; the process keeps that rank's cores."""
+        compiler.import_when_used()
         self._trial = trial
         self._context = context
         self._files = files

@@ -1,0 +1,45 @@
+"""torch's compiler is imported by trainings that use it, and by no other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+BEGIN = """
+import sys, torch
+from paceline.training import compiler
+compiler.import_when_used()
+def is_imported(): return "torch._dynamo.convert_frame" in sys.modules
+model = torch.nn.Linear(2, 2)
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.AdamW(model.parameters())]
+def step():
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+step()
+assert not is_imported()
+"""
+USES = {
+    "compiled model": """
+with torch.no_grad():
+    expected = model(torch.ones(1, 2))
+    assert torch.equal(torch.compile(model, backend="eager")(torch.ones(1, 2)), expected)
+""",
+    "activation checkpoint": """
+from torch.utils.checkpoint import checkpoint
+checkpoint(model, torch.ones(1, 2), use_reentrant=False).sum().backward()
+""",
+}
+END = """
+assert is_imported() and torch._dynamo is sys.modules["torch._dynamo"]
+step()
+"""
+
+
+@pytest.mark.parametrize("use", USES)
+def test_is_imported_when_used(use: str) -> None:
+    subprocess.run([sys.executable, "-c", BEGIN + USES[use] + END], check=True, timeout=120)
