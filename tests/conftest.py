@@ -95,16 +95,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Turn the skip of a test into a failure if its capability is required."""
+    """Turn the skip of a test into a failure if its capability is required.
+
+    A test that also needs a capability which is missing and not required may be skipped.
+    """
     report = yield
     missed = sorted(_needed(item) & capabilities.required())
-    if report.skipped and missed and not hasattr(report, "wasxfail"):
+    if report.skipped and missed and not _is_excused(item) and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = (
             f"{capabilities.REQUIRE} requires {', '.join(missed)}, but the test was skipped: "
             f"{report.longrepr}"
         )
     return report
+
+
+def _is_excused(item: pytest.Item) -> bool:
+    others = _needed(item) - capabilities.required()
+    return any(capabilities.why_not(name) is not None for name in others)
 
 
 @pytest.fixture(scope="session", autouse=True)

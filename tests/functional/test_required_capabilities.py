@@ -14,6 +14,7 @@ pytestmark = pytest.mark.functional
 
 ROOT = Path(__file__).resolve().parents[2]
 A_LAB_TEST = "tests/cluster/lab/test_lab.py::test_lab_that_is_left_stays_until_it_is_closed"
+A_SLURM_TEST = "tests/cluster/slurm/test_slurm.py::test_cancelled_job_leaves_nothing"  # in a lab
 # The product refuses to make a lab inside of a lab: stands for a fault in its check.
 NO_LAB = {"PACELINE_LAB": "pretended"}
 
@@ -39,6 +40,12 @@ def test_skip_of_a_required_test_is_a_failure() -> None:
     ended = run_pytest(A_LAB_TEST, **NO_LAB, **{REQUIRE: "lab"})
     assert ended.returncode == 1, ended.stdout
     assert f"{REQUIRE} requires lab, but the test was skipped" in ended.stdout
+
+
+def test_test_that_lacks_another_capability_is_skipped() -> None:
+    ended = run_pytest(A_SLURM_TEST, **NO_LAB, **{REQUIRE: "slurm"})
+    assert ended.returncode == 0, ended.stdout
+    assert "1 skipped" in ended.stdout
 
 
 @pytest.mark.needs("lab")
