@@ -117,11 +117,12 @@ def test_second_signal_ends_at_once(command, monkeypatch, capfd, pause_s, cleane
     monkeypatch.setattr(signals.os, "_exit", leave)
 
     def send(number: int, count: int) -> None:
-        """Signal this thread. Another thread can make Python 3.11 forget for a while that it has a
-        handler to run; it looks again after a sleep."""
+        """Signal this thread. Another thread can make Python 3.11 forget that it has a handler to
+        run; pthread_sigmask() looks for one."""
         signal.raise_signal(number)
         end_s = time.monotonic() + 10.0
         while len(handled) < count and time.monotonic() < end_s:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [])
             time.sleep(0.001)
 
     def body() -> None:
