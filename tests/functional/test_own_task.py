@@ -49,7 +49,7 @@ oversubscribe = true
 
 
 def test_language_model_is_split_evaluated_and_equivalent(cache, tmp_path):
-    """Two of its trials; all strategies: tests/unit/strategies/test_own_task.py."""
+    """Two of its trials; all strategies: tests/unit/strategies."""
     (tmp_path / "gpt.toml").write_text(GPT, encoding="utf-8")
     environment = {**os.environ, "PACELINE_CACHE": str(cache), "NO_COLOR": "1"}
     cli = Cli(environment=environment, cwd=tmp_path)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.unit.strategies import test_own_task as own
-from tests.unit.strategies.test_own_task import RESNET_SIZES, TOLERANCE, TRIALS, distance
+from tests.unit.strategies import own_models
+from tests.unit.strategies import own_training as own
+from tests.unit.strategies.own_training import RESNET_SIZES, TOLERANCE, TRIALS
+from tests.unit.strategies.pipeline.node import distance
 
 from paceline.training import checkpointing
 from paceline.training.recomputation import RecomputedPass
 
-TASKS = f"{own.__name__}"
+MODELS = own_models.__name__
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +36,7 @@ def recomputed(monkeypatch):
 
 def checkpointed(name, task, **options):
     trial = own.trial_of(**TRIALS[name], task=task, activation_checkpointing=True)
-    if hasattr(trial.strategy_options, "micro_batches") and options:
-        chosen = trial.strategy_options.model_copy(update=options)
-        trial = trial.model_copy(update={"strategy_options": chosen})
-    return trial
+    return own.with_options(trial, **options)
 
 
 @pytest.mark.parametrize("name", TRIALS)
@@ -53,7 +52,7 @@ def test_dropout_and_accumulation_are_equivalent(name, recomputed):
 
 @pytest.mark.parametrize("name", TRIALS)
 def test_batch_norm_statistics_are_updated_once(name, recomputed):
-    trial = checkpointed(name, f"{TASKS}:PlainResNetTask", micro_batches=1)
+    trial = checkpointed(name, f"{MODELS}:PlainResNetTask", micro_batches=1)
     gradients, weights = own.train_by_hand(trial, RESNET_SIZES)
     ranks = own.train(trial, RESNET_SIZES)
     for _, found in ranks:
@@ -68,9 +67,9 @@ def test_batch_norm_statistics_are_updated_once(name, recomputed):
 
 @pytest.mark.parametrize("name", ["sequential", "processes-2", "hybrid-2x2"])
 def test_tied_weights_of_tokens_are_equivalent(name, recomputed):
-    trial = checkpointed(name, f"{TASKS}:PlainGPTTask", balance="size")
-    gradients, weights = own.train_by_hand(trial, make_batch=own.tokens_of)
-    ranks = own.train(trial, make_batch=own.tokens_of)
+    trial = checkpointed(name, f"{MODELS}:PlainGPTTask", balance="size")
+    gradients, weights = own.train_by_hand(trial, make_batch=own_models.tokens_of)
+    ranks = own.train(trial, make_batch=own_models.tokens_of)
     for _, found in ranks:
         assert distance(found, weights) < TOLERANCE
     found = {key: ranks[0][0][key] for key in gradients}
@@ -91,7 +90,7 @@ def test_bf16_is_that_without_checkpointing(name):
 
 def testsecond_update_of_the_statistics_is_found(monkeypatch):
     monkeypatch.setattr("paceline.training.recomputation._put", lambda *_: None)
-    trial = checkpointed("sequential", f"{TASKS}:PlainResNetTask")
+    trial = checkpointed("sequential", f"{MODELS}:PlainResNetTask")
     _, weights = own.train_by_hand(trial, RESNET_SIZES)
     [(_, found)] = own.train(trial, RESNET_SIZES)
     assert int(found["norm.num_batches_tracked"]) > int(weights["norm.num_batches_tracked"])

@@ -8,13 +8,8 @@ import threading
 import numpy as np
 import pytest
 import torch
-from tests.unit.strategies.test_own_task import (
-    RESNET_SIZES,
-    TRIALS,
-    resnet_trial,
-    task_for,
-    train,
-)
+from tests.unit.strategies.own_models import resnet_trial
+from tests.unit.strategies.own_training import RESNET_SIZES, TRIALS, task_for, train
 from torch.nn.functional import cross_entropy
 
 from paceline.data.reading import Batch

@@ -65,7 +65,7 @@ def test_stored_bytes_are_those_of_autograd():
 
 
 def test_looking_at_a_model_changes_nothing():
-    task = make_task("tests.unit.strategies.test_own_task:PlainResNetTask", classes=3)
+    task = make_task("tests.unit.strategies.own_models:PlainResNetTask", classes=3)
     model = build_model(task)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     found = stored_bytes(task, task.blocks(model))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.unit.strategies.test_own_task import TASK, TRIALS, trial_of
+from tests.unit.strategies.own_training import TASK, TRIALS, trial_of
 from torch import nn
 
 from paceline.spec.extensions import load_object

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.unit.strategies.test_own_task import TRIALS, train, train_by_hand, trial_of
+from tests.unit.strategies.own_training import TRIALS, train, train_by_hand, trial_of
 
 from paceline.data.masks import ImagesWithMasks
 from paceline.errors import DataError, UsageError

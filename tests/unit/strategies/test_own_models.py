@@ -1,0 +1,125 @@
+"""Models of many kinds are trained by every strategy as by torch alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.unit.strategies import own_models
+from tests.unit.strategies.own_models import tokens_of
+from tests.unit.strategies.own_training import (
+    RESNET_SIZES,
+    TOLERANCE,
+    TRIALS,
+    task_for,
+    train,
+    train_by_hand,
+    trial_of,
+    with_options,
+)
+from tests.unit.strategies.pipeline.node import distance
+
+from paceline.workloads.build import build_model
+
+MODELS = own_models.__name__
+
+
+@pytest.mark.parametrize("name", [n for n in TRIALS if n != "sequential"])
+def test_weights_that_stages_share_are_equivalent(name):
+    trial = trial_of(**TRIALS[name], task=f"{MODELS}:Tied")
+    trial = with_options(trial, split_points=(5,), balance=None)
+    gradients, weights = train_by_hand(trial)
+    ranks = train(trial)
+    for _, found in ranks:
+        assert distance(found, weights) < TOLERANCE
+    assert distance(ranks[0][0], gradients) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "balance"),
+    [
+        *((name, "size") for name in TRIALS if name != "sequential"),
+        ("pipeline-2", "time"),
+        ("hybrid-2x2", "time"),
+    ],
+)
+def test_small_gpt_on_tokens_is_equivalent(name, balance):
+    trial = trial_of(**TRIALS[name], task=f"{MODELS}:GPT")
+    trial = with_options(trial, balance=balance)
+    gradients, weights = train_by_hand(trial, make_batch=tokens_of)
+    ranks = train(trial, make_batch=tokens_of)
+    for _, found in ranks:
+        assert distance(found, weights) < TOLERANCE
+    assert distance(ranks[0][0], gradients) < 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["pipeline-2", "hybrid-2x2"])
+def test_blocks_in_another_order_than_the_parameters_are_equivalent(name):
+    trial = trial_of(**TRIALS[name], task=f"{MODELS}:Blocks")
+    gradients, weights = train_by_hand(trial)
+    for found_gradients, found in train(trial):
+        assert found.keys() == weights.keys()
+        assert distance({n: found[n] for n in weights}, weights) < TOLERANCE
+        assert found_gradients.keys() == gradients.keys()
+
+
+@pytest.mark.parametrize("name", [n for n in TRIALS if n != "sequential"])
+def test_attention_layer_norm_and_tied_weights_are_equivalent(name):
+    trial = trial_of(**TRIALS[name], task=f"{MODELS}:Transformer")
+    gradients, weights = train_by_hand(trial)
+    ranks = train(trial)
+    for _, found in ranks:
+        assert distance(found, weights) < TOLERANCE
+    assert distance(ranks[0][0], gradients) < TOLERANCE
+
+
+def trials_by_split():
+    """Return each trial, those with stages once for each place of the split."""
+    for name, values in TRIALS.items():
+        for split in (2, 4, 5) if "stages" in values else (None,):
+            yield pytest.param(name, split, id=name if split is None else f"{name}-at-{split}")
+
+
+@pytest.mark.parametrize(("name", "split"), list(trials_by_split()))
+def test_parameters_that_are_not_trained_keep_their_values(name, split):
+    trial = trial_of(**TRIALS[name], task=f"{MODELS}:FineTuned")
+    if split is not None:
+        trial = with_options(trial, split_points=(split,), balance=None)
+    gradients, weights = train_by_hand(trial)
+    initial = build_model(task_for(trial)).state_dict()
+    ranks = train(trial)
+    for _, found in ranks:
+        assert list(found) == list(weights)
+        assert distance(found, weights) < TOLERANCE
+        assert torch.equal(found["2.weight"], initial["2.weight"])
+        assert not torch.equal(found["4.bias"], initial["4.bias"])
+    assert ranks[0][0].keys() == gradients.keys() == {"4.bias", "6.weight", "6.bias"}
+    assert distance(ranks[0][0], gradients) < TOLERANCE
+
+
+@pytest.mark.parametrize("split", [1, 3, 6, 8])
+@pytest.mark.parametrize("name", ["pipeline-2", "hybrid-2x2"])
+def test_residual_network_without_blocks_is_split_equivalently(name, split):
+    trial = trial_of(**TRIALS[name], task=f"{MODELS}:PlainResNetTask")
+    trial = with_options(trial, split_points=(split,), balance=None, micro_batches=1)
+    gradients, weights = train_by_hand(trial, RESNET_SIZES)
+    ranks = train(trial, RESNET_SIZES)
+    largest = max(gradient.abs().max() for gradient in gradients.values())
+    for _, found in ranks:
+        assert list(found) == list(weights)
+        for key, tensor in weights.items():
+            torch.testing.assert_close(found[key], tensor, rtol=TOLERANCE, atol=1e-6)
+    for key, tensor in gradients.items():
+        torch.testing.assert_close(ranks[0][0][key], tensor, rtol=1e-3, atol=1e-5 * float(largest))
+
+
+@pytest.mark.parametrize("balance", ["size", "time"])
+@pytest.mark.parametrize("name", ["pipeline-2", "hybrid-2x2"])
+def test_tied_weights_of_a_model_without_blocks_are_equivalent(name, balance):
+    trial = trial_of(**TRIALS[name], task=f"{MODELS}:PlainGPTTask")
+    trial = with_options(trial, balance=balance)
+    gradients, weights = train_by_hand(trial, make_batch=tokens_of)
+    ranks = train(trial, make_batch=tokens_of)
+    for _, found in ranks:
+        assert distance(found, weights) < TOLERANCE
+    found = {name: ranks[0][0][name] for name in gradients}  # in the order of use
+    assert distance(found, gradients) < 10 * TOLERANCE
