@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.unit.analysis import operations as made
-from tests.unit.analysis.ways import MPI_GLOO, PIPELINE, SEQUENTIAL
+from tests.unit.analysis.ways import INTRAOP, MPI_GLOO, PIPELINE, SEQUENTIAL
 
 from paceline.analysis.predict.link import given_link
 from paceline.analysis.predict.predict import predict
@@ -48,15 +48,22 @@ def test_the_exchange_lengthens_the_own_step_among_several_nodes_only(
     records, fabricate, tmp_path
 ) -> None:
     quick = dataclasses.replace(SEQUENTIAL, forward_s=0.1, backward_s=0.2)
-    alone = [*records(SEQUENTIAL, batch=8), *records(quick, batch=4)]
+    alone = [
+        *records(SEQUENTIAL, INTRAOP, batch=8),
+        *records(quick, dataclasses.replace(INTRAOP, forward_s=0.05, backward_s=0.1), batch=4),
+    ]
     way = dataclasses.replace(
         quick, launcher="mpi", transport="gloo", nodes=2, backward_s=0.25, transfer_s=0.056
     )
     run = fabricate.make_run(tmp_path / "two", [way], cases=[fabricate.Case(steps=20)])
     (files,) = (files for _, files in run.trials())
-    one, two = predict([*alone, made.two_buckets(files)], Request(nodes=(1, 2))).predictions
-    assert one.node_s == pytest.approx(SEQUENTIAL.step_s, rel=0.01)
-    assert two.node_s == pytest.approx(quick.step_s + 0.05, rel=0.01)
+    found = predict([*alone, made.two_buckets(files)], Request(nodes=(1, 2))).predictions
+    seconds = {(each.setup.split()[0], each.nodes): each.node_s for each in found}
+    assert seconds["sequential", 1] == pytest.approx(SEQUENTIAL.step_s, rel=0.01)
+    assert seconds["sequential", 2] == pytest.approx(quick.step_s + 0.05, rel=0.01)
+    # intraop was measured on one node only: the addition is that of the other strategy
+    added_s = 0.05 / quick.step_s * (INTRAOP.step_s - 0.18)
+    assert seconds["intraop", 2] == pytest.approx(INTRAOP.step_s - 0.18 + added_s, rel=0.02)
 
 
 def test_a_share_that_was_not_measured_is_refused_with_what_to_measure(records) -> None:

@@ -50,12 +50,14 @@ class Network:
         self,
         transport: str,
         records: Sequence[TrialRecord],
+        setups: Sequence[NodeSetup],
         given: Link | None,
         topology: Topology | None,
     ) -> None:
-        """records: all finished trials of the workload. given: the link; None if it is measured.
-        topology: simulate contention in it."""
+        """records: all finished trials of the workload. setups: theirs. given: the link; None if it
+        is measured. topology: simulate contention in it."""
         self.transport = transport
+        self._setups = setups
         self.algorithms = algorithms_of(transport, records)
         self._collectives = Collectives(algorithms=self.algorithms, topology=topology)
         self.assumptions: list[str] = []
@@ -81,7 +83,7 @@ class Network:
             return own_s, self._unrecorded_s(setup, nodes, own_s, *link)
         record, step, profile = found
         replay = Replay(profile, self._collectives, nodes, samples, own_s, *link)
-        burden = self._burden(setup, record, step, profile)
+        burden = self._burden(record, step, profile)
         if burden is not None:
             longer = replace(replay, own_s=own_s * burden.ratio)
             own_s = own_s + burden.seconds(own_s, longer, np.random.default_rng(SEED + 1))
@@ -112,13 +114,11 @@ class Network:
         )
         return weight * none + (1 - weight) * full
 
-    def _burden(
-        self, setup: NodeSetup, record: TrialRecord, step: NodeStep, profile: Profile
-    ) -> Burden | None:
+    def _burden(self, record: TrialRecord, step: NodeStep, profile: Profile) -> Burden | None:
         """Return what the exchange adds in this trial; None if it is not known."""
-        is_own = any(record.trial.id == each.trial.id for each in setup.records)
-        alone_s = setup.alone_s(step.samples)
-        if step.nodes == 1 or not is_own or alone_s is None:
+        owner = next((s for s in self._setups if s.holds(record)), None)
+        alone_s = None if owner is None else owner.alone_s(step.samples)
+        if step.nodes == 1 or alone_s is None:
             return None
         link = measured_link([record], self.algorithms)  # reads the operations of the trial
         if link is None:
@@ -162,11 +162,15 @@ class Network:
 
     def _profile(self, setup: NodeSetup) -> tuple[TrialRecord, NodeStep, Profile] | None:
         """Return the recorded messages of this setup on several nodes, or of the nearest trial."""
-        own = {r.trial.id for r in setup.records}
         candidates = [r for r in self._users if r.trial.placement.ranks > 1]
+        cores = setup.trial.placement.cores_per_node
         nearest = min(
             candidates,
-            key=lambda r: (r.trial.placement.nodes == 1, r.trial.id not in own),
+            key=lambda r: (
+                r.trial.placement.nodes == 1,
+                not setup.holds(r),
+                r.trial.placement.cores_per_node != cores,
+            ),
             default=None,
         )
         step = None if nearest is None else node_step(nearest)

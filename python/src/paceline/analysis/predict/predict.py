@@ -59,8 +59,11 @@ def predict(records: Sequence[TrialRecord], request: Request) -> Predictions:
     for same in by_workload.values():
         used = dict.fromkeys(r.trial.transport for r in same)
         names = request.transports or tuple(n for n in used if algorithms_of(n, same))
-        networks = [Network(name, same, request.link, request.topology) for name in names]
-        for setup in _setups(same, request):
+        setups = [NodeSetup(alike, request) for alike in _grouped(same)]
+        networks = [Network(name, same, setups, request.link, request.topology) for name in names]
+        for setup in setups:
+            if not _is_wanted(setup.trial, request):
+                continue
             found, why = _predict_setup(setup, networks)
             made += found
             refused += why
@@ -75,15 +78,15 @@ def predict(records: Sequence[TrialRecord], request: Request) -> Predictions:
     )
 
 
-def _setups(records: Sequence[TrialRecord], request: Request) -> list[NodeSetup]:
+def _grouped(records: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
     """Group the trials that compute what the baseline does by node setup and arithmetic."""
     found: dict[Hashable, list[TrialRecord]] = defaultdict(list)
     for record in records:
         trial = record.trial
-        if trial.is_exact and trial.training.global_batch and _is_wanted(trial, request):
+        if trial.is_exact and trial.training.global_batch:
             arithmetic = (trial.training.precision, trial.training.memory_format)
             found[arithmetic, node_setup(trial)].append(record)
-    return [NodeSetup(same, request) for same in found.values()]
+    return list(found.values())
 
 
 def _predict_setup(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from paceline.analysis.predict.node import NodeStep
     from paceline.analysis.predict.prediction import Request
     from paceline.analysis.reading import TrialRecord
 
@@ -33,9 +34,16 @@ class NodeSetup:
         self.records, self.request = records, request
         self.trial = records[0].trial
         self.name = f"{self.trial.local_strategy} {self.trial.layout}"
-        self._measured = [(r, step) for r in records if (step := node_step(r)) is not None]
+        self._ids = {r.trial.id for r in records}
         batches = [r.trial.training.global_batch for r in records]
         self._batch = request.global_batch or max(batches)
+
+    def holds(self, record: TrialRecord) -> bool:
+        return record.trial.id in self._ids
+
+    @cached_property
+    def _measured(self) -> list[tuple[TrialRecord, NodeStep]]:
+        return [(r, step) for r in self.records if (step := node_step(r)) is not None]
 
     @cached_property
     def model(self) -> NodeModel | None:
