@@ -2,17 +2,23 @@
 
     python predictions.py --out results/predictions.json --runs runs/predictions    # needs root
 
-The hosts are network namespaces of this machine with a core each (`paceline lab`). Calibration: one
-host with several shares of the batch, and two hosts at full speed. Predicted and then measured: two
-hosts at shaped links, and other global batches. `RUNS/…/predictions.json` is written before the
-first of these trials starts; a run that is there is not repeated. With everything half an hour.
+The hosts are network namespaces of this machine (`paceline lab`). Calibration: one host with
+several shares of the batch, and two hosts at full speed. Predicted and then measured, by scene:
+
+links: two hosts at shaped links, and other global batches.
+hosts: three and four hosts.
+strategies: two hosts with local strategies that were measured on one host only.
+
+`RUNS/…/predictions.json` is written before the first of these trials starts; a run that is there is
+not repeated. Each scene takes half an hour.
 
 Error: predicted over measured step, minus 1. Coverage: measured medians within the predicted 90 %
 interval. Targets: median error at most 5 %, 90th percentile at most 12 %, coverage 85 to 97 %.
 
-Choices: at each link and batch, configurations are one host, and two hosts with each transport. One
-or both of the latter are held out. The first choice is the fastest, as measured or as predicted.
-Loss: its measured step over that of the fastest, minus 1. Target: at most 3 % in 95 % of cases.
+Choices: at each link and batch, configurations are one host, and several hosts with each strategy
+and transport. Those of one transport, of one strategy, or all on several hosts are held out. The
+first choice is the fastest, as measured or as predicted. Loss: its measured step over that of the
+fastest, minus 1. Target: at most 3 % in 95 % of cases.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +34,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common import write_results
+from control_groups import slower_host
+from lab import FULL
 from paceline.analysis.compare import compare_run
 from paceline.analysis.predict.link import given_link
 from paceline.analysis.predict.predict import predict
@@ -36,45 +45,19 @@ from paceline.lab import INTERFACE, Lab, LabSettings, why_not
 from paceline.records.files import jsonable, read_json, write_json
 from paceline.records.layout import RunFiles
 from paceline.spec.rates import bits_per_s
+from prediction_scenes import (
+    ONE_HOST,
+    SCENES,
+    SEVERAL_HOSTS,
+    SPEC,
+    Part,
+    Scene,
+    strategy_keys,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-SPEC = """
-schema = 2
-name = "{name}"
-seed = 1
-repeats = {repeats}
-[[workloads]]
-name = "{workload}"
-samples = 256
-image_size = {image_size}
-global_batch = {batch}
-max_steps = {steps}
-epochs = {steps}
-warmup_steps = 2
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-{trials}
-[network]
-interface = "{interface}"
-[mpi]
-hostfile = "{hostfile}"
-[telemetry]
-interval_s = 0.5
-[limits]
-trial_s = 900
-rendezvous_s = 120
-collective_s = 300
-"""
-TWO_HOSTS = """[[trials]]
-launcher = "mpi"
-transport = "{transport}"
-sufficient_factors = "{factors}"
-local_strategy = "sequential"
-nodes = 2
-"""
 TARGETS = {
     "median_error": 0.05,
     "error_90": 0.12,
@@ -82,54 +65,15 @@ TARGETS = {
     "choices_within_3_percent": 0.95,
 }
 TRANSPORTS = ("gloo", "mpi")
-FACTORS = ("never", "always")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    name: str
-    image_size: int
-    batches: tuple[int, ...]  # of one host, to calibrate; the halves of predicted batches are among
-    predicted: tuple[int, ...]  # global batches on two hosts
-    steps: int
-    speeds: dict[str, tuple[str, ...]]  # of the links, by `sufficient_factors`
-
-
-# Without factors a step of AlexNet sends 228 MB, which take 18 s at 100 Mbit/s; VGG16's 0.5 GB.
-WORKLOADS = {
-    "tiny": Workload(
-        name="tiny",
-        image_size=128,
-        batches=(64, 32, 16),
-        predicted=(64, 32),
-        steps=24,
-        speeds={"never": ("1gbit", "100mbit"), "always": ("1gbit", "100mbit")},
-    ),
-    "alexnet": Workload(
-        name="simple-big",
-        image_size=224,
-        batches=(64, 32, 16),
-        predicted=(64, 32),
-        steps=8,
-        speeds={"never": ("1gbit",), "always": ("1gbit", "100mbit")},
-    ),
-    "vgg16": Workload(
-        name="complex-small",
-        image_size=64,
-        batches=(16, 8, 4),
-        predicted=(16, 8),
-        steps=8,
-        speeds={"never": (), "always": ("1gbit", "100mbit")},
-    ),
-}
+PERIOD_US = 10_000  # of a host's limit of CPU time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Predictions from one calibration, and where its runs are."""
+    """A part of a scene, and where its runs are."""
 
-    workload: Workload
-    factors: str
+    scene: Scene
+    part: Part
     root: Path
     repeats: int
     limit_s: float
@@ -141,18 +85,61 @@ def main() -> None:
     if reason is not None:
         raise SystemExit(f"predictions.py: {reason}")
     points: list[dict[str, Any]] = []
-    with Lab(LabSettings(hosts=2, cores=1), name="predictions") as lab:
-        for factors in options.factors:
-            for name in options.workloads:
+    for name in options.scenes:
+        scene = SCENES[name]
+        with hosts_of(name, scene) as lab:
+            for part in scene.parts:
+                if options.parts and part.name not in options.parts:
+                    continue
                 case = Case(
-                    workload=WORKLOADS[name],
-                    factors=factors,
-                    root=options.runs.resolve() / f"{name}-{factors}",
+                    scene=scene,
+                    part=part,
+                    root=options.runs.resolve() / name / part.name,
                     repeats=options.repeats,
                     limit_s=options.limit_s,
                 )
-                if case.workload.speeds[factors]:
-                    points += measured_points(lab, case)
+                points += [{"scene": name, **point} for point in measured_points(lab, case)]
+    write_results(
+        options.out,
+        "predictions",
+        {
+            "targets": TARGETS,
+            **concluded(points),
+            "scenes": {
+                name: concluded([point for point in points if point["scene"] == name])
+                for name in options.scenes
+            },
+            "raw": points,
+        },
+    )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
+    parser.add_argument("--runs", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--scenes", nargs="+", choices=SCENES, default=list(SCENES))
+    parser.add_argument("--parts", nargs="+", metavar="WORKLOAD-FACTORS", help="only these")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--limit-s", type=float, default=1800, help="of one run")
+    return parser.parse_args()
+
+
+@contextmanager
+def hosts_of(name: str, scene: Scene) -> Iterator[Lab]:
+    """Make the hosts of a scene."""
+    with ExitStack() as stack:
+        lab = stack.enter_context(
+            Lab(LabSettings(hosts=scene.hosts, cores=scene.cores, slots=1), name=name)
+        )
+        if scene.quota is not None:
+            for host in lab.hosts:
+                stack.enter_context(slower_host(host, scene.quota, PERIOD_US))
+        yield lab
+
+
+def concluded(points: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Print and return errors, coverage and choices."""
     found = [loss for place in places(points) for loss in losses(place)]
     errors = np.array([abs(point["error"]) for point in points])
     summary = {
@@ -165,38 +152,29 @@ def main() -> None:
         "largest_loss_of_a_choice": max(found),
     }
     print(summary)
-    write_results(options.out, "predictions", {"targets": TARGETS, **summary, "raw": points})
+    return summary
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json")
-    parser.add_argument("--runs", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--factors", nargs="+", choices=FACTORS, default=list(FACTORS))
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--limit-s", type=float, default=1800, help="of one run")
-    return parser.parse_args()
-
-
-def places(points: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Group the points of one run: they differ in the transport."""
+def places(points: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Group the points of one run: they differ in the strategy and the transport."""
     found: dict[Any, list[dict[str, Any]]] = {}
     for point in points:
-        key = (point["case"], point["link"], point["global_batch"])
+        key = (point["scene"], point["case"], point["link"], point["global_batch"])
         found.setdefault(key, []).append(point)
     return list(found.values())
 
 
-def losses(place: list[dict[str, Any]]) -> list[float]:
+def losses(place: Sequence[dict[str, Any]]) -> list[float]:
     """Return the loss of the first choice for each way to hold out some configurations."""
-    truth = {"one host": place[0]["one_host_s"]}
-    truth |= {point["transport"]: point["measured_s"]["median"] for point in place}
-    predicted = {point["transport"]: point["step_s"]["median"] for point in place}
+    several = {(p["setup"], p["transport"]): p for p in place}
+    truth: dict[Any, float] = {"one host": place[0]["one_host_s"]}
+    truth |= {key: point["measured_s"]["median"] for key, point in several.items()}
+    names = sorted({name for key in several for name in key})
+    ways = [[key for key in several if name in key] for name in names]
     found = []
-    for held_out in (("gloo",), ("mpi",), ("gloo", "mpi")):
-        known = truth | {name: predicted[name] for name in held_out}
-        first = min(known, key=lambda name: known[name])
+    for held_out in [*(way for way in ways if len(way) < len(several)), list(several)]:
+        known = truth | {key: several[key]["step_s"]["median"] for key in held_out}
+        first = min(known, key=lambda key: known[key])
         found.append(truth[first] / min(truth.values()) - 1)
     return found
 
@@ -205,56 +183,33 @@ def measured_points(lab: Lab, case: Case) -> list[dict[str, Any]]:
     """Calibrate, predict, and measure what was predicted."""
     lab.shape(None)
     calibration: list[TrialRecord] = []
-    for batch in case.workload.batches:
-        two = TRANSPORTS if batch == case.workload.batches[0] else ()
-        calibration += measured(lab, case, case.root / f"calibration-{batch}", batch, two)
+    for batch in case.part.batches:
+        trials = "".join(one_host(case, name) for name in case.scene.calibrated)
+        if batch == case.part.batches[0]:
+            trials += several_hosts(case, 2, [case.scene.between])
+        calibration += measured(lab, case, f"calibration-{batch}", batch, trials)
     written = case.root / "predictions.json"
     if not written.exists():
-        write_json(written, jsonable(predictions(case, calibration)))
-    points = []
-    for point in read_json(written)["points"]:
-        lab.shape(point["link"])
-        folder = case.root / f"measured-{point['link']}-{point['global_batch']}"
-        measured(lab, case, folder, point["global_batch"], TRANSPORTS)
-        rows = compare_run(RunFiles(folder / "run")).rows
-        seconds = {row.transport if row.nodes == 2 else "one host": row.step_s for row in rows}
-        found, one_host = seconds[point["transport"]], seconds["one host"]
-        assert found is not None and one_host is not None, "the run has ended well"  # noqa: PT018
-        predicted, truth = point["step_s"], found.median
-        points.append(
-            {
-                "case": case.root.name,
-                **point,
-                "measured_s": jsonable(found),
-                "one_host_s": one_host.median,
-                "error": predicted["median"] / truth - 1,
-                "covered": predicted["low"] <= truth <= predicted["high"],
-            }
-        )
-        print(
-            f"{case.root.name} {point['transport']} {point['link']} {point['global_batch']}: "
-            f"{predicted['median']:.3f} s predicted, {truth:.3f} s measured",
-            file=sys.stderr,
-        )
-    return points
+        write_json(written, jsonable({"points": list(predictions(case, calibration))}))
+    return [measured_point(lab, case, point) for point in read_json(written)["points"]]
 
 
-def predictions(case: Case, records: list[TrialRecord]) -> dict[str, Any]:
-    """Predict two hosts at every speed, batch and transport."""
-    points = []
-    for link in case.workload.speeds[case.factors]:
-        for batch in case.workload.predicted:
+def predictions(case: Case, records: list[TrialRecord]) -> Iterator[dict[str, Any]]:
+    """Predict every link, number of hosts, batch, strategy and transport."""
+    for link in case.part.links:
+        for nodes, batch in case.part.predicted:
             request = Request(
-                nodes=(2,),
-                link=given_link(bits_per_s(link)),
+                nodes=(nodes,),
+                link=None if link == FULL else given_link(bits_per_s(link)),
+                strategies=case.scene.strategies,
                 transports=TRANSPORTS,
                 global_batch=batch,
             )
             found = predict(records, request)
-            if not found.predictions:
+            if len(found.predictions) != len(case.scene.strategies) * len(TRANSPORTS):
                 raise SystemExit(f"predictions.py: refused: {jsonable(found.refusals)}")
-            points += [{"link": link, **entry(each)} for each in found.predictions]
-    return {"points": points}
+            for prediction in found.predictions:
+                yield {"link": link, **entry(prediction)}
 
 
 def entry(prediction: Prediction) -> dict[str, Any]:
@@ -262,23 +217,70 @@ def entry(prediction: Prediction) -> dict[str, Any]:
     return values
 
 
-def measured(
-    lab: Lab, case: Case, folder: Path, batch: int, transports: Sequence[str]
-) -> list[TrialRecord]:
-    """Run one host, and two hosts with each transport, at the present speed of the links."""
+def measured_point(lab: Lab, case: Case, point: dict[str, Any]) -> dict[str, Any]:
+    """Measure the configurations of a point; those that share a run are measured once."""
+    link, nodes, batch = point["link"], point["nodes"], point["global_batch"]
+    lab.shape(None if link == FULL else link)
+    name = f"measured-{link}-{nodes}-{batch}"
+    measured(lab, case, name, batch, several_hosts(case, nodes, case.scene.strategies))
+    rows = compare_run(RunFiles(case.root / name / "run")).rows
+    seconds = {
+        (row.local_strategy, row.transport) if row.nodes > 1 else None: row.step_s for row in rows
+    }
+    strategy = point["setup"].partition(" ")[0]
+    found, one_host = seconds[strategy, point["transport"]], seconds[None]
+    assert found is not None and one_host is not None, "the run has ended well"  # noqa: PT018
+    predicted, truth = point["step_s"], found.median
+    print(
+        f"{case.part.name} {point['setup']} {point['transport']} {nodes} {link} {batch}: "
+        f"{predicted['median']:.3f} s predicted, {truth:.3f} s measured",
+        file=sys.stderr,
+    )
+    return {
+        "case": case.part.name,
+        **point,
+        "measured_s": jsonable(found),
+        "one_host_s": one_host.median,
+        "error": predicted["median"] / truth - 1,
+        "covered": predicted["low"] <= truth <= predicted["high"],
+    }
+
+
+def one_host(case: Case, strategy: str) -> str:
+    return ONE_HOST.format(strategy=strategy_keys(strategy), oversubscribe=case.scene.oversubscribe)
+
+
+def several_hosts(case: Case, nodes: int, strategies: Sequence[str]) -> str:
+    return "".join(
+        SEVERAL_HOSTS.format(
+            strategy=strategy_keys(strategy),
+            transport=transport,
+            factors=case.part.factors,
+            nodes=nodes,
+            oversubscribe=case.scene.oversubscribe,
+        )
+        for strategy in strategies
+        for transport in TRANSPORTS
+    )
+
+
+def measured(lab: Lab, case: Case, name: str, batch: int, trials: str) -> list[TrialRecord]:
+    """Run one host and `trials` at the present speed of the links, or read this run."""
+    folder = case.root / name
     run = folder / "run"
     if not RunFiles(run).report.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        trials = [TWO_HOSTS.format(transport=t, factors=case.factors) for t in transports]
+        workload = case.part.workload
         (folder / "spec.toml").write_text(
             SPEC.format(
-                name=folder.name,
+                name=name,
                 repeats=case.repeats,
-                workload=case.workload.name,
-                image_size=case.workload.image_size,
+                workload=workload.name,
+                image_size=workload.image_size,
                 batch=batch,
-                steps=case.workload.steps,
-                trials="".join(trials),
+                steps=workload.steps,
+                oversubscribe=case.scene.oversubscribe,
+                trials=trials,
                 interface=INTERFACE,
                 hostfile=lab.hostfile,
             )

@@ -6,7 +6,6 @@ import argparse
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from common import call
+from control_groups import Skipped, control_group, entering, limit_cpu
 from paceline.lab import INTERFACE, Lab, LabSettings, why_not
 
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 300.0
-CGROUP = Path("/sys/fs/cgroup")
 PERIOD_US = 20_000
 DISK_BYTES_PER_S = 4_000_000
 _COPY = """
@@ -71,10 +70,6 @@ interval_s = 0.25
 """
 
 
-class Skipped(Exception):  # noqa: N818  (a reason, not an error)
-    """A case that is not possible on this machine."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A disturbance and the causes that count as right."""
@@ -123,11 +118,9 @@ def cpu_quota(plan: Plan, side: str, folder: Path, repeat: int) -> None:
     if side == "clean":
         alone(plan, folder, repeat, allowed)
         return
-    with control_group("cpu") as (tasks, group):
-        quota_us = int(PERIOD_US * (0.8 - 0.4 * plan.strength))
-        (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-        (group / "cpu.cfs_quota_us").write_text(str(quota_us))
-        alone(plan, folder, repeat, allowed, prefix=entering(tasks))
+    with control_group("cpu") as group:
+        limit_cpu(group, 0.8 - 0.4 * plan.strength, PERIOD_US)
+        alone(plan, folder, repeat, allowed, prefix=entering(group))
 
 
 def memory_hog(plan: Plan, side: str, folder: Path, repeat: int) -> None:
@@ -147,13 +140,13 @@ def slow_reader(plan: Plan, side: str, folder: Path, repeat: int) -> None:
 
 def cold_cache(plan: Plan, side: str, folder: Path, repeat: int) -> None:
     """Read a data set from a slow disk, which the page cache hides in the clean trials."""
-    with control_group("blkio") as (tasks, group):
+    with control_group("blkio") as group:
         device = plan.data.stat().st_dev
         disk = f"{os.major(device)}:{os.minor(device) - os.minor(device) % 16}"
         (group / "blkio.throttle.read_bps_device").write_text(f"{disk} {DISK_BYTES_PER_S}")
         with beside(_DROP_CACHES if side == "seeded" else None, 1, str(plan.data)):
             changes = {"--reading": "stream"}
-            alone(plan, folder, repeat, prefix=entering(tasks), changes=changes)
+            alone(plan, folder, repeat, prefix=entering(group), changes=changes)
 
 
 def own_threads(plan: Plan, side: str, folder: Path, repeat: int) -> None:
@@ -221,31 +214,6 @@ CASES = (
     Case(name="slow rank", expected=frozenset({"slow_rank"}), run=slow_rank),
     Case(name="slow link", expected=frozenset({"slow_link"}), run=slow_link),
 )
-
-
-@contextmanager
-def control_group(controller: str) -> Iterator[tuple[Path, Path]]:
-    """Make a control group of version 1; yields the file of its tasks, and its folder."""
-    root = CGROUP / controller
-    if not (root / "tasks").exists():
-        raise Skipped(f"needs control groups of version 1 with {controller}")
-    group = root / f"paceline-seeded-{os.getpid()}"
-    group.mkdir()
-    try:
-        yield group / "tasks", group
-    finally:
-        for _ in range(50):  # until the processes that ended have left it
-            try:
-                group.rmdir()
-            except OSError:
-                time.sleep(0.1)
-            else:
-                break
-
-
-def entering(tasks: Path) -> tuple[str, ...]:
-    """Return the words that start a command within a control group."""
-    return ("sh", "-c", f'echo $$ > {tasks} && exec "$0" "$@"')
 
 
 @contextmanager

@@ -1,0 +1,181 @@
+"""The hosts, links and configurations of predictions.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lab import FULL
+
+SPEC = """
+schema = 2
+name = "{name}"
+seed = 1
+repeats = {repeats}
+[[workloads]]
+name = "{workload}"
+samples = 256
+image_size = {image_size}
+global_batch = {batch}
+max_steps = {steps}
+epochs = {steps}
+warmup_steps = 2
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+oversubscribe = {oversubscribe}
+{trials}
+[network]
+interface = "{interface}"
+[mpi]
+hostfile = "{hostfile}"
+[telemetry]
+interval_s = 0.5
+[limits]
+trial_s = 900
+rendezvous_s = 120
+collective_s = 300
+"""
+ONE_HOST = """[[trials]]
+launcher = "local"
+{strategy}
+oversubscribe = {oversubscribe}
+"""
+SEVERAL_HOSTS = """[[trials]]
+launcher = "mpi"
+transport = "{transport}"
+sufficient_factors = "{factors}"
+{strategy}
+nodes = {nodes}
+oversubscribe = {oversubscribe}
+"""
+
+
+# On several hosts they do not follow from the cores of the first one.
+_COUNTS = {
+    "intraop": "threads_per_rank = 2",
+    "threads": "replicas = 2\nthreads_per_rank = 2",
+    "processes": "ranks_per_node = 2\nthreads_per_rank = 1",
+    "pipeline": "stages = 2\nthreads_per_rank = 1",
+}
+
+
+def strategy_keys(strategy: str) -> str:
+    """Return the keys of a trial with two cores on each host."""
+    return f'local_strategy = "{strategy}"\n{_COUNTS.get(strategy, "")}'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    name: str
+    image_size: int
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Predictions from one calibration.
+
+    batches: of one host, to calibrate; two hosts are calibrated with the first. predicted: hosts
+    and global batch. links: rates at which they are predicted.
+    """
+
+    workload: Workload
+    factors: str
+    batches: tuple[int, ...]
+    predicted: tuple[tuple[int, int], ...]
+    links: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload.name}-{self.factors}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """Hosts of a lab and what is predicted on them.
+
+    cores: exclusive cores of a host; None: all hosts share those of the machine. quota: limit of
+    CPU time, in cores. calibrated: strategies of the calibration on one host. between: strategy of
+    the calibration on two hosts. strategies: the predicted ones.
+    """
+
+    hosts: int
+    cores: int | None
+    quota: float | None
+    calibrated: tuple[str, ...]
+    between: str
+    strategies: tuple[str, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def oversubscribe(self) -> str:
+        """Return the value in a spec: Paceline refuses a quota below the planned cores."""
+        return "true" if self.quota is not None else "false"
+
+
+_TINY = Workload(name="tiny", image_size=128, steps=24)
+_ALEXNET = Workload(name="simple-big", image_size=224, steps=8)
+_VGG16 = Workload(name="complex-small", image_size=64, steps=8)
+_BOTH = ("1gbit", "100mbit")
+_TWO_BATCHES = ((2, 64), (2, 32))
+_MORE_HOSTS = ((3, 48), (4, 64))  # 16 samples on each
+
+
+def _part(
+    workload: Workload,
+    factors: str,
+    links: tuple[str, ...],
+    predicted: tuple[tuple[int, int], ...],
+    batches: tuple[int, ...] = (64, 32, 16),
+) -> Part:
+    return Part(
+        workload=workload, factors=factors, batches=batches, predicted=predicted, links=links
+    )
+
+
+# Without factors a step of AlexNet sends 228 MB, which take 18 s at 100 Mbit/s; VGG16's 0.5 GB.
+SCENES = {
+    "links": Scene(
+        hosts=2,
+        cores=1,
+        quota=None,
+        calibrated=(),
+        between="sequential",
+        strategies=("sequential",),
+        parts=(
+            _part(_TINY, "never", _BOTH, _TWO_BATCHES),
+            _part(_ALEXNET, "never", ("1gbit",), _TWO_BATCHES),
+            _part(_TINY, "always", _BOTH, _TWO_BATCHES),
+            _part(_ALEXNET, "always", _BOTH, _TWO_BATCHES),
+            _part(_VGG16, "always", _BOTH, ((2, 16), (2, 8)), (16, 8, 4)),
+        ),
+    ),
+    # Four hosts share two cores. With nine tenths of half a core each, none takes time of another.
+    "hosts": Scene(
+        hosts=4,
+        cores=None,
+        quota=0.45,
+        calibrated=(),
+        between="sequential",
+        strategies=("sequential",),
+        parts=(
+            _part(_TINY, "never", _BOTH, _MORE_HOSTS, (32, 64, 16)),
+            _part(_ALEXNET, "never", ("1gbit",), _MORE_HOSTS, (32, 16)),
+            _part(_ALEXNET, "always", _BOTH, _MORE_HOSTS, (32, 16)),
+            _part(_VGG16, "always", _BOTH, ((3, 12), (4, 16)), (8, 4)),
+        ),
+    ),
+    # Two hosts with two cores each, of half the speed: a strategy needs more than one core.
+    "strategies": Scene(
+        hosts=2,
+        cores=None,
+        quota=0.9,
+        calibrated=("intraop", "threads", "processes", "pipeline"),
+        between="intraop",
+        strategies=("threads", "processes", "pipeline"),
+        parts=(
+            _part(_TINY, "never", (FULL, "1gbit"), ((2, 64),), (64, 32)),
+            _part(_ALEXNET, "always", (FULL, "1gbit", "100mbit"), ((2, 64),), (64, 32)),
+        ),
+    ),
+}
