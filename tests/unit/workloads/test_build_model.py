@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from paceline.errors import UsageError
+from paceline.training.task import Task, TaskSettings
 from paceline.training.tensors import sha256_of
 from paceline.workloads.build import build_model, make_task
 
@@ -48,6 +50,19 @@ def test_names_shapes_and_counts_are_those_published(name, published, parameters
     found = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
     assert list(found.items()) == list(published.items())
     assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+class OneWeightPerClass(Task):
+    def model(self):
+        model = nn.Sequential(nn.Linear(4, 2))
+        model.register_parameter("scale", nn.Parameter(torch.ones(self.settings.classes)))
+        return model
+
+
+def test_model_for_an_unknown_number_of_classes_is_refused():
+    with pytest.raises(UsageError, match=r"but scale has none; self.settings.classes is 0"):
+        build_model(OneWeightPerClass(TaskSettings(seed=1)))
+    build_model(OneWeightPerClass(TaskSettings(seed=1, classes=2)))
 
 
 def test_modules_stand_at_torchvisions_indices():

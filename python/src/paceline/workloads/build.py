@@ -78,11 +78,12 @@ def build_model(task: Task) -> nn.Module:
 
     The weights are a function of the task's settings: torch's generator draws them one after the
     other for any number of threads, and the state of the caller's generator neither matters nor
-    changes.
+    changes. Raises UsageError if the model cannot be trained.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(task.settings.seed)
         model = task.model()
+    _refuse_empty(task, model)
     load_pretrained(task, model)
     _adapt(task, model)
     return model
@@ -94,6 +95,20 @@ def on_meta_device(task: Task) -> nn.Module:
         model = task.model()
     _adapt(task, model)
     return model
+
+
+def _refuse_empty(task: Task, model: nn.Module) -> None:
+    """Raise UsageError for a parameter without elements, on which loss or strategy would fail."""
+    empty = next((name for name, p in model.named_parameters() if p.numel() == 0), None)
+    if empty is None:
+        return
+    found = f"{type(task).__name__}.model: expected parameters with elements, but {empty} has none"
+    if task.settings.classes == 0:
+        found += (
+            "; self.settings.classes is 0, because the data set does not state its classes: give "
+            "the number in the model, or in an option of the task"
+        )
+    raise UsageError(found)
 
 
 def _adapt(task: Task, model: nn.Module) -> None:
