@@ -35,7 +35,7 @@ class FirstFailure:
 
     @property
     def was_asked_to_end(self) -> bool:
-        """Whether the rank was ended from outside. Whoever ended it may know why."""
+        """The rank was ended from outside. Its launcher may know why."""
         return self.error == TERMINATED
 
     def end(self, otherwise: str) -> RankEnd:

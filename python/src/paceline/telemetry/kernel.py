@@ -46,7 +46,7 @@ class CgroupUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUsage:
-    """What a process uses, as of one moment."""
+    """Figures of a process as of one moment."""
 
     started_ticks: int  # since boot; with the process id, it identifies the process
     is_zombie: bool
