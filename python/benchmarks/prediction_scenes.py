@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from lab import FULL
+from paceline.lab import LabSettings
 
 SPEC = """
 schema = 2
@@ -13,8 +15,8 @@ seed = 1
 repeats = {repeats}
 [[workloads]]
 name = "{workload}"
+{keys}
 samples = 256
-image_size = {image_size}
 global_batch = {batch}
 max_steps = {steps}
 epochs = {steps}
@@ -22,7 +24,6 @@ warmup_steps = 2
 [[trials]]
 launcher = "local"
 local_strategy = "sequential"
-oversubscribe = {oversubscribe}
 {trials}
 [network]
 interface = "{interface}"
@@ -38,7 +39,6 @@ collective_s = 300
 ONE_HOST = """[[trials]]
 launcher = "local"
 {strategy}
-oversubscribe = {oversubscribe}
 """
 SEVERAL_HOSTS = """[[trials]]
 launcher = "mpi"
@@ -46,7 +46,6 @@ transport = "{transport}"
 sufficient_factors = "{factors}"
 {strategy}
 nodes = {nodes}
-oversubscribe = {oversubscribe}
 """
 
 
@@ -66,8 +65,10 @@ def strategy_keys(strategy: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
+    """keys: others of the workload in the spec."""
+
     name: str
-    image_size: int
+    keys: str
     steps: int
 
 
@@ -94,28 +95,30 @@ class Part:
 class Scene:
     """Hosts of a lab and what is predicted on them.
 
-    cores: exclusive cores of a host; None: all hosts share those of the machine. quota: limit of
-    CPU time, in cores. calibrated: strategies of the calibration on one host. between: strategy of
-    the calibration on two hosts. strategies: the predicted ones.
+    calibrated: strategies of the calibration on one host. between: strategy of the calibration on
+    two hosts. strategies: the predicted ones.
     """
 
-    hosts: int
-    cores: int | None
-    quota: float | None
+    hosts: LabSettings
     calibrated: tuple[str, ...]
     between: str
     strategies: tuple[str, ...]
     parts: tuple[Part, ...]
 
-    @property
-    def oversubscribe(self) -> str:
-        """Return the value in a spec: Paceline refuses a quota below the planned cores."""
-        return "true" if self.quota is not None else "false"
+
+_TINY = Workload(name="tiny", keys="image_size = 128", steps=24)
+_ALEXNET = Workload(name="simple-big", keys="image_size = 224", steps=8)
+_VGG16 = Workload(name="complex-small", keys="image_size = 64", steps=8)
+_TASK = Path(__file__).with_name("sleeping_task.py")
 
 
-_TINY = Workload(name="tiny", image_size=128, steps=24)
-_ALEXNET = Workload(name="simple-big", image_size=224, steps=8)
-_VGG16 = Workload(name="complex-small", image_size=64, steps=8)
+def _sleeping(name: str, layers: int, width: int) -> Workload:
+    options = f"{{ layers = {layers}, width = {width} }}"
+    return Workload(name=name, keys=f'task = "{_TASK}:Sleeping"\noptions = {options}', steps=8)
+
+
+_WIDE = _sleeping("wide", 6, 1024)  # 25 MB of gradients
+_DEEP = _sleeping("deep", 24, 256)  # 6 MB
 _BOTH = ("1gbit", "100mbit")
 _TWO_BATCHES = ((2, 64), (2, 32))
 _MORE_HOSTS = ((3, 48), (4, 64))  # 16 samples on each
@@ -136,9 +139,7 @@ def _part(
 # Without factors a step of AlexNet sends 228 MB, which take 18 s at 100 Mbit/s; VGG16's 0.5 GB.
 SCENES = {
     "links": Scene(
-        hosts=2,
-        cores=1,
-        quota=None,
+        hosts=LabSettings(hosts=2, cores=1, slots=1),
         calibrated=(),
         between="sequential",
         strategies=("sequential",),
@@ -150,32 +151,25 @@ SCENES = {
             _part(_VGG16, "always", _BOTH, ((2, 16), (2, 8)), (16, 8, 4)),
         ),
     ),
-    # Four hosts share two cores. With nine tenths of half a core each, none takes time of another.
     "hosts": Scene(
-        hosts=4,
-        cores=None,
-        quota=0.45,
+        hosts=LabSettings(hosts=4, slots=1),  # they share the cores of the machine
         calibrated=(),
         between="sequential",
         strategies=("sequential",),
         parts=(
-            _part(_TINY, "never", _BOTH, _MORE_HOSTS, (32, 64, 16)),
-            _part(_ALEXNET, "never", ("1gbit",), _MORE_HOSTS, (32, 16)),
-            _part(_ALEXNET, "always", _BOTH, _MORE_HOSTS, (32, 16)),
-            _part(_VGG16, "always", _BOTH, ((3, 12), (4, 16)), (8, 4)),
+            _part(_WIDE, "never", _BOTH, _MORE_HOSTS, (32, 64, 16)),
+            _part(_WIDE, "always", _BOTH, _MORE_HOSTS, (32, 64, 16)),
+            _part(_DEEP, "never", _BOTH, _MORE_HOSTS, (32, 64, 16)),
         ),
     ),
-    # Two hosts with two cores each, of half the speed: a strategy needs more than one core.
     "strategies": Scene(
-        hosts=2,
-        cores=None,
-        quota=0.9,
+        hosts=LabSettings(hosts=2, slots=2),
         calibrated=("intraop", "threads", "processes", "pipeline"),
         between="intraop",
         strategies=("threads", "processes", "pipeline"),
         parts=(
-            _part(_TINY, "never", (FULL, "1gbit"), ((2, 64),), (64, 32)),
-            _part(_ALEXNET, "always", (FULL, "1gbit", "100mbit"), ((2, 64),), (64, 32)),
+            _part(_WIDE, "never", (FULL, "1gbit"), ((2, 64),), (64, 32)),
+            _part(_WIDE, "always", _BOTH, ((2, 64),), (64, 32)),
         ),
     ),
 }

@@ -6,7 +6,8 @@ The hosts are network namespaces of this machine (`paceline lab`). Calibration: 
 several shares of the batch, and two hosts at full speed. Predicted and then measured, by scene:
 
 links: two hosts at shaped links, and other global batches.
-hosts: three and four hosts.
+hosts: three and four hosts. They share the cores of the machine, so the computation of this
+    scene and the next one is mostly sleeping (sleeping_task.py).
 strategies: two hosts with local strategies that were measured on one host only.
 
 `RUNS/…/predictions.json` is written before the first of these trials starts; a run that is there is
@@ -26,7 +27,6 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,14 +34,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common import write_results
-from control_groups import slower_host
 from lab import FULL
 from paceline.analysis.compare import compare_run
 from paceline.analysis.predict.link import given_link
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Prediction, Request
 from paceline.analysis.reading import TrialRecord, load_run
-from paceline.lab import INTERFACE, Lab, LabSettings, why_not
+from paceline.lab import INTERFACE, Lab, why_not
 from paceline.records.files import jsonable, read_json, write_json
 from paceline.records.layout import RunFiles
 from paceline.spec.rates import bits_per_s
@@ -65,7 +64,6 @@ TARGETS = {
     "choices_within_3_percent": 0.95,
 }
 TRANSPORTS = ("gloo", "mpi")
-PERIOD_US = 10_000  # of a host's limit of CPU time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +85,7 @@ def main() -> None:
     points: list[dict[str, Any]] = []
     for name in options.scenes:
         scene = SCENES[name]
-        with hosts_of(name, scene) as lab:
+        with Lab(scene.hosts, name=name) as lab:
             for part in scene.parts:
                 if options.parts and part.name not in options.parts:
                     continue
@@ -123,19 +121,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--limit-s", type=float, default=1800, help="of one run")
     return parser.parse_args()
-
-
-@contextmanager
-def hosts_of(name: str, scene: Scene) -> Iterator[Lab]:
-    """Make the hosts of a scene."""
-    with ExitStack() as stack:
-        lab = stack.enter_context(
-            Lab(LabSettings(hosts=scene.hosts, cores=scene.cores, slots=1), name=name)
-        )
-        if scene.quota is not None:
-            for host in lab.hosts:
-                stack.enter_context(slower_host(host, scene.quota, PERIOD_US))
-        yield lab
 
 
 def concluded(points: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -184,7 +169,7 @@ def measured_points(lab: Lab, case: Case) -> list[dict[str, Any]]:
     lab.shape(None)
     calibration: list[TrialRecord] = []
     for batch in case.part.batches:
-        trials = "".join(one_host(case, name) for name in case.scene.calibrated)
+        trials = "".join(one_host(name) for name in case.scene.calibrated)
         if batch == case.part.batches[0]:
             trials += several_hosts(case, 2, [case.scene.between])
         calibration += measured(lab, case, f"calibration-{batch}", batch, trials)
@@ -246,8 +231,8 @@ def measured_point(lab: Lab, case: Case, point: dict[str, Any]) -> dict[str, Any
     }
 
 
-def one_host(case: Case, strategy: str) -> str:
-    return ONE_HOST.format(strategy=strategy_keys(strategy), oversubscribe=case.scene.oversubscribe)
+def one_host(strategy: str) -> str:
+    return ONE_HOST.format(strategy=strategy_keys(strategy))
 
 
 def several_hosts(case: Case, nodes: int, strategies: Sequence[str]) -> str:
@@ -257,7 +242,6 @@ def several_hosts(case: Case, nodes: int, strategies: Sequence[str]) -> str:
             transport=transport,
             factors=case.part.factors,
             nodes=nodes,
-            oversubscribe=case.scene.oversubscribe,
         )
         for strategy in strategies
         for transport in TRANSPORTS
@@ -276,10 +260,9 @@ def measured(lab: Lab, case: Case, name: str, batch: int, trials: str) -> list[T
                 name=name,
                 repeats=case.repeats,
                 workload=workload.name,
-                image_size=workload.image_size,
+                keys=workload.keys,
                 batch=batch,
                 steps=workload.steps,
-                oversubscribe=case.scene.oversubscribe,
                 trials=trials,
                 interface=INTERFACE,
                 hostfile=lab.hostfile,

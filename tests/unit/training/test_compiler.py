@@ -9,6 +9,7 @@ import pytest
 
 BEGIN = """
 import sys, torch
+import torch.distributed as dist
 from paceline.training import compiler
 compiler.import_when_used()
 def is_imported(): return "torch._dynamo.convert_frame" in sys.modules
@@ -21,6 +22,13 @@ def step():
         optimizer.step()
         optimizer.load_state_dict(optimizer.state_dict())
 step()
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+replica = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+replica(torch.ones(1, 2)).sum().backward()
+del replica
+dist.destroy_process_group()
+
 assert not is_imported()
 """
 USES = {
@@ -29,6 +37,11 @@ with torch.no_grad():
     expected = model(torch.ones(1, 2))
     assert torch.equal(torch.compile(model, backend="eager")(torch.ones(1, 2)), expected)
 """,
+    "module of the compiler": """
+from torch._dynamo.source import AttrSource
+import torch._dynamo.variables.builder
+assert torch._dynamo.variables.builder.AttrSource is AttrSource
+""",
     "activation checkpoint": """
 from torch.utils.checkpoint import checkpoint
 checkpoint(model, torch.ones(1, 2), use_reentrant=False).sum().backward()
@@ -36,6 +49,7 @@ checkpoint(model, torch.ones(1, 2), use_reentrant=False).sum().backward()
 }
 END = """
 assert is_imported() and torch._dynamo is sys.modules["torch._dynamo"]
+assert torch._dynamo.utils is sys.modules["torch._dynamo.utils"]
 step()
 """
 

@@ -1,15 +1,20 @@
 """torch's compiler, imported only by a training that uses it.
 
-Every optimiser imports `torch._dynamo` before its first step, which takes as long as most other
-imports of a rank together. An ordinary step calls only two of its functions, which do nothing
-outside of compiled code (torch 2.13, `torch/_compile.py` and `torch/optim/optimizer.py`).
+Every optimiser, DistributedDataParallel and `init_process_group` use the package `torch._dynamo`,
+which takes as long to import as most other modules of a rank together. Outside of compiled code
+they call four of its functions, which do nothing there (torch 2.13: `torch/_compile.py`,
+`optim/optimizer.py`, `nn/parallel/distributed.py`, `distributed/distributed_c10d.py`).
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 import threading
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +29,12 @@ class _Unused(ModuleType):
 
     __file__ = None  # inspect.getmodule() asks every module for it
 
+    def __init__(self) -> None:
+        super().__init__(_NAME)
+        self.__spec__ = importlib.util.find_spec(_NAME)
+        self.__path__ = [str(Path(torch.__file__).with_name("_dynamo"))]
+        self.trace_rules, self.utils = _UnusedRules(), _UnusedUtilities()
+
     def graph_break(self) -> None:
         """Do nothing, as outside of compiled code."""
 
@@ -37,11 +48,59 @@ class _Unused(ModuleType):
         return getattr(_imported(), name)
 
 
+class _UnusedRules:
+    """The module `torch._dynamo.trace_rules`, until something else of it is used."""
+
+    def clear_lru_cache(self) -> None:
+        """Do nothing: there is no cache yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_imported().trace_rules, name)
+
+
+class _UnusedUtilities:
+    """The module `torch._dynamo.utils`, until something else of it is used."""
+
+    def get_optimize_ddp_mode(self) -> str:
+        """Return the default: to set another mode imports the compiler."""
+        return "ddp_optimizer"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_imported().utils, name)
+
+
+class _Finder(MetaPathFinder):
+    """Finds a module of the unused compiler by importing all of it."""
+
+    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
+        is_unused = isinstance(sys.modules.get(_NAME), _Unused)
+        if not is_unused or not name.startswith(f"{_NAME}."):
+            return None
+        _imported()
+        importlib.import_module(name)
+        return ModuleSpec(name, _Loaded(sys.modules.pop(name)))
+
+
+class _Loaded(Loader):
+    """Gives a module to an import that began before another one loaded it, which would load it
+    again."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:  # noqa: ARG002
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+
+
 def import_when_used() -> None:
-    """Let the optimisers of this process step without the import of torch's compiler."""
+    """Let this process train without the import of torch's compiler."""
     with _LOCK:
         if _NAME not in sys.modules:
-            sys.modules[_NAME] = torch._dynamo = _Unused(_NAME)  # noqa: SLF001  (that of torch)
+            sys.modules[_NAME] = torch._dynamo = _Unused()  # noqa: SLF001  (that of torch)
+            sys.meta_path.insert(0, _Finder())
 
 
 def _imported() -> ModuleType:
