@@ -12,6 +12,7 @@ from tests.unit.analysis import operations as made
 from tests.unit.analysis.ways import INTRAOP, MPI_GLOO, PIPELINE, SEQUENTIAL
 
 from paceline.analysis.predict.link import given_link
+from paceline.analysis.predict.overlap import GATHERS
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Request
 from paceline.analysis.reading import TrialRecord, load_run
@@ -64,6 +65,24 @@ def test_the_exchange_lengthens_the_own_step_among_several_nodes_only(
     # intraop was measured on one node only: the addition is that of the other strategy
     added_s = 0.05 / quick.step_s * (INTRAOP.step_s - 0.18)
     assert seconds["intraop", 2] == pytest.approx(INTRAOP.step_s - 0.18 + added_s, rel=0.02)
+
+
+@pytest.mark.parametrize("operation", ["allreduce", GATHERS])
+def test_a_pipeline_needs_a_trial_on_two_nodes_where_factors_are_sent(
+    records, fabricate, tmp_path, operation
+) -> None:
+    pipeline = dataclasses.replace(PIPELINE, stages=2, micro_batches=4)
+    way = dataclasses.replace(SEQUENTIAL, launcher="mpi", transport="gloo", nodes=2)
+    run = fabricate.make_run(tmp_path / "two", [way], cases=[fabricate.Case(steps=20)])
+    (files,) = (files for _, files in run.trials())
+    two_nodes = made.two_buckets(files, operation=operation)
+    request = Request(nodes=(2,), scaling="weak", strategies=("pipeline",))
+    found = predict([*records(pipeline), two_nodes], request)
+    if operation == GATHERS:
+        assert found.predictions == ()
+        assert "linear layers of its stages send factors" in found.refusals[0].reason
+    else:
+        assert len(found.predictions) == 1
 
 
 def test_a_share_that_was_not_measured_is_refused_with_what_to_measure(records) -> None:

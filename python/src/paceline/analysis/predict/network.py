@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paceline.analysis.configuration import pipeline_counts
 from paceline.analysis.predict.burden import Burden
 from paceline.analysis.predict.link import measured_link, slower_of
 from paceline.analysis.predict.node import node_step
@@ -65,6 +66,16 @@ class Network:
         known = [r.result.parameters for r in records if r.result is not None]
         self._gradient_bytes = float(FP32_BYTES * max(known, default=0))
         self.link = self._link(given)
+
+    def knows_messages(self, setup: NodeSetup) -> bool:
+        """Return whether the recorded messages are those of this setup, or like them.
+
+        The stages of a pipeline exchange factors of fewer layers than other strategies do.
+        """
+        if pipeline_counts(setup.trial) is None:
+            return True
+        found = self._profile(setup)
+        return found is None or not found[2].gathers or setup.holds(found[0])
 
     def exchanged(
         self, setup: NodeSetup, nodes: NDArray[np.int64], own_s: NDArray[np.float64]

@@ -109,7 +109,7 @@ def _predict_setup(
     if not networks:
         refused.append(setup.refusal(nodes, *_NO_TRANSPORT))
     for network in networks:
-        reason = _why_not(network)
+        reason = _why_not(setup, network)
         if reason is not None:
             refused.append(setup.refusal(nodes, *reason, network.transport))
         else:
@@ -123,14 +123,19 @@ def _slowest(model: NodeModel, nodes: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.tile(ratio, (DRAWS // _RATIO_DRAWS, 1))
 
 
-def _why_not(network: Network) -> tuple[str, str] | None:
-    """Return why a network has no model, and what to do; None if it has one."""
+def _why_not(setup: NodeSetup, network: Network) -> tuple[str, str] | None:
+    """Return why a network has no model of a setup, and what to do; None if it has one."""
     if not network.algorithms:
         return "time between nodes has no model", "measure on several nodes"
     if network.link is None:
         return (
             "no trial on several nodes measured the link",
             "give the link (--link 10gbit), or run one configuration on two nodes",
+        )
+    if not network.knows_messages(setup):
+        return (
+            "no trial on several nodes measured which linear layers of its stages send factors",
+            "run it on two nodes",
         )
     return None
 
