@@ -10,7 +10,7 @@ import pytest
 BEGIN = """
 import sys, torch
 import torch.distributed as dist
-from paceline.training import compiler
+from paceline.training import compiler, fake_tensors
 compiler.import_when_used()
 def is_imported(): return "torch._dynamo.convert_frame" in sys.modules
 model = torch.nn.Linear(2, 2)
@@ -29,6 +29,11 @@ replica(torch.ones(1, 2)).sum().backward()
 del replica
 dist.destroy_process_group()
 
+mode = fake_tensors.fake_mode_of([model])
+fake = fake_tensors.as_fake(mode, torch.ones(3, 2))
+assert fake_tensors.call_fake(mode, model, fake).shape == (3, 2)
+
+torch._dynamo.config.recompile_limit = 5
 assert not is_imported()
 """
 USES = {
@@ -50,6 +55,9 @@ checkpoint(model, torch.ones(1, 2), use_reentrant=False).sum().backward()
 END = """
 assert is_imported() and torch._dynamo is sys.modules["torch._dynamo"]
 assert torch._dynamo.utils is sys.modules["torch._dynamo.utils"]
+from torch._dynamo import config
+assert torch._dynamo.config is config is sys.modules["torch._dynamo.config"]
+assert torch._dynamo.utils.config is config and config.recompile_limit == 5
 step()
 """
 

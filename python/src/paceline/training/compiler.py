@@ -1,9 +1,10 @@
 """torch's compiler, imported only by a training that uses it.
 
-Every optimiser, DistributedDataParallel and `init_process_group` use the package `torch._dynamo`,
-which takes as long to import as most other modules of a rank together. Outside of compiled code
-they call four of its functions, which do nothing there (torch 2.13: `torch/_compile.py`,
-`optim/optimizer.py`, `nn/parallel/distributed.py`, `distributed/distributed_c10d.py`).
+Every optimiser, DistributedDataParallel, `init_process_group` and FakeTensorMode use the package
+`torch._dynamo`, which takes as long to import as most other modules of a rank together. Outside of
+compiled code they need its settings, and four functions that do nothing there (torch 2.13:
+`torch/_compile.py`, `optim/optimizer.py`, `nn/parallel/distributed.py`,
+`distributed/distributed_c10d.py`, `_subclasses/fake_tensor.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Any
 
 import torch
 
-_NAME = "torch._dynamo"
+from paceline.host.garbage import permanent_objects
+
+_NAME, _SETTINGS = "torch._dynamo", "torch._dynamo.config"
 _LOCK = threading.Lock()
 
 
@@ -34,6 +37,7 @@ class _Unused(ModuleType):
         self.__spec__ = importlib.util.find_spec(_NAME)
         self.__path__ = [str(Path(torch.__file__).with_name("_dynamo"))]
         self.trace_rules, self.utils = _UnusedRules(), _UnusedUtilities()
+        self.config = _settings(Path(self.__path__[0]) / "config.py")
 
     def graph_break(self) -> None:
         """Do nothing, as outside of compiled code."""
@@ -62,8 +66,10 @@ class _UnusedUtilities:
     """The module `torch._dynamo.utils`, until something else of it is used."""
 
     def get_optimize_ddp_mode(self) -> str:
-        """Return the default: to set another mode imports the compiler."""
-        return "ddp_optimizer"
+        """Return the mode of the default settings; import the compiler for others."""
+        if sys.modules[_SETTINGS].optimize_ddp is True:
+            return "ddp_optimizer"
+        return str(_imported().utils.get_optimize_ddp_mode())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_imported().utils, name)
@@ -95,6 +101,16 @@ class _Loaded(Loader):
         module.__spec__ = self._spec
 
 
+def _settings(file: Path) -> ModuleType:
+    """Import the settings without the package that contains them, which takes them over."""
+    spec = importlib.util.spec_from_file_location(_SETTINGS, file)
+    assert spec is not None, "a file has a spec"
+    assert spec.loader is not None
+    settings = sys.modules[_SETTINGS] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(settings)
+    return settings
+
+
 def import_when_used() -> None:
     """Let this process train without the import of torch's compiler."""
     with _LOCK:
@@ -108,4 +124,5 @@ def _imported() -> ModuleType:
     with _LOCK:
         if isinstance(sys.modules.get(_NAME), _Unused):
             del sys.modules[_NAME], torch._dynamo  # noqa: SLF001  (that of torch)
-    return importlib.import_module(_NAME)
+    with permanent_objects():
+        return importlib.import_module(_NAME)

@@ -9,7 +9,7 @@ import torch
 
 # Fake tensors propagate shape, type and device through the model's operators including autocast.
 # Tensors on torch's meta device do not.
-from paceline.training.fake_tensors import fake_mode_of
+from paceline.training.fake_tensors import call_fake, fake_mode_of
 from paceline.training.modes import evaluating
 from paceline.training.precision import autocast
 
@@ -58,7 +58,7 @@ def trace(task: Task, layers: Layers, training: Training) -> list[Activation]:
         units = torch.zeros(example.shape, dtype=example.dtype)
         for _, layer in layers:
             with evaluating(layer):
-                units = layer(units)
+                units = call_fake(mode, layer, units)
             shape = tuple(units.shape[1:])
             result.append(Activation(shape, units.dtype, channels_last and len(shape) == 3))
     return result

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.training.fake_tensors import as_fake, fake_mode_of
+from paceline.training.fake_tensors import as_fake, call_fake, fake_mode_of
 from paceline.training.modes import evaluating
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ def input_shapes(
         for name, layer in layers.items()
     ]
     try:
-        with evaluating(model), fake_mode_of([model]) as mode, torch.no_grad():
-            model(as_fake(mode, example))
+        mode = fake_mode_of([model])
+        with evaluating(model), torch.no_grad():
+            call_fake(mode, model, as_fake(mode, example))
     except Exception:  # noqa: BLE001  (any model of a user; sums are always right)
         return {name: [] for name in layers}
     finally:
