@@ -186,12 +186,12 @@ def predictions(case: Case, records: list[TrialRecord]) -> Iterator[dict[str, An
             request = Request(
                 nodes=(nodes,),
                 link=None if link == FULL else given_link(bits_per_s(link)),
-                strategies=case.scene.strategies,
+                strategies=case.part.strategies,
                 transports=TRANSPORTS,
                 global_batch=batch,
             )
             found = predict(records, request)
-            if len(found.predictions) != len(case.scene.strategies) * len(TRANSPORTS):
+            if len(found.predictions) != len(case.part.strategies) * len(TRANSPORTS):
                 raise SystemExit(f"predictions.py: refused: {jsonable(found.refusals)}")
             for prediction in found.predictions:
                 yield {"link": link, **entry(prediction)}
@@ -207,7 +207,7 @@ def measured_point(lab: Lab, case: Case, point: dict[str, Any]) -> dict[str, Any
     link, nodes, batch = point["link"], point["nodes"], point["global_batch"]
     lab.shape(None if link == FULL else link)
     name = f"measured-{link}-{nodes}-{batch}"
-    measured(lab, case, name, batch, several_hosts(case, nodes, case.scene.strategies))
+    measured(lab, case, name, batch, several_hosts(case, nodes, case.part.strategies))
     rows = compare_run(RunFiles(case.root / name / "run")).rows
     seconds = {
         (row.local_strategy, row.transport) if row.nodes > 1 else None: row.step_s for row in rows

@@ -29,31 +29,32 @@ class Options(paceline.TaskOptions):
 
 
 class Sleeping(paceline.Task):
-    """Linear layers that sleep, and a classifier."""
+    """Linear layers, before each of which the training sleeps, and a classifier."""
 
     Options = Options
 
     def model(self) -> nn.Module:
         options: Options = self.options
         sleep_s = options.sleep_s / options.layers / _PASSES
-        layers = [SleepingLinear(options.width, sleep_s) for _ in range(options.layers)]
+        layers: list[nn.Module] = []
+        for _ in range(options.layers):
+            layers += [Delay(sleep_s), nn.Linear(options.width, options.width), nn.ReLU()]
         return nn.Sequential(*layers, nn.Linear(options.width, CLASSES))
 
     def dataset(self) -> Vectors:
         return Vectors(self.settings.samples, self.options.width)
 
 
-class SleepingLinear(nn.Module):
-    """A linear layer with ReLU. Its gradient is ready before it sleeps in the backward pass."""
+class Delay(nn.Module):
+    """A layer that returns its input after some time for each sample."""
 
-    def __init__(self, width: int, sleep_s: float) -> None:
+    def __init__(self, sleep_s: float) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, width)
         self._sleep_s = sleep_s
 
     def forward(self, x: Tensor) -> Tensor:
         delayed: Tensor = _Sleep.apply(x, self._sleep_s)  # type: ignore[no-untyped-call]
-        return torch.relu(self.linear(delayed))
+        return delayed
 
 
 class Vectors(Dataset[tuple[Tensor, int]]):
