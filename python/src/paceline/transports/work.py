@@ -49,9 +49,9 @@ class PendingWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end. Raises the error of the work, or TimedOut after the timeout (0: the
         group's)."""
-        limit_s = timeout.total_seconds() or self.limit_s * (1 + 2 * WATCH_SHARE)
-        if not self._ended.wait(limit_s):
-            raise timed_out(self.name, self.rank, limit_s)
+        asked_s = timeout.total_seconds()
+        if not self._ended.wait(asked_s or self.limit_s * (1 + 2 * WATCH_SHARE)):
+            raise timed_out(self.name, self.rank, asked_s or self.limit_s)
         if self._error is not None:
             raise self._error
         return True

@@ -200,7 +200,7 @@ def test_call_that_does_not_return_is_a_time_out():
 
     group = SparkProcessGroup(Messages(stuck, 0, 1), 0, 1, 0.2, "g")
     try:
-        with pytest.raises(TimedOut, match=r"Spark barrier did not end within 0\.2"):
+        with pytest.raises(TimedOut, match=r"Spark barrier did not end within 0\.2 s"):
             group.barrier().wait()
     finally:
         release.set()
@@ -224,7 +224,7 @@ def test_group_whose_call_spark_holds_is_given_up_at_once_after_its_limit():
 
     group = SparkProcessGroup(Messages(held, 0, 2), 0, 2, limit_s=0.1, name="held")
     try:
-        with pytest.raises(TimedOut, match=r"within 0\.1"):
+        with pytest.raises(TimedOut, match=r"within 0\.1 s"):
             group.barrier().wait()
         group.shutdown()
         assert "Spark-held" in {thread.name for thread in threading.enumerate()}, "waited for it"
