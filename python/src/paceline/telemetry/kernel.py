@@ -71,11 +71,12 @@ def read_process(pid: int, proc: Path = PROC) -> ProcessUsage:
 
 def read_process_io(pid: int, proc: Path = PROC) -> tuple[int, int] | None:
     """Return bytes read from and written to disks, of a process and of the children that it has
-    waited for; None if they may not be read. Raises as read_process."""
+    waited for; None if they may not be read, or if the kernel does not count them. Raises
+    ProcessLookupError if the process ends meanwhile."""
     try:
         with open(f"{proc}/{pid}/io", "rb") as file:  # noqa: PTH123
             lines = dict(line.split(b": ") for line in file.read().splitlines())
-    except PermissionError:
+    except (PermissionError, FileNotFoundError):
         return None
     return int(lines[b"read_bytes"]), int(lines[b"write_bytes"])
 
