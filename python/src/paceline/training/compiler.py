@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import sys
 import threading
+from contextlib import nullcontext
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -122,7 +123,9 @@ def import_when_used() -> None:
 def _imported() -> ModuleType:
     """Import the compiler in place of its stand-in."""
     with _LOCK:
-        if isinstance(sys.modules.get(_NAME), _Unused):
+        is_first = isinstance(sys.modules.get(_NAME), _Unused)
+        if is_first:
             del sys.modules[_NAME], torch._dynamo  # noqa: SLF001  (that of torch)
-    with permanent_objects():
+    # a reference to the stand-in leads here at every use
+    with permanent_objects() if is_first else nullcontext():
         return importlib.import_module(_NAME)

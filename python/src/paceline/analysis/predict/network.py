@@ -64,6 +64,7 @@ class Network:
         self.assumptions: list[str] = []
         self._users = [r for r in records if r.trial.transport == transport]
         known = [r.result.parameters for r in records if r.result is not None]
+        self._recorded: dict[str, tuple[NodeStep, Profile] | None] = {}
         self._gradient_bytes = float(FP32_BYTES * max(known, default=0))
         self.link = self._link(given)
 
@@ -184,13 +185,21 @@ class Network:
             ),
             default=None,
         )
-        step = None if nearest is None else node_step(nearest)
-        if nearest is None or step is None:
+        if nearest is None:
             return None
-        found = recorded_profile(nearest, read_steps(nearest), step.mean_s, step.samples)
+        if nearest.trial.id not in self._recorded:  # setups share a trial; its files are read once
+            self._recorded[nearest.trial.id] = self._read_profile(nearest)
+        recorded = self._recorded[nearest.trial.id]
+        return None if recorded is None else (nearest, *recorded)
+
+    def _read_profile(self, record: TrialRecord) -> tuple[NodeStep, Profile] | None:
+        step = node_step(record)
+        if step is None:
+            return None
+        found = recorded_profile(record, read_steps(record), step.mean_s, step.samples)
         if found is None or not found.messages or found.unknown:
             return None
         if not found.gathers and found.reduced_bytes and self._gradient_bytes:
             # the ranks of a node share its link: the messages of one are scaled to all gradients
             found = found.scaled(self._gradient_bytes / found.reduced_bytes)
-        return nearest, step, found
+        return step, found
