@@ -72,7 +72,7 @@ class Workload:
     steps: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Part:
     """Predictions from one calibration.
 
@@ -82,10 +82,10 @@ class Part:
 
     workload: Workload
     factors: str
-    batches: tuple[int, ...]
-    predicted: tuple[tuple[int, int], ...]
     links: tuple[str, ...]
-    strategies: tuple[str, ...]
+    predicted: tuple[tuple[int, int], ...]
+    batches: tuple[int, ...] = (64, 32, 16)
+    strategies: tuple[str, ...] = ("sequential",)
 
     @property
     def name(self) -> str:
@@ -124,25 +124,6 @@ _TWO_BATCHES = ((2, 64), (2, 32))
 _OTHERS = ("threads", "processes", "pipeline")
 _MORE_HOSTS = ((3, 48), (4, 64))  # 16 samples on each
 
-
-def _part(
-    workload: Workload,
-    factors: str,
-    links: tuple[str, ...],
-    predicted: tuple[tuple[int, int], ...],
-    batches: tuple[int, ...] = (64, 32, 16),
-    strategies: tuple[str, ...] = ("sequential",),
-) -> Part:
-    return Part(
-        workload=workload,
-        factors=factors,
-        batches=batches,
-        predicted=predicted,
-        links=links,
-        strategies=strategies,
-    )
-
-
 # Without factors a step of AlexNet sends 228 MB, which take 18 s at 100 Mbit/s; VGG16's 0.5 GB.
 SCENES = {
     "links": Scene(
@@ -150,11 +131,11 @@ SCENES = {
         calibrated=(),
         between="sequential",
         parts=(
-            _part(_TINY, "never", _BOTH, _TWO_BATCHES),
-            _part(_ALEXNET, "never", ("1gbit",), _TWO_BATCHES),
-            _part(_TINY, "always", _BOTH, _TWO_BATCHES),
-            _part(_ALEXNET, "always", _BOTH, _TWO_BATCHES),
-            _part(_VGG16, "always", _BOTH, ((2, 16), (2, 8)), (16, 8, 4)),
+            Part(_TINY, "never", _BOTH, _TWO_BATCHES),
+            Part(_ALEXNET, "never", ("1gbit",), _TWO_BATCHES),
+            Part(_TINY, "always", _BOTH, _TWO_BATCHES),
+            Part(_ALEXNET, "always", _BOTH, _TWO_BATCHES),
+            Part(_VGG16, "always", _BOTH, ((2, 16), (2, 8)), (16, 8, 4)),
         ),
     ),
     "hosts": Scene(
@@ -162,9 +143,9 @@ SCENES = {
         calibrated=(),
         between="sequential",
         parts=(
-            _part(_WIDE, "never", _BOTH, _MORE_HOSTS, (32, 64, 16)),
-            _part(_WIDE, "always", _BOTH, _MORE_HOSTS, (32, 64, 16)),
-            _part(_DEEP, "never", _BOTH, _MORE_HOSTS, (32, 64, 16)),
+            Part(_WIDE, "never", _BOTH, _MORE_HOSTS, (32, 64, 16)),
+            Part(_WIDE, "always", _BOTH, _MORE_HOSTS, (32, 64, 16)),
+            Part(_DEEP, "never", _BOTH, _MORE_HOSTS, (32, 64, 16)),
         ),
     ),
     "strategies": Scene(
@@ -172,9 +153,9 @@ SCENES = {
         calibrated=("intraop", "threads", "processes", "pipeline"),
         between="intraop",
         parts=(
-            _part(_WIDE, "never", (FULL, "1gbit"), ((2, 64),), (64, 32), _OTHERS),
+            Part(_WIDE, "never", (FULL, "1gbit"), ((2, 64),), (64, 32), _OTHERS),
             # which factors the stages of a pipeline send is not predicted
-            _part(_WIDE, "always", _BOTH, ((2, 64),), (64, 32), _OTHERS[:2]),
+            Part(_WIDE, "always", _BOTH, ((2, 64),), (64, 32), _OTHERS[:2]),
         ),
     ),
 }

@@ -79,10 +79,10 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, sleep_s: float) -> Tensor:
         ctx.seconds = sleep_s * len(x)
-        time.sleep(ctx.seconds)
+        time.sleep(ctx.seconds)  # in place of computing
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        time.sleep(2 * ctx.seconds)
+        time.sleep(2 * ctx.seconds)  # a backward pass computes twice as much
         return gradient, None
