@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import ExitStack, suppress
 
 import pytest
@@ -63,6 +64,20 @@ class Clock:
 
     def sleep(self, seconds):
         self.now += seconds
+
+
+class EndlessTime:
+    """Stands for the module `time`: no deadline passes, and sleeps are reported."""
+
+    def __init__(self):
+        self.slept = threading.Event()
+
+    def monotonic(self):
+        return 0.0
+
+    def sleep(self, seconds):
+        self.slept.set()
+        time.sleep(seconds)
 
 
 class Ranks:
@@ -168,16 +183,22 @@ def test_interface_that_is_down_is_named(ranks):
     assert found.words().startswith("interface eth77 of this host (beta) is down; ")
 
 
-def test_rank_0_stays_until_those_who_wait_have_asked(ranks):
-    first, second = ranks.join(0), ranks.join(1)
+def test_rank_0_stays_until_ranks_that_wait_now_or_later_have_probed(ranks, monkeypatch):
+    first, second, third = (ranks.join(rank) for rank in range(3))
     second._leave_word("waiting/1", "MPI allreduce")
-    assert first.call("").waiting == [1]
+    found = first.call("")
+    assert (found.waiting, found.busy) == ([1], [2])
+    clock = EndlessTime()
+    monkeypatch.setattr(liveness, "time", clock)
     closing = threading.Thread(target=first.close)
     closing.start()
-    found = second.call("MPI allreduce")
-    closing.join(LIMIT_S)
+    for probe in (second, third):
+        clock.slept.clear()
+        assert clock.slept.wait(10), "rank 0 did not wait"
+        found = probe.call("MPI allreduce")
+        assert (found.server, found.silent) == (None, [])
+    closing.join(10)
     assert not closing.is_alive()
-    assert (found.server, found.waiting, found.silent) == (None, [0], [2])
 
 
 @pytest.mark.parametrize(

@@ -149,12 +149,15 @@ class LivenessProbe:
         return found
 
     def close(self) -> None:
-        """Stop answering. Rank 0, which serves the store, first lets other ranks finish their
-        probes."""
+        """Stop answering. Rank 0, which serves the store, first lets other ranks probe.
+
+        Ranks that were busy at its own probe are among them: if they reach the operation a little
+        later, they wait in vain a little later.
+        """
         if self._closing:
             return
         if self._rank == 0 and self._found is not None:
-            self._let_others_ask(self._found.waiting)
+            self._let_others_ask([*self._found.waiting, *self._found.busy])
         self._closing = True
         atexit.unregister(self.close)
         self._leave_word(f"call/{self._rank}", "")  # wakes the thread
