@@ -290,18 +290,20 @@ def test_without_a_session_one_is_started_loopback_only_and_ended(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    listening, left = done.stdout.splitlines()
+    listening, left, interrupt = done.stdout.splitlines()
     assert set(listening.split()) <= {"127.0.0.1", "::ffff:127.0.0.1"}
     assert listening
     assert left == "0 children"
+    assert interrupt == "handler of SIGINT unchanged: True"
 
 
 SCRIPT = """\
-import socket, sys
+import signal, sys
 from pathlib import Path
 import psutil
 from paceline.data.ingest import ingest
 
+interrupt = signal.getsignal(signal.SIGINT)
 me = psutil.Process()
 found = set()
 
@@ -318,6 +320,7 @@ def look(done, total):
 ingest(Path(sys.argv[1]), sys.argv[2], progress=look)
 print(*sorted(found))
 print(len(me.children(recursive=True)), "children")
+print("handler of SIGINT unchanged:", signal.getsignal(signal.SIGINT) is interrupt)
 """
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -60,12 +62,13 @@ def local_session(cores: int, driver_memory: str = "1g") -> Iterator[SparkSessio
             .config("spark.local.dir", scratch)
             .config("spark.sql.warehouse.dir", str(Path(scratch, "warehouse")))
         )
-        try:
-            session = builder.getOrCreate()
-        except Exception as error:
-            raise EnvironmentLacks(
-                f"Spark did not start (Java: {os.environ['JAVA_HOME']}): {error}"
-            ) from error
+        with _interrupt_handler_kept():
+            try:
+                session = builder.getOrCreate()
+            except Exception as error:
+                raise EnvironmentLacks(
+                    f"Spark did not start (Java: {os.environ['JAVA_HOME']}): {error}"
+                ) from error
         gateway = SparkContext._gateway  # noqa: SLF001  (the only handle of the JVM)
         try:
             yield session
@@ -97,6 +100,21 @@ def spark_failures() -> Iterator[None]:
             f"a Spark job of the ingest failed: {causes[-1]}; expected room on the disk and in "
             "memory, and images that all executors can read"
         ) from error
+
+
+@contextmanager
+def _interrupt_handler_kept() -> Iterator[None]:
+    """Restore the handler of SIGINT at the end.
+
+    PySpark replaces it by one that needs a running context, and leaves that in place when the
+    context has ended: an interrupt would then raise AttributeError.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
 
 
 def _end_jvm(gateway: object) -> None:
