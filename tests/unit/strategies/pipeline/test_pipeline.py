@@ -25,8 +25,13 @@ from paceline.transports import PeerLost
 
 TINY_VGG = "paceline.workloads.complex_small.task:TinyVGG"
 
-# Differences are of the order of the sums only; bf16: a sum rounded the other way is 2**-8 off.
-TOLERANCE = {"fp32": 1e-5, "bf16": 0.03}
+# Differences are of the order of the sums only. In bf16 they depend on the kernels of the CPU: with
+# and without AVX-512, gradients differ by 0.01 to 0.05 and weights by 1e-4. A training that loses
+# bf16 or dropout at a split point has gradients that differ by 0.3 or 5, and weights by 8e-4.
+TOLERANCE = {
+    "fp32": {"gradients": 1e-5, "weights": 1e-5, "losses": 1e-5},
+    "bf16": {"gradients": 0.1, "weights": 4e-4, "losses": 0.03},
+}
 SIZES = [8, 7, 8]  # samples of each step
 
 
@@ -35,10 +40,10 @@ def compare(trial, sizes):
     gradients, weights, losses = train_alone(trial, sizes)
     tolerance = TOLERANCE[trial.training.precision]
     for rank in ranks:
-        assert distance(rank.weights, weights) < tolerance
-        assert distance(rank.gradients, gradients) < tolerance
+        assert distance(rank.weights, weights) < tolerance["weights"]
+        assert distance(rank.gradients, gradients) < tolerance["gradients"]
     found = [sum(r.results[step].loss_sum for r in ranks) for step in range(len(sizes))]
-    assert found == pytest.approx(losses, rel=tolerance)
+    assert found == pytest.approx(losses, rel=tolerance["losses"])
     return ranks
 
 
