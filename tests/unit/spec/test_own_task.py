@@ -125,7 +125,15 @@ def test_a_workload_is_a_script_or_a_task(spec):
             {"local_strategy": "processes", "transport": "gloo", "ranks_per_node": 2,
              "averaging_period_steps": 2},
             {"batch_norms": ("1.norm",)},
-            "averaging_period_steps: layer 1.norm of Mine has running statistics",
+            ("batch_norm: layer 1.norm of Mine normalises over the whole batch, but local SGD "
+             'computes its parts at different times; use batch_norm = "per-replica", or remove '
+             "averaging_period_steps"),
+        ),
+        (
+            {"launcher": "spark", "transport": "spark-rounds", "local_strategy": "processes",
+             "ranks_per_node": 2, "batch_norm": "per-replica"},
+            {"batch_norms": ("1.norm",)},
+            'transport "spark-rounds" sends weights only, but layer 1.norm of Mine has running',
         ),
         (
             {"local_strategy": "threads", "replicas": 2},

@@ -18,6 +18,7 @@ from tests.unit.strategies.own_training import (
 from tests.unit.strategies.pipeline.node import batch_of, distance
 
 from paceline.errors import RankFailed, UsageError
+from paceline.strategies.local_sgd.steps import LocalReplica
 from paceline.training import passes
 from paceline.workloads.build import build_model
 
@@ -99,6 +100,18 @@ def test_replica_without_samples_changes_no_statistics_of_its_own(name):
         assert all(tensor.isfinite().all() for tensor in weights.values())
     if name == "processes-3":
         assert [int(weights["1.num_batches_tracked"]) for _, weights in ranks] == [2, 2, 1]
+
+
+def test_rank_of_local_sgd_uses_its_own_samples_and_refuses_a_single_vector():
+    trial = resnet_trial("processes-2", batch_norm="per-replica")
+    batch = batch_of(trial, 0, 8)
+    _, states = replicas_by_hand(trial, batch, 2)
+    replica = LocalReplica(task_for(trial), build_model(task_for(trial)), trial)
+    replica.gradient(passes.share_of(batch, 1, 2))
+    running = "1.running_mean"
+    torch.testing.assert_close(replica.state_dict()[running], states[1][running])
+    with pytest.raises(UsageError, match="one sample of this step"):
+        replica.gradient(batch_of(trial, 1, 1))
 
 
 def test_single_vector_of_a_replica_is_refused_with_what_to_do():

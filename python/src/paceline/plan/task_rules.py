@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from paceline.plan.trial import Training, Trial
-    from paceline.spec.descriptors import OptionModel, StrategyDescriptor
+    from paceline.spec.descriptors import OptionModel, StrategyDescriptor, WorkloadDescriptor
     from paceline.spec.model_facts import ModelFacts
     from paceline.spec.models import TrialRequest, WorkloadRequest
     from paceline.spec.values import BatchNorm
@@ -23,11 +23,15 @@ def planned_faults(request: WorkloadRequest, trial: Trial) -> Iterator[str]:
     workload, training = workload_of(request), trial.training
     checkpointing = training.activation_checkpointing
     yield from _task_faults(request, strategy, trial.transport, options)
+    if workload.needs_facts and getattr(options, "averaging", None) is not None:
+        yield from _averaging_faults(workload, trial)
     if workload.needs_facts and strategy.updates_by_part(options):
         facts = workload.facts()
         yield from _partial_update_faults(facts, strategy.name, workload.model)
         if trial.placement.replicas > 1 and training.batch_norm == "global":
-            yield from _statistics_faults(facts, strategy.name, workload.model)
+            yield from _statistics_faults(
+                workload, f'"{strategy.name}"', "use another local_strategy"
+            )
     yield from strategy.task_faults(
         workload, trial.placement, options, activation_checkpointing=checkpointing
     )
@@ -52,13 +56,28 @@ def _partial_update_faults(facts: ModelFacts, strategy: str, model: str) -> Iter
         )
 
 
-def _statistics_faults(facts: ModelFacts, strategy: str, model: str) -> Iterator[str]:
+def _statistics_faults(workload: WorkloadDescriptor, method: str, remedy: str) -> Iterator[str]:
     """Yield why replicas cannot compute a batch's samples at different times."""
+    facts = workload.facts()
     if facts.batch_norms:
         yield (
-            f"batch_norm: layer {facts.batch_norms[0]} of {model} normalises over the whole batch, "
-            f'but "{strategy}" computes its parts at different times; use batch_norm = '
-            '"per-replica", or another local_strategy'
+            f"batch_norm: layer {facts.batch_norms[0]} of {workload.model} normalises over the "
+            f"whole batch, but {method} computes its parts at different times; use batch_norm = "
+            f'"per-replica", or {remedy}'
+        )
+
+
+def _averaging_faults(workload: WorkloadDescriptor, trial: Trial) -> Iterator[str]:
+    """Yield why local SGD cannot train a model with batch normalisation."""
+    facts = workload.facts()
+    if not TRANSPORTS.get(trial.transport).averages_weights:
+        if trial.training.batch_norm == "global":
+            yield from _statistics_faults(workload, "local SGD", "remove averaging_period_steps")
+    elif facts.batch_norms:
+        yield (
+            f'transport "{trial.transport}" sends weights only, but layer '
+            f"{facts.batch_norms[0]} of {workload.model} has running statistics; use another "
+            "transport"
         )
 
 
@@ -132,11 +151,6 @@ def _task_faults(
         yield (
             f"micro_batches: layer {facts.batch_norms[0]} of {workload.model} normalises over the "
             f"whole batch, so expected 1, got {micro_batches}"
-        )
-    if facts.batch_norms and getattr(options, "averaging", None) is not None:
-        yield (
-            f"averaging_period_steps: layer {facts.batch_norms[0]} of {workload.model} has running "
-            "statistics, which local SGD does not average; remove one of the two"
         )
     if TRANSPORTS.get(transport).averages_weights and facts.optimizer != "SGD":
         yield (

@@ -47,18 +47,26 @@ def synchronise(model: nn.Module, total: Total, statistics: BatchNorm) -> PassCo
     total: called in the same order by all replicas, twice for each layer in a step.
     Return the time of these calls; None if there are none.
     """
-    layers = list(_layers(model))
-    # only `forward` is replaced: the module keeps its names, parameters and buffers
     if statistics != "global":
-        for layer in layers:
-            layer.forward = partial(_forward_alone, layer)  # type: ignore[method-assign]
+        normalise_alone(model)
         return None
+    layers = list(_layers(model))
     communication = PassCommunication()
     for layer in layers:
+        # only `forward` is replaced: the module keeps its names, parameters and buffers
         layer.forward = partial(  # type: ignore[method-assign]
             _forward, layer, communication.timed(total)
         )
     return communication if layers else None
+
+
+def normalise_alone(model: nn.Module) -> None:
+    """Make the layers use the statistics of the samples that this replica sees in training mode.
+
+    A step in which they cannot normalise raises UsageError.
+    """
+    for layer in _layers(model):
+        layer.forward = partial(_forward_alone, layer)  # type: ignore[method-assign]
 
 
 @contextmanager

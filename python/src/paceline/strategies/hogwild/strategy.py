@@ -25,6 +25,7 @@ from paceline.data.node import SoloNode
 from paceline.errors import TimedOut
 from paceline.records.rows import UpdateRow, own_update
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
+from paceline.training.batch_norm import normalise_alone
 from paceline.training.optimizers import (
     TaskOptimizer,
     no_gradient,
@@ -88,6 +89,7 @@ class HogwildStrategy(LocalStrategy):
         Raises EnvironmentLacks if the processes cannot share memory.
         """
         self._task, self._model, self._trial = task, model, trial
+        normalise_alone(model)
         self._rank, self._ranks = context.local_rank, context.ranks_on_node
         self._limit_s = trial.limits.collective_s
         self._shared = shared = SharedNode(peers.node("hogwild") or SoloNode(), self._limit_s)

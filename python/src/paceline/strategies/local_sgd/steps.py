@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.strategies.reduction.flat_layout import FlatLayout
+from paceline.training.batch_norm import normalise_alone
 from paceline.training.devices import CPU, InputMover, Stopwatch, on_cpu, synchronize, use_device
 from paceline.training.optimizers import TaskOptimizer, trained_parameters
 from paceline.training.passes import run_passes
@@ -44,7 +45,7 @@ class LocalReplica(Stepper):
     weights: shape (elements,), float32, every parameter in storage order from a multiple of 64
     bytes, zeros between. Changing it changes the model. momentum: the same shape; None if the
     training has none. It is zero before the first step. settings: device settings, for the records.
-    The models have no running statistics, so this is all that training changes.
+    Running statistics of batch normalisation are those of this replica, and lie elsewhere.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class LocalReplica(Stepper):
         """model: in its memory format; it is moved to `device`."""
         self.settings: dict[str, Any] = use_device(device)
         self.model = model.to(device)
+        normalise_alone(self.model)
         self.weights: Tensor
         self.momentum: Tensor | None = None
         self._task, self._training = task, trial.training

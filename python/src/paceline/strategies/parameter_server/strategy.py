@@ -40,6 +40,7 @@ from paceline.strategies.parameter_server.server import ServerShard, place_of
 from paceline.strategies.parameter_server.serving import Server
 from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.strategies.reduction.replicate_group import all_reduce_tensors
+from paceline.training.batch_norm import normalise_alone
 from paceline.training.optimizers import (
     TaskOptimizer,
     no_gradient,
@@ -94,6 +95,7 @@ class ParameterServerStrategy(LocalStrategy):
     ) -> None:
         """Divide the weights among the servers; collective over all ranks."""
         self._task, self._model, self._trial = task, model, trial
+        normalise_alone(model)
         self._options = options = trial.options_as(ParameterServerOptions)
         rank, self._ranks = context.rank, context.world_size
         self._rank = rank
