@@ -24,6 +24,7 @@ from paceline.job.rendezvous import check_reachable, listen_on
 from paceline.job.run_directory import finish, prepare
 from paceline.job.trial import asked_ranks, check_not_alone, job_of
 from paceline.training.context import StoreAddress
+from paceline.training.resources import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,6 +67,7 @@ class EnclosingJob:
 
 def main() -> int:
     """Train as the rank that MPI says; return the exit code."""
+    keep_freed_memory()  # before MPI starts threads, of which each gets an arena of its own
     from paceline.transports.mpi.world import World  # noqa: PLC0415  (it initialises MPI)
 
     return run_as_rank(World(), train)
