@@ -23,7 +23,7 @@ import numpy as np
 from common import write_results
 from paceline.analysis.noise import CONFIDENCE, run_noise
 from paceline.analysis.pairwise import Pairwise
-from paceline.analysis.repeats import levels, look
+from paceline.analysis.repeats import levels, undecided
 from paceline.analysis.speeds import read_speeds
 from paceline.analysis.statistics import Series
 from paceline.records.layout import RunFiles
@@ -142,9 +142,9 @@ def stopped(rates: Rates, options: argparse.Namespace) -> Decision:
     """Apply the rule of `repeats = "auto"`; return the ranking at its end."""
     for repeats, level in _levels(options.max_repeats).items():
         known = {n: {r: s for r, s in found.items() if r < repeats} for n, found in rates.items()}
-        state = look(known, repeats=repeats, level=level, tie_margin=options.tie_margin)
-        if state.is_decided or repeats == options.max_repeats:
-            return decision(known, repeats, level, is_decided=state.is_decided)
+        is_decided = not undecided(known, level=level, tie_margin=options.tie_margin)
+        if is_decided or repeats == options.max_repeats:
+            return decision(known, repeats, level, is_decided=is_decided)
     raise AssertionError("the last look returns")
 
 

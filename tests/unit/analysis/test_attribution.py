@@ -13,6 +13,7 @@ from tests.unit.analysis.ways import INTRAOP, MPI, MPI_GLOO, SEQUENTIAL, SPARK, 
 
 from paceline.analysis.attribution import Attribution, attribute
 from paceline.analysis.compare import compare_run
+from paceline.analysis.linear_model import dummies
 
 NODES = {"1 thread": (1, 1), "2 threads": (1, 2), "4 threads": (1, 4), "2 ranks": (2, 1)}
 
@@ -108,3 +109,39 @@ def test_several_runs_are_confounders_of_their_own(fabricate: ModuleType, tmp_pa
     node = next(share for share in found.shares if share.choice == "node")
     assert node.share.mean > 0.7
     assert np.isfinite(found.leave_one_out_error)
+
+
+def test_the_leave_one_out_error_is_that_of_models_without_the_configuration(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    """Both choices and the confounder are fitted to all other configurations.
+
+    Nothing supports the only configuration on two nodes, so it does not count.
+    """
+    random = np.random.default_rng(6)
+    launchers = [dataclasses.replace(way, transport="gloo") for way in (MPI, SPARK, TORCHRUN)]
+    ways = [
+        way_of(launcher, ranks, threads, 0.3 * math.exp(random.normal(0.0, 0.2)))
+        for ranks, threads in NODES.values()
+        for launcher in launchers
+    ]
+    ways = [SEQUENTIAL, *ways, dataclasses.replace(ways[0], nodes=2)]
+    comparison = compare_run(fabricate.make_run(tmp_path, ways, repeats=2, jitter=0.01))
+    rows = [row for row in comparison.rows if not row.is_baseline]
+    speeds = np.log([row.samples_per_s.median for row in rows if row.samples_per_s is not None])
+    choices = [
+        dummies([(row.ranks_per_node, row.threads_per_rank) for row in rows]),
+        dummies([row.launcher for row in rows]),
+        dummies([row.nodes for row in rows]),
+    ]
+    design = np.hstack(choices)
+    errors = []
+    for place, row in enumerate(rows):
+        kept = np.arange(len(rows)) != place
+        weights = np.linalg.lstsq(design[kept], speeds[kept], rcond=1e-9)[0]
+        if row.nodes == 1:
+            errors.append(np.expm1(design[place] @ weights - speeds[place]))
+    found = attribute([comparison])
+    assert found is not None
+    assert found.configurations == len(rows) == 13
+    assert found.leave_one_out_error == pytest.approx(np.sqrt(np.mean(np.square(errors))))

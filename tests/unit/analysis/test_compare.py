@@ -168,6 +168,8 @@ def test_failed_trials_are_listed_and_the_rest_compared(
         ("local", None),
         ("spark", "failed: rank 1 was killed"),
     ]
+    sentence = comparison.verdicts["tiny"].sentence
+    assert sentence.endswith("was measured, so there is nothing to compare.")
     assert {(t.status, t.message) for t in comparison.unfinished} == {
         ("failed", "rank 1 was killed"),
         ("not finished", None),

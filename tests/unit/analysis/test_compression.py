@@ -118,6 +118,13 @@ def test_lossy_configuration_is_not_ranked_and_states_why(comparison: Comparison
     assert comparison.verdicts["tiny"].best == "tiny.mpi.mpi.processes.n1r2t1.fp32"
 
 
+def test_verdict_does_not_hide_lossy_configurations(fabricate: ModuleType, tmp_path: Path) -> None:
+    comparison = _compare(fabricate, tmp_path, uncompressed=False)
+    assert comparison.verdicts["tiny"].sentence == (
+        "Only local \u00b7 sequential is ranked: no other configuration was shown to be equivalent."
+    )
+
+
 def test_json_has_the_same_numbers(comparison: Comparison) -> None:
     found = comparison.to_json()["gradient_compression"]
     assert [f["configuration"].split("fp32.")[1] for f in found] == ["send-topk0.01", "local6"]

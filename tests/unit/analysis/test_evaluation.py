@@ -7,10 +7,15 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from paceline.analysis.compare import compare_run
+from paceline.analysis.evaluation import Evaluations, evaluation_check
+from paceline.analysis.recommend.results import read_results
+from paceline.analysis.tolerances import tolerance
 from paceline.records.compact import compact_trial
+from paceline.records.files import write_json
 from paceline.report.document import render
 from paceline.report.table import comparison_text
 from paceline.spec.evaluation import Target
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
 
 TARGET = Target(metric="accuracy", at_least=0.6)  # 12 of 20 samples: after 8 steps
 COMPRESSION = {"method": "topk"}
+NAN, INFINITE = math.nan, math.inf
+SAMPLE = 0.05  # one of 20
 
 
 def _run(
@@ -180,6 +187,9 @@ def test_repeat_that_misses_the_target_is_censored_not_dropped(
     document = comparison.to_json()["rows"][0]
     assert document["time_to_target_s"]["high"] is None
     assert "∞" in render(comparison)
+    write_json(tmp_path / "compared.json", comparison.to_json())
+    (results,) = read_results(tmp_path / "compared.json")
+    assert results.rows == comparison.rows
 
 
 def test_repeats_with_other_seeds_are_checked_against_the_baseline_of_their_seed(
@@ -233,6 +243,76 @@ def test_one_sample_decided_otherwise_is_rounding(fabricate: ModuleType, tmp_pat
     assert row.equivalent is True
 
 
+def _scores(values: Sequence[float], resolution: float = 0.0) -> Evaluations:
+    """Evaluations of one metric."""
+    steps = np.arange(1, len(values) + 1)
+    seconds = steps.astype(np.float64)
+    return Evaluations(
+        steps=steps, epoch=steps, samples=steps, training_s=seconds, wall_s=seconds, epochs=seconds,
+        metrics={"score": np.array(values)}, resolution={"score": resolution} if resolution else {},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "resolution", "passed"),
+    [
+        ((0.5, 0.9), (0.5, 0.9), 0.0, True),
+        ((0.6, 0.9), (0.5, 0.9), 0.0, False),
+        ((0.55, 0.85), (0.5, 0.9), SAMPLE, True),
+        ((0.6, 0.9), (0.5, 0.9), SAMPLE, False),
+        ((0.05, 0.0), (0.0, 0.0), SAMPLE, True),
+        ((0.1, 0.0), (0.0, 0.0), SAMPLE, False),
+        ((0.1, 0.0), (0.0, 0.0), 0.0, False),
+        ((NAN, 0.9), (0.5, 0.9), SAMPLE, False),
+        ((0.5, NAN), (0.5, 0.9), 0.0, False),
+        ((0.5, 0.9), (NAN, 0.9), 0.0, False),
+        ((NAN, 0.9), (NAN, 0.9), 0.0, True),
+        ((NAN, 0.6), (NAN, 0.9), 0.0, False),
+        ((NAN, NAN), (NAN, NAN), 0.0, True),
+        ((0.5, NAN), (NAN, NAN), 0.0, False),
+        ((NAN, 0.0), (0.0, 0.0), 0.0, False),
+        ((INFINITE, 0.9), (INFINITE, 0.9), 0.0, True),
+        ((INFINITE, 0.6), (INFINITE, 0.9), 0.0, False),
+        ((INFINITE, 0.9), (0.5, 0.9), 0.0, False),
+        ((0.5, 0.9), (INFINITE, 0.9), 0.0, False),
+    ],
+)
+def test_values_that_are_not_finite_must_be_so_in_both(
+    ours: tuple[float, ...], theirs: tuple[float, ...], resolution: float, passed: bool
+) -> None:
+    sides = _scores(ours, resolution), _scores(theirs, resolution)
+    check = evaluation_check(*sides, tolerance("fp32", "fp32", 2))
+    assert check.passed is passed
+
+
+@pytest.mark.parametrize(("ours", "passed"), [(NAN, False), (INFINITE, False), (0.9, None)])
+@pytest.mark.parametrize("theirs", [0.5, 0.0])
+def test_after_many_steps_only_values_that_are_not_finite_are_decisive(
+    ours: float, theirs: float, passed: bool | None
+) -> None:
+    check = evaluation_check(_scores([ours]), _scores([theirs]), tolerance("fp32", "fp32", 1000))
+    assert (check.passed, check.decisive) == (passed, passed is not None)
+
+
+def test_metric_without_a_value_at_the_end_is_left_out_of_the_row(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = _run(fabricate, tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], target=None)
+    for _, files in run.trials():
+        for _, rank in files.ranks():
+            rows = [json.loads(line) for line in rank.evaluations.read_text().splitlines()]
+            for row in rows:
+                if row["metric"] == "accuracy" and row["steps"] == 12:
+                    row["counts"] = [0.0]
+            rank.evaluations.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    comparison = compare_run(run)
+    assert [row.equivalent for row in comparison.rows] == [True, True]
+    assert [set(row.metrics) for row in comparison.rows] == [{"loss"}] * 2
+    write_json(tmp_path / "compared.json", comparison.to_json())
+    (results,) = read_results(tmp_path / "compared.json")
+    assert results.rows == comparison.rows
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_table_ranks_by_the_target_beside_the_throughput(
     fabricate: ModuleType, tmp_path: Path, width: int
@@ -244,7 +324,7 @@ def test_table_ranks_by_the_target_beside_the_throughput(
     assert any(line.split()[:3] == ["to", "target", "samples"] for line in lines)
     rows = [line.split() for line in lines if line.endswith((" ✓", " ~"))]
     assert [row[0] for row in rows] == ["2.76", "4.02", "5.08"]
-    assert "evaluations excluded" in " ".join(text.split())
+    assert "meets the target, without the evaluations." in " ".join(text.split())
 
 
 def test_report_has_the_curves_and_the_table(fabricate: ModuleType, tmp_path: Path) -> None:

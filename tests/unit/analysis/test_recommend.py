@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from paceline.analysis.compare import compare_run
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.predict.link import given_link
 from paceline.analysis.predict.predict import predict
-from paceline.analysis.predict.prediction import Request
+from paceline.analysis.predict.prediction import Prediction, Request
 from paceline.analysis.reading import load_run
-from paceline.analysis.recommend.candidates import Candidate
+from paceline.analysis.recommend.candidates import Candidate, predicted_candidates
 from paceline.analysis.recommend.next_measurement import knowledge_gradient, next_measurement
 from paceline.analysis.recommend.recommend import recommend
 from paceline.analysis.statistics import Interval
@@ -81,6 +82,25 @@ def test_predictions_are_apart_and_can_be_promising(
     assert one.nodes == 4
     assert found.promising == one
     assert all(each.configuration is not None for each in found.measured)
+
+
+def test_another_precision_or_batch_was_not_measured(fabricate: ModuleType, tmp_path: Path) -> None:
+    two = dataclasses.replace(fabricate.MPI, nodes=2)
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI, two]
+    comparison = compare_run(fabricate.make_run(tmp_path, ways))
+    alone = next(r for r in comparison.rows if (r.local_strategy, r.nodes) == ("processes", 1))
+    measured = Prediction(
+        workload="tiny", setup=f"processes {alone.layout}", transport="mpi", precision="fp32",
+        nodes=2, global_batch=8, step_s=Interval(median=0.2, low=0.1, high=0.4),
+        samples_per_s=Interval(median=40.0, low=20.0, high=80.0), node_s=0.15, waiting_s=0.0,
+        exposed_s=0.05, start_s={},
+    )  # fmt: skip
+    changes: list[dict[str, Any]] = [{}, {"precision": "bf16"}, {"global_batch": 16}]
+    predictions = [dataclasses.replace(measured, **change) for change in changes]
+    found = predicted_candidates(predictions, comparison, "tiny", "cost", 2)
+    name = f"processes {alone.layout} over mpi on 2 nodes"
+    assert [each.name for each in found] == [f"{name} in bf16", name]
+    assert found[0].value.median == pytest.approx(4 * 1000 / 40)  # 4 cores
 
 
 def test_the_knowledge_gradient_by_hand() -> None:

@@ -59,6 +59,7 @@ FIGURES = {
     "memory_peak_bytes": "peak memory",
 }
 _LEAST_FREE = 3  # configurations beyond the parameters of the model
+_LEAST_SUPPORT = 1e-9  # 1 - leverage: a smaller one is rounding
 _DRAWS = 200
 _SEED = 20220131
 
@@ -209,13 +210,18 @@ class _Data:
         return reached / (1 + PERMUTATIONS)
 
     def leave_one_out_error(self, speeds: NDArray[np.float64]) -> float:
-        """Return the root mean square of the relative errors of predicted configurations."""
-        design = np.hstack(list(self.designs.values()))
-        errors = []
-        for left_out in range(len(speeds)):
-            kept = np.arange(len(speeds)) != left_out
-            weights = np.linalg.lstsq(design[kept], speeds[kept], rcond=1e-9)[0]
-            errors.append(np.expm1(design[left_out] @ weights - speeds[left_out]))
+        """Return the root mean square of the relative errors of predicted configurations.
+
+        Each is predicted by the whole model, confounders included, as fitted to all others. With
+        the leverage h, its error is its residual over 1 - h. Configurations which no other one
+        supports (h = 1) are left out.
+        """
+        whole = np.hstack([self._base, *self.designs.values()])
+        basis = scipy.linalg.orth(whole, rcond=1e-9)
+        free = 1 - np.square(basis).sum(axis=1)
+        known = free > _LEAST_SUPPORT
+        residual = speeds - basis @ (basis.T @ speeds)
+        errors = np.expm1(-residual[known] / free[known])
         return float(np.sqrt(np.mean(np.square(errors))))
 
     def relations(self, speeds: NDArray[np.float64]) -> tuple[FigureRelation, ...]:

@@ -55,6 +55,17 @@ def not_judged(check: Check, reason: str) -> Check:
     )
 
 
+def not_decisive(check: Check, allowed: Tolerance) -> Check:
+    """Return a check of values that follow from the final weights, after too many steps."""
+    return dataclasses.replace(
+        check,
+        passed=None,
+        decisive=False,
+        reason=f"{check.reason}; not decisive: over {allowed.steps} steps, rounding alone may "
+        "cause this difference",
+    )
+
+
 def sample_log_check(trial: TrialRecord, baseline: TrialRecord, order: SampleOrder | None) -> Check:
     ours = sample_logs.read_sample_log(trial.files)
     if not ours:
@@ -187,13 +198,7 @@ def weights_check(
         name, differences, scales, allowed.weights, "times the distance that training moved it"
     )
     if not allowed.weights_judged and math.isfinite(largest):
-        check = dataclasses.replace(
-            check,
-            passed=None,
-            decisive=False,
-            reason=f"{check.reason}; not decisive: over {allowed.steps} steps, rounding alone may "
-            "cause this difference",
-        )
+        check = not_decisive(check, allowed)
     return check, largest
 
 
@@ -201,7 +206,7 @@ def _update_scales(
     differences: list[TensorDifference], update_l2: Mapping[str, float], allowed: Tolerance
 ) -> dict[str, float]:
     """Return the distance that training moved each tensor, at least its rounding in n steps."""
-    rounding = UNIT_ROUNDOFF_FP32 * max(1, allowed.steps) / allowed.weights if allowed.steps else 0
+    rounding = UNIT_ROUNDOFF_FP32 * allowed.steps / allowed.weights if allowed.steps else 0
     return {
         d.name: update_l2[d.name] + rounding * d.baseline_l2
         for d in differences

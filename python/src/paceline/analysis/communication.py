@@ -21,15 +21,12 @@ from paceline.analysis.phases import mean_steps
 from paceline.analysis.steps import read_steps
 from paceline.analysis.stragglers import Straggling, find_straggler
 from paceline.records.phases import Phases
-from paceline.records.rows import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.analysis.reading import RankRecord, TrialRecord
     from paceline.analysis.steps import RankSteps
-
-__all__ = ["SCHEMA", "RankCommunication", "SumCheck", "TrialCommunication", "trial_communication"]
 
 _ALLOWED = 0.02  # of a step: largest difference of the sums
 _COMMUNICATION = ("comm_wait", "comm_transfer")

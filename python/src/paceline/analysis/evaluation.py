@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from paceline.analysis.checks import Check
+from paceline.analysis.checks import Check, not_decisive
 from paceline.analysis.statistics import Series, total_series
 from paceline.records.rows import EvaluationRow
 from paceline.records.tables import read_table
@@ -143,7 +143,7 @@ def evaluation_check(
 
     They follow from the weights, so they may differ as the final weights may: relative to the
     largest value of the metric. A metric that counts samples may also differ by one sample, whose
-    scores are nearly equal.
+    scores are nearly equal. A value that is finite in one of them only fails the check.
     """
     name = "evaluation"
     if ours is None or theirs is None:
@@ -151,33 +151,23 @@ def evaluation_check(
     if not np.array_equal(ours.steps, theirs.steps) or ours.metrics.keys() != theirs.metrics.keys():
         reason = "other evaluations or metrics than the baseline"
         return Check(name=name, passed=False, reason=reason)
-    worst, value, where = -1.0, 0.0, "no metric"
+    worst, value, where = -math.inf, 0.0, "no metric"
     for metric, step, difference, scale, slack in _differences(ours, theirs):
-        relative = difference / scale if scale else (0.0 if difference == 0 else math.inf)
-        beyond = max(0.0, difference - slack) / scale if scale else relative
+        beyond = _relative(difference - slack, scale)
         if math.isnan(beyond) or beyond > worst:
-            worst, value, where = beyond, relative, f"{metric} after {step} steps"
-    passed = bool(worst <= allowed.weights)
+            worst, value = beyond, _relative(difference, scale)
+            where = f"{metric} after {step} steps"
+    reason = f"{where} differs most, by {value:.2g} of the metric's largest value"
+    if math.isnan(worst):
+        reason = f"{where} is a finite number in one of the two trainings only"
     check = Check(
         name=name,
-        passed=passed,
-        reason=f"{where} differs most, by {value:.2g} of the metric's largest value",
+        passed=worst <= allowed.weights,
+        reason=reason,
         value=value,
         tolerance=allowed.weights,
     )
-    return check if allowed.weights_judged or math.isnan(worst) else _not_decisive(check, allowed)
-
-
-def _not_decisive(check: Check, allowed: Tolerance) -> Check:
-    return Check(
-        name=check.name,
-        passed=None,
-        decisive=False,
-        value=check.value,
-        tolerance=check.tolerance,
-        reason=f"{check.reason}; not decisive: over {allowed.steps} steps, rounding alone may "
-        "cause this difference",
-    )
+    return check if allowed.weights_judged or math.isnan(worst) else not_decisive(check, allowed)
 
 
 def _differences(
@@ -185,11 +175,25 @@ def _differences(
 ) -> Iterator[tuple[str, int, float, float, float]]:
     """Yield metric, steps, absolute difference, scale and the resolution of the metric."""
     for metric, values in theirs.metrics.items():
-        scale = float(np.abs(values).max())
+        scale = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
         slack = theirs.resolution.get(metric, 0.0) * (1 + 1e-9)
         for number, a, b in zip(theirs.steps, ours.metrics[metric], values, strict=True):
-            difference = 0.0 if np.isnan(a) and np.isnan(b) else abs(float(a - b))
-            yield metric, int(number), difference, scale, slack
+            yield metric, int(number), _distance(float(a), float(b)), scale, slack
+
+
+def _distance(ours: float, theirs: float) -> float:
+    """Return the absolute difference: 0 for two NaN, NaN if it is not finite."""
+    if ours == theirs or (math.isnan(ours) and math.isnan(theirs)):
+        return 0.0
+    distance = abs(ours - theirs)
+    return distance if math.isfinite(distance) else math.nan
+
+
+def _relative(difference: float, scale: float) -> float:
+    """Return the difference as a share of the scale; infinite or NaN where that is 0."""
+    if scale:
+        return difference / scale
+    return math.inf * difference if difference else 0.0
 
 
 def _first_reached(values: Sequence[float] | NDArray[np.float64], target: Target) -> int | None:

@@ -240,12 +240,13 @@ def _moderated(
 
 
 def _inverse_trigamma(value: float) -> float:
-    """Return x with trigamma(x) = value, by Newton's method on 1 / trigamma (Smyth, appendix)."""
-    found = 0.5 + 1 / value
-    for _ in range(50):
-        trigamma = float(scipy.special.polygamma(1, found))
-        step = trigamma * (1 - trigamma / value) / float(scipy.special.polygamma(2, found))
-        found += step
-        if abs(step) < 1e-8 * found:
-            break
-    return found
+    """Return x with trigamma(x) = value.
+
+    The bracket follows from 1 / x < trigamma(x) < 1 / x + 1 / x^2.
+    """
+
+    def excess(x: float) -> float:
+        return float(scipy.special.polygamma(1, x)) - value
+
+    bracket = 0.5 / value, 2 / value + 2 / math.sqrt(value)
+    return float(scipy.optimize.brentq(excess, *bracket))

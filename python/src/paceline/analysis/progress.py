@@ -14,7 +14,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.noise import CONFIDENCE, RunNoise, RunNoises, run_noise
+from paceline.analysis.noise import CONFIDENCE, RunNoises, run_noise
 from paceline.analysis.pairwise import Pairwise
 from paceline.analysis.statistics import (
     Interval,
@@ -50,10 +50,6 @@ class Progress:
     def ratio(self, faster: str, slower: str) -> Interval | None:
         noise = self.noises.of_ratio(faster, slower)
         return ratio_interval(self.rates[faster], self.rates[slower], noise)
-
-    def noise_of(self, configuration: str) -> RunNoise | None:
-        """Return the run-to-run noise of a configuration; None where it is unknown."""
-        return self.noises.of(configuration)
 
     def pairs(self, names: Sequence[str], level: float | None) -> Pairwise:
         """Compare all pairs of `names`. level: of the whole family of tests; None: the usual."""
@@ -97,11 +93,18 @@ def speedup_of(configuration: str, baseline: Trial | None, progress: Progress) -
 
 
 def last_metrics(trials: Sequence[TrialAnalysis]) -> dict[str, float]:
-    """Return the median over repeats of each metric at the last evaluation."""
+    """Return the median over repeats of each metric at the last evaluation.
+
+    A metric that is not finite in a repeat is left out: JSON has no such numbers.
+    """
     found = [t.evaluations.metrics for t in trials if t.evaluations is not None]
     names = dict.fromkeys(name for metrics in found for name in metrics)
     last = {name: [float(m[name][-1]) for m in found if name in m] for name in names}
-    return {name: statistics.median(values) for name, values in last.items()}
+    return {
+        name: statistics.median(values)
+        for name, values in last.items()
+        if all(map(math.isfinite, values))
+    }
 
 
 def target_fields(
@@ -119,7 +122,7 @@ def target_fields(
         return {}
     reached = progress.reached[configuration]
     fields: dict[str, Any] = {"target": progress.target.words, "target_reached": reached}
-    rate = median_interval(progress.rates[configuration], progress.noise_of(configuration))
+    rate = median_interval(progress.rates[configuration], progress.noises.of(configuration))
     if rate is None or not progress.is_reached(configuration):
         return fields
     high = 1 / rate.low if reached == len(trials) else math.inf

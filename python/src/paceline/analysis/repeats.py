@@ -15,7 +15,6 @@ configurations are wrong: tests/unit/analysis/test_repeats.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,20 +34,6 @@ FIRST_LOOK = 2  # repeats: with one, the noise between runs is unknown
 _POWER = 2.0
 _POINTS = 401  # of the grid on which densities are integrated
 _REACH = 8.0  # standard deviations that the grid covers at most
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """The state of one workload's ranking after some repeats."""
-
-    repeats: int
-    level: float  # of the tests at this look
-    leader: str | None  # configuration with the largest median
-    undecided: tuple[str, ...]  # neither slower than the leader nor shown to be as fast
-
-    @property
-    def is_decided(self) -> bool:
-        return not self.undecided
 
 
 def levels(most_repeats: int, level: float = 1 - CONFIDENCE) -> dict[int, float]:
@@ -75,37 +60,25 @@ def levels(most_repeats: int, level: float = 1 - CONFIDENCE) -> dict[int, float]
     return found
 
 
-def look(
-    rates: Mapping[str, Mapping[int, Series]],
-    *,
-    repeats: int,
-    level: float,
-    tie_margin: float,
-) -> Look:
-    """Judge the ranking of one workload.
+def undecided(
+    rates: Mapping[str, Mapping[int, Series]], *, level: float, tie_margin: float
+) -> tuple[str, ...]:
+    """Return the configurations whose place in the ranking of one workload is not decided.
 
-    It is decided if every configuration is either significantly slower than the fastest one, or
-    shown to be within the margin of it. rates: of the configurations that may be ranked.
+    It is decided if a configuration is either significantly slower than the fastest one, or shown
+    to be within the margin of it. rates: of the configurations that may be ranked. level: of the
+    tests.
     """
-    medians = {
-        name: float(np.median([found.log_median for found in series.values()]))
-        for name, series in rates.items()
-    }
-    leader = max(medians, key=lambda name: medians[name], default=None)
-    if leader is None:
-        return Look(repeats=repeats, level=level, leader=None, undecided=())
+    if not rates:
+        return ()
+    leader = max(rates, key=lambda name: np.median([s.log_median for s in rates[name].values()]))
     pairs = Pairwise(list(rates), rates, run_noise(rates), level)
-    return Look(
-        repeats=repeats,
-        level=level,
-        leader=leader,
-        undecided=tuple(
-            name
-            for name in rates
-            if name != leader
-            and pairs.is_tie(leader, name)
-            and not pairs.is_within(leader, name, tie_margin)
-        ),
+    return tuple(
+        name
+        for name in rates
+        if name != leader
+        and pairs.is_tie(leader, name)
+        and not pairs.is_within(leader, name, tie_margin)
     )
 
 

@@ -48,13 +48,12 @@ def flags_between(records: Sequence[TrialRecord]) -> list[str]:
     One sentence for each placement and kind of resource, however many trials and workloads. Ranks
     with several replica threads are not compared with ranks of one replica.
     """
-    same_placement: dict[tuple[Placement, int], list[TrialRecord]] = defaultdict(list)
+    same_placement: dict[Placement, list[TrialRecord]] = defaultdict(list)
     for record in records:
-        place = record.trial.placement
-        same_placement[place, place.replicas_per_rank].append(record)
+        same_placement[record.trial.placement].append(record)
     return [
         sentence
-        for (placement, _), same in same_placement.items()
+        for placement, same in same_placement.items()
         for sentence in _unequal_trials(placement, same)
     ]
 

@@ -72,7 +72,7 @@ class Row:
     parameters: int | None = None  # of the model
     linear_parameters: int | None = None  # of them in linear layers
     pipeline: Pipeline | None = None
-    staleness: Staleness | None = None  # None where every step has a barrier
+    staleness: Staleness | None = None  # of recorded updates; None without any
     final_loss: float | None = None
     # each failure that a repeat survived: seconds by part, and steps
     recoveries: tuple[dict[str, float | int | None], ...] = ()

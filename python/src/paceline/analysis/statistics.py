@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+from pydantic import BeforeValidator
 
 from paceline.analysis.noise import CONFIDENCE, RunNoise
 from paceline.analysis.resampling import bootstrap_medians, log_median_draws, mean_draws
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+# JSON has no infinity: paceline.records.files writes it as null.
+Unbounded = Annotated[float, BeforeValidator(lambda bound: math.inf if bound is None else bound)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
@@ -38,7 +42,7 @@ class Interval:
 
     median: float
     low: float
-    high: float
+    high: Unbounded
 
     def scaled(self, factor: float) -> Interval:
         return Interval(median=self.median * factor, low=self.low * factor, high=self.high * factor)

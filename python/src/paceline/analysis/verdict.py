@@ -138,8 +138,10 @@ def _sentence(
     best = rows[0]
     name = short_name(best, rows)
     if len([row for row in rows if row.ranked]) == 1:
-        if best.time_to_target_s is None or len([row for row in rows if not row.failed]) == 1:
+        if len([row for row in rows if not row.failed]) == 1:
             return f"Only {name} was measured, so there is nothing to compare."
+        if best.time_to_target_s is None:
+            return f"Only {name} is ranked: no other configuration was shown to be equivalent."
         only = f"Only {name} reached {best.target}{_speed(best, baseline)}."
         return " ".join([only, *_throughput_words(rows, behind)])
     fastest = "fastest" if best.target is None else f"the fastest to reach {best.target}"

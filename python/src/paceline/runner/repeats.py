@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline.analysis.equivalence import read_equivalence
 from paceline.analysis.reading import load_trial
-from paceline.analysis.repeats import FIRST_LOOK, levels, look
+from paceline.analysis.repeats import FIRST_LOOK, levels, undecided
 from paceline.analysis.speeds import target_speed, trial_speed
 from paceline.records.stopping import LookRecord, Stopping, write_stopping
 from paceline.runner.trial import is_finished
@@ -69,21 +69,15 @@ class AutomaticRepeats:
         self._write("decided" if self._look(repeats) else "max_repeats")
 
     def _look(self, repeats: int) -> bool:
-        ranking = self._ranking(repeats)
-        looks = {
-            workload: look(
-                rates,
-                repeats=repeats,
-                level=self._levels[repeats],
-                tie_margin=self._record.tie_margin,
-            )
-            for workload, rates in ranking.items()
+        level, tie_margin = self._levels[repeats], self._record.tie_margin
+        found = {
+            workload: undecided(rates, level=level, tie_margin=tie_margin)
+            for workload, rates in self._ranking(repeats).items()
         }
-        undecided = {workload: found.undecided for workload, found in looks.items()}
-        made = LookRecord(repeats=repeats, level=self._levels[repeats], undecided=undecided)
+        made = LookRecord(repeats=repeats, level=level, undecided=found)
         self._record = replace(self._record, looks=(*self._record.looks, made))
         self._write(None)
-        return not any(undecided.values())
+        return not any(found.values())
 
     def _ranking(self, repeats: int) -> dict[str, dict[str, dict[int, Series]]]:
         """Return the speeds that may be ranked, by workload, configuration and repeat.

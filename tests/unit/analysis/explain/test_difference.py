@@ -24,7 +24,7 @@ def repeats_of(random: np.random.Generator, mean_s, count, steps, key, run_noise
         values = mean_s[:, None] * run * noise
         key_ = f"{key}.{repeat}.{random.integers(1 << 40)}"
         draws = mean_draws(values, key_)
-        found[repeat] = TrialParts(means=values.mean(axis=1), draws=draws, steps=steps)
+        found[repeat] = TrialParts(means=values.mean(axis=1), draws=draws)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.analysis.ways import INTRAOP, MPI, PIPELINE, SEQUENTIAL, Way
+from tests.unit.analysis.ways import INTRAOP, MPI, PIPELINE, SEQUENTIAL, THREADS, Way
 
 from paceline.analysis.explain import interventions
 from paceline.analysis.explain.interventions import Intervention, judge
@@ -48,6 +48,15 @@ def test_threads_are_those_of_the_cores_or_of_the_faster(trial_of: Any) -> None:
     assert change.trial.placement.threads_per_rank == 1
 
 
+def test_replicas_of_a_rank_share_its_cores(trial_of: Any) -> None:
+    many = trial_of(dataclasses.replace(THREADS, threads=16, allocated_cores=4))
+    change = interventions.threads_for_the_cores(many, many, 4)
+    assert change is not None
+    assert change.trial.placement.threads_per_worker == 2
+    assert change.trial.placement.threads_per_rank == 4
+    assert change.label == "2 threads within an operation instead of 8"
+
+
 def test_the_bubble_is_halved_where_the_batch_suffices(trial_of: Any) -> None:
     way = dataclasses.replace(PIPELINE, micro_batches=2)
     trial = trial_of(way, global_batch=8)
@@ -76,7 +85,7 @@ def test_statistics_stay_in_the_replica_and_gradients_are_halved(trial_of: Any) 
 def parts(step_s: float) -> TrialParts:
     means = np.zeros(len(PARTS))
     means[0] = step_s
-    return TrialParts(means=means, draws=np.tile(means, (DRAWS, 1)), steps=100)
+    return TrialParts(means=means, draws=np.tile(means, (DRAWS, 1)))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tests.unit.analysis.ways import MPI
 from paceline.analysis.predict.link import Link, given_link, measured_link, slower_of
 from paceline.analysis.predict.node import NodeModel, NodeStep, node_model, node_step
 from paceline.analysis.predict.overlap import (
+    GATHERS,
     Collectives,
     Message,
     Profile,
@@ -169,6 +170,18 @@ def test_operations_that_a_layer_awaits_are_no_part_of_the_profile(fabricate, tm
     (files,) = (files for _, files in run.trials())
     record = made.two_buckets(files, awaited=True)
     assert recorded_profile(record, read_steps(record), step_s=0.5, samples=8.0) is None
+
+
+def test_products_are_found_beside_the_communication_of_layers(fabricate, tmp_path) -> None:
+    way = dataclasses.replace(MPI, pass_comm_s=0.05)
+    run = fabricate.make_run(tmp_path, [way], cases=[fabricate.Case(steps=20)])
+    (files,) = (files for _, files in run.trials())
+    record = made.two_buckets(files, operation=GATHERS)
+    steps = read_steps(record)
+    longer = {**steps.fields, "backward_s": steps["backward_s"] + 0.03}  # after the last gradient
+    profile = recorded_profile(record, dataclasses.replace(steps, fields=longer), 0.5, 8.0)
+    assert profile is not None
+    assert profile.products_s == pytest.approx(0.03, abs=1e-5)
 
 
 def test_a_nodes_own_step_has_no_communication(fabricate, tmp_path) -> None:

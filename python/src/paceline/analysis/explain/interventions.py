@@ -75,8 +75,9 @@ def nothing(_faster: Trial, _slower: Trial, _cores: int) -> Change | None:
 
 
 def threads_for_the_cores(_faster: Trial, slower: Trial, cores: int) -> Change | None:
-    """Propose as many threads as there are cores, divided among the ranks."""
-    return _threads(slower, max(1, cores // slower.placement.ranks))
+    """Propose as many threads as there are cores, divided among the ranks and their replicas."""
+    place = slower.placement
+    return _threads(slower, max(1, cores // (place.ranks * place.replicas_per_rank)))
 
 
 def threads_of_the_faster(faster: Trial, slower: Trial, _cores: int) -> Change | None:

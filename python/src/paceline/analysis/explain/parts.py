@@ -71,7 +71,6 @@ class TrialParts:
 
     means: NDArray[np.float64]
     draws: NDArray[np.float64]
-    steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +90,7 @@ class TrialSteps:
         without_latest: average over all ranks but the one with the largest delay.
         """
         values = self._values(without_latest=without_latest)
-        return TrialParts(
-            means=values.mean(axis=1),
-            draws=mean_draws(values, self.record.trial.id),
-            steps=values.shape[1],
-        )
+        return TrialParts(means=values.mean(axis=1), draws=mean_draws(values, self.record.trial.id))
 
     def _values(self, *, without_latest: bool) -> NDArray[np.float64]:
         """Return seconds by part and step, shape (parts, steps)."""

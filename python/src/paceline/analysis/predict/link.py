@@ -66,6 +66,8 @@ def requested_link(rate: str | None, latency_s: float | None) -> Link | None:
 
     rate: as in "10gbit". Raises UsageError for another rate, or a latency without a rate.
     """
+    if latency_s is not None and not 0 < latency_s < math.inf:
+        raise UsageError(f"latency: expected seconds above 0, got {latency_s:g}")
     if rate is not None:
         return given_link(bits_per_s(rate), latency_s)
     if latency_s is not None:

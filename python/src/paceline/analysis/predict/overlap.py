@@ -151,10 +151,13 @@ def recorded_profile(
 
 
 def _with_products(profile: Profile, record: TrialRecord, steps: RankSteps) -> Profile:
-    """Add what rank 0 does after its last gradient without waiting for a sum."""
+    """Add what rank 0 does after its last gradient without waiting for a sum.
+
+    The times of the passes exclude the communication of layers, and own_ready_s does, too.
+    """
     steady = steps.since(record.trial.training.warmup_steps)
     passes_s = sum(steady[name][0] for name in ("data_wait_s", "forward_s", "backward_s"))
-    until_ready_s = (steady["ready_s"] - steady["started_s"])[0]
+    until_ready_s = (steady["own_ready_s"] - steady["started_s"])[0]
     products_s = max(0.0, float(np.nanmedian(passes_s - until_ready_s)))
     parameters = 0 if record.result is None else record.result.parameters
     summed = profile.reduced_bytes / (FP32_BYTES * parameters) if parameters else 1.0

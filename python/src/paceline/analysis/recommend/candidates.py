@@ -120,7 +120,10 @@ def with_ties(candidates: Sequence[Candidate]) -> list[Candidate]:
 def predicted_candidates(
     predictions: Sequence[Prediction], comparison: Comparison, workload: str, goal: Goal, nodes: int
 ) -> list[Candidate]:
-    """Return predictions that were not measured, best first; none for goals without a model."""
+    """Return predictions that were not measured, best first; none for goals without a model.
+
+    A measurement of another precision or global batch is not one of the prediction.
+    """
     if goal not in ("time", "cost"):
         return []
     found = _predicted(predictions, comparison, workload, goal, nodes)
@@ -135,18 +138,16 @@ def _predicted(
         if each.workload != workload or not 1 < each.nodes <= nodes:
             continue
         same = [r for r in rows if f"{r.local_strategy} {_on_a_node(r)}" == each.setup]
-        if any(r.nodes == each.nodes and r.transport == each.transport for r in same):
+        place = each.nodes, each.transport, each.precision, each.global_batch
+        if any((r.nodes, r.transport, r.precision, r.global_batch) == place for r in same):
             continue  # it was measured
         cores = same[0].cores // same[0].nodes * each.nodes if same else each.nodes
-        rate = each.samples_per_s
-        seconds = Interval(
-            median=_SAMPLES / rate.median, low=_SAMPLES / rate.high, high=_SAMPLES / rate.low
-        )
+        precision = "" if each.precision == "fp32" else f" in {each.precision}"
         yield Candidate(
-            name=f"{each.setup} over {each.transport} on {each.nodes} nodes",
+            name=f"{each.setup} over {each.transport} on {each.nodes} nodes{precision}",
             configuration=None,
             nodes=each.nodes,
-            value=seconds if goal == "time" else seconds.scaled(cores),
+            value=_of_rate(each.samples_per_s, goal, cores),
             confidence=PREDICTED,
             reason=_main_term(each),
         )
@@ -164,13 +165,17 @@ def value_of(row: Row, goal: Goal) -> Interval | None:
             return None
         mebibytes = row.memory_peak_bytes / row.nodes / 2**20
         return Interval(median=mebibytes, low=mebibytes, high=mebibytes)
-    rate = row.samples_per_s
-    if rate is None:
+    if row.samples_per_s is None:
         return None
+    return _of_rate(row.samples_per_s, goal, row.cores)
+
+
+def _of_rate(rate: Interval, goal: Goal, cores: int) -> Interval:
+    """Convert samples per second to the unit of a goal, which is time or cost."""
     seconds = Interval(
         median=_SAMPLES / rate.median, low=_SAMPLES / rate.high, high=_SAMPLES / rate.low
     )
-    return seconds if goal == "time" else seconds.scaled(row.cores)
+    return seconds if goal == "time" else seconds.scaled(cores)
 
 
 def _main_cost(row: Row) -> str:
