@@ -11,7 +11,6 @@ spark-submit or spark-defaults.conf are kept; only missing ones are set here. Tr
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -106,8 +105,10 @@ def _placement(options: JobOptions, *, local: bool) -> tuple[int, int]:
         if not local:
             say("note: --ranks-per-node is not given; all ranks are assumed to be on one node")
         return ranks, ranks
-    if ranks % on_node:
-        raise UsageError(f"--ranks {ranks}: expected a multiple of --ranks-per-node {on_node}")
+    if on_node < 1 or ranks % on_node:
+        raise UsageError(
+            f"--ranks-per-node {on_node}: expected a positive divisor of --ranks {ranks}"
+        )
     return ranks, on_node
 
 
@@ -143,15 +144,16 @@ def _train(context: SparkContext, job: Job) -> RankEnd:
         end = _train_once(context, job)
         if end.error is None or end.exit_code not in RESTARTED_CODES or restarts_left == 0:
             break
+        detected_unix_s = time.time()
+        say(f"{end.error}; starting the ranks again, {restarts_left} restarts left")
+        wait_for_ranks(job.files, _RANKS_END_S)
         failure = FailureRow(
-            detected_unix_s=time.time(),
+            detected_unix_s=detected_unix_s,
             ended_unix_s=time.time(),
             failed_rank=end.rank,
             message=end.error,
         )
-        say(f"{end.error}; starting the ranks again, {restarts_left} restarts left")
-        wait_for_ranks(job.files, _RANKS_END_S)
-        leave_attempt(job.files, dataclasses.replace(failure, ended_unix_s=time.time()))
+        leave_attempt(job.files, failure)
         # Spark may be replacing an executor, on a host that has to start first.
         _check_slots(context, job, others_s=job.trial.limits.rendezvous_s)
     return end

@@ -104,7 +104,6 @@ _SUMMARY = Row(
                     "Memory", total("paceline_run_resident_memory_bytes", RUNS, _HOST_RUN), "bytes"
                 ),
             ),
-            unit="short",
             width=24,
             height=7,
         ),
@@ -260,7 +259,6 @@ _SIDECARS = Row(
                     "short",
                 ),
             ),
-            unit="short",
             width=24,
             height=6,
         ),

@@ -98,7 +98,6 @@ _SIDE_BY_SIDE = Row(
             ),
             # the name of a trial contains them, and the table would be wider than a screen
             hidden=[fact for fact in FACTS if fact != "trial"],
-            unit="short",
             width=24,
             height=9,
         ),

@@ -6,7 +6,7 @@ Every panel has a unit, a description, thresholds, and a legend if it has severa
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from grafana_foundation_sdk.builders import bargauge, common, stat, table, timeseries
@@ -111,9 +111,9 @@ def lines(
     panel.line_interpolation(styles.LineInterpolation.LINEAR).span_nulls(False)
     if stacked:
         panel.stacking(common.StackingConfig().mode(styles.StackingMode.NORMAL).group("A"))
-    shown = styles.GraphTresholdsStyleMode.DASHED if look.steps else None
-    if shown is not None:
-        panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(shown))
+    if look.steps:
+        dashed = styles.GraphTresholdsStyleMode.DASHED
+        panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(dashed))
     legend = common.VizLegendOptions().display_mode(styles.LegendDisplayMode.TABLE)
     legend.placement(styles.LegendPlacement.BOTTOM).show_legend(True).calcs(["mean", "max"])
     tooltip = common.VizTooltipOptions().mode(styles.TooltipDisplayMode.MULTI)
@@ -165,7 +165,7 @@ def facts_table(
     keys: label to heading. hidden: labels that have no column. options: of `_Look`.
     """
     panel = table.Panel()
-    _dress(panel, _look(title, description, columns[0].expr, low=None, **options))
+    _dress(panel, _Look(title=title, description=description, unit="short", low=None, **options))
     for number, column in enumerate(columns):
         target = _target(Query(column.expr, column.name), number, instant=True)
         panel.with_target(target.format(PromQueryFormat.TABLE))
@@ -219,12 +219,11 @@ class Page:
     epochs: bool = True
     refresh: str = "5s"
     since: str = "now-15m"
-    tags: tuple[str, ...] = field(default=("paceline",))
 
     def to_json(self) -> str:
         """Return the dashboard in Grafana's classic schema; equal dashboards give equal text."""
         built = builders.Dashboard(f"Paceline · {self.title}").uid(UIDS[self.title])
-        built.description(self.description).tags(list(self.tags)).readonly()
+        built.description(self.description).tags(["paceline"]).readonly()
         built.refresh(self.refresh).time(self.since, "now").timezone("browser")
         built.tooltip(models.DashboardCursorSync.CROSSHAIR)
         for variable in _variables(one_run=self.one_run):
@@ -283,11 +282,15 @@ def _all() -> models.VariableOption:
 
 def _choice(name: str, label: str, query: str) -> builders.QueryVariable:
     # sorted as numbers, so that rank 10 follows rank 9
-    order = models.VariableSort.NUMERICAL_ASC if name == "rank" else None
+    order = (
+        models.VariableSort.NUMERICAL_ASC
+        if name == "rank"
+        else models.VariableSort.ALPHABETICAL_ASC
+    )
     variable = builders.QueryVariable(name).label(label).datasource(SOURCE)
     variable.query({"query": query, "refId": f"variable-{name}"})
     variable.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
-    return variable.sort(order or models.VariableSort.ALPHABETICAL_ASC)
+    return variable.sort(order)
 
 
 def _link(title: str, uid: str) -> builders.DashboardLink:

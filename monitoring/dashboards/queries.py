@@ -22,6 +22,7 @@ HOST = 'host=~"$host"'
 RUN = 'run=~"$run",host=~"$host"'
 RANK = 'run=~"$run",host=~"$host",rank=~"$rank"'
 FACTS = ("trial", "launcher", "transport", "local_strategy", "nodes", "ranks")
+RANK_LEGEND = "rank {{rank}} on {{host}}"
 NAME = "{{launcher}} · {{transport}} · {{local_strategy}} · nodes {{nodes}}, ranks {{ranks}}"
 
 

@@ -18,6 +18,7 @@ from monitoring.dashboards.queries import (
     FACTS,
     HOST,
     RANK,
+    RANK_LEGEND,
     against_others,
     largest,
     own_step_seconds,
@@ -36,7 +37,6 @@ from monitoring.dashboards.run_resources import (
 
 _CPU = "paceline_host_cpu_seconds_total"
 _PHASES = "paceline_training_phase_seconds_total"
-_RANK_LEGEND = "rank {{rank}} on {{host}}"
 
 
 def _mean_share(mode: str) -> str:
@@ -60,7 +60,6 @@ _GLANCE = Row(
                     "short",
                 ),
             ),
-            unit="short",
             width=24,
             height=4,
         ),
@@ -162,7 +161,7 @@ _CPU_ROW = Row(
             "without its launcher.",
             Query(
                 rate("paceline_rank_cpu_seconds_total", RANK, ("host", "run", "rank")),
-                _RANK_LEGEND,
+                RANK_LEGEND,
             ),
             unit="suffix:cores",
             decimals=2,
@@ -196,7 +195,7 @@ _STEPS = Row(
             "Waiting for gradients, by rank",
             "Share of each rank's step time that is exposed communication. The straggler has "
             "the lowest share.",
-            Query(share(_PHASES, RANK, 'phase="comm"', ("host", "run", "rank")), _RANK_LEGEND),
+            Query(share(_PHASES, RANK, 'phase="comm"', ("host", "run", "rank")), RANK_LEGEND),
             steps=((0.5, RED),),
             width=12,
             share=True,
@@ -204,14 +203,14 @@ _STEPS = Row(
         lines(
             "A rank's own part of a step",
             "Step time without communication and bubble. The straggler has the highest value.",
-            Query(own_step_seconds(), _RANK_LEGEND),
+            Query(own_step_seconds(), RANK_LEGEND),
             unit="s",
         ),
         lines(
             "Straggler",
             "A rank's own part of a step over the mean of the other ranks. The alert "
             "PacelineStraggler fires above the line.",
-            Query(against_others(), _RANK_LEGEND),
+            Query(against_others(), RANK_LEGEND),
             unit="suffix:times",
             steps=((1.25, RED),),
             decimals=2,
@@ -235,7 +234,7 @@ _TRAINING = Row(
             "Throughput",
             "Samples trained per second, by rank; padding is not counted.",
             Query(
-                rate("paceline_training_samples_total", RANK, ("host", "run", "rank")), _RANK_LEGEND
+                rate("paceline_training_samples_total", RANK, ("host", "run", "rank")), RANK_LEGEND
             ),
             Query(rate("paceline_training_samples_total", RANK, ("run",)), "all"),
             unit="suffix:samples/s",
@@ -243,7 +242,7 @@ _TRAINING = Row(
         lines(
             "Loss",
             "Mean loss of each rank's share in its last step.",
-            Query(largest("paceline_training_loss", RANK, ("host", "run", "rank")), _RANK_LEGEND),
+            Query(largest("paceline_training_loss", RANK, ("host", "run", "rank")), RANK_LEGEND),
             unit="none",
             low=None,
         ),
@@ -251,7 +250,7 @@ _TRAINING = Row(
             "Steps",
             "Steps per second, by rank.",
             Query(
-                rate("paceline_training_steps_total", RANK, ("host", "run", "rank")), _RANK_LEGEND
+                rate("paceline_training_steps_total", RANK, ("host", "run", "rank")), RANK_LEGEND
             ),
             unit="suffix:steps/s",
         ),

@@ -12,15 +12,13 @@ from monitoring.dashboards.panels import (
 from monitoring.dashboards.queries import (
     HOST,
     RANK,
+    RANK_LEGEND,
     SELDOM,
     largest,
     rate,
     total,
 )
 from monitoring.dashboards.queries import RUN as ONE
-
-_RANK_LEGEND = "rank {{rank}} on {{host}}"
-
 
 MEMORY = Row(
     title="Memory",
@@ -54,11 +52,11 @@ MEMORY = Row(
             "Proportional set size where it is known, and resident set size.",
             Query(
                 largest("paceline_rank_proportional_memory_bytes", RANK, ("host", "run", "rank")),
-                f"proportional, {_RANK_LEGEND}",
+                f"proportional, {RANK_LEGEND}",
             ),
             Query(
                 largest("paceline_rank_resident_memory_bytes", RANK, ("host", "run", "rank")),
-                f"resident, {_RANK_LEGEND}",
+                f"resident, {RANK_LEGEND}",
             ),
         ),
     ),
@@ -80,11 +78,11 @@ THREADS = Row(
             "Threads of each rank's processes, and number of its processes.",
             Query(
                 largest("paceline_rank_threads", RANK, ("host", "run", "rank")),
-                f"threads, {_RANK_LEGEND}",
+                f"threads, {RANK_LEGEND}",
             ),
             Query(
                 largest("paceline_rank_processes", RANK, ("host", "run", "rank")),
-                f"processes, {_RANK_LEGEND}",
+                f"processes, {RANK_LEGEND}",
             ),
             decimals=0,
         ),
@@ -109,7 +107,7 @@ THREADS = Row(
                     ("host", "run", "rank"),
                     SELDOM,
                 ),
-                _RANK_LEGEND,
+                RANK_LEGEND,
             ),
             width=12,
         ),
@@ -191,11 +189,11 @@ FILES = Row(
             "Bytes per second read from and written to storage, without the page cache.",
             Query(
                 rate("paceline_rank_read_bytes_total", RANK, ("host", "run", "rank")),
-                f"read, {_RANK_LEGEND}",
+                f"read, {RANK_LEGEND}",
             ),
             Query(
                 rate("paceline_rank_written_bytes_total", RANK, ("host", "run", "rank")),
-                f"written, {_RANK_LEGEND}",
+                f"written, {RANK_LEGEND}",
             ),
         ),
         lines(
@@ -211,7 +209,7 @@ FILES = Row(
             "Open files",
             "Open file descriptors, including sockets. A number that only grows shows a leak.",
             Query(total("paceline_run_open_files", ONE, ("host", "run")), "all, {{host}}"),
-            Query(largest("paceline_rank_open_files", RANK, ("host", "run", "rank")), _RANK_LEGEND),
+            Query(largest("paceline_rank_open_files", RANK, ("host", "run", "rank")), RANK_LEGEND),
             decimals=0,
         ),
     ),

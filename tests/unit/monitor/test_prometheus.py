@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 import yaml
@@ -50,6 +51,21 @@ def test_file_without_user_and_password_is_refused(tmp_path) -> None:
         Access(basic_auth_file=tmp_path / "basic").settings()
 
 
+def test_password_file_that_cannot_be_read_is_named(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "basic"
+    path.write_bytes(b"reader:\xff\xfe\n")
+    expected = rf"--basic-auth-file {path}: expected a readable file: "
+    with pytest.raises(UsageError, match=f"{expected}.*codec"):
+        Access(basic_auth_file=path).settings()
+
+    def refuse(*_words: object) -> str:
+        raise PermissionError("Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(UsageError, match=f"{expected}Permission denied"):
+        Access(basic_auth_file=path).settings()
+
+
 @pytest.mark.parametrize(
     ("text", "address", "url"),
     [
@@ -87,7 +103,7 @@ def test_port_that_is_taken_is_named() -> None:
 def test_missing_program_is_named_with_where_to_get_it(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EnvironmentLacks, match=r"promtool: not found.*apt-get.*paceline watch"):
-        find_program("promtool", "Prometheus")
+        find_program("promtool")
 
 
 def test_command_listens_where_it_is_told_and_keeps_old_runs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 
 import pytest
 from rich.console import Console
@@ -149,6 +150,8 @@ def test_a_host_with_one_sample_has_no_shares_yet() -> None:
         ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], 8, "▁▂▃▄▅▆▇█"),
         ([1.0, 1.0, 5.0, 5.0], 2, "▁█"),
         ([2.0, 2.0], 9, "▄▄"),
+        ([math.nan, 1.0, math.inf, 2.0], 9, "▁█"),  # a loss that is not known, or has diverged
+        ([math.nan, math.nan], 9, ""),
     ],
 )
 def test_a_sparkline_has_a_column_for_each_piece(values, columns, drawn) -> None:

@@ -14,8 +14,9 @@ import pytest
 from paceline.analysis.compare import compare_run
 from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
-from paceline.report import figures, paper
-from paceline.report.document import render, write_report
+from paceline.report import figures, paper, recovery
+from paceline.report.document import charts, render, write_report
+from paceline.spec.evaluation import Target
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,6 +117,45 @@ def test_every_chart_has_its_data_and_its_place(page: _Page) -> None:
     assert len(places) == 2 * 8 + 4 * 16
     for text in page.scripts[: len(places)]:
         assert {"data", "layout"} <= set(json.loads(text))
+
+
+def test_no_figure_is_lost_because_its_title_is_that_of_another(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    cases = [fabricate.Case(), fabricate.Case(workload="simple-big", model="alexnet")]
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI]
+    comparison = compare_run(
+        fabricate.make_run(tmp_path, ways, cases=cases, repeats=3, jitter=0.01)
+    )
+    by_title = charts(comparison)
+    assert sum("takes longer per step than" in title for title in by_title) == 2
+    assert len(by_title) == render(comparison).count('<script type="application/json"')
+
+
+def test_lossy_configurations_are_ranked_where_there_is_a_target(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    target = Target(metric="accuracy", at_least=0.6)
+    case = fabricate.Case(evaluate_every_steps=2, target=target)
+    lossy = dataclasses.replace(
+        fabricate.MPI, transport="gloo", learned=1.0, compression={"method": "topk"}
+    )
+    run = fabricate.make_run(tmp_path / "run", [fabricate.SEQUENTIAL, lossy], cases=[case])
+    assert any(row.is_lossy and row.ranked for row in compare_run(run).rows)
+    words = _report(run, tmp_path / "report.html").words
+    assert "They are ranked only by the time to a target." in words
+    assert "Pale bars: equivalence was not shown." in words
+    assert "and not ranked" not in words
+    assert "are not ranked, because" not in words
+
+
+def test_survived_failures_have_a_section_with_a_link(
+    run: RunFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "recovery", lambda _: {"rows": [], "sentences": []})
+    page = _Page(render(compare_run(run)))
+    assert "recovery" in {a.get("id") for tag, a in page.tags if tag == "h2"}
+    assert "#recovery" in {a.get("href") for tag, a in page.tags if tag == "a"}
 
 
 def test_the_page_shows_what_ranks_had_and_what_was_run(page: _Page) -> None:

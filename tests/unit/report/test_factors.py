@@ -93,5 +93,13 @@ def test_missing_speeds_and_the_reason_are_stated(page_with):
     assert part["lines"][0]["all_reduce_s"] == NOT_MEASURED
 
 
+def test_setting_that_excludes_factors_is_the_reason_for_missing_speeds(page_with):
+    choice = {"setting": "never", "speeds": None, "reason": None, "layers": [LAYERS[1]]}
+    (part,) = sufficient_factors(page_with(choice))
+    assert part["sentence"] == (
+        "Setting: never. Speeds were not measured, because the setting excludes factors."
+    )
+
+
 def test_page_without_a_choice_has_no_such_section(page_with):
     assert 'id="factors"' not in render(page_with({}))

@@ -23,6 +23,9 @@ def test_setups_with_one_reason_share_a_sentence() -> None:
         refusal("sequential", (8,), "gloo"),
         refusal("processes", (2, 3, 4)),
     ]
+    assert refusal_sentences([refusal("threads", (1,))]) == [
+        "threads, 1 node: too few steps. To predict: measure more steps."
+    ]
     assert refusal_sentences(refusals) == [
         "threads and processes, 2 to 4 nodes: too few steps. To predict: measure more steps.",
         "sequential over gloo, 8 nodes: too few steps. To predict: measure more steps.",

@@ -62,6 +62,7 @@ def test_many_differences_of_a_kind_are_counted(fabricate: ModuleType, tmp_path:
     many = [Difference(of="package", name=f"p{n}", before="1", after="2") for n in range(15)]
     shown = text(runs_view(compare_runs(speeds, speeds), many, speeds.trials.values()))
     assert "3 more, see --json" in shown
+    assert "Of 1 configuration in both runs" in shown
     equal = text(runs_view(compare_runs(speeds, speeds), [], speeds.trials.values()))
     assert equal.startswith("Machine, packages, git commit and spec are equal.")
 

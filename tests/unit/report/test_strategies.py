@@ -42,6 +42,16 @@ def test_local_strategies_stand_in_a_table_of_their_own(comparison: Comparison) 
     assert part["memory_kinds"] == ["pss", "rss"]
 
 
+def test_figures_of_several_arithmetics_have_their_own_titles(comparison: Comparison) -> None:
+    (found,) = comparison.local_global
+    title = "Speedup alone and under other launchers, tiny"
+    assert figures.local_global_chart(comparison, found).title == title
+    both = (found, dataclasses.replace(found, precision="bf16"))
+    several = dataclasses.replace(comparison, local_global=both)
+    titles = [figures.local_global_chart(several, each).title for each in both]
+    assert titles == [f"{title} (fp32, contiguous)", f"{title} (bf16, contiguous)"]
+
+
 def test_a_lone_local_trial_is_no_comparison(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
     assert strategies.node_local(compare_run(run), ChartBook().add) == []

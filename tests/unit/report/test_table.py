@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 from typing import TYPE_CHECKING, Literal
 
 import pytest
@@ -133,7 +134,8 @@ def test_failed_configuration_has_a_row(fabricate: ModuleType, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, "\u2013"), (0.0, "0"), (1234.5, "1234"), (93.84, "93.8"), (5.064, "5.06"),
+        (None, "\u2013"), (math.nan, "\u2013"), (math.inf, "∞"), (0.0, "0"), (-0.05, "-0.0500"),
+        (1234.5, "1234"), (1000.0, "1000"), (93.84, "93.8"), (5.064, "5.06"), (0.001, "0.00100"),
         (0.6824, "0.682"), (0.01234, "0.0123"), (4.88e-4, "4.88e-04"), (1.0, "1.00"),
     ],
 )  # fmt: skip

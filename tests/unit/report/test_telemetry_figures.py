@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 from typing import Any
 
@@ -22,8 +23,6 @@ _STEP_S = 0.5  # of a fabricated trace
 @pytest.fixture
 def run(fabricate, tmp_path) -> RunFiles:
     """A baseline, and two ranks on two hosts, whose clock is 100 s behind on the second."""
-    import dataclasses
-
     ways = [
         fabricate.SEQUENTIAL,
         dataclasses.replace(fabricate.MPI, nodes=2, ranks=1, clock_offset_s=100.0),
@@ -115,6 +114,19 @@ def test_a_full_trace_has_a_figure_of_each_kind(run: RunFiles) -> None:
     assert _values(read["y"]) == pytest.approx(6.0)
     switches = charts["Context switches of the run's threads"]["data"][0]
     assert _values(switches["y"]) == pytest.approx(50.0)  # 100 from reading to reading, 2 s
+
+
+@pytest.mark.parametrize(("samples_known", "unit"), [(True, "samples"), (False, "steps")])
+def test_speed_is_in_steps_where_samples_are_not_known(
+    run: RunFiles, samples_known: bool, unit: str
+) -> None:
+    ((trial,),) = [t for name, t in compare_run(run).trials.items() if ".mpi." in name]
+    steps = dataclasses.replace(trial.steps, samples_known=samples_known)
+    hosts = read_series(trial.record.files)
+    chart = telemetry_charts(dataclasses.replace(trial, steps=steps), hosts)[0]
+    drawn = json.loads(chart.json)
+    assert drawn["data"][0]["name"] == f"{unit}/s"
+    assert drawn["layout"]["yaxis"]["title"]["text"] == f"{unit} per second"
 
 
 def test_hosts_with_other_clocks_lie_on_rank_0s(run: RunFiles) -> None:

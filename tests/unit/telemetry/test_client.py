@@ -160,6 +160,19 @@ def test_port_that_is_taken_costs_the_metrics_and_not_the_trace(
         handle.stop(LIMIT_S)
 
 
+def test_address_that_cannot_be_announced_is_not_called_missing_metrics(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    (tmp_path / "targets").write_text("a file in place of the folder\n")
+    handle = start_sidecar(request(tmp_path, sleeper.pid))
+    assert handle is not None
+    port = handle.wait_ready(LIMIT_S)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        assert answer.status == 200
+    with pytest.warns(PacelineWarning, match="address could not be announced to Prometheus: "):
+        handle.stop(LIMIT_S)
+
+
 @pytest.fixture
 def free_port_in_use() -> Iterator[int]:
     import socket

@@ -36,14 +36,20 @@ class Access:
     ca_file: Path | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Return a part of a scrape configuration. Raises UsageError if a file does not exist."""
+        """Return a part of a scrape configuration. Raises UsageError if a file cannot be used."""
         found: dict[str, Any] = {}
         if self.bearer_token_file is not None:
             path = _existing(self.bearer_token_file, "--bearer-token-file")
             found["authorization"] = {"credentials_file": str(path)}
         if self.basic_auth_file is not None:
             path = _existing(self.basic_auth_file, "--basic-auth-file")
-            user, colon, password = path.read_text("utf-8").strip().partition(":")
+            try:
+                text = path.read_text("utf-8")
+            except (OSError, ValueError) as error:
+                raise UsageError(
+                    f"--basic-auth-file {path}: expected a readable file: {error}"
+                ) from error
+            user, colon, password = text.strip().partition(":")
             if not colon:
                 raise UsageError(f"--basic-auth-file {path}: expected a line USER:PASSWORD")
             found["basic_auth"] = {"username": user, "password": password}
@@ -94,12 +100,12 @@ def free_address(wanted: Address) -> Address:
         ) from error
 
 
-def find_program(name: str, package: str) -> str:
+def find_program(name: str) -> str:
     """Return the path of a program. Raises EnvironmentLacks if it is not on PATH."""
     found = shutil.which(name)
     if found is None:
         raise EnvironmentLacks(
-            f"{name}: not found on PATH; it comes with {package} (Debian: apt-get install "
+            f"{name}: not found on PATH; it comes with Prometheus (Debian: apt-get install "
             "prometheus; otherwise https://prometheus.io/download/). A live view without it: "
             "paceline watch RUN_DIR"
         )

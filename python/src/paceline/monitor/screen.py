@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -68,7 +69,11 @@ def plain_line(view: RunView) -> str:
 
 
 def sparkline(values: Sequence[float], columns: int) -> str:
-    """Draw the means of as many parts as there are columns, scaled from lowest to highest."""
+    """Draw the means of as many parts as there are columns, scaled from lowest to highest.
+
+    Values that are not finite, such as a loss that is not known, are left out.
+    """
+    values = [value for value in values if math.isfinite(value)]
     if not values or columns < 1:
         return ""
     pieces = min(columns, len(values))

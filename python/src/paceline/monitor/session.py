@@ -48,7 +48,7 @@ def monitor(run: RunFiles, settings: MonitorSettings, say: Callable[[str], None]
     EnvironmentLacks where Prometheus is missing, cannot listen or ends by itself, TimedOut.
     """
     _check(run)
-    programs = {n: prometheus.find_program(n, "Prometheus") for n in ("prometheus", "promtool")}
+    programs = {n: prometheus.find_program(n) for n in ("prometheus", "promtool")}
     with ExitStack() as stack:
         stack.enter_context(_signals_as_interrupts())
         try:

@@ -8,7 +8,7 @@ from paceline.analysis.communication import trial_communication
 from paceline.analysis.labels import short_name
 from paceline.records.phases import LABELS
 from paceline.report import figures
-from paceline.report.wording import listed, milliseconds, number
+from paceline.report.wording import DASH, listed, milliseconds, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     # keeps a chart and returns its name
     Add = Callable[[Chart], str]
-
-DASH = "\N{EN DASH}"
 
 
 def communication(comparison: Comparison, add: Add) -> list[dict[str, Any]]:

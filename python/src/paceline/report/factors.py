@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.analysis.factors import factor_traffic
 from paceline.analysis.labels import short_name
 from paceline.report import figures
-from paceline.report.wording import NOT_MEASURED, megabytes, milliseconds, number
+from paceline.report.wording import in_milliseconds, megabytes, milliseconds, number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.factors import FactorTraffic, LayerTraffic
 
@@ -32,7 +30,7 @@ def _described(traffic: FactorTraffic) -> dict[str, Any]:
     sentences = [f"Setting: {traffic.setting}."]
     if traffic.reason is not None:
         sentences.append(f"No layer sends factors: {traffic.reason}.")
-    sentences.append(_speeds(traffic.speeds))
+    sentences.append(_speeds(traffic))
     return {"lines": [_line(each) for each in traffic.layers], "sentence": " ".join(sentences)}
 
 
@@ -41,22 +39,21 @@ def _line(each: LayerTraffic) -> dict[str, str]:
         "layer": each.layer,
         "chosen": "factors" if each.sends_factors else "all-reduce",
         "all_reduce": megabytes(each.all_reduce_bytes),
-        "all_reduce_s": _milliseconds(each.all_reduce_s),
+        "all_reduce_s": in_milliseconds(each.all_reduce_s),
         "factors": megabytes(each.factor_bytes),
-        "factors_s": _milliseconds(each.factor_s),
+        "factors_s": in_milliseconds(each.factor_s),
     }
 
 
-def _speeds(speeds: Mapping[str, float] | None) -> str:
+def _speeds(traffic: FactorTraffic) -> str:
+    speeds = traffic.speeds
     if speeds is None:
-        return "Speeds were not measured, because factors save no bytes."
+        never = traffic.setting == "never"
+        reason = "the setting excludes factors" if never else "factors save no bytes"
+        return f"Speeds were not measured, because {reason}."
     return (
         f"Measured before the training: latency {milliseconds(speeds['latency_s'])}, all-reduce "
         f"{megabytes(speeds['all_reduce_bytes_per_s'])} MB/s, all-gather "
         f"{megabytes(speeds['all_gather_bytes_per_s'])} MB/s, products "
         f"{number(speeds['product_flop_per_s'] / 1e9)} Gflop/s."
     )
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return NOT_MEASURED if seconds is None else number(1e3 * seconds)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.analysis.predict.prediction import CONFIDENCE
-from paceline.report.wording import NOT_MEASURED, listed, number
+from paceline.report.wording import NOT_MEASURED, in_milliseconds, listed, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +65,7 @@ def refusal_sentences(refusals: Sequence[Refusal]) -> list[str]:
         key = each.nodes, each.reason, each.measure
         names.setdefault(key, []).append(f"{each.setup}{over}")
     return [
-        f"{listed(setups)}, {_ranges(nodes)} nodes: {reason}. To predict: {measure}."
+        f"{listed(setups)}, {_node_words(nodes)}: {reason}. To predict: {measure}."
         for (nodes, reason, measure), setups in names.items()
     ]
 
@@ -102,22 +102,18 @@ def _table(workload: str, predictions: list[Prediction]) -> Table:
                 found.transport or NOT_MEASURED,
                 number(rate.median),
                 f"{number(rate.low)} to {number(rate.high)}",
-                _ms(found.step_s.median),
-                _ms(found.node_s),
-                _ms(found.waiting_s),
-                _ms(found.exposed_s) if found.nodes > 1 else NOT_MEASURED,
+                in_milliseconds(found.step_s.median),
+                in_milliseconds(found.node_s),
+                in_milliseconds(found.waiting_s),
+                in_milliseconds(found.exposed_s) if found.nodes > 1 else NOT_MEASURED,
             )
     return table
 
 
-def _ms(seconds: float) -> str:
-    return number(1000 * seconds)
-
-
-def _ranges(nodes: Sequence[int]) -> str:
-    """Return for example `8 to 64`, or `3 and 5`."""
+def _node_words(nodes: Sequence[int]) -> str:
+    """Return for example `1 node`, `8 to 64 nodes` or `3 and 5 nodes`."""
     if len(nodes) > 2 and nodes[-1] - nodes[0] == len(nodes) - 1:
-        return f"{nodes[0]} to {nodes[-1]}"
+        return f"{nodes[0]} to {nodes[-1]} nodes"
     if len(nodes) > 4:
-        return f"{len(nodes)} numbers from {nodes[0]} to {nodes[-1]}"
-    return listed([str(n) for n in nodes])
+        return f"{len(nodes)} numbers from {nodes[0]} to {nodes[-1]} nodes"
+    return f"{listed([str(n) for n in nodes])} {'node' if list(nodes) == [1] else 'nodes'}"

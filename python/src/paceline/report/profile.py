@@ -17,7 +17,7 @@ from paceline.report.communication import (
     size_words,
     straggler_sentence,
 )
-from paceline.report.wording import NOT_MEASURED, number
+from paceline.report.wording import NOT_MEASURED, in_milliseconds, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,9 +65,9 @@ def overview(profiles: Sequence[TrialCommunication]) -> RenderableType:
         ]
         table.add_row(
             profile.trial,
-            _ms(sum(r.step_s for r in profile.ranks) / count),
-            _ms(sum(r.phases_s["comm_wait"] or 0.0 for r in profile.ranks) / count),
-            _ms(sum(r.phases_s["comm_transfer"] or 0.0 for r in profile.ranks) / count),
+            in_milliseconds(sum(r.step_s for r in profile.ranks) / count),
+            in_milliseconds(sum(r.phases_s["comm_wait"] or 0.0 for r in profile.ranks) / count),
+            in_milliseconds(sum(r.phases_s["comm_transfer"] or 0.0 for r in profile.ranks) / count),
             ", ".join(named) or NOT_MEASURED,
         )
     return table
@@ -91,12 +91,20 @@ def _rank_table(profile: TrialCommunication) -> Table:
 
 
 def _rank_cells(rank: RankCommunication, has_bubble: bool, recorded: bool) -> list[str]:
-    cells = [str(rank.rank), rank.host or NOT_MEASURED, _ms(rank.step_s), _ms(rank.compute_s)]
+    cells = [
+        str(rank.rank),
+        rank.host or NOT_MEASURED,
+        in_milliseconds(rank.step_s),
+        in_milliseconds(rank.compute_s),
+    ]
     if has_bubble:
-        cells.append(_ms(rank.phases_s["bubble"]))
-    cells += [_ms(rank.phases_s["comm_wait"]), _ms(rank.phases_s["comm_transfer"])]
+        cells.append(in_milliseconds(rank.phases_s["bubble"]))
+    cells += [
+        in_milliseconds(rank.phases_s["comm_wait"]),
+        in_milliseconds(rank.phases_s["comm_transfer"]),
+    ]
     if recorded:
-        cells += [_ms(rank.overlapped_s), _ms(rank.between_s)]
+        cells += [in_milliseconds(rank.overlapped_s), in_milliseconds(rank.between_s)]
     return cells
 
 
@@ -127,7 +135,3 @@ def _table(*columns: str) -> Table:
             widest = max(map(len, column.split("\n")))
             table.add_column(column, justify="right", no_wrap=True, min_width=widest)
     return table
-
-
-def _ms(seconds: float | None) -> str:
-    return number(None if seconds is None else 1000 * seconds)

@@ -93,10 +93,12 @@ def _sentence(comparison: RunComparison) -> str:
     if not comparison.rows:
         return "The runs have no finished configuration in common."
     faster, slower = len(comparison.faster), len(comparison.slower)
-    same = len(comparison.rows) - faster - slower
+    count = len(comparison.rows)
+    same = count - faster - slower
     return (
-        f"Of {len(comparison.rows)} configurations in both runs, the second run is faster in "
-        f"{faster}, slower in {slower}, and without significant difference in {same}."
+        f"Of {count} {'configuration' if count == 1 else 'configurations'} in both runs, the "
+        f"second run is faster in {faster}, slower in {slower}, and without significant "
+        f"difference in {same}."
     )
 
 

@@ -1,4 +1,4 @@
-"""Staleness of updates without a barrier, for the terminal and the report."""
+"""Staleness of recorded updates, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stale_updates(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def staleness_table(comparison: Comparison, workload: str, width: int) -> Table | None:
-    """Return the table for the terminal; None where every step has a barrier."""
+    """Return the table for the terminal; None if no update was recorded."""
     rows = _rows(comparison, workload)
     if not rows:
         return None

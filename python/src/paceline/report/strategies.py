@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.labels import local_name, strategy_name
 from paceline.report import figures
-from paceline.report.wording import NOT_MEASURED, listed, place_name
+from paceline.report.wording import NOT_MEASURED, arithmetic_words, listed, place_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.analysis.comparison import Comparison
-    from paceline.analysis.local_global import LocalGlobal, Relation
+    from paceline.analysis.local_global import Relation
     from paceline.analysis.row import Row
     from paceline.report.figures import Chart
 
@@ -63,7 +63,7 @@ def local_global(comparison: Comparison, add: Add) -> list[dict[str, Any]]:
     return [
         {
             "workload": found.workload,
-            "arithmetic": _arithmetic(comparison, found),
+            "arithmetic": arithmetic_words(comparison, found),
             "places": [place_name(r.launcher, r.nodes) for r in found.relations],
             "lines": [
                 {
@@ -122,12 +122,6 @@ def _order(relation: Relation) -> str:
 
 def _name(comparison: Comparison, configuration: str) -> str:
     return strategy_name(comparison.row(configuration), comparison.rows)
-
-
-def _arithmetic(comparison: Comparison, found: LocalGlobal) -> str:
-    """Return precision and memory format if a workload has several."""
-    same = [f for f in comparison.local_global if f.workload == found.workload]
-    return f" ({found.precision}, {found.memory_format})" if len(same) > 1 else ""
 
 
 def split_point_words(row: Row) -> list[tuple[str, str, str]]:

@@ -11,13 +11,16 @@ from paceline.analysis.verdict import DASH, bounds, listed, milliseconds
 
 if TYPE_CHECKING:
     from paceline.analysis.comparison import Comparison
+    from paceline.analysis.local_global import LocalGlobal
     from paceline.analysis.row import Row
     from paceline.records.stopping import Stopping
 
 __all__ = [
     "DASH",
     "NOT_MEASURED",
+    "arithmetic_words",
     "bounds",
+    "in_milliseconds",
     "listed",
     "mark_of",
     "mebibytes",
@@ -38,24 +41,18 @@ def number(value: float | Interval | None, digits: int = 3) -> str:
 
     Of an interval, format the median.
     """
-    if value is None:
-        return NOT_MEASURED
     if isinstance(value, Interval):
         value = value.median
+    if value is None or math.isnan(value):
+        return NOT_MEASURED
     if value == 0:
         return "0"
     if math.isinf(value):
         return "∞"
     if abs(value) >= 1e6 or abs(value) < 1e-3:
         return f"{value:.{digits - 1}e}"
-    whole = len(str(int(abs(value)))) if abs(value) >= 1 else _leading(value)
+    whole = math.floor(math.log10(abs(value))) + 1
     return f"{value:.{max(0, digits - whole)}f}"
-
-
-def _leading(value: float) -> int:
-    """Return minus the number of zeros after the point of a number below 1."""
-    text = f"{abs(value):.6f}".split(".")[1]
-    return -(len(text) - len(text.lstrip("0")))
 
 
 def percent(value: float | None) -> str:
@@ -65,6 +62,11 @@ def percent(value: float | None) -> str:
 def megabytes(value: float | None) -> str:
     """Format bytes in MB."""
     return number(None if value is None else value / 1e6)
+
+
+def in_milliseconds(seconds: float | None) -> str:
+    """Format seconds in ms."""
+    return number(None if seconds is None else 1000 * seconds)
 
 
 def mebibytes(value: float | None) -> str:
@@ -92,6 +94,12 @@ def place_name(launcher: str, nodes: int) -> str:
     return launcher if nodes == 1 else f"{launcher} on {nodes} nodes"
 
 
+def arithmetic_words(comparison: Comparison, found: LocalGlobal) -> str:
+    """Return precision and memory format in parentheses if a workload has several, else no text."""
+    same = [each for each in comparison.local_global if each.workload == found.workload]
+    return f" ({found.precision}, {found.memory_format})" if len(same) > 1 else ""
+
+
 def mark_of(row: Row) -> str:
     """Mark a row: ✓ equivalent, ✗ not equivalent, ~ lossy on purpose, ? not decided."""
     if row.is_lossy and row.equivalent is None:
@@ -110,9 +118,11 @@ def _target_sentences(comparison: Comparison) -> list[str]:
     rows = [row for row in comparison.rows if row.target is not None]
     if not rows:
         return []
-    found = [
-        "Time to target: of all training steps until an evaluation met it, evaluations excluded."
-    ]
+    meaning = (
+        "Time to target: the duration of all training steps until an evaluation meets the target, "
+        "without the evaluations."
+    )
+    found = [meaning]
     for row in rows:
         missed = row.repeats - (row.target_reached or 0)
         if missed and row.time_to_target_s is not None:

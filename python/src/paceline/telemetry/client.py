@@ -118,9 +118,15 @@ class SidecarHandle:
         if self._request.state is None:
             return
         with suppress(DataError, OSError):
-            error = read_json(self._request.state).get("endpoint_error")
+            state = read_json(self._request.state)
+            error = state.get("endpoint_error")
             if error is not None:
-                _warn(f"served no metrics: {error}")
+                what = (
+                    "served no metrics"
+                    if state.get("port") is None
+                    else "its address could not be announced to Prometheus"
+                )
+                _warn(f"{what}: {error}")
 
 
 def start_sidecar(request: SidecarRequest) -> SidecarHandle | None:

@@ -218,12 +218,11 @@ class ProcessTree:
 
     def _assign(self, watched: _Watched, rank: int) -> None:
         """Give a process to a rank, with all that it used since it is watched."""
+        group = self._ranks.setdefault(rank, _Group())
         if watched.rank is None:
-            group = self._ranks.setdefault(rank, _Group())
             group.grown = _added(group.grown, watched.grown)
             group.switches = _added(group.switches, watched.switches_grown)
         watched.rank = rank
-        self._ranks.setdefault(rank, _Group())
 
     def _groups_of(self, watched: _Watched) -> list[_Group]:
         return [self._run] if watched.rank is None else [self._run, self._ranks[watched.rank]]

@@ -132,7 +132,7 @@ class Sampler:
     def _write(self, row: Row, ranks: dict[int, Row]) -> None:
         untraced = {metric.path[0] for metric in self._metrics if not metric.in_trace}
         self._trace.write(as_lists({k: v for k, v in row.items() if k not in untraced}))
-        if ranks and self._request.trial_root is not None:
+        if ranks:
             if self._rank_trace is None:
                 self._rank_trace = JsonlWriter(HostFiles(self._request.trace.parent).ranks)
             self._rank_trace.write_all({"unix_s": row["unix_s"], **each} for each in ranks.values())

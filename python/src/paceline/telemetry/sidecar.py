@@ -133,7 +133,9 @@ class Sidecar:
                 write_targets(target_files(request, self._host), self._target)
             except (OSError, UsageError) as error:
                 self._endpoint_error = str(error)
-                _log.warning("metrics are not served, the trace is written: %s", error)
+                _log.warning(
+                    "metrics are not served or not announced; the trace is written: %s", error
+                )
         self._write_state(None)
 
     @property

@@ -55,17 +55,18 @@ def metric_chart(
         )
         drawn.append(found)
         target = trial.record.trial.training.target
+    caption = "First repeat of each configuration, on held-out samples."
     if target is not None and target.metric == metric:
         level = target.at_most if target.at_least is None else target.at_least
         figure.add_hline(y=level, line={"dash": "dot", "width": 1, "color": GREY})
+        caption += " The dotted line is the target."
     figure.update_xaxes(title=_AXES[over], rangemode="tozero")
     figure.update_layout(updatemenus=[_axis_buttons(drawn, over)])
     figure.update_yaxes(title=metric)
     return chart(
         figure,
         title=f"{metric}, {workload}",
-        caption="First repeat of each configuration, on held-out samples. The dotted line is the "
-        f"target.{omitted(comparison, workload)}",
+        caption=caption + omitted(comparison, workload),
         height_px=360,
         legend=True,
     )

@@ -249,11 +249,12 @@ def _training(trial: TrialAnalysis, hosts: Sequence[HostSeries]) -> Chart | None
         return None
     time_s = thinned(steps.ended_unix_s - outcome.launched_unix_s)
     speed = thinned(steps.samples / np.maximum(steps.time_s, 1e-9))
+    unit = "samples" if steps.samples_known else "steps"
     drawn = _OverTime(trial.record, hosts)
-    drawn.line("samples/s", (time_s, speed), BLUE)
+    drawn.line(f"{unit}/s", (time_s, speed), BLUE)
     drawn.line("loss (right)", (time_s, thinned(steps.loss)), ORANGE, axis="y2")
     drawn.right_axis("loss")
-    return drawn.finished("Training: speed and loss", "samples per second", right=64)
+    return drawn.finished("Training: speed and loss", f"{unit} per second", right=64)
 
 
 def _host_chart(of: _HostFigure, record: TrialRecord, hosts: Sequence[HostSeries]) -> Chart | None:

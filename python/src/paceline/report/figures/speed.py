@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,8 +69,8 @@ def speedup_chart(comparison: Comparison, workload: str) -> Chart:
     return chart(
         figure,
         title=f"Speedup, {workload}",
-        caption="Bars: median; lines: 95 % confidence interval. Pale bars are not ranked, because "
-        f"equivalence was not shown.{_paper_caption(rows)}{omitted(comparison, workload)}",
+        caption="Bars: median; lines: 95 % confidence interval. Pale bars: equivalence was not "
+        f"shown.{_paper_caption(rows)}{omitted(comparison, workload)}",
         height_px=110 + 34 * len(rows),
         right=210,
     )
@@ -86,7 +87,8 @@ def step_distribution_chart(comparison: Comparison, workload: str) -> Chart:
             for t in comparison.trials[row.configuration]
         ]
         figure.add_box(
-            x=thinned(np.concatenate(values)),
+            # Sorted: every n-th step in time would be a biased choice of steps with a period of n.
+            x=thinned(np.sort(np.concatenate(values))[::-1]),
             name=short_name(row, comparison.rows),
             orientation="h",
             marker={"color": palette[row.configuration], "size": 3},
@@ -125,7 +127,7 @@ def loss_chart(comparison: Comparison, workload: str) -> Chart:
     return chart(
         figure,
         title=f"Loss, {workload}",
-        caption=_loss_caption(equivalent, len(others)),
+        caption=_loss_caption(equivalent, len(others)) + omitted(comparison, workload),
         height_px=340,
         legend=True,
     )
@@ -162,8 +164,10 @@ def _loss_caption(equivalent: Sequence[TrialAnalysis], others: int) -> str:
         length = min(len(t.steps.loss) for t in equivalent)
         losses = np.stack([t.steps.loss[:length] for t in equivalent])
         furthest = float(np.max(np.ptp(losses, axis=0), initial=0.0))
-        spread = "are equal" if furthest == 0 else f"differ by at most {furthest:.2g}"
-        parts.append(f"Line: median of the equivalent ones; band: their range. They {spread}.")
+        parts.append("Line: median of the equivalent ones; band: their range.")
+        if math.isfinite(furthest):
+            spread = "are equal" if furthest == 0 else f"differ by at most {furthest:.2g}"
+            parts.append(f"They {spread}.")
     if others > _MOST_LINES:
         parts.append(f"{others - _MOST_LINES} other configurations are not shown.")
     return " ".join(parts)

@@ -18,7 +18,7 @@ from paceline.report.figures.charts import (
     spread,
 )
 from paceline.report.figures.hosts import curve
-from paceline.report.wording import DASH, bounds, place_name
+from paceline.report.wording import DASH, arithmetic_words, bounds, place_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,7 +123,8 @@ def local_global_chart(comparison: Comparison, found: LocalGlobal) -> Chart:
     figure.update_yaxes(title="speedup under another launcher", range=[0, most * 1.08])
     return chart(
         figure,
-        title=f"Speedup alone and under other launchers, {found.workload}",
+        title=f"Speedup alone and under other launchers, {found.workload}"
+        + arithmetic_words(comparison, found),
         caption="Colour: strategy; shape: launcher; lines: 95 % confidence intervals. On the "
         "dotted line both speedups are equal.",
         height_px=460,

@@ -21,6 +21,7 @@ def waterfall_chart(explanation: Explanation, faster: str, slower: str) -> Chart
     faster, slower: their short names.
     """
     found = explanation.difference
+    workload = explanation.slower_trial.training.workload
     least_s = _LEAST_SHARE * found.slower_s
     parts = [part for part in found.parts if abs(part.difference_s.mean) >= least_s]
     whole = [found.faster_s, *(part.difference_s.mean for part in parts), found.slower_s]
@@ -38,7 +39,7 @@ def waterfall_chart(explanation: Explanation, faster: str, slower: str) -> Chart
     figure.update_yaxes(title="seconds per step", rangemode="tozero")
     return chart(
         figure,
-        title=f"Why {slower} takes longer per step than {faster}",
+        title=f"Why {slower} takes longer per step than {faster}, {workload}",
         caption="Each bar is the difference of one part of the mean step; green parts are faster.",
         height_px=360,
     )

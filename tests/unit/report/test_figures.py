@@ -1,0 +1,82 @@
+"""Figures of speed, loss and evaluations: what they draw, and what their captions say."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from paceline.analysis.compare import compare_run
+from paceline.report import figures
+from paceline.spec.evaluation import Target
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+    from paceline.analysis.comparison import Comparison
+
+
+@pytest.fixture
+def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
+    """A baseline and two equivalent configurations, evaluated every two steps."""
+    target = Target(metric="accuracy", at_least=0.6)
+    case = fabricate.Case(evaluate_every_steps=2, target=target)
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.SPARK]
+    return compare_run(fabricate.make_run(tmp_path, ways, cases=[case]))
+
+
+def with_steps(comparison: Comparison, **changes: Any) -> Comparison:
+    """Return the comparison with these arrays in the steps of every trial."""
+    trials = {
+        name: tuple(
+            dataclasses.replace(trial, steps=dataclasses.replace(trial.steps, **changes))
+            for trial in found
+        )
+        for name, found in comparison.trials.items()
+    }
+    return dataclasses.replace(comparison, trials=trials)
+
+
+def test_periodic_steps_keep_their_distribution(comparison: Comparison) -> None:
+    """One step in ten is slow, as where weights are averaged every ten steps."""
+    step = np.arange(8000)
+    time_s = np.where(step % 10 == 9, 3.0, 1.0)
+    time_s[5] = 7.0  # the slowest step is shown
+    chart = figures.step_distribution_chart(
+        with_steps(comparison, step=step, time_s=time_s), "tiny"
+    )
+    for box in json.loads(chart.json)["data"]:
+        drawn = np.frombuffer(base64.b64decode(box["x"]["bdata"]), dtype=box["x"]["dtype"])
+        assert len(drawn) == 400
+        assert drawn.max() == 7.0
+        assert (drawn > 1).mean() == pytest.approx(0.1, abs=0.005)
+
+
+def test_loss_that_is_not_known_has_no_difference(comparison: Comparison) -> None:
+    first = next(iter(comparison.trials.values()))[0]
+    unknown = with_steps(comparison, loss=np.full(len(first.steps.step), np.nan))
+    caption = figures.loss_chart(unknown, "tiny").caption
+    assert caption.endswith("Line: median of the equivalent ones; band: their range.")
+    assert "range. They " in figures.loss_chart(comparison, "tiny").caption
+
+
+def test_figure_of_loss_says_what_it_leaves_out(
+    comparison: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.report.figures.charts.MOST_SHOWN", 2)
+    caption = figures.loss_chart(comparison, "tiny").caption
+    assert caption.endswith(" Shown: the 1 fastest of 3 configurations and the baseline.")
+
+
+def test_caption_names_the_line_of_the_target_only_where_it_is_drawn(
+    comparison: Comparison,
+) -> None:
+    for metric, has_line in (("accuracy", True), ("loss", False)):
+        chart = figures.metric_chart(comparison, "tiny", metric)
+        assert bool(json.loads(chart.json)["layout"].get("shapes")) is has_line
+        assert ("The dotted line is the target." in chart.caption) is has_line
