@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 import time
+from typing import Any
 
+from paceline.host import processes
 from paceline.host.processes import (
     TOKEN_VARIABLE,
     Process,
@@ -107,6 +109,31 @@ def test_processes_are_ended_in_order_and_then_by_force():
     ended.wait()
     assert end_processes([deaf, polite, ended], 0.5) == [-9, -15, 3]
     deaf.stdout.close()
+
+
+class Stuck:
+    """A process in uninterruptible sleep."""
+
+    returncode = None
+
+    def terminate(self):
+        pass
+
+    kill = terminate
+
+    def poll(self):
+        return None
+
+    def wait(self, timeout):
+        raise subprocess.TimeoutExpired("stuck", timeout)
+
+
+def test_process_that_sigkill_does_not_end_does_not_hide_the_end_of_others(monkeypatch):
+    monkeypatch.setattr(processes, "_KILL_S", 0.0)
+    ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    ended.wait()
+    both: list[Any] = [Stuck(), ended]
+    assert end_processes(both, 0.0) == [-9, 3]
 
 
 def assert_ends(pid):

@@ -1,17 +1,20 @@
 """A rank's life as others see it: status, log, exit code, whatever the training does."""
 
 import dataclasses
+import errno
 import gc
 import json
 import os
+import signal
 import sys
+from contextlib import contextmanager
 
 import pytest
 
-from paceline.errors import DataError, RankFailed, TimedOut
+from paceline.errors import DataError, ExitCode, RankFailed, TimedOut
 from paceline.job import rank as module
 from paceline.job.rank import import_worker, run_rank
-from paceline.job.rank_status import RankEnd, is_secondary
+from paceline.job.rank_status import RankEnd, RankStatusFile, is_secondary, terminated
 from paceline.job.run_directory import prepare
 from paceline.transports import PeerLost
 
@@ -137,6 +140,47 @@ def test_time_limit_by_hand_ends_the_process(make_job, job_context, monkeypatch)
     assert codes == [6]
     status = json.loads(job.files.rank(0).status.read_text())
     assert status["error"].startswith("TimedOut: not done within its limit of 0.05 s")
+
+
+class ExitedError(BaseException):
+    """Stands for the end of the process; its argument is the exit status."""
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Let no status be written; raise ExitedError in place of os._exit."""
+
+    def write(*_args, **_named):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def leave(code):
+        raise ExitedError(code)
+
+    monkeypatch.setattr(RankStatusFile, "write", write)
+    monkeypatch.setattr(os, "_exit", leave)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_time_limit_ends_the_process_on_a_full_disk_too(make_job, job_context, monkeypatch):
+    @contextmanager
+    def limit_that_has_passed(_job, expire):
+        expire()
+        yield
+
+    monkeypatch.setattr(module, "die_with_parent", lambda _parent: None)
+    monkeypatch.setattr(module, "trial_limit", limit_that_has_passed)
+    with pytest.raises(ExitedError, match=f"^{int(ExitCode.TIMED_OUT)}$"):
+        run_rank(make_job(), job_context(1))
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_rank_that_is_asked_to_end_does_so_on_a_full_disk_too(make_job, job_context):
+    status = RankStatusFile(make_job(), job_context(1))
+    with (
+        pytest.raises(ExitedError, match=f"^{int(ExitCode.TERMINATED)}$"),
+        terminated(status),
+    ):
+        signal.raise_signal(signal.SIGTERM)
 
 
 def caused_by(error, cause):

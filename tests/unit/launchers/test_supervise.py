@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from paceline.host.machine import host_name
 from paceline.host.processes import is_alive, process_started_unix_s
 from paceline.launchers import supervise as module
 from paceline.launchers.base import Command
-from paceline.launchers.supervise import supervise
+from paceline.launchers.supervise import Watched, supervise
 
 # A tree with everything that is hard to find: a grandchild in a session of its own whose parent
 # has gone, and one that will not listen.
@@ -122,6 +123,15 @@ def test_time_limit_ends_the_whole_tree(files, tmp_path, monkeypatch):
     assert ended.exit_status == -signal.SIGTERM
     assert ended.left_behind == ()
     assert [pid for pid in pids_in(pids) if is_alive(pid)] == []
+
+
+def test_launcher_that_sigkill_does_not_end_has_an_exit_status(files, monkeypatch):
+    stuck = SimpleNamespace(pid=2**22 + 1, returncode=None)
+    monkeypatch.setattr(module, "_start", lambda *_: stuck)
+    monkeypatch.setattr(module, "wait_for_end", lambda *_, **__: Watched(timed_out=True))
+    monkeypatch.setattr(module, "end_processes", lambda *_: [-9])
+    ended = supervise(python("pass"), files, limit_s=30)
+    assert (ended.exit_status, ended.timed_out) == (-9, True)
 
 
 def test_interrupt_ends_the_whole_tree(files, tmp_path):

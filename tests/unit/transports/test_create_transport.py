@@ -19,17 +19,18 @@ def test_ranks_that_share_memory_need_no_process_group(make_trial):
 
 
 @pytest.mark.parametrize(
-    ("transport", "device"),
+    ("transport", "device", "implementation"),
     [
-        ("gloo", "cpu"),
-        ("mpi", "cpu"),
-        ("spark-allgather", "cpu"),
-        ("nccl", "cuda"),
-        ("gloo", "cuda"),
+        ("gloo", "cpu", "GlooTransport"),
+        ("mpi", "cpu", "MpiTransport"),
+        ("spark-allgather", "cpu", "SparkAllGatherTransport"),
+        ("nccl", "cuda", "NcclTransport"),
+        ("gloo", "cuda", "GlooTransport"),
     ],
 )
-def test_transport_is_the_one_asked_for(make_trial, transport, device):
-    assert create_transport(asking(make_trial, transport, device=device)).name == transport
+def test_transport_is_the_one_asked_for(make_trial, transport, device, implementation):
+    created = create_transport(asking(make_trial, transport, device=device))
+    assert type(created).__name__ == implementation
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_random_generators_continue(train, tmp_path, monkeypatch):
 
     def step_ended(self, row):
         end(self, row)
-        assert self._writer._idle.wait(10.0)
+        assert self._writer.wait_until_idle(10.0)
 
     monkeypatch.setattr(worker.Checkpoints, "updated", updated)
     monkeypatch.setattr(worker.Checkpoints, "step_ended", step_ended)

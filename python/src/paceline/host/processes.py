@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.host import exec_guarded
+from paceline.host import cleaner, exec_guarded
 
 if TYPE_CHECKING:
     import subprocess
@@ -124,18 +124,8 @@ def pids_with_token(token: str) -> set[int]:
 
 def pids_with_variable(name: str, value: str) -> set[int]:
     """Return the other running processes that were started with this environment variable."""
-    wanted = f"{name}={value}".encode()
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            environment = (entry / "environ").read_bytes()
-        except OSError:
-            continue  # it has ended meanwhile, or belongs to another user
-        if wanted in environment.split(b"\0") and is_alive(int(entry.name)):
-            found.add(int(entry.name))
-    return found - {os.getpid()}
+    marked = cleaner.marked(f"{name}={value}".encode())
+    return {pid for pid in marked if is_alive(pid)} - {os.getpid()}
 
 
 def send(pids: Iterable[int], signal_number: signal.Signals) -> None:
@@ -172,14 +162,16 @@ def kill_until_gone(find: Callable[[], set[int]], limit_s: float) -> bool:
 def end_processes(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> list[int]:
     """Send SIGTERM to every process, and SIGKILL to those that still run after `grace_s`.
 
-    Return the exit statuses.
+    Return the exit statuses; that of SIGKILL for a process that does not end within some seconds.
     """
     for process in processes:
         process.terminate()  # does nothing if it has ended
     wait_until(lambda: all(p.poll() is not None for p in processes), grace_s)
     for process in processes:
         process.kill()
-    return [process.wait(timeout=_KILL_S) for process in processes]
+    # SIGKILL does not end a process in uninterruptible sleep, for example on a lost file server.
+    wait_until(lambda: all(p.poll() is not None for p in processes), _KILL_S)
+    return [-signal.SIGKILL if p.returncode is None else p.returncode for p in processes]
 
 
 def guarded(argv: Sequence[str], kill_after_s: float | None = None) -> list[str]:

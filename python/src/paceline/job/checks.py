@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
-from paceline.host.machine import usable_cores
+from paceline.host.machine import host_name, usable_cores
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
@@ -22,13 +21,13 @@ def check_inputs(trial: Trial) -> None:
         return
     if not Path(script.path).is_file():
         raise EnvironmentLacks(
-            f"script {script.path}: expected a Python file on host {socket.gethostname()}, found "
+            f"script {script.path}: expected a Python file on host {host_name()}, found "
             "none; correct the path, or copy the script to the same path on every host"
         )
     if not Path(script.directory).is_dir():
         raise EnvironmentLacks(
             f"script {script.path}: expected its working directory {script.directory} on host "
-            f"{socket.gethostname()}, found none; start the run in a directory that all hosts have"
+            f"{host_name()}, found none; start the run in a directory that all hosts have"
         )
 
 

@@ -60,8 +60,10 @@ def _run(job: Job, context: RankContext, watched_pids: Sequence[int]) -> RankEnd
     status = RankStatusFile(job, context)
 
     def expire() -> None:
-        status.failed(trial_timed_out(job.trial))
-        os._exit(ExitCode.TIMED_OUT)  # the main thread may be in a call that does not return
+        try:
+            status.failed(trial_timed_out(job.trial))
+        finally:  # even if the status cannot be written
+            os._exit(ExitCode.TIMED_OUT)  # the main thread may be in a call that does not return
 
     with log_of(job, context), terminated(status), trial_limit(job, expire):
         try:

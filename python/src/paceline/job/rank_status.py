@@ -128,8 +128,10 @@ def terminated(status: RankStatusFile) -> Iterator[None]:
         return
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        status.write("failed", TERMINATED, secondary=True)
-        os._exit(ExitCode.TERMINATED)
+        try:
+            status.write("failed", TERMINATED, secondary=True)
+        finally:  # even if the status cannot be written
+            os._exit(ExitCode.TERMINATED)
 
     before = signal.signal(signal.SIGTERM, end)
     try:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from paceline.errors import DataError, EnvironmentLacks, TimedOut
+from paceline.host.machine import host_name
 from paceline.plan.trial import LOOPBACK
 from paceline.records.files import read_json, write_json
 from paceline.training.context import StoreAddress
@@ -37,7 +38,7 @@ def interface_address(interface: str) -> str:
         except OSError as error:
             known = ", ".join(name for _, name in socket.if_nameindex())
             raise EnvironmentLacks(
-                f"interface {interface!r} on host {socket.gethostname()}: expected one with an "
+                f"interface {interface!r} on host {host_name()}: expected one with an "
                 f"IPv4 address ({error}); interfaces here: {known}; name one of them with "
                 "[network] interface or --interface"
             ) from error

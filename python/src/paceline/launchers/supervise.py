@@ -99,9 +99,9 @@ def supervise(
             on_interrupted()
             raise
         finally:
-            left_behind = _end_all(process, files, token)
+            exit_status, left_behind = _end_all(process, files, token)
     return Ended(
-        exit_status=process.returncode,
+        exit_status=exit_status,
         launched_unix_s=launched_unix_s,
         ended_unix_s=ended_unix_s if watched.ended_by_itself else time.time(),
         timed_out=watched.timed_out,
@@ -209,11 +209,16 @@ def _start(
         )
 
 
-def _end_all(process: subprocess.Popen[bytes], files: TrialFiles, token: str) -> set[int]:
-    """End the launcher in order, then kill what is left; return the pids that remain."""
-    end_processes([process], _TERMINATION_S)
+def _end_all(
+    process: subprocess.Popen[bytes], files: TrialFiles, token: str
+) -> tuple[int, set[int]]:
+    """End the launcher in order, then kill what is left.
+
+    Return the launcher's exit status, and the pids that remain.
+    """
+    [exit_status] = end_processes([process], _TERMINATION_S)
     kill_until_gone(lambda: pids_with_token(token) | _living_ranks(files), _KILL_S)
-    return pids_with_token(token)
+    return exit_status, pids_with_token(token)
 
 
 def wait_for_ranks(files: TrialFiles, limit_s: float) -> None:

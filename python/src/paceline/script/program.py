@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 from paceline.errors import PacelineError, RankFailed
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from paceline.plan.trial import Script
 
 
@@ -80,11 +78,7 @@ def _place(script: Script, error: BaseException) -> str:
     folder = Path(script.path).parent
     places = [
         f"{frame.filename}, line {frame.lineno}"
-        for frame in traceback.extract_tb(_trace_of(error))
+        for frame in traceback.extract_tb(error.__traceback__)
         if Path(frame.filename).is_relative_to(folder) and "site-packages" not in frame.filename
     ]
     return places[-1] if places else script.path
-
-
-def _trace_of(error: BaseException) -> TracebackType | None:
-    return error.__traceback__

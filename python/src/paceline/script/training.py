@@ -55,7 +55,6 @@ class TrainingRecorder:
         operations: Recorder,
         on_first_step: Callable[[Optimizer], None],
     ) -> None:
-        assert training.script is not None
         self.steps = 0
         self.started_unix_s: float | None = None  # of the first step
         self.ended_unix_s: float | None = None  # of the last step

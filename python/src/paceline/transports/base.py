@@ -20,8 +20,6 @@ class PeerLost(RankFailed):
 class Transport(Protocol):
     """Connects the ranks through torch's default process group."""
 
-    name: str
-
     def open(self, context: RankContext, trial: Trial, store: Store) -> None:
         """Create the default process group. Every later wait is limited by `limits.collective_s`.
 

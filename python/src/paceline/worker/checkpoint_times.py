@@ -12,7 +12,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from paceline.plan.checkpoint_interval import daly_interval_s
 
@@ -29,10 +29,10 @@ _COPYING_STEPS = 2  # over which the copy of a checkpoint is divided
 _SMALLEST_COST_S = 1e-3
 
 
-class Times(Protocol):
-    """After which steps checkpoints are due."""
+class Times:
+    """Base class: decides after which steps checkpoints are due."""
 
-    interval_s: float | None  # the present one, where seconds decide
+    interval_s: float | None = None  # the present one, where seconds decide
 
     def is_due(self, done: int, step_s: float, *, idle: bool) -> bool:
         """Return whether one is due after `done` steps.
@@ -40,30 +40,26 @@ class Times(Protocol):
         step_s: time of the step before the last one. idle: whether no checkpoint is being written.
         Called once in every step.
         """
+        raise NotImplementedError
 
     def request(self) -> None:
-        """Make a checkpoint due as soon as all ranks can write it; called by a signal handler."""
+        """Make a checkpoint due as soon as all ranks can write it; called by a signal handler.
+
+        Only EverySeconds does so. Other ranks get the step from rank 0.
+        """
 
     def close(self) -> None:
-        """End threads."""
+        """End threads, if there are any."""
 
 
 class EverySteps(Times):
     """After a multiple of a number of steps."""
-
-    interval_s = None
 
     def __init__(self, every: int) -> None:
         self._every = every
 
     def is_due(self, done: int, step_s: float, *, idle: bool) -> bool:  # noqa: ARG002
         return done % self._every == 0
-
-    def request(self) -> None:
-        pass  # EverySeconds and AnnouncedSteps do it
-
-    def close(self) -> None:
-        pass
 
 
 class EverySeconds(Times):
@@ -115,9 +111,6 @@ class EverySeconds(Times):
             self._interval.begin()
         return True
 
-    def close(self) -> None:
-        pass
-
     def _lead(self, done: int, step_s: float) -> int:
         """Return the steps from now to the announced one, for which also the fastest rank needs
         `_LEAD_S`."""
@@ -133,8 +126,6 @@ class EverySeconds(Times):
 
 class AnnouncedSteps(Times):
     """On the other ranks: after the steps that rank 0 announces through the store."""
-
-    interval_s = None
 
     def __init__(
         self, next_announcement: Callable[[], int | None], agreement: Agreement | None = None
@@ -155,9 +146,6 @@ class AnnouncedSteps(Times):
             due = done in self._due
             self._due.discard(done)
         return due and (self._agreement is None or self._agreement.reached(done))
-
-    def request(self) -> None:
-        pass  # rank 0 decides
 
     def close(self) -> None:
         self._closed.set()

@@ -96,19 +96,22 @@ class CheckpointWriter:
         self._copies = Copies()
         self._begun: _Begun | None = None
         self._tasks: queue.Queue[Callable[[], None] | None] = queue.Queue()
-        self._idle = threading.Event()
-        self._idle.set()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._thread.start()
 
     @property
     def is_idle(self) -> bool:
-        return self._idle.is_set()
+        return self._tasks.unfinished_tasks == 0
+
+    def wait_until_idle(self, limit_s: float) -> bool:
+        """Wait until nothing is being written; return False if that takes more than `limit_s`."""
+        with self._tasks.all_tasks_done:
+            return self._tasks.all_tasks_done.wait_for(lambda: self.is_idle, limit_s)
 
     def prepare(self, state: RankState) -> None:
         """Get memory for the copies in the background."""
-        self._submit(lambda: self._copies.allocate(state))
+        self._tasks.put(lambda: self._copies.allocate(state))
 
     def begin(self, state: RankState, limit_s: float, *, whole: bool = False) -> None:
         """Copy the first half of the state; `end` copies the other one.
@@ -118,7 +121,7 @@ class CheckpointWriter:
         whole: copy everything now.
         """
         started_s, started_unix_s = time.perf_counter(), time.time()
-        if not self._idle.wait(limit_s):
+        if not self.wait_until_idle(limit_s):
             self._report(f"the checkpoint before is not written after {limit_s:g} s")
             return
         half = sum(t.values.numel() * t.values.element_size() for t in state.tensors) / 2
@@ -147,7 +150,7 @@ class CheckpointWriter:
             blocked_s=begun.blocked_s + time.perf_counter() - started_s,
             interval_s=interval_s,
         )
-        self._submit(lambda: self._write(job))
+        self._tasks.put(lambda: self._write(job))
 
     def close(self) -> None:
         """Give up the checkpoint that is being written, and end the thread."""
@@ -156,18 +159,15 @@ class CheckpointWriter:
         self._thread.join(_END_S)
         self._rows.close()
 
-    def _submit(self, task: Callable[[], None]) -> None:
-        self._idle.clear()
-        self._tasks.put(task)
-
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         while (task := self._tasks.get()) is not None:
             try:
                 task()
+            except Exception as problem:  # noqa: BLE001  (the training goes on)
+                self._report(f"no checkpoint: {type(problem).__name__}: {problem}")
             finally:
-                if self._tasks.empty():
-                    self._idle.set()
+                self._tasks.task_done()
 
     def _write(self, job: _Job) -> None:
         size, error = None, None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.data.node import SoloNode
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, UsageError
 from paceline.host.garbage import permanent_objects
 from paceline.host.memory import own_memory
 from paceline.plan.trial import Trial
@@ -48,7 +48,6 @@ def predict(trial: Trial, batches: list[int], base_bytes: int) -> list[Predicted
 def _predicted(trial: Trial, batch: int, base_bytes: int) -> Predicted:
     import torch  # noqa: PLC0415  (after the base was measured)
 
-    from paceline.errors import UsageError  # noqa: PLC0415
     from paceline.spec.extensions import STRATEGIES, load_object  # noqa: PLC0415
     from paceline.training.step_memory import FakeModel  # noqa: PLC0415
     from paceline.worker.samples import open_samples  # noqa: PLC0415

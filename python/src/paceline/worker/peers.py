@@ -70,7 +70,9 @@ class Peers:
         """
         if self._store is None:
             return None
-        return open_again(self._context, self._limits.rendezvous_s)
+        store = open_again(self._context, self._limits.rendezvous_s)
+        _limit_answers(self._store, self._trial)
+        return store
 
     def all_equal(self, name: str, value: str) -> list[int]:
         """Return the ranks whose `value` differs from rank 0's; collective, [] on the other
@@ -158,8 +160,6 @@ class Peers:
         transport, self._transport = self._transport, None
         liveness, self._liveness = self._liveness, None
         if store is None:
-            if transport is not None:
-                transport.close(failed=True)
             return
         ranks = range(self._context.world_size)
         try:
@@ -211,16 +211,25 @@ def _join(context: RankContext, trial: Trial, store: TCPStore, limit_s: float) -
     check_node(context, trial.placement, [RankCores.from_json(text) for text in cores])
     clock = measure_offset(store, context, hosts, limit_s)
     transport = create_transport(trial)
-    limit_answers(store, trial.limits.collective_s * ANSWER_SHARE)
+    answering = open_again(context, limit_s)
+    _limit_answers(store, trial)
     liveness = LivenessProbe(
         store,
-        open_again(context, limit_s),
+        answering,
         rank=context.rank,
         hosts=hosts,
         limit_s=trial.limits.collective_s,
         interface=trial.interface,
     )
     return Peers(context, trial, store, transport, clock, liveness)
+
+
+def _limit_answers(store: TCPStore, trial: Trial) -> None:
+    """Apply the limit of a collective to all connections to the store.
+
+    Call it after `open_again`, which applies the limit of its own connection to all of them.
+    """
+    limit_answers(store, trial.limits.collective_s * ANSWER_SHARE)
 
 
 def _node(store: TCPStore, context: RankContext, purpose: str) -> GroupStore:

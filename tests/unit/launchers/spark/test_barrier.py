@@ -33,6 +33,19 @@ def test_ranks_on_more_nodes_than_recorded_are_refused(make_job):
         barrier.check_placement(job, ["b", "a"])
 
 
+def test_missing_interface_is_an_error_of_the_rank_and_not_a_killed_worker(make_job, monkeypatch):
+    def listen_on(_interface):
+        raise EnvironmentLacks("interface 'ib0' on host h: expected one with an IPv4 address")
+
+    monkeypatch.setattr(barrier, "listen_on", listen_on)
+    job = make_job(launcher="spark")
+    with pytest.raises(BarrierTaskFailed) as caught:
+        run_barrier_rank(job, 1, stage(pytest.fail))
+    end = failed_stage(job, f"BarrierTaskFailed: {caught.value}\n")
+    assert (end.rank, end.exit_code) == (1, 3)
+    assert "interface 'ib0'" in end.error
+
+
 @pytest.mark.parametrize(("waited_s", "raised"), [(60.0, BarrierTaskFailed), (1.0, EOFError)])
 def test_barrier_to_which_not_all_tasks_came_is_named(make_job, monkeypatch, waited_s, raised):
     """PySpark reports an EOFError; a quick one means that another task has failed."""

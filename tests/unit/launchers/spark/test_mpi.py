@@ -157,6 +157,18 @@ def test_only_who_knows_the_token_is_heard(listener):
         assert accept(listener, TOKEN, 0.2) is None
 
 
+def test_stranger_that_sends_something_odd_does_not_stop_the_task(listener):
+    address = listener.getsockname()
+    with socket.create_connection(address) as accented, socket.create_connection(address) as nested:
+        accented.sendall('{"token": "é"}\n'.encode())
+        nested.sendall(b"[" * 50_000 + b"\n")
+        with connect(address, TOKEN, {"rank": 1}, 5.0):
+            came = accept(listener, TOKEN, 20.0)
+            assert came is not None
+            with came[0]:
+                assert came[1]["rank"] == 1
+
+
 def test_messages_follow_one_another_and_an_end_is_noticed():
     here, there = socket.socketpair()
     with here:

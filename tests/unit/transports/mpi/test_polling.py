@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.errors import TimedOut
 from paceline.transports.mpi import polling
 from paceline.transports.mpi.polling import AdaptivePause
 
@@ -27,6 +28,18 @@ def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(polling, "time", clock)
     return clock
+
+
+def test_request_that_was_given_up_keeps_the_memory_that_mpi_may_write_to(clock, monkeypatch):
+    class Pending:
+        def Test(self):  # noqa: N802  (mpi4py's name)
+            return False
+
+    monkeypatch.setattr(polling, "_abandoned", [])
+    request = Pending()
+    with pytest.raises(TimedOut, match="MPI broadcast"):
+        polling.complete(request, "broadcast", 0, 0.01)
+    assert polling._abandoned == [request]
 
 
 def test_message_that_comes_at_once_is_not_slept_over(clock):

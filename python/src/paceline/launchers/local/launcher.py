@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 class LocalLauncher:
     """Starts plain processes on one node, as a user would by hand."""
 
-    name = "local"
-
     def preflight(self, trial: Trial) -> None:
         check_inputs(trial)
         check_cores(trial)

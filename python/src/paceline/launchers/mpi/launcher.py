@@ -41,8 +41,6 @@ class MpiLauncher:
     stays open on all interfaces: Open MPI 5.0 has no option for it (open-mpi/ompi#14441).
     """
 
-    name = "mpi"
-
     def preflight(self, trial: Trial) -> None:
         mpirun = check_mpi(trial)
         job_script("mpi-jobs", "train.py")

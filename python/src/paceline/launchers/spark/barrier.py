@@ -61,12 +61,13 @@ def run_barrier_rank(job: Job, rank: int, stage: Stage) -> int:
 
     Raises BarrierTaskFailed for the driver, after the rank's status has been written.
     """
-    address = listen_on(job.trial.interface)  # in every task: the host of rank 0 is not known yet
-    own = TaskPlace(
-        host=host_name(), address=address.host, port=address.port, executor=executor_pid()
-    )
     over_mpi = job.trial.transport == "mpi"
     try:
+        # Every task listens, because the host of rank 0 is not known yet.
+        address = listen_on(job.trial.interface)
+        own = TaskPlace(
+            host=host_name(), address=address.host, port=address.port, executor=executor_pid()
+        )
         if stage.in_one_executor:
             places = _on_this_host(job, rank, own, address, stage.token)
         else:

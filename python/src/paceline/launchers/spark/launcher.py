@@ -42,8 +42,6 @@ class SparkLauncher:
     """Configures Spark so that with a local master nothing listens beyond this node, nothing is
     retried, and nothing waits for slots that never come. The spec's `spark.conf` overrides this."""
 
-    name = "spark"
-
     def preflight(self, trial: Trial) -> None:
         find_java_for_spark()
         job_script("spark-jobs", "train.py")

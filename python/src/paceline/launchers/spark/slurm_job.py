@@ -37,6 +37,7 @@ from paceline.launchers.spark.standalone import (
     start_daemon,
     wait_for,
 )
+from paceline.render.files import limit_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -94,16 +95,16 @@ def _submit(
         def over() -> bool:
             return job.poll() is not None or any(d.poll() is not None for d in daemons)
 
-        # The job ends by its own limit; Slurm's comes later.
-        wait_until(over, trial.limits.trial_s, poll_s=_POLL_S)
+        # The job ends by its own limit, which began later; this one is Slurm's.
+        wait_until(over, limit_s(trial), poll_s=_POLL_S)
         if job.poll() is None and any(daemon.poll() is not None for daemon in daemons):
             raise EnvironmentLacks(
                 "Spark's master or a worker ended before the trial; its last lines are above, and "
                 "a worker's are in the log of the Slurm job"
             )
     finally:
-        end_processes([job], _END_S)
-    return job.returncode
+        [exit_status] = end_processes([job], _END_S)
+    return exit_status
 
 
 @dataclass(frozen=True, slots=True)

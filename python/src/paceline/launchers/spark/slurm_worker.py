@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,9 +65,10 @@ def _folder() -> Iterator[str]:
     Also remove those of cancelled jobs: when a job is cancelled, srun sends SIGKILL at once.
     """
     for old in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with _locked(old) as alone:
+        # Another job may remove the same folder at the same time.
+        with suppress(FileNotFoundError), _locked(old) as alone:
             if alone and time.time() - old.stat().st_mtime > _NEW_S:
-                shutil.rmtree(old)
+                shutil.rmtree(old, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as made, _locked(Path(made)):
         yield made
 

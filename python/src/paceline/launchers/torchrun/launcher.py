@@ -32,8 +32,6 @@ class TorchrunLauncher:
     With a port, the agent's TCPStore would listen on every interface (pytorch/pytorch#173909).
     """
 
-    name = "torchrun"
-
     def preflight(self, trial: Trial) -> None:
         find_torchrun()
         check_inputs(trial)

@@ -50,7 +50,11 @@ class InFlight:
         self._starting = False
 
     def start(self, bucket: Bucket) -> torch.futures.Future[Tensor]:
-        summed: torch.futures.Future[Any] = torch.futures.Future()
+        buffer = bucket.buffer()
+        # If the future knows the GPU, a stream that waits for it also waits for the GPU's work.
+        summed: torch.futures.Future[Any] = torch.futures.Future(
+            devices=[buffer.device] if buffer.is_cuda else None
+        )
         # Only a chained future raises an error as such (set_exception stores it as a value).
         chained: torch.futures.Future[Tensor] = summed.then(_value)
         with self._lock:

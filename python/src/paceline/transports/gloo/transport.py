@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 class GlooTransport(NetworkTransport):
     """One connection to each peer over `trial.interface`."""
 
-    name = "gloo"
     backend = BACKEND
     library = "Gloo"
     # Texts with which Gloo and c10d report a peer that closed its socket.

@@ -103,7 +103,8 @@ class AllReduce:
         if self._host_group is not None and len(set(self._hosts)) == 1:
             self._host_group.synchronise(name)
         else:
-            self._complete(self._comm.Ibarrier(), name)
+            world_rank = self._names.world_ranks[self._rank]
+            complete(self._comm.Ibarrier(), name, world_rank, self._limit_s)
 
     def describe(self) -> dict[str, Any]:
         """Return which algorithm reduces messages of which size, for the records."""
@@ -205,9 +206,6 @@ class AllReduce:
         """Return rank 0's value on all ranks."""
         world_rank = self._names.world_ranks[self._rank]
         return of_rank_0(value, self._comm, world_rank, self._limit_s)
-
-    def _complete(self, request: MPI.Request, name: str) -> None:
-        complete(request, name, self._names.world_ranks[self._rank], self._limit_s)
 
 
 def combined_statistics(parts: Sequence[CollectiveStatistics]) -> CollectiveStatistics | None:

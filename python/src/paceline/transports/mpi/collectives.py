@@ -172,10 +172,8 @@ class Collectives:
             self._gather_by(_RING, flat, own)
             fastest_s = min(fastest_s, time.perf_counter() - started_s)
         is_fast = all_gather_bytes(len(own), ranks) > _FAST_BYTES_PER_S * fastest_s
-        return str(self._of_rank_0(_NATIVE if is_fast else _RING))
-
-    def _of_rank_0(self, value: Any) -> Any:
-        return of_rank_0(value, self._comm, self._world_rank, self._limit_s)
+        chosen = _NATIVE if is_fast else _RING
+        return str(of_rank_0(chosen, self._comm, self._world_rank, self._limit_s))
 
     def _all_to_all_v(
         self,

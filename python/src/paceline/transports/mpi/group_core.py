@@ -131,7 +131,7 @@ class GroupCore(ThreadedProcessGroup):
         own_bytes = payload_bytes(inputs) or payload_bytes(results)
         operation = begin_operation(self._name, self._size, name, own_bytes)
         wait_for_inputs = device_wait(inputs)
-        end_profile_event = begin_profile_event(BACKEND, name)
+        end_profile_event = begin_profile_event(name)
 
         def carry_out() -> None:
             try:
@@ -171,7 +171,7 @@ class GroupCore(ThreadedProcessGroup):
         operation.start()
         flat = wire_buffer(tensor)
         request = start(flat)
-        end_profile_event = begin_profile_event(BACKEND, profile_name or name)
+        end_profile_event = begin_profile_event(profile_name or name)
 
         def ended() -> None:
             if name == "recv":
@@ -240,7 +240,7 @@ _TITLES = {
 }
 
 
-def begin_profile_event(backend: str, name: str) -> Callable[[], None]:
+def begin_profile_event(name: str) -> Callable[[], None]:
     """Begin an event of this thread's profiler, if one is active; the returned function ends it.
 
     The event is shown as `mpi4py:all_reduce`, from submission to the end of the operation. Any
@@ -251,6 +251,6 @@ def begin_profile_event(backend: str, name: str) -> Callable[[], None]:
     if not _profiler_enabled():
         return lambda: None
     ended: torch.futures.Future[None] = torch.futures.Future()
-    with record_function(f"{backend}:{_TITLES.get(name, name)}") as event:
+    with record_function(f"{BACKEND}:{_TITLES.get(name, name)}") as event:
         event._call_end_callbacks_on_future(ended)  # noqa: SLF001  (as torch's RPC does)
     return lambda: ended.set_result(None)

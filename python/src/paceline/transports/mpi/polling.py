@@ -27,6 +27,10 @@ _GROWTH = 1.5
 _SHRINKAGE = 0.5
 _LARGE_PART = 0.25  # of the messages that were in flight
 
+# Requests of collectives that were given up. MPI may still write to their buffers, which a request
+# keeps alive.
+_abandoned: list[MPI.Request] = []
+
 
 def poll(request: MPI.Request, limit_s: float) -> bool:
     """Wait for `request` without spinning. Return False if it is not complete within `limit_s`."""
@@ -39,6 +43,7 @@ def complete(request: MPI.Request, operation: str, world_rank: int, limit_s: flo
     operation, world_rank: for the message.
     """
     if not poll(request, limit_s):
+        _abandoned.append(request)
         raise timed_out(f"MPI {operation}", world_rank, limit_s)
 
 

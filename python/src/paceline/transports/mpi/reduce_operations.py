@@ -13,7 +13,6 @@ from mpi4py import MPI
 from paceline.transports.mpi.buffers import flattened, host_copy, wire_buffer
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 

@@ -81,7 +81,6 @@ dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices
 class MpiTransport(ThreadedTransport):
     """MPI collectives on a progress thread of this rank."""
 
-    name = "mpi"
     backend = BACKEND
 
     def open(self, context: RankContext, trial: Trial, store: Store) -> None:

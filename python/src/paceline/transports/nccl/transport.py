@@ -38,7 +38,7 @@ _END_PROCESS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "TORCH_NCCL_BLOCKING_WAI
 class NcclTransport(NetworkTransport):
     """All-reduce among GPUs: within a node over NVLink or PCIe, between nodes over the network."""
 
-    name = backend = "nccl"
+    backend = "nccl"
     library = "NCCL"
     peer_lost = _PEER_LOST
 

@@ -33,11 +33,6 @@ class Barrier:
     def semaphores_needed(members: int) -> int:
         return members**2
 
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Local ranks of the members."""
-        return self._members
-
     def wait(self) -> None:
         """Wait until all members have called this.
 

@@ -156,7 +156,7 @@ class SparkProcessGroup(ThreadedProcessGroup):
 class SparkAllGatherTransport(ThreadedTransport):
     """Messages of the barrier tasks, provided by the job (`messages.offer`)."""
 
-    name = backend = BACKEND
+    backend = BACKEND
 
     def open(self, context: RankContext, trial: Trial, store: Store) -> None:
         self._size = context.world_size

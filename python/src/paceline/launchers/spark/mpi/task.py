@@ -82,7 +82,6 @@ def run_mpi_task(
         environment = environment_of_ranks(job.trial, enclosing)
         if rank == 0:
             return _lead_all(job, places, listener, environment, token)
-        listener.listen()
         limits = job.trial.limits
         first = places[0]
         hello = {"rank": rank}

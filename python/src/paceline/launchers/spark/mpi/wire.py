@@ -47,7 +47,7 @@ def receive(peer: socket.socket, limit_s: float) -> Message | None:
         return None
     try:
         message = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # also nested too deeply
         return None
     return message if isinstance(message, dict) else None
 
@@ -103,7 +103,8 @@ def accept(
             hello = receive(peer, min(_HELLO_LIMIT_S, left_s))
         except TimedOut:
             hello = None
-        if hello is not None and secrets.compare_digest(str(hello.get("token")), token):
+        # compare_digest refuses text that is not ASCII.
+        if hello is not None and secrets.compare_digest(ascii(hello.get("token")), ascii(token)):
             return peer, hello
         peer.close()
     return None

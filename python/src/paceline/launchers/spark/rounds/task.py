@@ -19,7 +19,7 @@ from paceline.host.machine import host_name
 from paceline.host.processes import die_with_parent, process_started_unix_s
 from paceline.job.context import own_start_unix_s
 from paceline.job.rank import check_shared, prepare_process
-from paceline.job.rank_status import RankStatusFile, log_of, terminated
+from paceline.job.rank_status import RankEnd, RankStatusFile, log_of, terminated
 from paceline.job.sidecars import host_sidecar
 from paceline.launchers.spark.barrier import executor_pid, task_failed
 from paceline.launchers.spark.rounds.claims import Claims
@@ -52,14 +52,18 @@ def run_round_task(
     """Claim a rank and do its part of the round, or end the rank if the orders say so.
 
     state: the averaged state, None in the first round.
-    Raises BarrierTaskFailed for the driver, after the rank's status has been written.
+    Raises BarrierTaskFailed for the driver, after the rank's status has been written. A task that
+    cannot claim a rank writes none.
     """
     began_unix_s = time.time()
     die_with_parent(os.getppid())
     host = host_name()
-    check_shared(job, host)
     kept = _kept.get(str(job.files.root))
-    context = _claimed(job, partition, orders, host, None if kept is None else kept.worker.rank)
+    try:
+        check_shared(job, host)
+        context = _claimed(job, partition, orders, host, None if kept is None else kept.worker.rank)
+    except PacelineError as error:  # there is no rank yet whose status could be written
+        raise task_failed(RankEnd.of(error, partition)) from error
     status = RankStatusFile(job, context)
     with log_of(job, context), terminated(status):
         try:
