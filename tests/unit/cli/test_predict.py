@@ -65,15 +65,27 @@ def test_nothing_to_predict_is_an_error_with_what_to_measure(run_dir: Path, caps
         (["--transport", "pigeons"], "pigeons"),
         (["--rack-hosts", "4"], "expected --simulate with them"),
         (["--simulate", "--oversubscription", "4"], "expected --rack-hosts with it"),
-        (["--simulate", "--rack-hosts", "0"], "expected at least 1, got 0"),
-        (
-            ["--simulate", "--rack-hosts", "2", "--oversubscription", "0.5"],
-            "a number of at least 1, got 0.5",
-        ),
     ],
 )
 def test_wrong_options_say_what_was_expected(run_dir: Path, capsys: Any, words, expected) -> None:
     assert main(["predict", str(run_dir), *words]) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--rack-hosts", "0"], "expected a whole number of at least 1, got 0"),
+        (["--oversubscription", "0.5"], "expected a number of at least 1, got 0.5"),
+        (["--latency", "0"], "expected seconds above 0, got 0"),
+        (["--micro-batches", "0"], "expected a whole number of at least 1, got 0"),
+        (["--global-batch", "many"], "expected a whole number of at least 1, got many"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(run_dir: Path, capsys: Any, words, expected) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", str(run_dir), *words])
+    assert ended.value.code == 2
     assert expected in capsys.readouterr().err
 
 

@@ -95,3 +95,14 @@ def test_a_image_that_cannot_be_read_is_a_bad_image(tmp_path: Path) -> None:
     (finding,) = examine(str(tmp_path), [(4, "gone.jpg")])
     assert (finding.index, finding.info) == (4, None)
     assert "No such file" in finding.reason
+
+
+@pytest.mark.parametrize("url", ["hdfs://host/data", "s3://bucket/data"])
+def test_storage_of_a_cluster_needs_its_job(tmp_path: Path, url: str) -> None:
+    with pytest.raises(UsageError, match=r"expected a local folder .* spark-jobs/ingest.py"):
+        ingest(tmp_path, url)
+
+
+def test_negative_seed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="seed: expected at least 0, got -1"):
+        ingest(tmp_path, tmp_path / "out", seed=-1)

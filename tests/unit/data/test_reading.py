@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.unit.fabricated_cgroups import Machine
 
 from paceline.data import batches as batches_module
 from paceline.data import node as node_module
@@ -245,17 +244,6 @@ def test_too_little_memory_proposes_the_stream_mode_on_every_rank(
                 world_size=2,
                 share_of_node=node.of(rank),
             )
-
-
-def test_free_memory_is_the_least_of_system_and_cgroup(tmp_path: Path) -> None:
-    machine = Machine(tmp_path)
-    machine.mount("", "cgroup2", "rw")
-    machine.process("self", "0::/job\n")
-    (machine.proc / "meminfo").write_text("MemTotal: 64 kB\nMemAvailable:    32 kB\n")
-    assert node_module.available_bytes(machine.proc) == 32768
-    machine.file("job/memory.max", "10000\n")
-    machine.file("job/memory.current", "9000\n")
-    assert node_module.available_bytes(machine.proc) == 1000
 
 
 def open_feed_of(dataset: Dataset, order: SampleOrder, mode: Any) -> Feed:

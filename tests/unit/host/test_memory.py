@@ -3,6 +3,7 @@ from __future__ import annotations
 import resource
 
 import pytest
+from tests.unit.fabricated_cgroups import Machine
 
 from paceline.host.memory import available_bytes, limited_private_memory, own_memory
 
@@ -25,9 +26,17 @@ def test_files_and_shared_memory_are_not_private(tmp_path):
     assert found.shared_bytes == 15 * 1024
 
 
-def test_available_memory_is_that_of_the_kernel(tmp_path):
-    (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:  700 kB\nHugePages: 0\n")
-    assert available_bytes(tmp_path / "meminfo") == 700 * 1024
+def test_available_memory_is_the_least_of_system_and_control_group(tmp_path):
+    machine = Machine(tmp_path)
+    machine.mount("", "cgroup2", "rw")
+    machine.process("self", "0::/job\n")
+    (machine.proc / "meminfo").write_text("MemTotal: 64 kB\nMemAvailable: 32 kB\nHugePages: 0\n")
+    assert available_bytes(machine.proc) == 32768
+    machine.file("job/memory.max", "10000\n")
+    machine.file("job/memory.current", "9000\n")
+    assert available_bytes(machine.proc) == 1000
+    machine.file("job/memory.current", "10000\n")
+    assert available_bytes(machine.proc) == 0
 
 
 def test_larger_allocations_fail_and_the_limit_ends():

@@ -186,6 +186,21 @@ def test_an_extra_repeat_gets_the_next_number(
         run_extra_repeat(files, "other", planned, Quiet())
 
 
+def test_an_extra_repeat_moves_a_failed_one_aside(
+    fabricate: ModuleType, tmp_path: Path, trials: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extra_repeat, "check_equivalences", lambda *_, **__: None)
+    files = fabricate.make_run(tmp_path, [SEQUENTIAL, MPI], repeats=3)
+    planned = [record.trial for record in load_run(files)]
+    name = planned[0].configuration
+    failed = files.trial(f"{name}.r3").root
+    failed.mkdir()
+    (failed / "left").touch()
+    run_extra_repeat(files, name, planned, Quiet())
+    assert not (failed / "left").exists()
+    assert (files.root / "attempts" / f"{name}.r3.1" / "left").exists()
+
+
 def test_a_run_of_another_machine_is_refused(tmp_path: Path) -> None:
     here = machine_facts()
     check_machine({"host": here}, tmp_path)

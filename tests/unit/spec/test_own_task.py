@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 from typing import Any
 
@@ -72,6 +73,11 @@ def test_trial_names_the_file_its_checksum_and_the_options(spec, facts, tmp_path
 def test_a_task_needs_a_data_set(spec, facts):
     facts()
     assert "workloads[1].data: a task of your own needs samples" in faults(spec(data=None))
+
+
+def test_options_that_json_cannot_hold_are_refused_with_their_place(spec):
+    document = spec(options={"start": dt.date(2024, 1, 1)})
+    assert "workloads[1].options.start" in faults(document)
 
 
 def test_options_that_a_workload_does_not_have_are_refused(spec):

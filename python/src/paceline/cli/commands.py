@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from paceline.cli.console import plain_console
+from paceline.cli.console import plain_console, print_json
 from paceline.cli.streams import reader_may_end
 from paceline.errors import ExitCode, NotComparable, UsageError
 from paceline.host.garbage import permanent_objects
@@ -132,7 +132,7 @@ def tune_batch(arguments: argparse.Namespace) -> int:
             spec, run_dir, memory_mib=arguments.memory, trains=arguments.train, progress=progress
         )
     if arguments.json:
-        _print_json(read_json(RunFiles(run_dir).batch))
+        print_json(read_json(RunFiles(run_dir).batch))
     else:
         print_batch_findings(found)
     return ExitCode.OK
@@ -147,7 +147,7 @@ def plan(arguments: argparse.Namespace) -> int:
         return _plan_search(arguments, spec)
     planned = Plan(spec)
     if arguments.json:
-        _print_json(
+        print_json(
             {
                 "schema": SCHEMA,
                 "experiment": planned.experiment.name,
@@ -185,7 +185,7 @@ def _plan_search(arguments: argparse.Namespace, spec: Spec) -> int:
 
     search_plan = plan_local(spec)
     if arguments.json:
-        _print_json(search_plan_json(search_plan))
+        print_json(search_plan_json(search_plan))
     else:
         print_search_plan(search_plan)
     return ExitCode.OK
@@ -199,7 +199,7 @@ def compare(arguments: argparse.Namespace) -> int:
         return _compare_two(run.files, _existing_run(arguments.second).files, arguments)
     comparison = run.comparison
     if arguments.json:
-        _print_json(comparison.to_json())
+        print_json(comparison.to_json())
     else:
         _print_table(comparison)
         if arguments.baseline is None:
@@ -299,7 +299,7 @@ def data_inspect(arguments: argparse.Namespace) -> int:
 
     facts = inspect_dataset(arguments.dataset)
     if arguments.json:
-        _print_json(facts)
+        print_json(facts)
     else:
         _print_facts(facts)
     return ExitCode.OK
@@ -310,7 +310,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
     findings = examine()
     if arguments.json:
-        _print_json({"schema": SCHEMA, "findings": [f.to_json() for f in findings]})
+        print_json({"schema": SCHEMA, "findings": [f.to_json() for f in findings]})
     else:
         table = Table(box=None, pad_edge=False)
         for column in ("", "what", "in use", "why, or how to get it"):
@@ -347,11 +347,6 @@ def _print_table(comparison: Comparison) -> None:
 
     console = plain_console()
     console.print(comparison_view(comparison, console.width))
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    json.dump(document, sys.stdout, indent=1)
-    print()
 
 
 def _print_facts(facts: dict[str, Any], indent: str = "") -> None:

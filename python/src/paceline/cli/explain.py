@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cli.console import plain_console, print_json
+from paceline.cli.numbers import seconds
 from paceline.errors import ExitCode, NotComparable, UsageError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument(
         "--limit",
-        type=float,
+        type=seconds,
         default=300.0,
         metavar="SECONDS",
         help="time for --verify; default: %(default)g",
@@ -68,7 +68,6 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _explain(arguments: argparse.Namespace) -> int:
     from paceline.analysis.attribution import attribute
-    from paceline.cli.console import plain_console
     from paceline.export.run_data import RunData
     from paceline.records.files import jsonable
     from paceline.records.layout import RunFiles
@@ -95,8 +94,7 @@ def _explain(arguments: argparse.Namespace) -> int:
             "attribution": jsonable(shares),
             "verification": jsonable(verification),
         }
-        json.dump(document, sys.stdout, indent=1)
-        print()
+        print_json(document)
     else:
         _show(run.comparison, explanations)
         if shares is not None:
@@ -110,7 +108,6 @@ def _explain(arguments: argparse.Namespace) -> int:
 def _explain_runs(arguments: argparse.Namespace) -> int:
     """Explain the difference between two runs."""
     from paceline.analysis.explain.two_runs import explain_runs
-    from paceline.cli.console import plain_console
     from paceline.export.run_data import RunData
     from paceline.records.files import jsonable
     from paceline.records.layout import RunFiles
@@ -140,8 +137,7 @@ def _explain_runs(arguments: argparse.Namespace) -> int:
             "differences": jsonable(found.differences),
             "not_compared": found.not_compared,
         }
-        json.dump(document, sys.stdout, indent=1)
-        print()
+        print_json(document)
         return ExitCode.OK
     trials = [own[0].record.trial for own in {**first.trials, **second.trials}.values()]
     plain_console().print(explained_runs_view(found, labels, trials))
@@ -179,7 +175,6 @@ def _explanations(run: RunData, names: list[str], trials: list[str]) -> list[Exp
 
 
 def _show(comparison: Comparison, explanations: list[Explanation]) -> None:
-    from paceline.cli.console import plain_console
     from paceline.report.explain import explanation_view, name_in, overview
 
     name = name_in(comparison)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import tomllib
 from typing import Any
 
 from rich.table import Table
 
-from paceline.cli.console import plain_console
+from paceline.cli.console import plain_console, print_json
 from paceline.errors import ExitCode
 from paceline.records.rows import SCHEMA
 from paceline.spec.extensions import GROUPS
@@ -36,8 +34,7 @@ def _list(arguments: argparse.Namespace) -> int:
             arguments.fault(f'expected one of {", ".join(KINDS)}, got "{kind}"')
     found = {kind: _entries(kind) for kind in arguments.kinds or KINDS}
     if arguments.json:
-        json.dump({"schema": SCHEMA, **found}, sys.stdout, indent=1)
-        print()
+        print_json({"schema": SCHEMA, **found})
         return ExitCode.OK
     for kind, entries in found.items():
         table = Table.grid(padding=(0, 2))

@@ -61,11 +61,10 @@ def print_search_plan(plan: SearchPlan) -> None:
             print(f"  {settings_text(trial)}{note}")
         for out in space.left_out:
             print(f"  left out: {out.what}: {out.reason}")
-    if context.experiment.tune is not None:
-        print("\nthen these trials, with winners that are not known yet:")
-        for request in context.experiment.trials:
-            nodes = f" on {request.nodes} nodes" if request.nodes > 1 else ""
-            print(f"  {request.launcher} {request.local_strategy}{nodes}")
+    print("\nthen these trials, with winners that are not known yet:")
+    for request in context.experiment.trials:
+        nodes = f" on {request.nodes} nodes" if request.nodes > 1 else ""
+        print(f"  {request.launcher} {request.local_strategy}{nodes}")
 
 
 def search_plan_json(plan: SearchPlan) -> dict[str, Any]:
@@ -152,7 +151,7 @@ def _left_out(left_out: Sequence[LeftOut]) -> list[str]:
         return [f"left out: {first.what}: {first.reason}"]
     count = sum(each.count for each in left_out)
     example = f"{first.what}: {first.reason}"
-    return [f"{count} candidates left out, for example {example} (`paceline plan` lists all)"]
+    return [f"{count} candidates left out, for example {example} (tuning.json lists all)"]
 
 
 def _first_line(text: str) -> str:

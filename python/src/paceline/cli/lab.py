@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli.console import print_json
 from paceline.cli.signals import SIGNAL_BASE
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
 from paceline.records.rows import SCHEMA
@@ -160,7 +160,7 @@ def _list(arguments: argparse.Namespace) -> int:
     states = {name: _state(record, is_abandoned(record)) for name, record in found.items()}
     if arguments.json:
         labs = [_json(name, record, states[name]) for name, record in found.items()]
-        print(json.dumps({"schema": SCHEMA, "labs": labs}, indent=1))
+        print_json({"schema": SCHEMA, "labs": labs})
         return ExitCode.OK
     for name, record in found.items():
         print(f"{_described(record) if record else f'lab {name}'}\n  state   {states[name]}")

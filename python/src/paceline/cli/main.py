@@ -24,6 +24,7 @@ from paceline.cli import (
     script,
     watch,
 )
+from paceline.cli.numbers import count, seconds, seed
 from paceline.cli.signals import EndedBySignal, signals_raise
 from paceline.cli.streams import reader_may_end
 from paceline.errors import ExitCode, PacelineError, PacelineWarning
@@ -220,7 +221,7 @@ def _add_tune(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     batch.add_argument(
         "--memory",
-        type=_mebibytes,
+        type=count,
         metavar="MIB",
         help="memory of the ranks of a trial; default: 80 %% of what is available",
     )
@@ -234,12 +235,6 @@ def _add_tune(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     batch.set_defaults(command=commands.tune_batch)
 
 
-def _mebibytes(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a number of MiB above 0, got {text}")
-    return int(text)
-
-
 def _add_search(search: argparse.ArgumentParser, name: str) -> None:
     search.add_argument(
         "spec", metavar="SPEC", help="a TOML file, or the name of a shipped experiment"
@@ -247,15 +242,8 @@ def _add_search(search: argparse.ArgumentParser, name: str) -> None:
     search.add_argument("--out", type=Path, metavar="DIR", help=f"default: runs/{name}-DATE-TIME")
     search.add_argument("--resume", action="store_true", help="continue the search in DIR")
     search.add_argument(
-        "--budget", type=_seconds, metavar="SECONDS", help="start no short trial after this time"
+        "--budget", type=seconds, metavar="SECONDS", help="start no short trial after this time"
     )
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text}")
-    return seconds
 
 
 def _add_compare(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -316,16 +304,16 @@ def _add_data(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     synth.add_argument("out_dir", type=Path, metavar="OUT_DIR")
     presets = sorted(workload.name for workload in WORKLOADS.all() if not workload.own_samples)
     synth.add_argument("--preset", choices=presets, required=True)
-    synth.add_argument("--images", type=int, metavar="N", help="default: the number of the preset")
-    synth.add_argument("--seed", type=int, default=1, metavar="S")
+    synth.add_argument("--images", type=count, metavar="N", help="default: that of the preset")
+    synth.add_argument("--seed", type=seed, default=1, metavar="S")
     synth.set_defaults(command=commands.data_synth)
 
     ingest = actions.add_parser("ingest", help="class folders of images -> Petastorm data set")
     ingest.add_argument("images_dir", type=Path, metavar="IMAGES_DIR")
-    ingest.add_argument("out_dataset", type=Path, metavar="OUT_DATASET")
+    ingest.add_argument("out_dataset", metavar="OUT_DATASET", help="folder or file:// URL")
     ingest.add_argument("--on-bad-image", choices=("fail", "skip"), default="fail")
     ingest.add_argument(
-        "--seed", type=int, default=1, metavar="S", help="seed of the order of the samples"
+        "--seed", type=seed, default=1, metavar="S", help="seed of the order of the samples"
     )
     ingest.set_defaults(command=commands.data_ingest)
 

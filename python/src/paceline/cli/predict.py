@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cli.numbers import count, number, seconds
 from paceline.errors import EnvironmentLacks, ExitCode, NotComparable, UsageError
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _MOST_NODES = 100_000
 _NUMBERS = re.compile(r"(\d+)(?:\.\.(\d+))?")
+_ratio = number(float, "a number of at least 1", lambda value: value >= 1)
 
 
 def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser, *, nodes: str) -> None:
         "--link", metavar="RATE", help='between nodes: "10gbit"; default: as measured in the runs'
     )
     parser.add_argument(
-        "--latency", type=float, metavar="SECONDS", help="of the link; default: 20 to 200 µs"
+        "--latency", type=seconds, metavar="SECONDS", help="of the link; default: 20 to 200 µs"
     )
     parser.add_argument(
         "--strategy", action="append", default=[], metavar="PATTERN", help="may be repeated"
@@ -49,17 +50,17 @@ def add_options(parser: argparse.ArgumentParser, *, nodes: str) -> None:
         "--transport", action="append", default=[], metavar="NAME", help="may be repeated"
     )
     parser.add_argument("--scaling", choices=("strong", "weak"), default="strong")
-    parser.add_argument("--global-batch", type=int, metavar="N", help="default: that of the runs")
-    parser.add_argument("--micro-batches", type=int, metavar="N", help="of pipelines")
+    parser.add_argument("--global-batch", type=count, metavar="N", help="default: that of the runs")
+    parser.add_argument("--micro-batches", type=count, metavar="N", help="of pipelines")
     parser.add_argument(
         "--simulate", action="store_true", help="contention in the network, by SimGrid"
     )
     parser.add_argument(
-        "--rack-hosts", type=int, metavar="N",
+        "--rack-hosts", type=count, metavar="N",
         help="with --simulate: hosts of a rack, which share an uplink; default: one switch for all",
     )  # fmt: skip
     parser.add_argument(
-        "--oversubscription", type=float, metavar="RATIO",
+        "--oversubscription", type=_ratio, metavar="RATIO",
         help="with --rack-hosts: bandwidth of a rack's links over its uplink; default: 1",
     )  # fmt: skip
 
@@ -93,10 +94,6 @@ def _topology_of(arguments: argparse.Namespace) -> Topology | None:
         return None
     if hosts is None and ratio is not None:
         raise UsageError("--oversubscription: expected --rack-hosts with it, got one switch")
-    if hosts is not None and hosts < 1:
-        raise UsageError(f"--rack-hosts: expected at least 1, got {hosts}")
-    if ratio is not None and not 1 <= ratio < math.inf:
-        raise UsageError(f"--oversubscription: expected a number of at least 1, got {ratio:g}")
     reason = why_not()
     if reason is not None:
         raise EnvironmentLacks(f"--simulate: {reason}")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING
 
-from paceline.analysis.communication import SCHEMA, trial_communication
-from paceline.cli.console import plain_console
+from paceline.analysis.communication import trial_communication
+from paceline.cli.console import plain_console, print_json
 from paceline.errors import DataError, UsageError
 from paceline.records.files import jsonable
+from paceline.records.rows import SCHEMA
 from paceline.report.profile import overview, profile_view
 from paceline.report.trace import write_trace
 
@@ -44,8 +44,7 @@ def show_profile(run: RunData, *, trial_id: str | None, as_json: bool, trace: Pa
 def _show(profiles: list[TrialCommunication], as_json: bool) -> None:
     if as_json:
         document = {"schema": SCHEMA, "trials": jsonable(profiles)}
-        json.dump(document, sys.stdout, indent=1)
-        print()
+        print_json(document)
         return
     console = plain_console()
     if len(profiles) == 1:

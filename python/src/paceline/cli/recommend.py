@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli import predict as predicting
+from paceline.cli.console import plain_console, print_json
+from paceline.cli.numbers import number
 from paceline.errors import ExitCode, NotComparable, UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.analysis.recommend.recommend import Recommendation
 
 _GOALS = ("time", "cost", "memory", "energy")
+_count = number(int, "a whole number from 1 to 100", lambda value: 1 <= value <= 100)
 
 
 def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -53,12 +55,6 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.set_defaults(command=_recommend)
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 100:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 to 100, got {text}")
-    return int(text)
-
-
 def _recommend(arguments: argparse.Namespace) -> int:
     if arguments.guide:
         if arguments.measure:
@@ -82,8 +78,7 @@ def _recommend(arguments: argparse.Namespace) -> int:
             "recommendations": [each.to_json() for each in found],
             "measured": jsonable(measured),
         }
-        json.dump(document, sys.stdout, indent=1)
-        print()
+        print_json(document)
     else:
         _show(comparison, found, predictions)
         if arguments.measure:
@@ -141,7 +136,6 @@ def _measure(
 
 def _show_measured(measured: list[Measured], found: list[Recommendation]) -> None:
     """Say how the measurements changed the uncertainty of the decision."""
-    from paceline.cli.console import plain_console
     from paceline.report.recommend import measured_sentence
 
     console = plain_console()
@@ -188,7 +182,6 @@ def _show(
     comparison: Comparison, found: list[Recommendation], predictions: Predictions | None
 ) -> None:
     from paceline.analysis.explain.run import explain_workload
-    from paceline.cli.console import plain_console
     from paceline.report.predict import refusal_sentences
     from paceline.report.recommend import recommendation_view
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cli.numbers import count, positive
 from paceline.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     kubernetes.add_argument("--service-account", default="spark", metavar="NAME")
     kubernetes.add_argument(
         "--memory-gib",
-        type=_positive,
+        type=positive,
         default=4.0,
         metavar="GIB",
         help="memory of a rank (default: 4)",
@@ -59,24 +60,10 @@ def _add_common(parser: argparse.ArgumentParser, out: str) -> None:
     parser.add_argument("--run-dir", metavar="RUN_DIR", help="run directory on the nodes")
     parser.add_argument(
         "--cores",
-        type=_cores,
+        type=count,
         metavar="N",
         help="cores of a node, for `auto` (default: those of this machine)",
     )
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
-    return value
-
-
-def _cores(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {text}")
-    return value
 
 
 def _slurm(arguments: argparse.Namespace) -> int:
@@ -122,13 +109,11 @@ def _kubernetes(arguments: argparse.Namespace) -> int:
 
 
 def _planned(arguments: argparse.Namespace) -> tuple[Experiment, list[Trial]]:
-    from paceline.host.machine import usable_cores
-    from paceline.plan.planning import plan_trials
-    from paceline.plan.selection import selected_trials
-    from paceline.runner import expected_dataset, with_dataset
+    from paceline.runner import plan
     from paceline.spec import load_spec
 
-    experiment = load_spec(arguments.spec).experiment
+    spec = load_spec(arguments.spec)
+    experiment = spec.experiment
     searched = [t for t in experiment.trials if t.local_strategy == "best"]
     if searched:
         raise UsageError(
@@ -140,9 +125,7 @@ def _planned(arguments: argparse.Namespace) -> tuple[Experiment, list[Trial]]:
             f'{arguments.spec}: repeats = "auto" needs `paceline run`, which looks at the ranking '
             "after each repeat; write a number to render jobs"
         )
-    datasets = {w.name: expected_dataset(experiment, w) for w in with_dataset(experiment)}
-    trials = plan_trials(experiment, datasets, arguments.cores or usable_cores())
-    return experiment, selected_trials(trials, experiment.only, experiment.baseline)
+    return experiment, plan(spec, arguments.cores).trials
 
 
 def _write(out: Path, rendered: Rendered) -> int:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import TYPE_CHECKING
 
 from paceline.analysis.history import history_json, read_history
 from paceline.analysis.run_comparison import compare_runs
 from paceline.analysis.run_differences import run_differences
 from paceline.analysis.speeds import read_speeds
-from paceline.cli.console import plain_console
+from paceline.cli.console import plain_console, print_json
 from paceline.errors import DataError, NotComparable
 from paceline.records.files import jsonable
 from paceline.report.runs import history_view, runs_view
@@ -33,8 +31,7 @@ def show_runs(first: RunFiles, second: RunFiles, *, as_json: bool) -> None:
             "second": str(second.root),
             "differences": jsonable(differences),
         }
-        json.dump(document, sys.stdout, indent=1)
-        print()
+        print_json(document)
     else:
         trials = (before.trials | after.trials).values()
         plain_console().print(runs_view(comparison, differences, trials))
@@ -54,7 +51,6 @@ def show_history(root: Path, *, as_json: bool) -> None:
             "`paceline run` makes one"
         )
     if as_json:
-        json.dump(history_json(runs), sys.stdout, indent=1)
-        print()
+        print_json(history_json(runs))
     else:
         plain_console().print(history_view(runs))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from paceline.cli.numbers import number
 from paceline.errors import ExitCode
 
-_LEAST_INTERVAL_S, _MOST_INTERVAL_S = 0.2, 60.0
+_interval_s = number(float, "0.2 to 60 seconds", lambda value: 0.2 <= value <= 60)
 
 
 def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -16,18 +17,9 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     watch.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     watch.add_argument("--once", action="store_true", help="print once and exit")
     watch.add_argument(
-        "--interval", type=_seconds, default=1.0, metavar="SECONDS", help="default: 1"
+        "--interval", type=_interval_s, default=1.0, metavar="SECONDS", help="default: 1"
     )
     watch.set_defaults(command=_watch)
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not _LEAST_INTERVAL_S <= seconds <= _MOST_INTERVAL_S:
-        raise argparse.ArgumentTypeError(
-            f"expected {_LEAST_INTERVAL_S:g} to {_MOST_INTERVAL_S:g} seconds, got {text}"
-        )
-    return seconds
 
 
 def _watch(arguments: argparse.Namespace) -> int:

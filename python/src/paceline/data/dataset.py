@@ -7,7 +7,6 @@ Petastorm takes the schema from the Parquet footers.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,17 +90,14 @@ class Dataset:
     def verify_file(self, file: DataFile) -> None:
         """Read a file where it is and compare it with its checksum. Raises DataError,
         EnvironmentLacks."""
-        digest = hashlib.sha256()
         try:
-            for block in self.location.blocks(file.path):
-                digest.update(block)
+            found = self.location.sha256(file.path)
         except EnvironmentLacks as error:
             raise self.damaged_file(file, f": {error}") from None
-        if digest.hexdigest() != file.sha256:
+        if found != file.sha256:
             raise self.damaged_file(
                 file,
-                f": expected sha256 {file.sha256}, found {digest.hexdigest()}: it was changed or "
-                "damaged",
+                f": expected sha256 {file.sha256}, found {found}: it was changed or damaged",
             )
 
     def damaged(self, index: int, what: str) -> DataError:

@@ -70,6 +70,8 @@ def ingest(
         raise UsageError(f"on_bad_image: expected fail or skip, got {on_bad_image!r}")
     if row_group_rows is not None and row_group_rows < 1:
         raise UsageError(f"row_group_rows: expected at least 1, got {row_group_rows}")
+    if seed < 0:
+        raise UsageError(f"seed: expected at least 0, got {seed}")
     target = open_target(out_dataset, spark)
     folder = scan(images_dir)
     with ExitStack() as stack:

@@ -104,9 +104,14 @@ def open_target(out_dataset: str | Path, spark: SparkSession | None) -> Target:
     Raises UsageError if it exists and is not empty.
     """
     text = str(out_dataset)
-    if "://" in text and not text.startswith("file://") and spark is not None:
-        return HadoopTarget(spark, text)
-    return LocalTarget(out_dataset)
+    if "://" not in text or text.startswith("file://"):
+        return LocalTarget(out_dataset)
+    if spark is None:
+        raise UsageError(
+            f"{text}: expected a local folder or a file:// URL; spark-jobs/ingest.py writes to the "
+            "storage of a cluster"
+        )
+    return HadoopTarget(spark, text)
 
 
 def _partial_name(name: str) -> str:

@@ -6,6 +6,7 @@ answers and retries.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,6 +99,13 @@ class Location:
         with self._explained(), self.filesystem.open_input_stream(f"{self.root}/{path}") as stream:
             while block := stream.read(_BLOCK_BYTES):
                 yield block
+
+    def sha256(self, path: str) -> str:
+        """Return the checksum of a file. Raises EnvironmentLacks."""
+        digest = hashlib.sha256()
+        for block in self.blocks(path):
+            digest.update(block)
+        return digest.hexdigest()
 
     def _require_folder(self) -> None:
         """Raise EnvironmentLacks if the folder or its bucket does not exist."""

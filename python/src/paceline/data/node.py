@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.errors import EnvironmentLacks
-from paceline.host.cgroups import memory_room_bytes
+from paceline.host.memory import available_bytes
 
 _NONCE_BYTES = 16
 _LACKS = "lacks: "
@@ -158,27 +158,3 @@ def _require_free(size: int, use: MemoryUse) -> None:
             f"expected {size / 2**20:.0f} MiB of free memory on the node for {use.what}, got "
             f"{free / 2**20:.0f} MiB; {use.advice}"
         )
-
-
-def available_bytes(proc: Path = Path("/proc")) -> int:
-    """Return the available memory in bytes.
-
-    The smaller of MemAvailable of /proc/meminfo and what the control groups leave.
-    """
-    known = [
-        room
-        for room in (_meminfo(proc / "meminfo"), memory_room_bytes(proc=proc))
-        if room is not None
-    ]
-    return min(known, default=2**63)
-
-
-def _meminfo(file: Path) -> int | None:
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None

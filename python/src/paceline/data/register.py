@@ -6,7 +6,6 @@ are derived from the Parquet schema and the first values, never from Petastorm's
 
 from __future__ import annotations
 
-import hashlib
 import json
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -177,11 +176,8 @@ def _file(location: Location, path: str, size: int, footer: pq.FileMetaData) -> 
         raise DataError(
             f"{location.name}/{path}: row group {rows.index(0)} has no rows; write the file again"
         )
-    digest = hashlib.sha256()
-    for block in location.blocks(path):
-        digest.update(block)
     return DataFile(
-        path=path, row_group_rows=tuple(rows), size_bytes=size, sha256=digest.hexdigest()
+        path=path, row_group_rows=tuple(rows), size_bytes=size, sha256=location.sha256(path)
     )
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.host.cgroups import memory_room_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -58,9 +60,13 @@ def limited_private_memory(size: int, proc: Path = Path("/proc/self")) -> Iterat
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Return the memory that can be allocated on this machine without swapping."""
-    return _fields(meminfo)["MemAvailable"]
+def available_bytes(proc: Path = Path("/proc")) -> int:
+    """Return the memory that this process can still get, in bytes.
+
+    The smaller of MemAvailable of /proc/meminfo and what the control groups leave.
+    """
+    rooms = (_fields(proc / "meminfo")["MemAvailable"], memory_room_bytes(proc=proc))
+    return min(room for room in rooms if room is not None)
 
 
 def _fields(path: Path) -> dict[str, int]:

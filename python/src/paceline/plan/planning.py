@@ -210,7 +210,7 @@ def _trial(
         failures=experiment.failures,
     )
     _refuse(planned_faults(workload, trial))
-    return trial.model_copy(update={"id": trial_name(trial.configuration, 0)})
+    return trial
 
 
 def _refuse(faults: Iterable[str]) -> None:
@@ -250,8 +250,8 @@ def _interleaved(experiment: Experiment, block: list[Trial]) -> list[Trial]:
     return trials
 
 
-def repeated(trial: Trial, repeat: int, *, vary_seed: bool) -> Trial:
-    """Return a repeat of a trial: of the same training, or of one with another seed."""
+def repeated(trial: Trial, repeat: int, *, vary_seed: bool = False) -> Trial:
+    """Return a repeat of a trial, from 0: of the same training, or of one with another seed."""
     training = trial.training
     if vary_seed:
         training = training.model_copy(update={"seed": training.seed + repeat})

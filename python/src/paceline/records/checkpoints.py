@@ -34,7 +34,6 @@ _STEP = re.compile(r"step-(\d{9,15})")
 _PART = re.compile(r"rank-(\d{1,6})-of-(\d{1,6})\.sha256")
 _CHECKSUM = re.compile(r"([0-9a-f]{64})  (\S+)\n")
 _TEMPORARY, _DELETED = ".part", ".deleted-"
-_CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +186,8 @@ def _check(path: Path) -> None:
     """Raise DataError if a file of a checkpoint is missing or not as it was written."""
     try:
         expected = _CHECKSUM.fullmatch(path.with_suffix(".sha256").read_text("ascii"))
-        digest = hashlib.sha256()
         with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
+            digest = hashlib.file_digest(file, "sha256")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: expected a readable part of a checkpoint: {error}") from error
     if expected is None or expected.groups() != (digest.hexdigest(), path.name):

@@ -11,18 +11,22 @@ trial aside and runs it again.
 - `equivalence`: the comparison of tensors with the baseline.
 """
 
-from paceline.runner.directory import check_run_dir, default_run_dir, only_runner
+from paceline.runner.directory import (
+    check_run_dir,
+    default_run_dir,
+    made_run_dir,
+    only_runner,
+)
 from paceline.runner.disk_check import predicted_disk_use
 from paceline.runner.disk_use import DiskUse
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.experiment import Progress, preflight, run
 from paceline.runner.planning import (
     Planned,
-    expected_dataset,
+    expected_datasets,
     make_datasets,
     manifest_of,
     plan,
-    with_dataset,
 )
 from paceline.runner.trial import failure_of, failure_of_all, is_finished, run_trial
 
@@ -33,10 +37,11 @@ __all__ = [
     "check_equivalences",
     "check_run_dir",
     "default_run_dir",
-    "expected_dataset",
+    "expected_datasets",
     "failure_of",
     "failure_of_all",
     "is_finished",
+    "made_run_dir",
     "make_datasets",
     "manifest_of",
     "only_runner",
@@ -45,5 +50,4 @@ __all__ = [
     "preflight",
     "run",
     "run_trial",
-    "with_dataset",
 ]

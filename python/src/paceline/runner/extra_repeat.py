@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
-from paceline.plan.trial import trial_name
+from paceline.plan.planning import repeated
+from paceline.records.attempts import set_aside
 from paceline.runner.directory import only_runner
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.experiment import preflight
@@ -33,15 +34,15 @@ def run_extra_repeat(
         raise UsageError(f"{files.root}: expected a trial of {configuration}, found none")
     number = max(trial.repeat for trial in own) + 1
     first = min(own, key=lambda trial: trial.repeat)
-    name = trial_name(configuration, number)
-    trial = first.model_copy(update={"repeat": number, "id": name})
+    trial = repeated(first, number)
     trial_files = files.trial(trial.id)
     preflight([trial])
     with only_runner(files.root):
+        set_aside(files, trial)  # a repeat of this number may have failed
         progress.trial_started(trial, trial_files, 1, 1)
         outcome = run_trial(trial, trial_files)
         progress.trial_ended(trial, outcome)
         if outcome.status != "ok":
-            raise failure_of(outcome, files)
+            raise failure_of(outcome)
         check_equivalences([*trials, trial], files, keep_tensors=False)
     return trial

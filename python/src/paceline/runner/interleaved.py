@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
 from paceline.launchers.base import launcher_for
-from paceline.plan.trial import trial_name
+from paceline.plan.planning import repeated
 from paceline.records.layout import RunFiles
 from paceline.runner.directory import made_run_dir, only_runner
 from paceline.runner.trial import failure_of, run_trial
@@ -51,19 +51,11 @@ def run_interleaved(
                 outcome = run_trial(trial, trial_files)
                 progress.trial_ended(trial, outcome)
                 if outcome.status != "ok":
-                    raise failure_of(outcome, files[name])
+                    raise failure_of(outcome)
         return files
 
 
 def _repeated(trial: Trial, repeat: int) -> Trial:
     """Return a repeat of the trial that measures nothing but speed."""
-    return trial.model_copy(
-        update={
-            "id": trial_name(trial.configuration, repeat),
-            "repeat": repeat,
-            "save_tensors": False,
-            "checkpoint": None,
-            "failures": None,
-            "restarts": 0,
-        }
-    )
+    speed_only = {"save_tensors": False, "checkpoint": None, "failures": None, "restarts": 0}
+    return repeated(trial, repeat).model_copy(update=speed_only)

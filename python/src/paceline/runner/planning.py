@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from paceline.data.catalogue import dataset_path, ensure_dataset
 from paceline.data.dataset import open_dataset
 from paceline.errors import UsageError
-from paceline.host.machine import (
-    all_packages,
-    default_cache_dir,
-    machine_facts,
-    package_versions,
-    usable_cores,
-)
+from paceline.host.machine import all_packages, machine_facts, package_versions, usable_cores
 from paceline.host.repository import repository_state
 from paceline.plan.planning import plan_trials
 from paceline.plan.selection import selected_trials
@@ -43,17 +37,18 @@ class Planned:
     trials: list[Trial]
 
 
-def plan(spec: Spec) -> Planned:
-    """Return what `run` would do. Writes nothing; the data sets need not exist yet."""
-    experiment = spec.experiment
-    datasets = {w.name: expected_dataset(experiment, w) for w in with_dataset(experiment)}
-    return planned_trials(spec, datasets)
+def plan(spec: Spec, cores: int | None = None) -> Planned:
+    """Return what `run` would do. Writes nothing; the data sets need not exist yet.
+
+    cores: of a node; None: those of this machine.
+    """
+    return planned_trials(spec, expected_datasets(spec.experiment), cores)
 
 
-def planned_trials(spec: Spec, datasets: dict[str, str]) -> Planned:
-    """Plan the trials for this machine that the spec selects."""
+def planned_trials(spec: Spec, datasets: dict[str, str], cores: int | None = None) -> Planned:
+    """Plan the trials that the spec selects."""
     experiment = spec.experiment
-    trials = plan_trials(experiment, datasets, usable_cores())
+    trials = plan_trials(experiment, datasets, cores or usable_cores())
     return Planned(
         experiment=experiment,
         spec_text=spec.text,
@@ -62,20 +57,19 @@ def planned_trials(spec: Spec, datasets: dict[str, str]) -> Planned:
     )
 
 
-def expected_dataset(experiment: Experiment, workload: WorkloadRequest) -> str:
-    """Return the path or URL of the workload's data set, which may not exist yet."""
+def expected_datasets(experiment: Experiment) -> dict[str, str]:
+    """Return the path or URL of each workload's data set, which may not exist yet, by its name."""
+    return {w.name: _expected_dataset(experiment, w) for w in _with_dataset(experiment)}
+
+
+def _expected_dataset(experiment: Experiment, workload: WorkloadRequest) -> str:
     if workload.data is not None:
         return absolute_name(workload.data)
-    path = dataset_path(
-        workload.name,
-        images=_samples(experiment, workload),
-        seed=experiment.seed,
-        cache_dir=default_cache_dir(),
-    )
-    return str(path)
+    images = _samples(experiment, workload)
+    return str(dataset_path(workload.name, images=images, seed=experiment.seed))
 
 
-def with_dataset(experiment: Experiment) -> list[WorkloadRequest]:
+def _with_dataset(experiment: Experiment) -> list[WorkloadRequest]:
     """Return the workloads that read a data set."""
     return [workload for workload in experiment.workloads if reads_dataset(workload)]
 
@@ -87,7 +81,7 @@ def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, str]:
     be reached, DataError if one is damaged.
     """
     datasets: dict[str, str] = {}
-    for workload in with_dataset(experiment):
+    for workload in _with_dataset(experiment):
         if workload.data is not None:
             path = absolute_name(workload.data)
             _check_fields(open_dataset(path), workload)
@@ -97,7 +91,6 @@ def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, str]:
                 workload.name,
                 images=_samples(experiment, workload),
                 seed=experiment.seed,
-                cache_dir=default_cache_dir(),
                 progress=progress.data,
             )
             path = str(made)

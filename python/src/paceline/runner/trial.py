@@ -106,9 +106,13 @@ def _after_good_end(trial: Trial, files: TrialFiles) -> None:
         shutil.rmtree(files.checkpoints, ignore_errors=True)
 
 
-def failure_of(outcome: Outcome, files: RunFiles) -> PacelineError:
-    """Return the error with which a run ends after such a trial."""
-    return _error(outcome, f"{outcome.message}\n{_intact(files)}")
+def failure_of(outcome: Outcome, resumable: RunFiles | None = None) -> PacelineError:
+    """Return the error with which a command ends after such a trial.
+
+    resumable: the run directory, if the command can be completed with --resume.
+    """
+    advice = "" if resumable is None else f"\n{_intact(resumable)}"
+    return _error(outcome, f"{outcome.message}{advice}")
 
 
 def failure_of_all(outcomes: Sequence[Outcome], files: RunFiles) -> PacelineError:

@@ -10,14 +10,14 @@ import re
 from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from paceline.spec.checkpoint import CheckpointSettings
 from paceline.spec.evaluation import Target
 from paceline.spec.failures import FailureSettings
 from paceline.spec.fields import FROM_LIST, Count, Name, PositiveFloat, PositiveInt
 from paceline.spec.learning_rates import LearningRateScaling
-from paceline.spec.values import BatchNorm, Device, MemoryFormat, Precision, ReadingMode
+from paceline.spec.values import BASELINE, BatchNorm, Device, MemoryFormat, Precision, ReadingMode
 
 SCHEMA = 2  # of spec files; schema 1 belongs to Paceline 0.1
 McaParameters = Annotated[dict[str, str], Field(min_length=1)]
@@ -95,7 +95,7 @@ class WorkloadRequest(_WorkloadOverrides):
     task: Annotated[
         str | None, Field(description="class of your own: FILE.py:CLASS or MODULE:CLASS")
     ] = None
-    options: Annotated[dict[str, Any] | None, Field(description="options of the task")] = None
+    options: Annotated[dict[str, JsonValue] | None, Field(description="options of the task")] = None
     data: Annotated[str | None, Field(description="path or URL of a data set")] = None
     cache: Annotated[
         str | None, Field(description="folder that keeps files of a remote data set on each node")
@@ -133,6 +133,11 @@ class TrialRequest(_Overrides):
     ranks_per_node: Count = "auto"
     threads_per_rank: Count = "auto"
     oversubscribe: bool = False
+
+    @property
+    def is_baseline(self) -> bool:
+        """Return whether it is the sequential process that every speedup is relative to."""
+        return {"launcher": self.launcher, "local_strategy": self.local_strategy} == BASELINE
 
     @property
     def extension_keys(self) -> dict[str, Any]:

@@ -119,11 +119,7 @@ def _table_faults(experiment: Experiment) -> Iterator[str]:
 
 
 def _baseline_faults(experiment: Experiment) -> Iterator[str]:
-    baselines = [
-        t
-        for t in experiment.trials
-        if {"launcher": t.launcher, "local_strategy": t.local_strategy} == BASELINE
-    ]
+    baselines = [t for t in experiment.trials if t.is_baseline]
     lacking = [w.name for w in experiment.workloads if not any(applies(t, w) for t in baselines)]
     if lacking:
         wanted = ", ".join(f'{key} = "{name}"' for key, name in BASELINE.items())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.reading import load_trial
-from paceline.plan.planning import resolve_training
+from paceline.plan.planning import repeated, resolve_training
 from paceline.spec import TrialRequest
 from paceline.spec.counts import batch_per_replica
 from paceline.spec.extensions import STRATEGIES
@@ -26,7 +26,6 @@ from paceline.tune.spaces import (
     changed,
     cores_wanted,
     plan_one,
-    repeated,
     space_of,
 )
 

@@ -9,8 +9,8 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from paceline.plan.planning import repeated
 from paceline.tune.halving import SuccessiveHalving
-from paceline.tune.spaces import repeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

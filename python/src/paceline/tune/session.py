@@ -15,12 +15,12 @@ from paceline.records.layout import RunFiles
 from paceline.runner import (
     Planned,
     check_run_dir,
-    expected_dataset,
+    expected_datasets,
+    made_run_dir,
     make_datasets,
     manifest_of,
     only_runner,
     preflight,
-    with_dataset,
 )
 from paceline.spec import TuneSettings
 from paceline.tune.findings import Findings, findings_of
@@ -41,9 +41,7 @@ if TYPE_CHECKING:
 
 def plan_search(method: SearchMethod, spec: Spec) -> SearchPlan:
     """Return what `run_search` would measure; creates nothing, and needs no existing data set."""
-    experiment = spec.experiment
-    datasets = {w.name: expected_dataset(experiment, w) for w in with_dataset(experiment)}
-    return _plan(method, spec, datasets)
+    return _plan(method, spec, expected_datasets(spec.experiment))
 
 
 def run_search(
@@ -63,9 +61,9 @@ def run_search(
     """
     files = RunFiles(run_dir)
     check_run_dir(files, spec, resume=resume)
-    plan = _plan(method, spec, make_datasets(spec.experiment, progress))
-    preflight(trial for space in plan.spaces for trial in space.candidates)
-    run_dir.mkdir(parents=True, exist_ok=True)
+    with made_run_dir(run_dir):
+        plan = _plan(method, spec, make_datasets(spec.experiment, progress))
+        preflight(trial for space in plan.spaces for trial in space.candidates)
     with only_runner(run_dir):
         if not files.manifest.exists():
             write_json(files.manifest, manifest_of(_as_planned(plan)))
@@ -75,6 +73,11 @@ def run_search(
 
 def _plan(method: SearchMethod, spec: Spec, datasets: Mapping[str, str]) -> SearchPlan:
     experiment = spec.experiment
+    if any(workload.script is not None for workload in experiment.workloads):
+        raise UsageError(
+            f"paceline {method.command}: searches built-in workloads and tasks, got a script; "
+            "leave it out of [[workloads]]"
+        )
     settings = experiment.tune or TuneSettings()
     context = SearchContext(
         experiment=experiment,
@@ -94,7 +97,7 @@ def _plan(method: SearchMethod, spec: Spec, datasets: Mapping[str, str]) -> Sear
             f"this node:{reasons}"
         )
     baselines = {
-        str(w.name): plan_one(context.short, w, BASELINE, datasets.get(w.name, ""), context.cores)
+        w.name: plan_one(context.short, w, BASELINE, datasets.get(w.name, ""), context.cores)
         for w in context.short.workloads
     }
     return SearchPlan(context=context, baselines=baselines, spaces=tuple(spaces))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.plan.planning import plan_trials
-from paceline.plan.trial import trial_name
 from paceline.spec import values
 from paceline.spec.counts import counts_on_node
 from paceline.spec.models import TrialRequest
@@ -68,7 +67,7 @@ def short_experiment(experiment: Experiment, settings: TuneSettings) -> Experime
         "epochs": settings.warmup_steps + settings.steps,  # an epoch has a step at least
     }
     workloads = tuple(w.model_copy(update=steps) for w in experiment.workloads)
-    return experiment.model_copy(update={"workloads": workloads, "repeats": 1, "tune": None})
+    return experiment.model_copy(update={"workloads": workloads, "tune": None})
 
 
 def space_of(
@@ -125,7 +124,7 @@ def plan_one(
 
     It follows the same rules as a trial that a user writes.
     """
-    alone = _is_baseline(request)
+    alone = request.is_baseline
     everywhere = request.model_copy(update={"workloads": None})
     trials = (everywhere,) if alone else (BASELINE, everywhere)
     one = short.model_copy(update={"workloads": (workload,), "trials": trials})
@@ -138,7 +137,8 @@ def plan_one(
             f"wants {wanted} cores, this node has {cores}; oversubscribe = true in [tune] or in "
             "a trial of the spec allows it"
         )
-    planned = plan_trials(one, {workload.name: dataset}, cores)
+    once = one.model_copy(update={"repeats": 1})  # the rules have seen what the spec says
+    planned = plan_trials(once, {workload.name: dataset}, cores)
     return next(t for t in planned if t.is_baseline is alone)
 
 
@@ -157,18 +157,6 @@ def changed(request: TrialRequest, **values: Any) -> TrialRequest:
     """Return a validated copy with changed values; None removes a key."""
     said = {**request.model_dump(exclude_unset=True), **values}
     return TrialRequest.model_validate({k: v for k, v in said.items() if v is not None})
-
-
-def repeated(trial: Trial, repeat: int) -> Trial:
-    """Return the trial as its repeat of this number, from 0."""
-    name = trial_name(trial.configuration, repeat)
-    return trial.model_copy(update={"repeat": repeat, "id": name})
-
-
-def _is_baseline(request: TrialRequest) -> bool:
-    return (
-        TrialRequest(launcher=request.launcher, local_strategy=request.local_strategy) == BASELINE
-    )
 
 
 def _drawn(trials: Sequence[Trial], seed: int, most: int) -> list[Trial]:

@@ -74,4 +74,4 @@ def _smallest_trials(experiment: Experiment, datasets: Mapping[str, str]) -> lis
     first = experiment.model_copy(
         update={"trials": smallest, "workloads": experiment.workloads[:1], "repeats": 1}
     )
-    return plan_trials(first, {n: str(path) for n, path in datasets.items()}, usable_cores())
+    return plan_trials(first, datasets, usable_cores())

@@ -78,7 +78,7 @@ def _entry(name: str, table: BaseModel) -> str:
     inner = {key: value for key, value in said.items() if isinstance(value, dict)}
     text = f"\n[[{name}]]\n" + tomli_w.dumps({k: v for k, v in said.items() if k not in inner})
     for key, value in inner.items():
-        text += f"[{name}.{key}]\n{tomli_w.dumps(value)}"
+        text += tomli_w.dumps({name: {key: value}})
     return text
 
 

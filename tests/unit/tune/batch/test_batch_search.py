@@ -161,7 +161,6 @@ def test_line_through_two_predictions():
 
 def test_more_memory_than_there_is_is_refused(monkeypatch):
     monkeypatch.setattr(search, "available_bytes", lambda: 1000 * MIB)
-    monkeypatch.setattr(search, "memory_room_bytes", lambda: None)
     assert search.bound_of(None) == 800 * MIB
     assert search.bound_of(900) == 900 * MIB
     with pytest.raises(EnvironmentLacks, match="at most the 1000 MiB"):

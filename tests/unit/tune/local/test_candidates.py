@@ -1,8 +1,9 @@
 from tests.unit.tune.conftest import SPEC
 
+from paceline.plan.planning import repeated
 from paceline.spec.loading import parse_spec
 from paceline.tune.local import searched_strategies
-from paceline.tune.spaces import repeated, short_experiment
+from paceline.tune.spaces import short_experiment
 
 HYBRID = """
 [[trials]]
@@ -57,6 +58,15 @@ def test_no_more_candidates_than_asked_and_the_same_ones_every_time(make_space):
     assert {t.id for t in few.candidates} < {t.id for t in every.candidates}
     assert few == make_space("pipeline", tune="max_candidates = 5")
     assert few.left_out[0].what == "11 others"
+
+
+def test_repeats_that_the_run_decides_leave_no_candidate_out(make_space):
+    automatic = 'repeats = "auto"\nmax_repeats = 5\ntie_margin = 0.1\n'
+    spec = SPEC.replace("[[workloads]]", f"{automatic}limits.run_s = 60\n[[workloads]]", 1)
+    found, usual = make_space("intraop", spec=spec), make_space("intraop")
+    assert [c.id for c in found.candidates] == [c.id for c in usual.candidates]
+    assert found.candidates
+    assert found.left_out == usual.left_out
 
 
 def test_short_trials_have_the_steps_of_the_search(make_space):

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import tomllib
+
 import pytest
 from tests.trials import changed
 from tests.unit.tune.conftest import SPEC
 
 from paceline.analysis.statistics import Interval
 from paceline.plan.planning import plan_trials
+from paceline.spec import WorkloadRequest
 from paceline.spec.loading import parse_spec
+from paceline.tune import tuned_spec
 from paceline.tune.findings import Finding, Findings
 from paceline.tune.local import LocalSearch, strategy_space
 from paceline.tune.spaces import Target, short_experiment
@@ -110,6 +114,14 @@ def test_rest_of_the_spec_stays_and_the_search_is_gone():
     assert tuned.model_extra["spark"]["conf"] == {"a.b": "1"}
     assert tuned.workloads == case.experiment.workloads
     assert tuned.tune is None
+
+
+def test_options_that_are_tables_stay_tables_of_their_workload():
+    options = {"optimizer": {"lr": 0.1, "betas": [0.9, 0.99]}, "layers": [{"width": 3}] * 40}
+    request = WorkloadRequest(name="mine", task="my_task.py:Mine", options=options)
+    assert tomllib.loads(tuned_spec._entry("workloads", request))["workloads"] == [
+        {"name": "mine", "task": "my_task.py:Mine", "options": options}
+    ]
 
 
 def test_winners_that_differ_by_workload_become_trials_of_their_own():

@@ -15,7 +15,6 @@ from paceline.analysis.reading import load_trial
 from paceline.analysis.speeds import trial_speed
 from paceline.data.dataset import open_dataset
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
-from paceline.host.cgroups import memory_room_bytes
 from paceline.host.machine import usable_cores
 from paceline.host.memory import available_bytes
 from paceline.records.files import jsonable, read_json, write_json
@@ -24,6 +23,7 @@ from paceline.runner import (
     Planned,
     check_run_dir,
     failure_of,
+    made_run_dir,
     make_datasets,
     manifest_of,
     only_runner,
@@ -90,7 +90,7 @@ def bound_of(memory_mib: int | None) -> int:
 
     Raises EnvironmentLacks if the machine does not have the requested memory.
     """
-    free = min(available_bytes(), memory_room_bytes() or available_bytes())
+    free = available_bytes()
     if memory_mib is None:
         return int(_USED * free)
     if memory_mib * MIB > free:
@@ -116,19 +116,21 @@ def tune_batch(
     experiment, bound = spec.experiment, bound_of(memory_mib)
     if any(request.nodes > 1 for request in experiment.trials):
         raise UsageError("tune batch: expected trials on one node, whose memory it can measure")
-    datasets = make_datasets(experiment, progress)
     pairs = [
         (workload, request)
         for workload in experiment.workloads
         for request in experiment.trials
         if applies(request, workload) and workload.script is None
     ]
-    searches = [
-        _Search(experiment, workload, request, datasets, bound) for workload, request in pairs
-    ]
-    preflight(search.trial(search.usual_batch) for search in searches)
-    trainings = [search.training() for search in searches] if trains else []
-    run_dir.mkdir(parents=True, exist_ok=True)
+    if not pairs:
+        raise UsageError("tune batch: expected a workload whose batch it can change, got scripts")
+    with made_run_dir(run_dir):
+        datasets = make_datasets(experiment, progress)
+        searches = [
+            _Search(experiment, workload, request, datasets, bound) for workload, request in pairs
+        ]
+        preflight(search.trial(search.usual_batch) for search in searches)
+        trainings = [search.training() for search in searches] if trains else []
     with only_runner(run_dir):
         trials = [search.trial(search.usual_batch) for search in searches]
         planned = Planned(
@@ -159,12 +161,10 @@ class _Search:
     ) -> None:
         self._experiment, self._workload, self._request = experiment, workload, request
         self._bound = bound
-        self._dataset = str(datasets.get(workload.name, ""))
+        self._dataset = datasets.get(workload.name, "")
         off: dict[str, Any] = dict.fromkeys(EVALUATION_KEYS)
         training = experiment.training.model_copy(update=off)
-        self._short = experiment.model_copy(
-            update={"training": training, "repeats": 1, "tune": None}
-        )
+        self._short = experiment.model_copy(update={"training": training, "tune": None})
         self._cores = usable_cores()
         self.usual_batch = self.trial(None).training.global_batch
         self._replicas = self.trial(None).placement.replicas
@@ -259,7 +259,7 @@ class _Search:
         progress.trial_ended(trial, outcome)
         if outcome.status != "ok":
             if outcome.exit_code != ExitCode.ENVIRONMENT:  # that of too little memory
-                raise failure_of(outcome, files)
+                raise failure_of(outcome)
             reason = outcome.message or outcome.status
             return Probe(global_batch=batch, predicted_bytes=predicted.total, reason=reason)
         measured = [read_json(rank.memory) for _, rank in places.ranks()]

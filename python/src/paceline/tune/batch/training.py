@@ -158,7 +158,7 @@ class BatchTraining:
             elif outcome.exit_code == ExitCode.ENVIRONMENT:  # that of too little memory
                 reasons[choice] = outcome.message or outcome.status
             else:
-                raise failure_of(outcome, files)
+                raise failure_of(outcome)
         return summary(trials, done, reasons)
 
     def _limited(self, choice: Choice, limit_mib: Callable[[Trial], int]) -> Trial:
@@ -196,7 +196,7 @@ def summary(
             steps = fields.get("steps_to_target")
             known = {
                 "metrics": last_metrics(repeats),
-                "samples_per_s": median_interval(speeds.rates[name], speeds.noise_of(name)),
+                "samples_per_s": median_interval(speeds.rates[name], speeds.noises.of(name)),
                 "target_reached": fields.get("target_reached"),
                 "time_to_target_s": fields.get("time_to_target_s"),
                 "samples_to_target": None if steps is None else steps * choice.global_batch,

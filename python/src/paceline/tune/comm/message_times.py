@@ -17,7 +17,7 @@ from paceline.analysis.communication_bins import size_bin
 from paceline.analysis.operations import clock_errors, load_operations, operation_times
 from paceline.analysis.reading import load_trial
 from paceline.analysis.steps import read_steps
-from paceline.tune.spaces import repeated
+from paceline.plan.planning import repeated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

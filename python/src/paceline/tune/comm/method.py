@@ -24,7 +24,6 @@ from paceline.tune.findings import SCHEMA, Findings
 from paceline.tune.search import Bracket, FinalBracket
 from paceline.tune.session import run_search
 from paceline.tune.spaces import (
-    BASELINE,
     LeftOut,
     Space,
     Target,
@@ -75,7 +74,7 @@ class CommSearch:
         found = []
         for workload in context.short.workloads:
             for place, request in enumerate(context.experiment.trials, start=1):
-                if applies(request, workload) and not _is_baseline(request):
+                if applies(request, workload) and not request.is_baseline:
                     target = Target(workload=workload.name, name=f"trials[{place}]")
                     found.append(self._space(target, request, context))
         return found
@@ -191,13 +190,6 @@ def tune_comm(
     return CommFindings(
         findings=findings,
         messages={found.target: compare_messages(found, files) for found in findings.found},
-    )
-
-
-def _is_baseline(request: TrialRequest) -> bool:
-    return (request.launcher, request.local_strategy) == (
-        BASELINE.launcher,
-        BASELINE.local_strategy,
     )
 
 
