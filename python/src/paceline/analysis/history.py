@@ -37,7 +37,7 @@ class BestOfRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOfHistory:
-    """One run, and its difference to the previous run of the same spec on the same machine."""
+    """One run, and its difference from the previous run of the same spec on the same machine."""
 
     path: str
     name: str

@@ -57,7 +57,7 @@ class Relation:
     """Rank correlation of strategies alone and under one launcher.
 
     Strategies are named by their configurations under launcher `local`. `tied_*`: those without a
-    significant difference to the fastest, which is not included.
+    significant difference from the fastest, which is not included.
     """
 
     launcher: str

@@ -37,7 +37,7 @@ class Verdict:
 
     workload: str
     best: str | None  # configuration; None if none is equivalent
-    tied: tuple[str, ...]  # no significant difference to the best
+    tied: tuple[str, ...]  # no significant difference from the best
     speedup: Interval | None  # of the best over the baseline
     runner_up: str | None  # the fastest configuration that is not tied with the best
     over_runner_up: Interval | None  # speed of the best over that of the runner-up
@@ -151,7 +151,7 @@ def _sentence(
         if len(tied) > _MOST_NAMED:
             names.append(f"{len(tied) - _MOST_NAMED} more")
         tie = "Tie" if best.target is None else f"Tie in reaching {best.target}"
-        others = f"no significant difference to {listed(names)}"
+        others = f"no significant difference from {listed(names)}"
         words = [f"{tie}: {name}{_speed(best, baseline)}; {others}."]
     if behind is not None and over is not None:
         next_one = short_name(behind, rows)

@@ -41,7 +41,7 @@ def recommendation_view(found: Recommendation, reasons: Mapping[str, str]) -> Re
     if found.predicted:
         parts += [_table("predicted, not measured", found.predicted, found.unit, {}), Text("")]
     if any(each.tied for each in (*found.measured, *found.predicted)):
-        parts.append(Text("= no significant difference to the best one of its kind", style="dim"))
+        parts.append(Text("= no significant difference from the best one of its kind", style="dim"))
     return Group(*parts)
 
 
@@ -58,7 +58,7 @@ def recommendation_sentence(found: Recommendation) -> str:
         named = [*tied[:_MOST_NAMED]]
         if len(tied) > _MOST_NAMED:
             named.append(f"{len(tied) - _MOST_NAMED} more")
-        words.append(f"No significant difference to {listed(named)}.")
+        words.append(f"No significant difference from {listed(named)}.")
     promising = found.promising
     if promising is not None:
         words.append(

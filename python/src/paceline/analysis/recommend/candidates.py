@@ -47,7 +47,7 @@ class Candidate:
     value: Interval
     confidence: float
     reason: str  # its main cost
-    tied: bool = False  # no significant difference to the best of its kind
+    tied: bool = False  # no significant difference from the best of its kind
     repeats: int = 0
     degrees: float = math.inf
 
@@ -109,7 +109,7 @@ def ratio(slower: Candidate, faster: Candidate) -> Interval:
 
 
 def with_ties(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Mark those whose difference to the first one may be chance; their errors are independent."""
+    """Mark those whose difference from the first one may be chance; their errors are independent."""
     if not candidates:
         return []
     best = candidates[0]

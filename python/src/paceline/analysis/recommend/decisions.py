@@ -55,7 +55,7 @@ class Decision:
 
     @property
     def fastest(self) -> list[Candidate]:
-        """The first one and those without a significant difference to it."""
+        """The first one and those without a significant difference from it."""
         return [self.ranked[0], *(each for each in self.ranked[1:] if each.tied)]
 
     @property

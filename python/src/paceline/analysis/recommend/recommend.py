@@ -142,7 +142,7 @@ def _paired_ties(
     noises: RunNoises,
     goal: Goal,
 ) -> list[Candidate]:
-    """Mark those without a significant difference to the first one in common repeats."""
+    """Mark those without a significant difference from the first one in common repeats."""
     if len(candidates) < 2 or goal == "memory":
         return list(candidates)
     best = candidates[0]
