@@ -8,6 +8,7 @@ import torch
 from tests.unit.strategies.own_training import TRIALS, trial_of, with_options
 from tests.unit.strategies.pipeline.node import batch_of
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 from paceline.training.task import Task
 
@@ -66,6 +67,42 @@ class Tied(Task):
         return model
 
 
+class Repeated(Task):
+    """One activation and one dropout layer are used twice."""
+
+    def model(self):
+        tanh, dropout = nn.Tanh(), nn.Dropout(0.3)
+        return nn.Sequential(
+            nn.Conv2d(3, 4, 8, stride=8),
+            nn.Flatten(1),
+            nn.Linear(64, 16),
+            tanh,
+            dropout,
+            nn.Linear(16, 16),
+            tanh,
+            dropout,
+            nn.Linear(16, self.settings.classes),
+        )
+
+
+class ComputedWeights(Task):
+    """Linear layers whose weights are computed from other parameters."""
+
+    def model(self):
+        pruned = nn.Linear(16, 16)
+        prune.l1_unstructured(pruned, "weight", amount=0.5)
+        return nn.Sequential(
+            nn.Conv2d(3, 4, 8, stride=8),
+            nn.Flatten(1),
+            nn.utils.weight_norm(nn.Linear(64, 16)),
+            nn.Tanh(),
+            pruned,
+            nn.Tanh(),
+            parametrizations.weight_norm(nn.Linear(16, 16)),
+            nn.Linear(16, self.settings.classes),
+        )
+
+
 WORDS, LENGTH = 11, 6
 
 
@@ -101,6 +138,15 @@ class GPT(Task):
 
     def example_input(self):
         return torch.zeros(1, LENGTH, dtype=torch.long)
+
+
+class TiedHead(GPT):
+    """The head, which shares the embedding, is followed by another layer."""
+
+    def model(self):
+        embedding, head = Embedding(16), nn.Linear(16, WORDS, bias=False)
+        head.weight = embedding.token.weight
+        return nn.Sequential(embedding, Block(16), head, nn.LayerNorm(WORDS))
 
 
 def tokens_of(trial, step, samples):

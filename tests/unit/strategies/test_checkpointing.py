@@ -9,6 +9,7 @@ from tests.unit.strategies import own_training as own
 from tests.unit.strategies.own_training import RESNET_SIZES, TOLERANCE, TRIALS
 from tests.unit.strategies.pipeline.node import distance
 
+from paceline.strategies.pipeline import strategy
 from paceline.training import checkpointing
 from paceline.training.recomputation import RecomputedPass
 
@@ -48,6 +49,30 @@ def test_dropout_and_accumulation_are_equivalent(name, recomputed):
         assert distance(found, weights) < TOLERANCE
     assert distance(ranks[0][0], gradients) < 10 * TOLERANCE
     assert recomputed
+
+
+@pytest.mark.parametrize("name", ["sequential", "processes-2", "pipeline-2"])
+def test_layers_that_are_used_again_are_equivalent(name, recomputed):
+    trial = checkpointed(name, f"{MODELS}:Repeated")
+    gradients, weights = own.train_by_hand(trial)
+    ranks = own.train(trial)
+    for _, found in ranks:
+        assert distance(found, weights) < TOLERANCE
+    assert distance(ranks[0][0], gradients) < 10 * TOLERANCE
+    assert recomputed
+
+
+def test_layers_pass_before_the_partition_of_a_pipeline_moves_them(recomputed, monkeypatch):
+    before = []
+    partition_model = strategy.partition_model
+
+    def counted(*arguments):
+        before.append(len(recomputed))  # a pass shows how much each layer stores
+        return partition_model(*arguments)
+
+    monkeypatch.setattr(strategy, "partition_model", counted)
+    own.train(checkpointed("pipeline-2", f"{own.TASK}:MyTask"), sizes=[8])
+    assert min(before) > 0
 
 
 @pytest.mark.parametrize("name", TRIALS)

@@ -16,7 +16,7 @@ from tests.unit.strategies.own_training import (
     trial_of,
     with_options,
 )
-from tests.unit.strategies.pipeline.node import distance
+from tests.unit.strategies.pipeline.node import batch_of, distance
 
 from paceline.workloads.build import build_model
 
@@ -27,6 +27,31 @@ MODELS = own_models.__name__
 def test_weights_that_stages_share_are_equivalent(name):
     trial = trial_of(**TRIALS[name], task=f"{MODELS}:Tied")
     trial = with_options(trial, split_points=(5,), balance=None)
+    gradients, weights = train_by_hand(trial)
+    ranks = train(trial)
+    for _, found in ranks:
+        assert distance(found, weights) < TOLERANCE
+    assert distance(ranks[0][0], gradients) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["pipeline-2", "hybrid-2x2"])
+@pytest.mark.parametrize(
+    ("task", "split", "make_batch"), [("Tied", 8, batch_of), ("TiedHead", 3, tokens_of)]
+)
+def test_weights_that_layers_of_a_stage_share_are_equivalent(name, task, split, make_batch):
+    trial = trial_of(**TRIALS[name], task=f"{MODELS}:{task}")
+    trial = with_options(trial, split_points=(split,), balance=None)
+    gradients, weights = train_by_hand(trial, make_batch=make_batch)
+    ranks = train(trial, make_batch=make_batch)
+    for _, found in ranks:
+        assert distance(found, weights) < TOLERANCE
+    assert distance(ranks[0][0], gradients) < 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", [n for n in TRIALS if n != "sequential"])
+@pytest.mark.parametrize("task", ["Repeated", "ComputedWeights"])
+def test_layers_used_twice_and_computed_weights_are_equivalent(name, task):
+    trial = trial_of(**TRIALS[name], task=f"{MODELS}:{task}")
     gradients, weights = train_by_hand(trial)
     ranks = train(trial)
     for _, found in ranks:

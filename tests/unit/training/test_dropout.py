@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from paceline.plan.sample_order import sample_key
-from paceline.training.dropout import SampleDropout, set_sample_keys
+from paceline.training.dropout import SampleDropout, set_sample_keys, use_sample_dropout
 from paceline.workloads.build import build_model, make_task
 
 SEED = 7
@@ -94,6 +95,33 @@ def test_replicas_keep_keys_of_their_own():
     first = one(images)
     assert not torch.equal(first, two(images))
     assert torch.equal(first, one(images))
+
+
+def test_layer_used_in_two_places_is_replaced_in_both_with_masks_of_their_own():
+    dropout = nn.Dropout(0.5)
+    model = nn.Sequential(nn.Flatten(), dropout, nn.Sequential(dropout))
+    use_sample_dropout(model, enabled=True)
+    layers = [model.get_submodule(path) for path in ("1", "2.0")]
+    assert all(type(layer) is SampleDropout for layer in layers)
+    set_sample_keys(model, SEED, 0, [1])
+    first, second = (layer(torch.ones(1, 1000)) for layer in layers)
+    assert (first == second).float().mean().item() == pytest.approx(0.5, abs=0.1)
+
+
+def test_layer_of_a_block_used_twice_is_replaced():
+    block = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    model = nn.Sequential(block, block)
+    use_sample_dropout(model, enabled=True)
+    assert type(model.get_submodule("0.1")) is SampleDropout
+    assert model.get_submodule("1.1") is model.get_submodule("0.1")
+
+
+def test_masks_depend_on_the_place_of_the_layer_in_the_model():
+    model = nn.Sequential(nn.Dropout(0.1), nn.Sequential(nn.ReLU(), nn.Dropout(0.2)), nn.Tanh())
+    use_sample_dropout(model, enabled=True)
+    numbers = {n: m.layer for n, m in model.named_modules() if isinstance(m, SampleDropout)}
+    # modules in order: the model, 0, 1, 1.0, 1.1, 2
+    assert numbers == {"0": 10_001, "1.1": 10_004}
 
 
 def test_state_dict_has_nothing_of_it():

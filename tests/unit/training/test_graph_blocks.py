@@ -229,6 +229,34 @@ def test_what_makes_splitting_impossible_is_named(model, message):
         graph_blocks(model, torch.zeros(1, 4))
 
 
+class Silent(nn.Module):
+    """Fails without a message."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = OnlyOne(), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.inner(x))
+
+
+class OnlyOne(nn.Module):
+    def forward(self, x):
+        if x.shape[0] != 1:
+            raise WordlessError
+        return x
+
+
+class WordlessError(Exception):
+    def __str__(self):
+        return ""
+
+
+def test_error_without_a_message_is_named_by_its_type():
+    with pytest.raises(UsageError, match=r"example_input\(\) \(WordlessError\); define"):
+        graph_blocks(Silent(), torch.zeros(1, 4))
+
+
 class Tokens(nn.Module):
     """Integers cannot cross a split point, and neither can what has no row for each sample."""
 

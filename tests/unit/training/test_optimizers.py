@@ -20,6 +20,13 @@ class Decayed(Task):
         return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 
 
+class TensorRate(Decayed):
+    """The same with a rate that is a tensor."""
+
+    def optimizer(self, parameters):
+        return torch.optim.SGD(parameters, lr=torch.tensor(0.01), weight_decay=0.1)
+
+
 class Normalised(Task):
     """An optimiser whose update does not depend on the length of the gradient."""
 
@@ -41,16 +48,17 @@ def trained(task_class, shares, batches=1, **settings):
     return parameter.detach(), optimizer
 
 
-@pytest.mark.parametrize("task_class", [Decayed, Normalised])
+@pytest.mark.parametrize("task_class", [Decayed, TensorRate, Normalised])
 def test_parts_of_a_batch_move_the_weights_as_far_as_one_step(task_class):
     whole, _ = trained(task_class, [None])
     parts, _ = trained(task_class, [0.25, 0.5, 0.25])
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=0)
 
 
-def test_schedule_counts_whole_batches():
-    _, optimizer = trained(Decayed, [1 / 3] * 3, batches=4)
-    assert optimizer.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * 0.5**4)
+@pytest.mark.parametrize("task_class", [Decayed, TensorRate])
+def test_schedule_counts_whole_batches(task_class):
+    _, optimizer = trained(task_class, [1 / 3] * 3, batches=4)
+    assert optimizer.learning_rates() == {"w": pytest.approx(0.01 * 0.5**4)}
 
 
 def test_optimiser_of_one_worker_counts_the_batches_of_all():

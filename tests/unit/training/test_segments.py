@@ -64,6 +64,14 @@ def test_stored_bytes_are_those_of_autograd():
     assert found == [BlockBytes(48, 48), BlockBytes(64, 64), BlockBytes(64, 0), BlockBytes(32, 32)]
 
 
+def test_blocks_have_every_use_of_a_layer():
+    relu = nn.ReLU()
+    model = nn.Sequential(relu, nn.Linear(6, 8), nn.Sequential(relu, nn.Linear(8, 4)), relu)
+    blocks = Inputs(TaskSettings()).blocks(model)
+    assert [name for name, _ in blocks] == ["0", "1", "2.0", "2.1", "3"]
+    assert all(blocks[place][1] is relu for place in (0, 2, 4))
+
+
 def test_looking_at_a_model_changes_nothing():
     task = make_task("tests.unit.strategies.own_models:PlainResNetTask", classes=3)
     model = build_model(task)

@@ -98,6 +98,21 @@ class Tied(Small):
         model[2].weight = model[0].weight
         return model
 
+class Twice(Small):
+    def model(self):
+        linear, norm, relu = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()
+        return nn.Sequential(linear, norm, relu, linear, norm, relu)
+
+class TwiceNormalised(Small):
+    def model(self):
+        norm, relu = nn.BatchNorm1d(4), nn.ReLU()
+        return nn.Sequential(nn.Linear(4, 4), norm, relu, nn.Linear(4, 4), norm, relu)
+
+class TwiceActivated(Small):
+    def model(self):
+        relu, dropout = nn.ReLU(), nn.Dropout(0.5)
+        return nn.Sequential(nn.Linear(4, 4), relu, dropout, nn.Linear(4, 4), relu, dropout)
+
 class Clipped(Small):
     clip_norm = 0.5
 
@@ -206,6 +221,9 @@ def test_pretrained_weights_come_from_a_file(file):
         ("ByShape", None, r"a part of parameter 0.weight differently"),
         ("Factored", None, r"a part of parameter 0.weight differently"),
         ("Tied", None, None),
+        ("Twice", r"Twice.blocks: expected layers under their own names in the model, got 3", None),
+        ("TwiceNormalised", r"expected batch normalisation in one block each, got 1 in", None),
+        ("TwiceActivated", None, None),
         ("Clipped", None, None),
     ],
 )

@@ -121,11 +121,22 @@ def test_file_with_more_than_tensors_is_refused_and_not_executed(content, tmp_pa
     assert not (tmp_path / "executed").exists()
 
 
+@pytest.mark.parametrize("content", [b"no tensors", b""])
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
-def test_damaged_file_is_refused(name, tmp_path):
-    (tmp_path / name).write_bytes(b"no tensors")
+def test_damaged_file_is_refused(name, content, tmp_path):
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=r"expected a safetensors file, or a file of torch\.save"):
         build_model(task_of(Small, tmp_path / name))
+
+
+def test_error_without_a_message_is_named_by_its_type(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError
+
+    (tmp_path / "w.pt").touch()
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(DataError, match="with tensors only: OSError"):
+        build_model(task_of(Small, tmp_path / "w.pt"))
 
 
 class AllFrozen(Small):

@@ -24,12 +24,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.strategies.reduction import buckets
-from paceline.strategies.reduction.factor_choice import (
-    factors_dtype,
-    samples_of_a_replica,
-    setting_of,
-)
+from paceline.strategies.reduction.buckets import Buckets
+from paceline.strategies.reduction.factor_choice import samples_of_a_replica, setting_of
 from paceline.strategies.reduction.factor_exchange import open_group
 from paceline.strategies.reduction.replica_factors import ReplicaFactors
 from paceline.training.batch_norm import batch_norms, synchronise
@@ -43,6 +39,7 @@ from paceline.training.devices import (
 )
 from paceline.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
 from paceline.training.passes import run_passes
+from paceline.training.precision import working_dtype
 from paceline.training.state import RankState, restore_model, restore_optimizer
 from paceline.training.strategy import GradientResult, LocalStrategy, StepCommunication, TrainBatch
 from paceline.transports.compression.create import create_sum
@@ -68,7 +65,7 @@ class ReplicaStrategy(LocalStrategy):
     memory_model = "paceline.training.step_memory:replicas_memory"
 
     def __init__(self) -> None:
-        self._buckets: buckets.Buckets | None = None
+        self._buckets: Buckets | None = None
         self._factors: ReplicaFactors
         self._parallel: nn.Module
         self._model: nn.Module
@@ -113,7 +110,7 @@ class ReplicaStrategy(LocalStrategy):
             model,
             task.example_input(),
             samples,
-            factors_dtype(trial),
+            working_dtype(trial.training),
             trial.limits.collective_s,
         )
         self._create_optimizers(elsewhere=self._factors.parameter_names)
@@ -137,7 +134,7 @@ class ReplicaStrategy(LocalStrategy):
     def _wrap(self, model: nn.Module, elsewhere: list[str]) -> None:
         """Wrap the model in DDP. elsewhere: parameters whose gradients others compute."""
         trial, bucket_mb = self._trial, gradient_options_of(self._trial).bucket_mb
-        self._buckets = buckets.Buckets(self._stopwatch, create_sum(trial), defers=bool(elsewhere))
+        self._buckets = Buckets(self._stopwatch, create_sum(trial), defers=bool(elsewhere))
         if elsewhere:
             bucket_mb = min(bucket_mb, _REST_BUCKET_MB)
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]  # noqa: SLF001
@@ -153,7 +150,7 @@ class ReplicaStrategy(LocalStrategy):
             forward_sync_buffers=False,
             gradient_as_bucket_view=True,
         )
-        parallel.register_comm_hook(self._buckets, buckets.sum_gradients)
+        parallel.register_comm_hook(self._buckets, Buckets.sum)
         self._parallel = parallel
 
     def gradient(self, batch: TrainBatch) -> GradientResult:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.plan.trial import Trial
-    from paceline.training.task import Blocks, Task
+    from paceline.training.segments import BlockBytes
+    from paceline.training.task import Task
 
 
 def checkpoint_activations(task: Task, model: nn.Module, trial: Trial) -> None:
@@ -37,7 +38,7 @@ def checkpoint_activations(task: Task, model: nn.Module, trial: Trial) -> None:
         blocks = task.blocks(model)
     except UsageError as error:
         raise UsageError(f"activation_checkpointing: {error}") from None
-    model.forward = Segments.of(task, blocks, [block for _, block in blocks])
+    model.forward = Segments.of(stored_bytes(task, blocks), [block for _, block in blocks])
 
 
 class Segments:
@@ -51,21 +52,18 @@ class Segments:
     @classmethod
     def of(
         cls,
-        task: Task,
-        model: Blocks,
+        stored: Sequence[BlockBytes],
         blocks: Sequence[nn.Module],
-        first: int = 0,
         *,
         passes_in_flight: int = 1,
     ) -> Segments:
         """Divide `blocks` so that they need the least memory.
 
-        model: all blocks of the model, of which these are consecutive ones from number `first`.
-        passes_in_flight: largest number of forward passes whose backward pass has not begun.
+        stored: bytes of each block. passes_in_flight: largest number of forward passes whose
+        backward pass has not begun.
         """
-        own = slice(first, first + len(blocks))
-        legal = [not getattr(block, "inplace", False) for _, block in model[own]]
-        begins = choose_segments(stored_bytes(task, model)[own], legal, passes_in_flight)
+        legal = [not getattr(block, "inplace", False) for block in blocks]
+        begins = choose_segments(stored, legal, passes_in_flight)
         bounds = zip(begins, [*begins[1:], len(blocks)], strict=True)
         segments = [blocks[low:high] for low, high in bounds]
         return cls(segments, keeps_last=passes_in_flight == 1)

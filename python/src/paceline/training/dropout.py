@@ -73,7 +73,8 @@ def use_sample_dropout(model: nn.Module, *, enabled: bool) -> None:
 
     Raises UsageError naming a layer whose masks cannot belong to samples.
     """
-    for number, (path, module) in enumerate(list(model.named_modules())):
+    # A layer with several names is replaced under each of them.
+    for number, (path, module) in enumerate(list(model.named_modules(remove_duplicate=False))):
         if type(module) is nn.Dropout:
             parent, _, name = path.rpartition(".")
             replacement = SampleDropout(module.p if enabled else 0.0, _FIRST_REPLACED + number)

@@ -26,7 +26,8 @@ from paceline.training.modes import evaluating
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-Blocks = list[tuple[str, nn.Module]]
+    from paceline.training.task import Blocks
+
 _WHAT_TO_DO = "define blocks(model), so that calling the blocks in turn is the model's forward"
 _SAMPLES = (2, 3)  # of the passes that show which tensors have a row for each sample
 
@@ -192,9 +193,10 @@ def _tensors_of_samples(model: nn.Module, graph: fx.Graph, example: Tensor) -> s
                     with mode:
                         follower.run(mode.from_tensor(batch))
         except Exception as error:  # noqa: BLE001  (the code of a user)
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise UsageError(
-                f"its forward fails for {samples} samples like example_input() "
-                f"({str(error).splitlines()[0]}); define example_input(), or {_WHAT_TO_DO}"
+                f"its forward fails for {samples} samples like example_input() ({reason}); define "
+                f"example_input(), or {_WHAT_TO_DO}"
             ) from None
         shapes.append(follower.found)
     few, more = shapes

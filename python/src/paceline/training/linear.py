@@ -7,7 +7,7 @@ these factors the gradient can be computed once for several passes, or only for 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,11 @@ def linear_parameters(model: nn.Module) -> int:
     """Return the number of parameters in linear layers; shared ones count once."""
     layers = (module for module in model.modules() if isinstance(module, nn.Linear))
     return sum(p.numel() for p in {p for layer in layers for p in layer.parameters()})
+
+
+def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether it is an nn.Linear whose weight is a parameter, not computed from others."""
+    return type(module) is nn.Linear and isinstance(module.weight, nn.Parameter)
 
 
 def linear_that_keeps(

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from paceline.training.heap import PASS_ENDED, HeapEvent
+from paceline.training.tensors import storage_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,10 +61,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._convolution(func, args)
         if func is _BACKWARD:
             return self._convolution_backward(func, args)
-        given = {_storage(tensor) for tensor in _tensors((args, kwargs))}
+        given = {storage_number(tensor) for tensor in _tensors((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         for tensor in _tensors(result):
-            if _storage(tensor) not in given:
+            if storage_number(tensor) not in given:
                 self._count(tensor)
         return result
 
@@ -96,7 +97,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return results
 
     def _count(self, tensor: Tensor) -> None:
-        key = _storage(tensor)
+        key = storage_number(tensor)
         if key in self._storages:
             return
         storage = tensor.untyped_storage()
@@ -130,11 +131,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
     return (each for each in tree_iter(tree) if isinstance(each, Tensor))
-
-
-def _storage(tensor: Tensor) -> int:
-    number: int = tensor.untyped_storage()._cdata  # noqa: SLF001  (there is no public number)
-    return number
 
 
 def _blocked(tensor: Tensor, *, is_input: bool = False) -> int:

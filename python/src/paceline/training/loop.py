@@ -175,7 +175,8 @@ class Loop:
         inputs = self._task.empty_input(samples)
 
         def convert(part: slice) -> None:
-            self._task.fill_input(samples[part], inputs[part])
+            if part.start < part.stop:  # a rank or a replica may have no sample
+                self._task.fill_input(samples[part], inputs[part])
 
         self._strategy.for_parts(len(samples), convert)
         return inputs

@@ -89,7 +89,7 @@ class TaskOptimizer:
         factor = share * warmup_factor(self._steps, self._warmup_steps)
         try:
             for group in groups:
-                group["lr"] *= factor
+                group["lr"] = group["lr"] * factor  # not in place: a rate may be a tensor
             self.optimizer.step()
         finally:
             for group, rate in zip(groups, rates, strict=True):
@@ -137,7 +137,6 @@ class TaskOptimizer:
         return {
             names[id(parameter)]: float(group["lr"])
             for group in self.optimizer.param_groups
-            if "lr" in group
             for parameter in group["params"]
             if id(parameter) in names
         }

@@ -100,8 +100,7 @@ def run_passes(  # noqa: PLR0913  (most replicas lack the last four)
     communicated = communication or PassCommunication()
     stopwatch = stopwatch or Stopwatch(CPU)
     started_s = stopwatch.start()
-    for parameter in model.parameters():
-        parameter.grad = None
+    model.zero_grad()
     done = []
     *first, last = parts_of(task, batch)
     for part in first:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paceline.training.dropout import set_sample_keys
 from paceline.training.recomputation import RecomputedPass
+from paceline.training.tensors import storage_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,19 +32,19 @@ class BlockBytes:
 
 def stored_bytes(task: Task, model: Blocks) -> list[BlockBytes]:
     """Return the bytes that each block of a model stores, by a pass of two samples; changes
-    nothing."""
+    nothing. The model is on the CPU."""
     found = []
     stored: list[Tensor] = []  # alive until the end, so that every storage has a number of its own
     blocks = [block for _, block in model]
     value = torch.cat([task.example_input()] * _SAMPLES)
     with RecomputedPass(blocks).second():
-        known = {_storage(w) for b in blocks for w in (*b.parameters(), *b.buffers())}
+        known = {storage_number(w) for b in blocks for w in (*b.parameters(), *b.buffers())}
         for block in blocks:
             set_sample_keys(block, 0, 0, range(_SAMPLES))
             inputs, before = value, len(stored)
             with torch.autograd.graph.saved_tensors_hooks(partial(_keep, stored), _same):
                 value = block(inputs)
-            new = {_storage(tensor): _size(tensor) for tensor in stored[before:]}
+            new = {storage_number(tensor): _size(tensor) for tensor in stored[before:]}
             found.append(BlockBytes(_size(inputs), sum(new[key] for key in new.keys() - known)))
             known |= new.keys()
     return found
@@ -56,12 +57,6 @@ def _keep(stored: list[Tensor], tensor: Tensor) -> Tensor:
 
 def _same(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def _storage(tensor: Tensor) -> int:
-    """Return a number of the memory of a tensor, which its views have too."""
-    number: int = tensor.untyped_storage()._cdata  # noqa: SLF001  (there is no public one)
-    return number
 
 
 def _size(tensor: Tensor) -> int:

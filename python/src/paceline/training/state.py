@@ -9,7 +9,7 @@ that are not trained never change, so they are not part of the state.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -97,16 +97,7 @@ class RankState:
             elif shard_of is None or key == STEP_KEY or value.shape != parameter.shape:
                 self.add_whole(full, value)
             else:
-                shard = shard_of(name, value)
-                self.tensors.append(
-                    Elements(
-                        name=full,
-                        shape=shard.shape,
-                        strides=shard.strides,
-                        start=shard.start,
-                        values=shard.values,
-                    )
-                )
+                self.tensors.append(replace(shard_of(name, value), name=full))
         for name, rate in optimizer.learning_rates().items():
             self.values[f"{RATES}/{name}"] = rate
 

@@ -88,8 +88,7 @@ class FakeModel:
         samples."""
         parts = max(1, min(self.task.accumulation_steps, samples))
         inputs, targets = self.batch(-(-samples // parts))
-        for parameter in self.model.parameters():
-            parameter.grad = None
+        self.model.zero_grad()
         live = LiveBytes()
         with self.mode, live:
             for _ in range(min(parts, 2)):  # in the second part, gradients exist already

@@ -205,7 +205,7 @@ class Task:
         """Allocate the result of `to_input(samples)`."""
         if self._converts_images(samples):
             return transforms.empty_input(samples, self.settings.memory_format)
-        first = self.to_input(samples[:1])
+        first = self.to_input(samples[:1]) if len(samples) else self.example_input()
         return first.new_empty((len(samples), *first.shape[1:]))
 
     def fill_input(self, samples: NDArray[Any], out: Tensor) -> None:
@@ -231,7 +231,10 @@ class Task:
 
 
 def _flattened(model: nn.Sequential, prefix: str = "") -> Iterable[tuple[str, nn.Module]]:
-    for name, block in model.named_children():
+    # Not named_children, which leaves out a layer that is used again.
+    for name, block in model._modules.items():  # noqa: SLF001  (there is no public view)
+        if block is None:
+            continue
         if type(block) is nn.Sequential:
             yield from _flattened(block, f"{prefix}{name}.")
         else:

@@ -1,4 +1,4 @@
-"""Weights and gradients as files, checksums and norms."""
+"""Weights and gradients as files, checksums and norms; identity of their memory."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def storage_number(tensor: Tensor) -> int:
+    """Return a number of the memory of a tensor, which its views have too."""
+    number: int = tensor.untyped_storage()._cdata  # noqa: SLF001  (there is no public number)
+    return number
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

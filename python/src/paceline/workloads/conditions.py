@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
+from paceline.training.batch_norm import batch_norms
 from paceline.training.modes import evaluating
 from paceline.training.optimizers import TaskOptimizer, trained_parameters
 
@@ -41,6 +43,13 @@ def splitting_fault(task: Task, model: nn.Module) -> str | None:
         return (
             f"{type(task).__name__}.blocks: expected layers under their own names in the model, "
             f"got {', '.join(misnamed[:3])}"
+        )
+    users = Counter(id(layer) for _, block in blocks for layer in batch_norms(block).values())
+    repeated = [name for name, layer in batch_norms(model).items() if users[id(layer)] > 1]
+    if repeated:  # two stages would have statistics of their own
+        return (
+            f"{type(task).__name__}.blocks: expected batch normalisation in one block each, got "
+            f"{repeated[0]} in several; use a layer of its own for each"
         )
     return None
 

@@ -77,10 +77,18 @@ def _read(path: Path, task: str) -> Mapping[str, Tensor]:
         if path.suffix == ".safetensors":
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, OSError, RuntimeError, ValueError) as error:
+    except (
+        SafetensorError,
+        pickle.UnpicklingError,
+        EOFError,
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise DataError(
             f"{task}.pretrained: {path}: expected a safetensors file, or a file of torch.save with "
-            f"tensors only: {str(error).splitlines()[0]}"
+            f"tensors only: {reason}"
         ) from error
     if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
         raise DataError(

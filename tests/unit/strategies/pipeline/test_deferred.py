@@ -98,6 +98,38 @@ def test_photos_that_need_no_gradient_still_give_the_weights_theirs(pair):
     torch.testing.assert_close(later.layer.weight.grad, plain.weight.grad)
 
 
+def test_layers_that_share_a_weight_add_to_its_gradient(pair):
+    plain, later = pair
+    twin = DeferredLinear(nn.Linear(6, 4))
+    twin.layer.weight = later.layer.weight
+    for step in range(2):
+        plain.zero_grad()
+        first, second = inputs_of(2 + step, 3)
+        plain(torch.cat([first, second])).square().sum().backward()
+        for layer in (later, twin):
+            layer.begin()
+        later(first).square().sum().backward()
+        shifted = twin(second) - twin.layer.bias.detach() + later.layer.bias.detach()
+        shifted.square().sum().backward()
+        for layer in (later, twin):
+            layer.flush()
+        torch.testing.assert_close(later.layer.weight.grad, plain.weight.grad)
+        torch.testing.assert_close(later.layer.bias.grad + twin.layer.bias.grad, plain.bias.grad)
+
+
+def test_gradient_of_another_layer_with_the_weight_is_kept(pair):
+    _, later = pair
+    embedding = nn.Embedding(4, 6)
+    embedding.weight = later.layer.weight
+    for _ in range(2):
+        later.begin()
+        embedding(torch.tensor([1])).sum().backward()
+        later(torch.zeros(1, 6)).sum().backward()
+        later.flush()
+        wanted = torch.zeros(4, 6).index_fill(0, torch.tensor([1]), 1)
+        assert torch.equal(later.layer.weight.grad, wanted)
+
+
 def test_layer_without_bias():
     later = DeferredLinear(nn.Linear(6, 4, bias=False))
     later.begin()

@@ -9,7 +9,6 @@ from paceline.strategies.reduction import factor_choice
 from paceline.strategies.reduction.factor_choice import (
     ChoiceContext,
     choose,
-    factors_dtype,
     samples_of_a_replica,
     setting_of,
 )
@@ -145,11 +144,8 @@ def test_transport_with_a_single_process_group_gathers_no_factors(make_trial):
     assert setting_of(trial) == "never"
 
 
-def test_samples_of_a_replica_are_rounded_up_and_factors_have_the_precision(make_trial):
+def test_samples_of_a_replica_are_rounded_up(make_trial):
     base = make_trial()
     placement = base.placement.model_dump() | {"nodes": 3, "replicas_per_node": 1}
     trial = changed(base, transport="gloo", placement=placement, transport_options={})
     assert [samples_of_a_replica(n, trial) for n in (1, 3, 10, 12)] == [1, 1, 4, 4]
-    assert factors_dtype(trial) == torch.float32
-    training = base.training.model_dump() | {"precision": "bf16"}
-    assert factors_dtype(changed(trial, training=training)) == torch.bfloat16

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
+from paceline.strategies.pipeline.deferred import is_deferred
 from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,
@@ -25,6 +29,22 @@ def model():
 
 def images(samples, seed=1):
     return torch.randn(samples, 1, 3, 3, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        nn.utils.weight_norm,
+        nn.utils.spectral_norm,
+        partial(prune.l1_unstructured, name="weight", amount=0.5),
+        parametrizations.weight_norm,
+        parametrizations.spectral_norm,
+    ],
+)
+def test_layers_with_computed_weights_have_no_factors_and_are_not_deferred(compute):
+    layer = compute(nn.Linear(8, 5))
+    assert list(linear_layers(nn.Sequential(layer, nn.Linear(5, 3)))) == ["1"]
+    assert not is_deferred(layer)
 
 
 def test_linear_layers_leave_factors_instead_of_gradients(model):

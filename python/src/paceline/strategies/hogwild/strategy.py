@@ -108,14 +108,7 @@ class HogwildStrategy(LocalStrategy):
         self._batch = batch
         self._seen = int(self._counters.sum())
         passed = run_passes(self._task, self._model, batch, self._trial.training)
-        result = passed.result(alone=False)
-        return GradientResult(
-            loss_sum=result.loss_sum,
-            forward_s=result.forward_s,
-            backward_s=result.backward_s + (result.comm_s or 0.0),
-            comm_s=0.0,
-            comm_ready_unix_s=None,
-        )
+        return replace(passed.result(alone=True), comm_s=0.0)
 
     def step(self) -> None:
         """Update the shared weights; after the last step, wait for the others."""

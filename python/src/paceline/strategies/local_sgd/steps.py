@@ -70,8 +70,7 @@ class LocalReplica(Stepper):
         without samples then has no gradient, and `step` does nothing.
         """
         divisor = len(batch.sample_ids) if mean_over is None else mean_over
-        for parameter in self.model.parameters():
-            parameter.grad = None
+        self.model.zero_grad()
         self._has_gradient = divisor > 0
         if not self._has_gradient:
             return _NO_GRADIENT

@@ -55,6 +55,7 @@ class LocalSgdStrategy(LocalStrategy):
         self._rank, self._ranks = 0, 1
         self._settings: AveragingSettings
         self._steps = 0  # number of steps that have begun
+        self._restored_steps = 0
         self._is_last = False
         self._sent_bytes = 0.0
 
@@ -140,13 +141,14 @@ class LocalSgdStrategy(LocalStrategy):
 
     def restore(self, saved: SavedState) -> None:
         """Continue; with another number of ranks, each gets the mean of the optimisers' states."""
-        self._steps = saved.steps
+        self._steps = self._restored_steps = saved.steps
         self._replica.restore(saved.of_replica(self._rank, self._ranks))
 
     def describe(self) -> dict[str, Any]:
         """Return settings and traffic. Bytes are means over all steps; uncompressed bytes are those
         of averaging gradients in every step."""
-        if self._ranks == 1 or not self._steps:
+        steps = self._steps - self._restored_steps
+        if self._ranks == 1 or not steps:
             return self._replica.settings
         trained = trained_parameters(self._replica.model)
         parameters = 4 * sum(p.numel() for p in trained.values())
@@ -157,7 +159,7 @@ class LocalSgdStrategy(LocalStrategy):
                 "start_step": self._settings.start_step,
                 "momentum": "local",
             },
-            "sent_bytes_per_step": round(self._sent_bytes / self._steps),
+            "sent_bytes_per_step": round(self._sent_bytes / steps),
             "uncompressed_bytes_per_step": round(all_reduce_bytes(parameters, self._ranks)),
         }
 

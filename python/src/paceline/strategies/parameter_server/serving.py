@@ -33,8 +33,7 @@ class Server:
         ranks: int,
         limit_s: float,
     ) -> None:
-        """messages: of the server alone; None for a single rank. limit_s: longest wait in which no
-        worker makes progress."""
+        """messages: of the server alone. limit_s: longest wait without progress of any worker."""
         self._shard, self._messages = shard, messages
         self._rank, self._ranks, self._limit_s = rank, ranks, limit_s
         self._changed = threading.Condition()

@@ -27,6 +27,7 @@ An update of a part of the batch has a part of the learning rate (TaskOptimizer.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -133,14 +134,7 @@ class ParameterServerStrategy(LocalStrategy):
                 raise no_gradient(name)
             self._layout.view(self._accrued, name).add_(parameter.grad)
         self._share += len(batch.sample_ids) / batch.global_samples
-        result = passed.result(alone=False)
-        return GradientResult(
-            loss_sum=result.loss_sum,
-            forward_s=result.forward_s,
-            backward_s=result.backward_s + (result.comm_s or 0.0),
-            comm_s=0.0,
-            comm_ready_unix_s=None,
-        )
+        return replace(passed.result(alone=True), comm_s=0.0)
 
     def step(self) -> StepCommunication:
         """Update the own copy of the weights, push and fetch if they are due."""

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.strategies.reduction.flat_layout import whole_lines
+from paceline.training.state import persistent_buffers
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.transports.shared.node import SharedNode
-
-_LINE_BYTES = 64
 
 
 class SharedBuffers:
@@ -23,9 +24,8 @@ class SharedBuffers:
 
     def __init__(self, shared: SharedNode, model: nn.Module, stage: Layers) -> None:
         """stage: the layers of this worker. Collective over the node."""
-        persistent = model.state_dict(keep_vars=True)
-        buffers = {n: b for n, b in model.named_buffers() if n in persistent}
-        sizes = {name: _lines(b.numel() * b.element_size()) for name, b in buffers.items()}
+        buffers = persistent_buffers(model)
+        sizes = {name: whole_lines(b.numel() * b.element_size()) for name, b in buffers.items()}
         memory = torch.from_numpy(shared.memory("buffers", max(1, sum(sizes.values()))))
         self._shared: dict[str, Tensor] = {}
         start = 0
@@ -49,8 +49,3 @@ class SharedBuffers:
     def all(self) -> dict[str, Tensor]:
         """Return the published buffers of all stages by name."""
         return self._shared
-
-
-def _lines(size: int) -> int:
-    """Round a number of bytes up to whole cache lines."""
-    return -(-size // _LINE_BYTES) * _LINE_BYTES

@@ -15,17 +15,25 @@ from typing import TYPE_CHECKING, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from paceline.training.linear import bias_gradient, joined, linear_that_keeps, weight_gradient
+from paceline.training.linear import (
+    bias_gradient,
+    is_plain_linear,
+    joined,
+    linear_that_keeps,
+    weight_gradient,
+)
 
 if TYPE_CHECKING:
     from paceline.strategies.reduction.node_factors import NodeFactors
 
 
 class DeferredLinear(nn.Module):
-    """An nn.Linear that sets its parameters' `.grad` in `flush`, not in the backward pass.
+    """An nn.Linear that computes its parameters' gradients in `flush`, not in the backward pass.
 
-    A step is `begin`, any number of forward and backward passes, `flush`. Under autocast it
-    computes in the lower precision, as nn.Linear does, and casts the weights once a step.
+    A step is `begin`, any number of forward and backward passes, `flush`. `flush` adds to `.grad`,
+    because other layers may share the parameters; so all layers begin before the first backward
+    pass. Under autocast it computes in the lower precision, as nn.Linear does, and casts the
+    weights once a step.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -46,8 +54,12 @@ class DeferredLinear(nn.Module):
         self._nodes, self._name = nodes, name
 
     def begin(self) -> None:
-        """Discard the state of the previous step, because the weights may have changed."""
-        self._cast = None
+        """Discard the gradients and the state of the previous step."""
+        self.layer.zero_grad()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._cast = None  # the weights may change
         self._inputs.clear()
         self._outputs_gradients.clear()
 
@@ -73,7 +85,7 @@ class DeferredLinear(nn.Module):
         self._nodes.keep_gradients(self._name, gradients)
 
     def flush(self) -> None:
-        """Set the gradients of weight and bias: sums over all passes since `begin`, float32.
+        """Add the gradients of weight and bias: sums over all passes since `begin`, float32.
 
         Call `send` before.
         """
@@ -81,15 +93,17 @@ class DeferredLinear(nn.Module):
         if self._nodes is not None:
             inputs, gradients = self._nodes.wait(self._name)
             self._inputs, self._outputs_gradients = [inputs], [gradients]
-        weight.grad = self._gradient("weight", weight)
-        if bias is not None:
-            bias.grad = self._gradient("bias", bias)
+        of_weight = self._gradient("weight", weight)
+        of_bias = None if bias is None else self._gradient("bias", bias)
         if self._inputs:
             inputs, gradients = joined(self._inputs), joined(self._outputs_gradients)
-            weight_gradient(inputs, gradients, weight.grad)
-            if bias is not None and bias.grad is not None:
-                bias_gradient(gradients, bias.grad)
-        self.begin()
+            weight_gradient(inputs, gradients, of_weight)
+            if of_bias is not None:
+                bias_gradient(gradients, of_bias)
+        _add(weight, of_weight)
+        if bias is not None and of_bias is not None:
+            _add(bias, of_bias)
+        self._forget()
 
     def repeat(self, times: int) -> None:
         """Repeat the recorded passes `times` times, to measure `flush`."""
@@ -122,6 +136,11 @@ def _parameters(layer: nn.Linear) -> tuple[Tensor, Tensor | None]:
     return layer.weight, layer.bias
 
 
+def _add(parameter: Tensor, gradient: Tensor) -> None:
+    """Add to a parameter's gradient; without one, `gradient` becomes it."""
+    parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+
 def deferred(layer: nn.Module) -> nn.Module:
     """Return `layer`, or for an nn.Linear that is trained one that defers its weight gradient."""
     return DeferredLinear(layer) if is_deferred(layer) else layer
@@ -129,4 +148,4 @@ def deferred(layer: nn.Module) -> nn.Module:
 
 def is_deferred(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether a pipeline defers the weight gradient of a layer."""
-    return type(layer) is nn.Linear and all(p.requires_grad for p in layer.parameters())
+    return is_plain_linear(layer) and all(p.requires_grad for p in layer.parameters())

@@ -24,6 +24,7 @@ from paceline.training.heap import heap_bytes
 from paceline.training.live_bytes import LiveBytes
 from paceline.training.loss import summed_loss
 from paceline.training.precision import autocast
+from paceline.training.segments import stored_bytes
 from paceline.training.step_memory import FakeModel, NodeMemory
 
 if TYPE_CHECKING:
@@ -86,7 +87,6 @@ def _stashed_versions(settings: PipelineOptions, stage: int, stages: int) -> int
     if settings.flushes:
         return 0
     place = StreamPlace(
-        rank=stage,
         stage=stage,
         stages=stages,
         micro_batches=settings.micro_batches,
@@ -115,10 +115,8 @@ class _Stage:
         if fake.trial.training.activation_checkpointing:
             with fake.mode:
                 self._forward = Segments.of(
-                    fake.task,
-                    layers,
+                    stored_bytes(fake.task, layers)[slice(*bounds)],
                     list(self._module),
-                    bounds[0],
                     passes_in_flight=passes_in_flight(schedule),
                 )
 
@@ -131,6 +129,7 @@ class _Stage:
             if self._entering is not None:
                 inputs = torch.empty((samples, *self._entering.shape), dtype=self._entering.dtype)
         passes: dict[int, Tensor] = {}
+        self._module.zero_grad()  # an earlier stage has gradients of parameters that both use
         with fake.mode, LiveBytes() as live:
             for action in self._schedule:
                 if isinstance(action, Forward):

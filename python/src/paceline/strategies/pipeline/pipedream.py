@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from paceline.plan.sample_order import share_bounds
 from paceline.records.rows import UpdateRow, own_update
 from paceline.strategies.pipeline.schedules import Forward, drain_actions, stream_actions
-from paceline.strategies.pipeline.stage import StageResult, StageTimer
+from paceline.strategies.pipeline.stage import StageTimer
 from paceline.training.devices import CPU
 from paceline.training.dropout import set_sample_keys
 from paceline.training.loss import summed_loss
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.strategies.pipeline.stage_weights import StageWeights
     from paceline.strategies.pipeline.stash import WeightStash
-    from paceline.training.strategy import TrainBatch
+    from paceline.training.strategy import GradientResult, TrainBatch
     from paceline.training.task import Task
 
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 class StreamPlace:
     """Position of a stage in a pipeline that is never drained."""
 
-    rank: int
     stage: int
     stages: int
     micro_batches: int  # of a step
@@ -104,7 +103,7 @@ class StreamStage:
         """Update these weights, which are those of the layers, from now on."""
         self._weights, self._stash = weights, weights.stash()
 
-    def run(self, batch: TrainBatch) -> StageResult:
+    def run(self, batch: TrainBatch) -> GradientResult:
         """Start all micro-batches of a batch, and finish those that are due; after the last batch,
         all of them."""
         timer = StageTimer(CPU)
@@ -121,12 +120,7 @@ class StreamStage:
             self._drain(batch.step + 1, timer)
         self._stash.use_current()
         timer.ended("backward")
-        return StageResult(
-            loss_sum=self._loss_sum,
-            forward_s=timer.seconds["forward"],
-            backward_s=timer.seconds["backward"],
-            bubble_s=timer.seconds["bubble"],
-        )
+        return timer.result(self._loss_sum)
 
     def drain(self, steps: int) -> None:
         """Finish all micro-batches of the steps so far."""
@@ -239,4 +233,6 @@ class StreamStage:
             if place.vertical_sync:
                 stash.keep(stash.version)
         step = number // place.micro_batches
-        self._rows += own_update(worker=place.rank, sequence=number, step=step, staleness=staleness)
+        self._rows += own_update(
+            worker=place.stage, sequence=number, step=step, staleness=staleness
+        )

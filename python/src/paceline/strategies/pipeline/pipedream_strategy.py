@@ -8,7 +8,6 @@ from paceline.errors import UsageError
 from paceline.strategies.pipeline.partition import settings_of
 from paceline.strategies.pipeline.pipedream import StreamPlace, StreamStage
 from paceline.strategies.pipeline.strategy import PipelineStrategy, Place
-from paceline.training.strategy import GradientResult, TrainBatch
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.training.context import RankContext
     from paceline.training.state import SavedState
-    from paceline.training.strategy import RankGroups
+    from paceline.training.strategy import GradientResult, RankGroups, TrainBatch
     from paceline.training.task import Task
 
 
@@ -56,16 +55,9 @@ class PipeDreamStrategy(PipelineStrategy):
 
         The time of the updates is a part of backward_s.
         """
-        passed = self._stream.run(batch)
+        result = self._stream.run(batch)
         self._steps = batch.step + 1
-        return GradientResult(
-            loss_sum=passed.loss_sum,
-            forward_s=passed.forward_s,
-            backward_s=passed.backward_s,
-            comm_s=None,
-            comm_ready_unix_s=None,
-            bubble_s=passed.bubble_s,
-        )
+        return result
 
     def step(self) -> None:
         """Do nothing: `gradient` has updated the weights."""
@@ -107,7 +99,6 @@ class PipeDreamStrategy(PipelineStrategy):
     ) -> None:
         settings = settings_of(trial)
         self._place = StreamPlace(
-            rank=place.stage,
             stage=place.stage,
             stages=place.stages,
             micro_batches=settings.micro_batches,

@@ -174,8 +174,7 @@ class _Block:
         self._flush(micro_batches)
         self._step()
         self._inputs = self._outputs = torch.empty(0)
-        for parameter in self.module.parameters():
-            parameter.grad = None
+        self.module.zero_grad()
         return result
 
     def times(self) -> LayerTimes:

@@ -30,12 +30,8 @@ class Activation:
     channels_last: bool
 
     @property
-    def elements(self) -> int:
-        return torch.Size(self.shape).numel()
-
-    @property
     def bytes_per_sample(self) -> int:
-        return self.elements * self.dtype.itemsize
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def view(self, memory: Tensor, samples: int) -> Tensor:
         """Return `samples` samples at the beginning of `memory` (uint8, aligned), without a

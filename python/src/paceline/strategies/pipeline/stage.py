@@ -20,6 +20,7 @@ from paceline.training.loss import summed_loss
 from paceline.training.optimizers import trained_parameters
 from paceline.training.pass_communication import PassCommunication
 from paceline.training.precision import autocast
+from paceline.training.strategy import GradientResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.strategies.reduction.node_factors import NodeFactors
     from paceline.training.pass_communication import Total
+    from paceline.training.segments import BlockBytes
     from paceline.training.strategy import TrainBatch
     from paceline.training.task import Task
 
@@ -45,8 +47,8 @@ class StageTimer:
         self._device = device
         self._communication = communication or PassCommunication()
         self._communicated_s = self._communication.total_s
-        self.pass_comm_s = None if communication is None else 0.0
-        self.seconds: dict[Activity, float] = {"forward": 0.0, "backward": 0.0, "bubble": 0.0}
+        self._pass_comm_s = None if communication is None else 0.0
+        self._seconds: dict[Activity, float] = {"forward": 0.0, "backward": 0.0, "bubble": 0.0}
         self._last_s = time.perf_counter()
 
     def ended(self, doing: Activity) -> None:
@@ -54,22 +56,23 @@ class StageTimer:
         synchronize(self._device)
         now_s = time.perf_counter()
         communicated_s = self._communication.total_s - self._communicated_s
-        self.seconds[doing] += now_s - self._last_s - communicated_s
-        if self.pass_comm_s is not None:
-            self.pass_comm_s += communicated_s
+        self._seconds[doing] += now_s - self._last_s - communicated_s
+        if self._pass_comm_s is not None:
+            self._pass_comm_s += communicated_s
         self._communicated_s += communicated_s
         self._last_s = now_s
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageResult:
-    """Times of one step of a stage; they add up to the whole call."""
-
-    loss_sum: float  # 0 except on the last stage
-    forward_s: float
-    backward_s: float
-    bubble_s: float  # waiting for neighbouring stages
-    pass_comm_s: float | None = None  # communication of layers; None without such layers
+    def result(self, loss_sum: float) -> GradientResult:
+        """Return the activities of a step as times of a gradient that is not summed yet."""
+        return GradientResult(
+            loss_sum=loss_sum,
+            forward_s=self._seconds["forward"],
+            backward_s=self._seconds["backward"],
+            comm_s=None,
+            comm_ready_unix_s=None,
+            bubble_s=self._seconds["bubble"],
+            pass_comm_s=self._pass_comm_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +118,10 @@ class Stage:
         self._pass_communication: PassCommunication | None = None
         self._forward_of: Callable[[Tensor], Tensor] = self._module
 
-    def checkpoint_activations(self, model: Layers) -> None:
-        """Compute activations again in the backward passes. model: all layers of the model."""
+    def checkpoint_activations(self, stored: Sequence[BlockBytes]) -> None:
+        """Compute activations again in the backward passes. stored: bytes of each layer."""
         self._forward_of = Segments.of(
-            self._task,
-            model,
-            list(self._module),
-            [name for name, _ in model].index(self._names[0]),
-            passes_in_flight=passes_in_flight(self._actions),
+            stored, list(self._module), passes_in_flight=passes_in_flight(self._actions)
         )
 
     def gather_factors(self, nodes: NodeFactors) -> None:
@@ -135,7 +134,7 @@ class Stage:
         """Sum the statistics of batch normalisation over the replicas of the stage, if global."""
         self._pass_communication = synchronise(self._module, total, self._training.batch_norm)
 
-    def run(self, batch: TrainBatch) -> StageResult:
+    def run(self, batch: TrainBatch) -> GradientResult:
         """Compute the gradient of the replica's loss into `.grad` of all parameters of the stage.
 
         The loss is the sum over the replica's samples, divided by `batch.global_samples`. `batch`
@@ -156,13 +155,7 @@ class Stage:
                 else:
                     self._backward(action.micro_batch, batch, timer)
         self._finish(timer)
-        return StageResult(
-            loss_sum=self._loss_sum,
-            forward_s=timer.seconds["forward"],
-            backward_s=timer.seconds["backward"],
-            bubble_s=timer.seconds["bubble"],
-            pass_comm_s=timer.pass_comm_s,
-        )
+        return timer.result(self._loss_sum)
 
     def _forward(self, index: int, batch: TrainBatch, timer: StageTimer) -> None:
         low, high = share_bounds(len(batch.sample_ids), index, self._micro_batches)

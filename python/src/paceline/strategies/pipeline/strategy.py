@@ -18,7 +18,7 @@ step while a late one still updates its weights.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +48,7 @@ from paceline.strategies.reduction.sufficient_factors import mark_all_but, mark_
 from paceline.training.batch_norm import batch_norms, statistics_width
 from paceline.training.devices import CPU, device_of, on_cpu, use_device
 from paceline.training.optimizers import trained_parameters
+from paceline.training.segments import stored_bytes
 from paceline.training.state import RankState, restore_buffers
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
@@ -131,6 +132,8 @@ class PipelineStrategy(LocalStrategy):
         self._is_first_node = context.node_index == 0
         device = device_of(trial, context)
         chosen = use_device(device)
+        # Before a measurement for the partition moves the layers to the device.
+        stored = stored_bytes(task, layers) if trial.training.activation_checkpointing else None
         division = partition_model(task, layers, trial, peers.world("split_points"), device)
         self._description = {**division.describe(layers, trial), **chosen}
         self._alone = trial.placement.replicas == 1
@@ -140,7 +143,8 @@ class PipelineStrategy(LocalStrategy):
         shared = self._shared = SharedNode(node, trial.limits.collective_s)
         self._everyone = shared.barrier(range(context.ranks_on_node))
         split_points = _open_split_points(shared, place, division, trial, device)
-        low, high = stage_bounds(division.split_points, len(layers))[place.stage]
+        bounds = stage_bounds(division.split_points, len(layers))
+        low, high = bounds[place.stage]
         self._open_stage(
             layers[low:high],
             place,
@@ -149,8 +153,8 @@ class PipelineStrategy(LocalStrategy):
             trial,
             device,
         )
-        if trial.training.activation_checkpointing:
-            self._stage.checkpoint_activations(layers)
+        if stored is not None:
+            self._stage.checkpoint_activations(stored[low:high])
         self._gather_factors(model, trial, place, layers, (low, high))
         self._buffers = SharedBuffers(shared, model, layers[low:high])
         named = {id(p): name for name, p in model.named_parameters()}
@@ -161,7 +165,6 @@ class PipelineStrategy(LocalStrategy):
             name: t.detach() for name, t in state.items() if id(t) in named and not t.requires_grad
         }
         self._state_names = tuple(state)
-        bounds = stage_bounds(division.split_points, len(layers))
         ownership = Ownership.of(model, [layers[low:high] for low, high in bounds])
         if ownership.has_ties and device != CPU:
             raise UsageError(
@@ -277,15 +280,9 @@ class PipelineStrategy(LocalStrategy):
         shard = self._weights.shard
         complete = self._node_factors.parameter_names
         self._replicate_group.all_reduce(shard.gradient_tensors(complete), shard.shapes(complete))
-        return GradientResult(
-            loss_sum=passed.loss_sum,
-            forward_s=passed.forward_s,
-            backward_s=passed.backward_s,
-            comm_s=None if self._alone else time.perf_counter() - ready_s,
-            comm_ready_unix_s=None if self._alone else ready_unix_s,
-            bubble_s=passed.bubble_s,
-            pass_comm_s=passed.pass_comm_s,
-        )
+        if self._alone:
+            return passed
+        return replace(passed, comm_s=time.perf_counter() - ready_s, comm_ready_unix_s=ready_unix_s)
 
     def step(self) -> None:
         if self._task.clip_norm is None:

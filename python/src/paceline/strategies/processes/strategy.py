@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.node import SoloNode
+from paceline.strategies.reduction.factor_choice import samples_of_a_replica
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.strategies.reduction.node_factors import NodeFactors
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
@@ -40,6 +41,7 @@ from paceline.strategies.reduction.sufficient_factors import (
 from paceline.training.batch_norm import statistics_width, synchronise
 from paceline.training.optimizers import trained_parameters
 from paceline.training.passes import run_passes
+from paceline.training.precision import working_dtype
 from paceline.training.state import RankState, persistent_buffers, restore_buffers
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
@@ -160,8 +162,8 @@ class ProcessesStrategy(LocalStrategy):
     ) -> None:
         """Open the memory of every rank for sufficient factors."""
         trial, model = self._trial, self._model
-        dtype = torch.float32 if low_precision is None else torch.bfloat16
-        most = -(-trial.training.global_batch // trial.placement.replicas)
+        dtype = working_dtype(trial.training)
+        most = samples_of_a_replica(trial.training.global_batch, trial)
         samples = {name: self._node_factors.rows(name, most) for name in linear_layers(model)}
         size = SharedFactors.bytes_needed(model, samples, dtype)
         self._shared_factors = [

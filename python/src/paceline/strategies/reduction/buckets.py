@@ -30,16 +30,14 @@ class Buckets:
         self._defers = defers
         self._sums: list[torch.futures.Future[Tensor]] = []
 
-    def record(self, bucket: GradBucket) -> None:
+    def sum(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Begin to sum a bucket over all ranks in place, beside the backward pass; return the
+        future for which DDP is to wait (DDP communication hook)."""
         self.ready = self._stopwatch.mark()
         buffer = bucket.buffer()
         self._current.append(buffer.numel() * buffer.element_size())
         if bucket.is_last():
             self.sizes_bytes, self._current = self._current, []
-
-    def sum(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Begin to sum a bucket in place; return the future for which DDP is to wait."""
-        self.record(bucket)
         summed = self.gradient_sum.start(bucket)
         if not self._defers:
             return summed
@@ -56,8 +54,3 @@ class Buckets:
 
     def describe(self) -> dict[str, Any]:
         return {"bucket_bytes": self.sizes_bytes, **self.gradient_sum.describe()}
-
-
-def sum_gradients(buckets: Buckets, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Sum a bucket over all ranks in place, beside the backward pass (DDP communication hook)."""
-    return buckets.sum(bucket)

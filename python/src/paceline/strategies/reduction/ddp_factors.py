@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import UsageError
-from paceline.strategies.reduction.factor_choice import ChoiceContext, choose
-from paceline.strategies.reduction.factor_exchange import FactorExchange, open_group
 from paceline.strategies.reduction.factor_layers import FactorLayers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.strategies.reduction.factor_exchange import FactorExchange
     from paceline.transports.gradients import FactorSetting
 
 
@@ -47,26 +46,15 @@ def hybrid(
     _check(model)
     module: nn.Module = model.module
     layers = FactorLayers(module, example)
-    group = open_group(limit_s) if layers.shapes else None
-    context = ChoiceContext(
-        setting=setting,
-        samples=samples,
-        dtype=dtype,
-        gathering=group,
-        reducing=None,
-        ranks=dist.get_world_size(),
-    )
-    choice = choose(layers.shapes, context)
-    if not choice.chosen:
+    choice, exchange = layers.join(setting, samples, dtype, limit_s)
+    if exchange is None:
         return _with_choice(model, choice.describe())
-    chosen = {name: layers.shapes[name] for name in choice.chosen}
-    exchange = FactorExchange(chosen, samples, dtype, group)
-    wrapped = _ignoring(model, layers.parameter_names(chosen))
+    wrapped = _ignoring(model, layers.parameter_names(choice.chosen))
     backward = _BackwardPass(wrapped, choice.chosen, layers, exchange, samples)
     # Only `wrapped` owns the exchange. In a reference cycle with the layers, the process group
     # would be freed when the interpreter ends, which Gloo does not survive.
     wrapped.factor_exchange = backward  # type: ignore[assignment]
-    layers.capture(chosen, partial(_keep, weakref.ref(backward)))
+    layers.capture(choice.chosen, partial(_keep, weakref.ref(backward)))
     return _with_choice(wrapped, choice.describe())
 
 
@@ -84,7 +72,6 @@ class _BackwardPass:
         self._model = weakref.proxy(model)
         self._names = names
         self._layers = layers
-        self._memory: dict[str, Tensor] = {}
         self._exchange = exchange
         self._samples = samples
         self._will_finish = False
@@ -106,7 +93,7 @@ class _BackwardPass:
         scale = 1 / dist.get_world_size()  # DDP averages
         for name in reversed(self._names):
             factors = self._exchange.wait(name)
-            for parameter, gradient in self._layers.gradients(name, *factors, self._memory):
+            for parameter, gradient in self._layers.gradients(name, *factors):
                 gradient.mul_(scale)
                 if parameter.grad is None:
                     parameter.grad = gradient

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from paceline.errors import EnvironmentLacks
 from paceline.plan.factor_cost import Cost, LinearShape, all_reduce_cost, factor_cost
 from paceline.spec.extensions import TRANSPORTS
@@ -16,6 +14,7 @@ from paceline.transports.gradients import gradient_options_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import torch
     import torch.distributed as dist
     from torch import nn
 
@@ -49,11 +48,6 @@ def setting_of(trial: Trial) -> FactorSetting:
 def samples_of_a_replica(global_samples: int, trial: Trial) -> int:
     """Return the largest number of samples of one of the trial's replicas."""
     return -(-global_samples // trial.placement.replicas)
-
-
-def factors_dtype(trial: Trial) -> torch.dtype:
-    """Return the type in which a trial's precision computes the factors."""
-    return torch.bfloat16 if trial.training.precision == "bf16" else torch.float32
 
 
 def shape_of(layer: nn.Linear, owners: int = 1) -> LinearShape:

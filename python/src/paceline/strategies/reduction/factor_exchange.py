@@ -9,7 +9,6 @@ of zeros, which add nothing to a product.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -66,8 +65,9 @@ class FactorExchange:
                 (self._inputs, shape.inputs, dtypes[0]),
                 (self._gradients, shape.outputs, dtypes[1]),
             ):
-                rows = _Rows(samples, shape.positions)
-                factors[name] = _GatheredFactor(width, rows, ranks, of_factor, group, workers)
+                factors[name] = _GatheredFactor(
+                    width, samples, shape.positions, ranks, of_factor, group, workers
+                )
         self._lock = threading.Lock()  # workers may be threads
         self._sent = 0
         self._ranks = ranks
@@ -115,37 +115,27 @@ class FactorExchange:
             self._sent += factor.keep(part.detach(), worker, is_last=is_last)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Numbers of rows of a rank."""
-
-    samples: int  # at most
-    positions: int  # of a sample
-
-    @property
-    def most(self) -> int:
-        return self.samples * self.positions
-
-
 class _GatheredFactor:
     """One factor of one layer: the parts of this rank, and the rows of all ranks."""
 
     def __init__(
         self,
         features: int,
-        rows: _Rows,
+        samples: int,
+        positions: int,
         ranks: int,
         dtype: torch.dtype,
         group: dist.ProcessGroup | None,
         workers: int,
     ) -> None:
+        """samples: maximum number of samples of a rank. positions: rows of a sample."""
         self.work: Work | None = None
         self._group = group
         self._ranks = ranks
-        self._own = torch.empty(rows.most, features, dtype=dtype)
-        self._all = torch.empty(ranks * rows.most, features, dtype=dtype)
-        self._positions = rows.positions
-        self._rows = rows.most
+        self._positions = positions
+        self._rows = samples * positions
+        self._own = torch.empty(self._rows, features, dtype=dtype)
+        self._all = torch.empty(ranks * self._rows, features, dtype=dtype)
         self._parts: list[list[Tensor]] = [[] for _ in range(workers)]
         self._complete: set[int] = set()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.plan.factor_cost import EmbeddingShape
@@ -13,7 +14,13 @@ from paceline.strategies.reduction.embedding_factors import (
     embedding_gradient,
     embeddings,
 )
-from paceline.strategies.reduction.factor_choice import shape_of
+from paceline.strategies.reduction.factor_choice import (
+    ChoiceContext,
+    FactorChoice,
+    choose,
+    shape_of,
+)
+from paceline.strategies.reduction.factor_exchange import FactorExchange, open_group
 from paceline.strategies.reduction.sufficient_factors import (
     capture_sufficient_factors,
     linear_layers,
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
     from paceline.plan.factor_cost import FactorShape
+    from paceline.transports.gradients import FactorSetting
 
 
 class FactorLayers:
@@ -34,6 +42,8 @@ class FactorLayers:
         """example: an input of one sample."""
         mark_summed_layers(model, example)
         self._model = model
+        # Memory of the gradients of weights, by layer; reused if the weight has no gradient.
+        self._memory: dict[str, Tensor] = {}
         modules = dict(model.named_modules())
         linear = linear_layers(model)
         self._layers: dict[str, nn.Linear | nn.Embedding] = {**linear}
@@ -45,6 +55,31 @@ class FactorLayers:
             self.shapes[name] = EmbeddingShape(
                 rows=table.num_embeddings, outputs=table.embedding_dim, positions=count
             )
+
+    def join(
+        self, setting: FactorSetting, samples: int, dtype: torch.dtype, limit_s: float | None
+    ) -> tuple[FactorChoice, FactorExchange | None]:
+        """Choose the layers that send factors, and open their exchange; collective over all ranks.
+
+        samples: maximum number of samples of a rank in a step. dtype: of the factors. limit_s:
+        limit of each wait; None means torch's default. The exchange is None if no layer sends
+        factors. Only the caller keeps it, see ddp_factors.py. Raises EnvironmentLacks if the ranks
+        would compute different gradients.
+        """
+        group = open_group(limit_s) if self.shapes else None
+        context = ChoiceContext(
+            setting=setting,
+            samples=samples,
+            dtype=dtype,
+            gathering=group,
+            reducing=None,
+            ranks=dist.get_world_size(),
+        )
+        choice = choose(self.shapes, context)
+        if not choice.chosen:
+            return choice, None
+        chosen = {name: self.shapes[name] for name in choice.chosen}
+        return choice, FactorExchange(chosen, samples, dtype, group)
 
     def parameter_names(self, only: Container[str]) -> list[str]:
         """Return the names of the parameters of these layers."""
@@ -69,13 +104,10 @@ class FactorLayers:
         capture_embeddings(self._model, only, store)
 
     def gradients(
-        self, name: str, inputs: Tensor, outputs_gradients: Tensor, memory: dict[str, Tensor]
+        self, name: str, inputs: Tensor, outputs_gradients: Tensor
     ) -> list[tuple[Tensor, Tensor]]:
-        """Return the parameters of a layer with their gradients, from the factors of all ranks.
-
-        memory: where the gradients of weights are, by layer; reused if the weight has none.
-        """
-        layer = self._layers[name]
+        """Return the parameters of a layer with their gradients, from the factors of all ranks."""
+        layer, memory = self._layers[name], self._memory
         if name not in memory or layer.weight.grad is not None:
             memory[name] = torch.empty_like(layer.weight)
         if isinstance(layer, nn.Embedding):

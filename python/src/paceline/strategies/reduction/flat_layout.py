@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 # Float32 elements in a cache line of 64 bytes. No two workers write the same line, and parameters
 # have the same alignment as tensors that torch allocates.
 ALIGNMENT = 16
+_LINE_BYTES = 4 * ALIGNMENT
+
+
+def whole_lines(size: int) -> int:
+    """Round a number of bytes up to whole cache lines."""
+    return -(-size // _LINE_BYTES) * _LINE_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from paceline.strategies.reduction.factor_choice import (
     ChoiceContext,
     FactorChoice,
     choose,
-    factors_dtype,
     setting_of,
     shape_of,
 )
 from paceline.strategies.reduction.factor_exchange import FactorExchange
 from paceline.strategies.reduction.sufficient_factors import linear_layers
+from paceline.training.precision import working_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -74,7 +74,7 @@ class NodeFactors:
         layers = linear_layers(model)
         shapes = {name: shape_of(layer, owners) for name, layer in layers.items()}
         samples = self._samples(self._trial.training.global_batch)
-        dtype = factors_dtype(self._trial)
+        dtype = working_dtype(self._trial.training)
         self._choice = choose(
             shapes,
             ChoiceContext(

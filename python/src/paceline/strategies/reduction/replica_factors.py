@@ -7,22 +7,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-
-from paceline.strategies.reduction.factor_choice import (
-    ChoiceContext,
-    FactorChoice,
-    choose,
-)
-from paceline.strategies.reduction.factor_exchange import FactorExchange, open_group
+from paceline.strategies.reduction.factor_choice import FactorChoice
 from paceline.strategies.reduction.factor_layers import FactorLayers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import torch
     from torch import Tensor, nn
 
+    from paceline.strategies.reduction.factor_exchange import FactorExchange
     from paceline.transports.gradients import FactorSetting
 
 
@@ -36,7 +30,6 @@ class ReplicaFactors:
         self._choice = FactorChoice(setting=setting)
         self._layers: FactorLayers | None = None
         self._exchange: FactorExchange | None = None
-        self._gradients: dict[str, Tensor] = {}  # memory of weight gradients, by layer
         self._is_last_pass = True
         self.ready_s = 0.0  # when the last factor of this rank was ready, time of perf_counter
 
@@ -58,23 +51,12 @@ class ReplicaFactors:
         if setting == "never":
             return
         self._layers = FactorLayers(model, example)
-        shapes = self._layers.shapes
-        group = open_group(limit_s) if shapes else None
-        context = ChoiceContext(
-            setting=setting,
-            samples=samples,
-            dtype=dtype,
-            gathering=group,
-            reducing=None,
-            ranks=dist.get_world_size(),
-        )
-        self._choice = choose(shapes, context)
-        if not self._choice.chosen:
+        self._choice, exchange = self._layers.join(setting, samples, dtype, limit_s)
+        self._exchange = exchange
+        if exchange is None:
             return
-        chosen = {name: shapes[name] for name in self._choice.chosen}
-        exchange = self._exchange = FactorExchange(chosen, samples, dtype, group)
         self._layers.capture(
-            chosen,
+            self._choice.chosen,
             partial(self._store, exchange),
             lambda layer, inputs: exchange.keep_inputs(layer, inputs, is_last=self._is_last_pass),
         )
@@ -105,7 +87,7 @@ class ReplicaFactors:
             assert self._layers is not None, "as above"
             factors = self._exchange.wait(name)
             started_s = time.perf_counter()
-            for parameter, gradient in self._layers.gradients(name, *factors, self._gradients):
+            for parameter, gradient in self._layers.gradients(name, *factors):
                 parameter.grad = gradient
             spent_s += time.perf_counter() - started_s
         return spent_s

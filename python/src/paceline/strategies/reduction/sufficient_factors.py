@@ -22,9 +22,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from paceline.strategies.reduction.flat_layout import copy_shards
+from paceline.strategies.reduction.flat_layout import copy_shards, whole_lines
 from paceline.strategies.reduction.layer_calls import input_shapes
-from paceline.training.linear import bias_gradient, joined, linear_that_keeps, weight_gradient
+from paceline.training.linear import (
+    bias_gradient,
+    is_plain_linear,
+    joined,
+    linear_that_keeps,
+    weight_gradient,
+)
 from paceline.training.recomputation import once
 
 if TYPE_CHECKING:
@@ -32,7 +38,6 @@ if TYPE_CHECKING:
 
     from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
 
-_LINE_BYTES = 64
 _SUMMED = "paceline_summed"  # attribute of a layer without sufficient factors
 # Layer name -> (inputs, gradients of outputs) of one replica, shapes (samples, inputs) and
 # (samples, outputs).
@@ -44,7 +49,7 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
     return {
         name: module
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and not getattr(module, _SUMMED, False)
+        if is_plain_linear(module) and not getattr(module, _SUMMED, False)
     }
 
 
@@ -120,7 +125,7 @@ class SharedFactors:
 
         def take(elements: int, of: torch.dtype) -> Tensor:
             nonlocal position
-            end = position + _lines_of_bytes(elements * of.itemsize)
+            end = position + whole_lines(elements * of.itemsize)
             part, position = memory[position:end], end
             return part.view(of)[:elements]
 
@@ -134,11 +139,11 @@ class SharedFactors:
     @staticmethod
     def bytes_needed(model: nn.Module, samples: Mapping[str, int], dtype: torch.dtype) -> int:
         sizes = [
-            _lines_of_bytes(samples[name] * features * dtype.itemsize)
+            whole_lines(samples[name] * features * dtype.itemsize)
             for name, layer in linear_layers(model).items()
             for features in (layer.in_features, layer.out_features)
         ]
-        return sum(sizes) + len(sizes) // 2 * _lines_of_bytes(torch.int64.itemsize)
+        return sum(sizes) + len(sizes) // 2 * whole_lines(torch.int64.itemsize)
 
     def begin(self) -> None:
         """Begin a step; the others must have read the factors of the previous one."""
@@ -160,11 +165,6 @@ class SharedFactors:
             count = int(self._counts[layer])
             found[layer] = (inputs[:count], outputs_gradients[:count])
         return found
-
-
-def _lines_of_bytes(size: int) -> int:
-    """Round a number of bytes up to whole cache lines."""
-    return -(-size // _LINE_BYTES) * _LINE_BYTES
 
 
 def capture_sufficient_factors(

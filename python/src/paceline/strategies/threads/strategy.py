@@ -172,7 +172,8 @@ class ThreadsStrategy(LocalStrategy):
         # All nodes have the same shards, hence the same tensors in the same order.
         complete = self._node_factors.parameter_names
         shapes = [shape for shard in self._shards for shape in shard.shapes(complete)]
-        self._replicate_group.all_reduce(self._reduced(), shapes)
+        sums = [tensor for shard in self._shards for tensor in shard.gradient_tensors(complete)]
+        self._replicate_group.all_reduce(sums, shapes)
         loss_sum = sum(p.loss_sum for p in passed)
         whole = replace(slowest, loss_sum=loss_sum, started_s=started_s)
         return whole.result(alone=self._trial.placement.replicas == 1)
@@ -255,10 +256,6 @@ class ThreadsStrategy(LocalStrategy):
         """Send the factors of a pass to other nodes, or keep them for the threads."""
         if not self._node_factors.keep_gradients(layer, outputs_gradients, worker):
             _store(self._factors[worker], layer, inputs, outputs_gradients)
-
-    def _reduced(self) -> list[Tensor]:
-        complete = self._node_factors.parameter_names
-        return [tensor for shard in self._shards for tensor in shard.gradient_tensors(complete)]
 
 
 def _store(

@@ -21,6 +21,7 @@ from paceline.launchers.spark.rounds.worker import RoundWorker
 from paceline.plan.sample_order import sample_order_of
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
+from paceline.training.checkpointing import Segments
 from paceline.training.transforms import to_input
 from paceline.workloads.build import build_model, make_task
 
@@ -122,6 +123,15 @@ def by_one_process(trial):
 def test_rounds_of_one_step_are_the_training_of_one_process(rounds_of, momentum):
     trial, files, workers = rounds_of(1, momentum=momentum)
     train(workers)
+    found, expected = load_file(files.weights), by_one_process(trial)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=3e-7)
+
+
+def test_activations_are_computed_again_if_the_trial_says_so(rounds_of):
+    trial, files, workers = rounds_of(1, activation_checkpointing=True)
+    train(workers)
+    assert all(isinstance(worker._replica.model.forward, Segments) for worker in workers)
     found, expected = load_file(files.weights), by_one_process(trial)
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=3e-7)

@@ -23,6 +23,7 @@ from paceline.records.rows import TrainingResult
 from paceline.strategies.local_sgd.steps import LocalReplica
 from paceline.strategies.processes.descriptor import ProcessesOptions
 from paceline.training import compiler
+from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.loop import Loop
 from paceline.training.resources import RankCores, read_back, set_threads
 from paceline.training.spans import Spans
@@ -165,6 +166,7 @@ class RoundWorker:
         model = build_model(self._samples.task)
         self._initial_sha256 = sha256_of(model.state_dict())
         put_in_memory_format(model, training.memory_format)
+        checkpoint_activations(self._samples.task, model, self._trial)
         self._replica = LocalReplica(self._samples.task, model, self._trial)
 
     def _open_samples(self, rank: int, first_step: int) -> bool:
