@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,6 @@ from paceline.telemetry.training import OperationTotals, TrainingProgress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from paceline.telemetry.exporter import Snapshot
 
@@ -35,12 +35,16 @@ HOST = "node-1"
 PROCESSES, RANKS, INTERVAL_S = 64, 8, 1.0
 READINGS, BATCHES = 10, 5  # each batch has two readings of the expensive values
 CORE_SHARE = 0.01
+# On an idle AMD EPYC a reading takes 0.6 % of a core, of which the kernel's files take a fifth. If
+# they take much more on another machine, the share of a core says nothing about the sidecar.
+FILE_READS = 8
 SERIES = 2000
 
 
 @dataclass(frozen=True)
 class Measured:
     cpu_s_per_reading: float
+    files_cpu_s: float  # of reading two files of each process
     snapshot: Snapshot
 
 
@@ -67,20 +71,29 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
             patch.setattr(sampler_module, "time", clock)
             sampler = Sampler(request, HOST)
             sampler.tick()  # the first one opens files
-            used_s = []
+            used_s, files_s = [], []
             for _ in range(BATCHES):
+                files_s.append(cpu_s_of_files([process.pid for process in processes]))
                 before_s = time.process_time()
                 for _ in range(READINGS):
                     passed_s += INTERVAL_S
                     snapshot = sampler.tick()
                 used_s.append(time.process_time() - before_s)
         # other programs on the machine make the same work slower, never quicker
-        yield Measured(min(used_s) / READINGS, snapshot)
+        yield Measured(min(used_s) / READINGS, min(files_s), snapshot)
     finally:
         for process in processes:
             process.kill()
         for process in processes:
             process.wait(timeout=10)
+
+
+def cpu_s_of_files(pids: list[int]) -> float:
+    before_s = time.process_time()
+    for pid in pids:
+        for name in ("stat", "io"):
+            Path(f"/proc/{pid}/{name}").read_bytes()
+    return time.process_time() - before_s
 
 
 def write_status(folder: Path, rank: int, pid: int) -> None:
@@ -93,7 +106,8 @@ def write_status(folder: Path, rank: int, pid: int) -> None:
 
 def test_readings_of_64_processes_take_at_most_one_percent_of_a_core(measured: Measured) -> None:
     assert measured.snapshot.row["run_processes"] == PROCESSES
-    assert measured.cpu_s_per_reading <= CORE_SHARE * INTERVAL_S, measured.cpu_s_per_reading
+    limit_s = max(CORE_SHARE * INTERVAL_S, FILE_READS * measured.files_cpu_s)
+    assert measured.cpu_s_per_reading <= limit_s, measured
 
 
 def series(snapshot: Snapshot) -> set[tuple[str, tuple[tuple[str, str], ...]]]:
