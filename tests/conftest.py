@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
-from typing import TYPE_CHECKING
+import subprocess
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -12,8 +16,10 @@ from tests import capabilities, scheduling
 from tests.environment import QUICK_JVM, class_archive_options, make_class_archives
 from tests.forking import fork_server
 
+from paceline.spec import model_facts
+
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterator, Sequence
     from pathlib import Path
 
     from tests.forking import ForkServer
@@ -124,6 +130,30 @@ def _quick_jvm(shared_folder: Path) -> Iterator[None]:
             own = os.environ.get(variable, "")
             patch.setenv(variable, f"{own} {flags} {archives}".lstrip())
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_model_facts() -> Iterator[None]:
+    """Derive the facts of the models of the package in this process, which then imports torch once.
+
+    tests/unit/workloads/test_facts.py has the process that derives them otherwise.
+    """
+    replaced = SimpleNamespace(**{**vars(subprocess), "run": _run_or_derive})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_facts, "subprocess", replaced)
+        yield
+
+
+def _run_or_derive(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Do what `python -m paceline.workloads` does with the last four words of the command."""
+    task, values, data, samples = command[-4:]
+    if task.startswith("paceline."):
+        with suppress(Exception):  # the process reports it
+            from paceline.workloads.facts import derive_facts
+
+            facts = derive_facts(task, json.loads(values), data, int(samples))
+            return subprocess.CompletedProcess(command, 0, facts.model_dump_json(), "")
+    return subprocess.run(command, **options)  # noqa: PLW1510  (one of the options)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ROOT / "tests" / "programs"
@@ -38,8 +38,12 @@ class ForkServer:
 
 
 @contextmanager
-def fork_server() -> Iterator[ForkServer]:
-    """Run a fork server; the end of the block ends it and all ranks."""
+def fork_server(enter: Sequence[str] = ()) -> Iterator[ForkServer]:
+    """Run a fork server; the end of the block ends it and all ranks.
+
+    enter: words in front of its command, such as those that enter a host of a lab. Ranks run where
+    the server runs.
+    """
     # mpi4py finds its MPI library by this variable, as mpirun sets it
     libraries = Path(sys.executable).parents[1] / "lib"
     environment = {
@@ -51,7 +55,7 @@ def fork_server() -> Iterator[ForkServer]:
     with tempfile.TemporaryDirectory(prefix="forks-") as folder:  # a socket's path must be short
         socket = Path(folder, "socket")
         with subprocess.Popen(
-            [sys.executable, PROGRAMS / "fork_server.py", socket],
+            [*enter, sys.executable, PROGRAMS / "fork_server.py", socket],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -18,16 +18,9 @@ if TYPE_CHECKING:
 TWO_HOSTS = LabSettings(hosts=2, slots=2)
 
 
-@pytest.fixture
-def fresh_lab() -> Iterator[Lab]:
-    """Make a lab for a test that takes links down or kills processes."""
-    with checked_lab(TWO_HOSTS) as lab:
-        yield lab
-
-
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    """Make a lab for the tests of a module that leave it unchanged."""
+    """Make a lab for the tests of a module; those that take links down bring them up again."""
     with checked_lab(TWO_HOSTS) as made:
         yield made
 

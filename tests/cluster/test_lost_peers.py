@@ -11,11 +11,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from tests.cluster.trainings import PROGRAMS, Shares, Training, options, training
+from tests.forking import fork_server
 
 from paceline.lab import INTERFACE
 
@@ -23,27 +24,41 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.forking import ForkServer
+
     from paceline.lab import Lab
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab")]
 
-LIMIT_S = 4.0
+LIMIT_S = 6.0
 
 Start = Callable[..., AbstractContextManager[Training]]
 Record = Callable[[str, dict[str, Any], float], None]
 
 
+@pytest.fixture(scope="module")
+def pythons(lab: Lab) -> Iterator[list[ForkServer]]:
+    """Start ranks quickly on each host."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(fork_server(host.command())) for host in lab.hosts]
+
+
 @pytest.fixture
-def under_way(fresh_lab: Lab, tiny_dataset: Path, tmp_path: Path) -> Start:
+def under_way(
+    lab: Lab, pythons: list[ForkServer], tiny_dataset: Path, tmp_path: Path
+) -> Iterator[Start]:
     """Start an endless training over a transport; nothing of it is left afterwards."""
 
     def start(transport: str, factors: str = "never") -> AbstractContextManager[Training]:
         words = options(LIMIT_S, tiny_dataset, tmp_path / "run")
         words += ["--sufficient-factors", factors]
-        commands = under_mpirun if transport == "mpi" else each_by_itself
-        return training(fresh_lab, tmp_path, commands(fresh_lab, words, tmp_path))
+        if transport == "mpi":
+            return training(lab, tmp_path, under_mpirun(lab, words, tmp_path))
+        return training(lab, tmp_path, each_by_itself(lab, pythons, words, tmp_path))
 
-    return start
+    yield start
+    for host in lab.hosts:
+        lab.restore(host)
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +79,17 @@ def under_mpirun(lab: Lab, options: list[str], folder: Path) -> list[list[str]]:
     return [lab.hosts[0].command(sys.executable, *words, "--transport", "mpi")]
 
 
-def each_by_itself(lab: Lab, options: list[str], folder: Path) -> list[list[str]]:
+def each_by_itself(
+    lab: Lab, pythons: list[ForkServer], options: list[str], folder: Path
+) -> list[list[str]]:
     """Return a command for each rank, so that nothing ends one because of the other."""
     meeting = folder / "meeting.json"
     return [
         host.command(
-            sys.executable, PROGRAMS / "rank.py", rank, len(lab.hosts), meeting, *options,
+            *python.python, PROGRAMS / "rank.py", rank, len(lab.hosts), meeting, *options,
             "--transport", "gloo",
         )
-        for rank, host in enumerate(lab.hosts)
+        for rank, (host, python) in enumerate(zip(lab.hosts, pythons, strict=True))
     ]  # fmt: skip
 
 

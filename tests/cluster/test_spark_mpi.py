@@ -1,4 +1,7 @@
-"""Spark's tasks as one MPI job: the same training as under mpirun; a death ends all processes."""
+"""Spark's tasks as one MPI job: a death ends all processes.
+
+tests/functional/test_small_run.py checks that it trains the same as under mpirun.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.cluster.test_two_nodes import environment_of
 
 from paceline.host.processes import (
     TOKEN_VARIABLE,
@@ -41,45 +42,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
-LIMIT_S = 200.0
-SPEC = """
-schema = 2
-name = "spark-mpi"
-seed = 3
-repeats = 1
-[training]
-max_steps = {steps}
-epochs = {steps}
-warmup_steps = 1
-global_batch = 16
-image_size = 64
-[[workloads]]
-name = "tiny"
-data = "{data}"
-[[trials]]
-launcher = "local"
-local_strategy = "sequential"
-{trials}
-[telemetry]
-interval_s = 0.25
-[network]
-interface = "{interface}"
-[limits]
-trial_s = 100
-rendezvous_s = 40
-collective_s = 30
-"""
-ENTRY = """
-[[trials]]
-launcher = "{launcher}"
-transport = "mpi"
-local_strategy = "processes"
-nodes = 1
-ranks_per_node = 2
-threads_per_rank = 1
-oversubscribe = true
-"""
-
 
 @pytest.fixture
 def dataset(tiny_dataset: Path) -> Path:
@@ -95,36 +57,6 @@ def token() -> Iterator[str]:
     left = {pid: command_line_of(pid) for pid in pids_with_token(made)}
     send(left, signal.SIGKILL)
     assert left == {}
-
-
-def paceline_run(spec: str, folder: Path) -> list[dict]:
-    """Run a spec here; return the rows of its comparison."""
-    file, out = folder / "spec.toml", folder / "run"
-    file.write_text(spec)
-    words = [sys.executable, "-m", "paceline.cli", "run", str(file), "--out", str(out)]
-    environment = environment_of(folder / "cache")
-    done = subprocess.run(
-        words,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows: list[dict] = json.loads((out / "comparison.json").read_text())["rows"]
-    return rows
-
-
-def test_spark_and_mpirun_train_the_same_over_mpi(dataset: Path, tmp_path: Path) -> None:
-    trials = "".join(ENTRY.format(launcher=name) for name in ("mpi", "spark"))
-    spec = SPEC.format(steps=6, data=dataset, trials=trials, interface="lo")
-    rows = {row["launcher"]: row for row in paceline_run(spec, tmp_path)}
-    assert {name: row["equivalent"] for name, row in rows.items()} == {
-        "local": True, "mpi": True, "spark": True,
-    }  # fmt: skip
-    assert rows["spark"]["transport"] == "mpi"
-    assert rows["spark"]["weights_sha256"] == rows["mpi"]["weights_sha256"]
 
 
 def endless(dataset: Path, out: Path) -> tuple[Trial, TrialFiles]:

@@ -37,9 +37,10 @@ def rows(tmp_path_factory, shared_cache):
     """Return the comparison's rows by transport, and the run directory."""
     folder = tmp_path_factory.mktemp("native")
     spec, out = folder / "native.toml", folder / "run"
-    small = SMALL.replace("max_steps = 20", f"max_steps = {STEPS}").replace("128", "32")
     spec.write_text(
-        small
+        SMALL.replace("max_steps = 20", f"max_steps = {STEPS}")
+        .replace("image_size = 128", "image_size = 32")
+        .replace("interval_s = 0.1", "enabled = false")
         + trial("spark", "spark-rounds", averaging_period_steps=PERIOD)
         + trial("spark", "spark-allgather")
     )

@@ -22,7 +22,7 @@ from paceline.lab import INTERFACE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paceline.lab import Host, Lab
+    from paceline.lab import Lab
 
 pytestmark = [pytest.mark.cluster, pytest.mark.needs("lab"), pytest.mark.timeout(400)]
 
@@ -79,18 +79,24 @@ def entries(launcher: str, strategies: dict[str, str]) -> str:
     )
 
 
-def environment_of(cache: Path) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if is_kept(k)}
-    return {**kept, "PACELINE_CACHE": str(cache), "NO_COLOR": "1"}
-
-
-def rows_of_run(host: Host, spec: str, folder: Path) -> list[dict[str, object]]:
-    """Run a spec on `host`; return the rows of its comparison without the baseline."""
+@pytest.fixture(scope="module")
+def run(
+    spark_lab: Lab, tiny_dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[dict[str, object]], Path]:
+    """Run all trials; return the rows of the comparison without the baseline, and the folder."""
+    folder = tmp_path_factory.mktemp("two-nodes")
+    trials = entries("mpi", {"mpi": "processes", "gloo": "pipeline"})
+    trials += entries("spark", {"gloo": "threads", "mpi": "processes"})
+    spec = SPEC.format(data=tiny_dataset, interface=INTERFACE, trials=trials)
+    spec += f'[mpi]\nhostfile = "{spark_lab.hostfile}"\n'
+    java_options = os.environ["SPARK_SUBMIT_OPTS"]
+    spec += SPARK.format(master=spark_lab.spark_master, java_options=java_options)
     file, out = folder / "spec.toml", folder / "run"
     file.write_text(spec)
+    kept = {k: v for k, v in os.environ.items() if is_kept(k)}
     result = subprocess.run(
-        host.command(sys.executable, "-m", "paceline.cli", "run", file, "--out", out),
-        env=environment_of(folder / "cache"),
+        spark_lab.hosts[0].command(sys.executable, "-m", "paceline.cli", "run", file, "--out", out),
+        env={**kept, "PACELINE_CACHE": str(folder / "cache"), "NO_COLOR": "1"},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -98,10 +104,16 @@ def rows_of_run(host: Host, spec: str, folder: Path) -> list[dict[str, object]]:
     )
     assert result.returncode == 0, result.stdout + result.stderr
     rows = json.loads((out / "comparison.json").read_text())["rows"]
-    return [row for row in rows if not row["is_baseline"]]
+    return [row for row in rows if not row["is_baseline"]], folder
 
 
-def assert_same_training_on_two_nodes(rows: list[dict[str, object]], folder: Path) -> None:
+@pytest.mark.parametrize("launcher", ["mpi", "spark"])
+def test_strategies_on_two_nodes_train_the_same(
+    launcher: str, run: tuple[list[dict[str, object]], Path]
+) -> None:
+    all_rows, folder = run
+    rows = [row for row in all_rows if row["launcher"] == launcher]
+    assert len(rows) == 2
     assert all(row["nodes"] == 2 for row in rows)
     assert {row["configuration"]: row["equivalent"] for row in rows} == {
         row["configuration"]: True for row in rows
@@ -111,27 +123,10 @@ def assert_same_training_on_two_nodes(rows: list[dict[str, object]], folder: Pat
         assert len(list(traces)) == 2, row["configuration"]
 
 
-def test_strategies_on_two_nodes_under_mpirun(lab: Lab, tiny_dataset: Path, tmp_path: Path) -> None:
-    trials = entries("mpi", {"mpi": "processes", "gloo": "pipeline"})
-    spec = SPEC.format(data=tiny_dataset, interface=INTERFACE, trials=trials)
-    mpi = f'[mpi]\nhostfile = "{lab.hostfile}"\n'
-    rows = rows_of_run(lab.hosts[0], spec + mpi, tmp_path)
-    assert len(rows) == 2
-    assert_same_training_on_two_nodes(rows, tmp_path)
-
-
-def test_strategies_on_two_nodes_under_spark(
-    spark_lab: Lab, tiny_dataset: Path, tmp_path: Path
+def test_barrier_tasks_on_both_hosts_are_one_mpi_job(
+    spark_lab: Lab, run: tuple[list[dict[str, object]], Path]
 ) -> None:
-    trials = entries("spark", {"gloo": "threads", "mpi": "processes"})
-    spec = SPEC.format(data=tiny_dataset, interface=INTERFACE, trials=trials)
-    java_options = os.environ["SPARK_SUBMIT_OPTS"]
-    spark = SPARK.format(master=spark_lab.spark_master, java_options=java_options)
-    rows = rows_of_run(spark_lab.hosts[0], spec + spark, tmp_path)
-    assert len(rows) == 2
-    assert_same_training_on_two_nodes(rows, tmp_path)
-    # the barrier tasks on both hosts are one MPI job
-    [trial] = tmp_path.glob("run/trials/*.spark.mpi.*")
+    [trial] = run[1].glob("run/trials/*.spark.mpi.*")
     found = [
         json.loads((trial / "ranks" / str(rank) / "environment.json").read_text())["host"]
         for rank in range(4)

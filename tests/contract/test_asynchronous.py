@@ -46,7 +46,11 @@ SERVERS: dict[str, dict[str, Any]] = {
 # launch -> (transport, ranks, setups)
 LAUNCHES = {
     "gloo": ("gloo", 3, SERVERS),
-    "mpi": ("mpi", 2, SERVERS),
+    "mpi": (
+        "mpi",
+        2,
+        {name: SERVERS[name] for name in ("synchronous", "asynchronous", "stale-synchronous")},
+    ),
     "memory": (
         "shared",
         2,

@@ -46,7 +46,6 @@ STEP_OF_ONE_SAMPLE = 4
 CASES = {
     "alexnet": ("tiny", False, "fp32", "contiguous"),
     "alexnet-dropout": ("tiny", True, "fp32", "contiguous"),
-    "vgg": (TINY_VGG, False, "fp32", "contiguous"),
     "vgg-dropout": (TINY_VGG, True, "fp32", "contiguous"),
     "channels_last": (TINY_VGG, False, "fp32", "channels_last"),
     "checkpointed": (TINY_VGG, True, "fp32", "contiguous"),

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
 import subprocess
 import sys
+import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 from unittest import mock
 
 from tests.environment import is_kept
 
 from paceline.cli import main
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 LIMIT_S = 240
+FAULTS = Path(__file__).parent / "programs" / "faults"
+_ATTEMPTS = 3
+_Result = TypeVar("_Result")
 
 SMALL = """
 schema = 2
@@ -122,3 +131,22 @@ def cli_in(cache: Path, folder: Path) -> Cli:
         "NO_COLOR": "1",
     }
     return Cli(environment=environment, cwd=folder)
+
+
+def slowed(cli: Cli, seconds: float = 0.05) -> Cli:
+    """Return the same with steps that sleep: a training lasts, and leaves the cores to others."""
+    environment = {**cli.environment, "PYTHONPATH": str(FAULTS), "SLEEP_S": str(seconds)}
+    return dataclasses.replace(cli, environment=environment)
+
+
+def within(limit_s: float, run: Callable[[], _Result]) -> _Result:
+    """Return what `run` returns. One of three calls must take less than the limit, because other
+    processes may delay a call on a busy machine."""
+    taken_s = []
+    for _ in range(_ATTEMPTS):
+        began_s = time.monotonic()
+        result = run()
+        taken_s.append(time.monotonic() - began_s)
+        if taken_s[-1] < limit_s:
+            return result
+    raise AssertionError(f"expected less than {limit_s:g} s, got {taken_s}")

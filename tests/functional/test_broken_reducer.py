@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.forking import LOADED_WITH
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(300)]
 
@@ -27,19 +28,20 @@ OPTIONS = {
 FLAGS = ("--no-dropout", "--no-sidecar", "--oversubscribe")
 
 
-def test_sum_instead_of_mean_is_not_equivalent(paceline, small_run, tmp_path):
+def test_sum_instead_of_mean_is_not_equivalent(paceline, small_run, forks, tmp_path):
     out = shutil.copytree(small_run, tmp_path / "run")
     dataset = json.loads((out / "manifest.json").read_text())["data"]["tiny"]
 
     mpirun = Path(sys.executable).with_name("mpirun")
     argv = [mpirun, "-n", "2", "--bind-to", "none", "--host", "localhost:2"]
-    argv += [sys.executable, HERE / "programs" / "broken_reducer.py", SCRIPT, *FLAGS]
+    argv += [*forks.python, HERE / "programs" / "broken_reducer.py", SCRIPT, *FLAGS]
     argv += [word for pair in OPTIONS.items() for word in pair]
     argv += ["--data", dataset, "--out", out]
     broken = subprocess.run(
         list(map(str, argv)),
         env={
             **os.environ,
+            **LOADED_WITH,
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         },

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.functional.cli_runs import SMALL, cli_in, trial
+from tests.functional.cli_runs import SMALL, cli_in, slowed, trial
 
 from paceline.records.files import read_jsonl
 
@@ -21,6 +21,7 @@ SPEC = (
     + SMALL.replace("max_steps = 20", f"max_steps = {STEPS}")
     .replace("epochs = 8", "epochs = 100")
     .replace("image_size = 128", "image_size = 64")
+    .replace("interval_s = 0.1", "enabled = false")
     + f"[checkpoint]\nevery_steps = {EVERY}\n"
 )
 
@@ -41,7 +42,8 @@ def run_with_kills(cache, tmp_path_factory, tiny_dataset):
     out, log, spec = folder / "run", folder / "log.txt", folder / "spec.toml"
     entries = "".join(trial(launcher, transport) for launcher, transport in LAUNCHERS.items())
     spec.write_text(SPEC.replace("samples = 48", f'data = "{tiny_dataset}"') + entries)
-    process = cli_in(cache, folder).start("run", spec, "--out", out, log=log)
+    # The steps sleep, so that rank 1 is killed long before its last step on any machine.
+    process = slowed(cli_in(cache, folder)).start("run", spec, "--out", out, log=log)
     killed: set[str] = set()
     deadline = time.monotonic() + 400
     while process.poll() is None and time.monotonic() < deadline:

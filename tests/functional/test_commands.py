@@ -79,7 +79,7 @@ def test_photos_to_data_set_and_back(paceline, tmp_path):
     assert "Traceback" not in refused.stderr
     assert not dataset.exists()
 
-    result = paceline("data", "ingest", photos, dataset, "--on-bad-image", "skip")
+    result = paceline.main("data", "ingest", photos, dataset, "--on-bad-image", "skip")
     assert result.returncode == 0, result.stderr
     assert "broken.jpg" in result.stderr
     facts = json.loads(paceline.main("data", "inspect", dataset, "--json").stdout)

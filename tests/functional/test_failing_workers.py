@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from tests.environment import is_kept
+from tests.functional.cli_runs import FAULTS
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(200)]
 
-FAULTS = Path(__file__).parent / "programs" / "faults"
 STARTED_WITHIN_S = 90.0
 GONE_WITHIN_S = 10.0  # what the project promises
 OPEN_MPI_SEGMENT = "sm_segment."
@@ -163,7 +163,7 @@ def test_killed_worker_ends_the_trial_and_is_named(start):
 
 def test_killed_parent_leaves_no_process_and_no_shared_memory(start):
     before = left_shared_memory()
-    training = start("hybrid")
+    training = start("processes")
     wait_for(training.ranks, STARTED_WITHIN_S, "all ranks training")
     training.process.kill()
     training.process.wait(timeout=GONE_WITHIN_S)

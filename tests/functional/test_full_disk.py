@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.functional.cli_runs import SMALL, Cli
+from tests.functional.cli_runs import SMALL, Cli, slowed
 from tests.functional.test_killed_rank import LONG, STARTED_WITHIN_S, alive, wait_for
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def disk(paceline: Cli, tmp_path: Path, tiny_dataset: Path) -> Iterator[Callable
         # With this seed the baseline is the first trial.
         spec = spec.replace("samples = 48", f'data = "{tiny_dataset}"')
         file.write_text(spec.replace("seed = 3", "seed = 5"))
-        made.append(SmallDisk(paceline, folder, file, size, tmp_path / "log.txt"))
+        made.append(SmallDisk(slowed(paceline), folder, file, size, tmp_path / "log.txt"))
         return made[-1]
 
     yield make

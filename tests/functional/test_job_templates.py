@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.functional.cli_runs import LIMIT_S, Cli
 
 from paceline.launchers.mpi.tools import find_mpirun
+
+if TYPE_CHECKING:
+    from tests.forking import ForkServer
 
 pytestmark = pytest.mark.functional
 
@@ -32,13 +36,13 @@ exec "{mpirun}" -n "$SLURM_NTASKS" --host localhost:2 --bind-to none "$@" \\
 
 
 def test_slurm_template_trains_with_the_ranks_that_slurm_gives(
-    paceline: Cli, tiny_dataset: Path, tmp_path: Path
+    paceline: Cli, tiny_dataset: Path, forks: ForkServer, tmp_path: Path
 ) -> None:
     home, programs = tmp_path / "home", tmp_path / "bin"
     python = home / "paceline" / ".venv" / "bin" / "python"
     for folder in (python.parent, home / "datasets", programs):
         folder.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.write_text(f'#!/bin/sh\nexec {shlex.join(forks.python)} "$@"\n')
     (programs / "srun").write_text(SRUN.format(mpirun=find_mpirun().path))
     for program in (python, programs / "srun"):
         program.chmod(0o755)

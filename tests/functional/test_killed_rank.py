@@ -7,10 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.functional.cli_runs import SMALL, trial
-
-from paceline.records.checkpoints import CheckpointFolder
-from paceline.records.layout import RunFiles
+from tests.functional.cli_runs import SMALL, slowed, trial
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
@@ -18,10 +15,11 @@ pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 ENDLESS = SMALL.replace("max_steps = 20", "max_steps = 100000").replace(
     "epochs = 8", "epochs = 100000"
 )
-# Long enough for a kill after its first step, and short enough to be run to its end.
+# If it is slowed: long enough for a kill after its first step, and short enough to be run to its
+# end.
 LONG = (
-    SMALL.replace("max_steps = 20", 'max_steps = 150\nreading = "stream"')
-    .replace("epochs = 8", "epochs = 50")
+    SMALL.replace("max_steps = 20", 'max_steps = 60\nreading = "stream"')
+    .replace("epochs = 8", "epochs = 20")
     .replace("image_size = 128", "image_size = 64")
 )
 GONE_WITHIN_S = 10.0  # what the project promises
@@ -72,7 +70,7 @@ def test_run_whose_rank_0_was_killed_is_completed_by_the_same_command(
         LONG.replace("samples = 48", f'data = "{tiny_dataset}"').replace("seed = 3", "seed = 5")
         + trial("mpi", "mpi")
     )
-    process = paceline.start("run", spec, "--out", out, "--no-keep-going", log=log)
+    process = slowed(paceline).start("run", spec, "--out", out, "--no-keep-going", log=log)
     try:
         pid = wait_for(lambda: running_rank(out, "mpi", 0), STARTED_WITHIN_S, "rank 0 training")
         os.kill(pid, signal.SIGKILL)
@@ -102,34 +100,10 @@ def test_run_whose_rank_0_was_killed_is_completed_by_the_same_command(
     assert manifest["spec_toml"] == spec.read_text(), "one spec, never changed"
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_run_that_is_asked_to_end_ends_everything(paceline, tmp_path, number, status):
-    spec, out, log = tmp_path / "endless.toml", tmp_path / "run", tmp_path / "log.txt"
-    spec.write_text(ENDLESS + "[checkpoint]\nevery_steps = 1000000\n")
-    process = paceline.start("run", spec, "--out", out, log=log)
-    try:
-        wait_for(lambda: running_rank(out, "local", 0), STARTED_WITHIN_S, "rank 0 training")
-        second = paceline.main("run", spec, "--out", out, "--resume")
-        assert second.returncode == 2
-        assert "another `paceline run` is writing here" in second.stderr
-        assert running_rank(out, "local", 0) in alive(out), "the first run goes on"
-        process.send_signal(number)
-        assert process.wait(timeout=30) == status, log.read_text()
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait(timeout=30)
-    assert alive(out) == {}
-    assert list(out.glob("trials/*/outcome.json")) == []
-    assert "Traceback" not in log.read_text()
-    [(_, files)] = RunFiles(out).trials()
-    assert CheckpointFolder(files.checkpoints).complete(), "a last one, before the ranks ended"
-
-
 def test_trial_that_exceeds_its_limit_ends_the_run_with_6(paceline, tmp_path):
     spec, out = tmp_path / "endless.toml", tmp_path / "run"
     spec.write_text(ENDLESS.replace("trial_s = 120", "trial_s = 5"))
-    result = paceline("run", spec, "--out", out)
+    result = slowed(paceline)("run", spec, "--out", out)
     assert result.returncode == 6, result.stderr
     assert "5 s" in result.stderr
     assert "--resume" in result.stderr
@@ -137,15 +111,3 @@ def test_trial_that_exceeds_its_limit_ends_the_run_with_6(paceline, tmp_path):
     assert alive(out) == {}
     (outcome,) = out.glob("trials/*/outcome.json")
     assert json.loads(outcome.read_text())["status"] == "timed_out"
-
-
-def test_killed_paceline_leaves_no_process(paceline, tmp_path):
-    spec, out, log = tmp_path / "endless.toml", tmp_path / "run", tmp_path / "log.txt"
-    spec.write_text(ENDLESS)
-    process = paceline.start("run", spec, "--out", out, log=log)
-    try:
-        wait_for(lambda: running_rank(out, "local", 0), STARTED_WITHIN_S, "rank 0 training")
-    finally:
-        process.kill()
-        process.wait(timeout=30)
-    wait_for(lambda: alive(out) == {}, 15, "every process of the run gone")

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import stat
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from paceline.records.files import read_jsonl, write_json
 pytestmark = needs_prometheus
 SEEN_LIMIT_S = 45.0
 TOKEN = "a-token-of-this-test"
+AWKWARD, DAMAGED = 'a [run] "of" mine', "damaged"
 
 EXPOSED = """\
 # TYPE paceline_run_info gauge
@@ -55,6 +55,23 @@ def run(tmp_path):
     return make_recorded_run(tmp_path / "recorded", (MPI,))
 
 
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """A run with an awkward name and a damaged trial, and its monitor. Leave both as they are."""
+    run = make_recorded_run(tmp_path_factory.mktemp("shown") / AWKWARD, (MPI,))
+    write_json(run.trial(DAMAGED).trial, {"not": "a trial"})
+    with monitored(run.root, "--no-grafana") as monitor:
+        monitor.api()
+        yield run, monitor
+
+
+def sound_trial(run):
+    """Return the files of the trial that is not damaged, and of its host."""
+    [files] = [files for name, files in run.trials() if name != DAMAGED]
+    [(_, host)] = files.hosts()
+    return files, host
+
+
 @pytest.fixture
 def sidecar():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sidecar)
@@ -74,39 +91,37 @@ def wait_for(api, expr: str) -> list[dict]:
     return found
 
 
-def test_trace_and_prometheus_tell_the_same_numbers(run) -> None:
-    [(_, files)] = run.trials()
-    [(_, host)] = files.hosts()
+def test_trace_and_prometheus_tell_the_same_numbers(shown) -> None:
+    run, monitor = shown
+    _, host = sound_trial(run)
     rows = [row for row in read_jsonl(host.trace) if "unix_s" in row]
     ranks = [row for row in read_jsonl(host.ranks) if row["rank"] == 1]
-    with monitored(run.root, "--no-grafana") as monitor:
-        api = monitor.api()
-        for row, rank in list(zip(rows, ranks, strict=True))[::5]:
-            at = row["unix_s"]
-            [threads] = numbers(api.instant("paceline_run_threads", at))
-            assert threads == row["run_threads"]
-            [idle] = numbers(api.instant('paceline_host_cpu_seconds_total{mode="idle"}', at))
-            assert idle == row["cpu_seconds"]["idle"]
-            [own] = numbers(api.instant('paceline_rank_cpu_seconds_total{rank="1"}', at))
-            assert own == rank["cpu_seconds"]
-        within = LAUNCHED + 8
-        [cores] = numbers(api.instant("sum(rate(paceline_rank_cpu_seconds_total[4s]))", within))
-        assert cores == pytest.approx(2 * RANK_CORES, rel=1e-6)
-        [every] = numbers(api.instant("sum(rate(paceline_host_cpu_seconds_total[4s]))", within))
-        assert every == pytest.approx(sum(CPU.values()), rel=1e-6)
-        steps = numbers(api.instant("paceline_training_steps_total", rows[-1]["unix_s"]))
-        assert steps == [30, 30]
+    api = monitor.api()
+    for row, rank in list(zip(rows, ranks, strict=True))[::5]:
+        at = row["unix_s"]
+        [threads] = numbers(api.instant("paceline_run_threads", at))
+        assert threads == row["run_threads"]
+        [idle] = numbers(api.instant('paceline_host_cpu_seconds_total{mode="idle"}', at))
+        assert idle == row["cpu_seconds"]["idle"]
+        [own] = numbers(api.instant('paceline_rank_cpu_seconds_total{rank="1"}', at))
+        assert own == rank["cpu_seconds"]
+    within = LAUNCHED + 8
+    [cores] = numbers(api.instant("sum(rate(paceline_rank_cpu_seconds_total[4s]))", within))
+    assert cores == pytest.approx(2 * RANK_CORES, rel=1e-6)
+    [every] = numbers(api.instant("sum(rate(paceline_host_cpu_seconds_total[4s]))", within))
+    assert every == pytest.approx(sum(CPU.values()), rel=1e-6)
+    steps = numbers(api.instant("paceline_training_steps_total", rows[-1]["unix_s"]))
+    assert steps == [30, 30]
 
 
-def test_a_trials_facts_and_gauges_end_with_it(run) -> None:
-    [(_, files)] = run.trials()
-    [(_, host)] = files.hosts()
+def test_a_trials_facts_and_gauges_end_with_it(shown) -> None:
+    run, monitor = shown
+    _, host = sound_trial(run)
     last = [row["unix_s"] for row in read_jsonl(host.trace) if "unix_s" in row][-1]
-    with monitored(run.root, "--no-grafana") as monitor:
-        api = monitor.api()
-        assert api.instant("paceline_run_info == 1", last)
-        assert api.instant("paceline_run_info == 1", last + 1) == []
-        assert numbers(api.instant("paceline_run_threads", last + 1)) == []
+    api = monitor.api()
+    assert api.instant("paceline_run_info == 1", last)
+    assert api.instant("paceline_run_info == 1", last + 1) == []
+    assert numbers(api.instant("paceline_run_threads", last + 1)) == []
 
 
 def test_live_sidecars_are_scraped_with_their_token_and_rules_are_at_work(
@@ -134,16 +149,17 @@ def test_live_sidecars_are_scraped_with_their_token_and_rules_are_at_work(
             time.sleep(0.5)
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_asked_to_end_it_takes_prometheus_with_it(run, how) -> None:
-    with monitored(run.root, "--no-grafana") as monitor:
-        monitor.api()
-        children = children_of(monitor.process.pid)
-        assert children
-        assert monitor.end(how) == 0
-    assert not any(psutil.pid_exists(pid) for pid in children)
-    assert "Traceback" not in monitor.log
-    assert not (run.monitor / "backfill.om").exists()
+def test_asked_to_end_it_takes_prometheus_with_it_and_then_shows_the_same_again(run) -> None:
+    for how in (signal.SIGTERM, signal.SIGINT):
+        with monitored(run.root, "--no-grafana") as monitor:
+            counted = monitor.api().instant("count(paceline_run_threads)", LAUNCHED + 8)
+            assert numbers(counted) == [1.0]
+            children = children_of(monitor.process.pid)
+            assert children
+            assert monitor.end(how) == 0
+        assert not any(psutil.pid_exists(pid) for pid in children)
+        assert "Traceback" not in monitor.log
+        assert not (run.monitor / "backfill.om").exists()
 
 
 def test_killed_it_takes_prometheus_with_it(run) -> None:
@@ -158,33 +174,24 @@ def test_killed_it_takes_prometheus_with_it(run) -> None:
         assert not alive
 
 
-def test_it_listens_on_loopback_only_and_hides_its_configuration(run) -> None:
-    with monitored(run.root, "--no-grafana") as monitor:
-        monitor.api()
-        listening = [
-            connection.laddr.ip
-            for pid in children_of(monitor.process.pid)
-            for connection in psutil.Process(pid).net_connections("inet")
-            if connection.status == psutil.CONN_LISTEN
-        ]
-        assert listening == ["127.0.0.1"]
+def test_it_listens_on_loopback_only_and_hides_its_configuration(shown) -> None:
+    run, monitor = shown
+    listening = [
+        connection.laddr.ip
+        for pid in children_of(monitor.process.pid)
+        for connection in psutil.Process(pid).net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert listening == ["127.0.0.1"]
     assert stat.S_IMODE((run.monitor / "prometheus.yml").stat().st_mode) == 0o600
 
 
-def test_second_monitor_of_a_run_is_told_of_the_first(run, tmp_path) -> None:
-    with monitored(run.root, "--no-grafana") as monitor:
-        monitor.api()
-        with monitored(run.root, "--no-grafana", log=tmp_path / "second.log") as second:
-            assert second.process.wait(timeout=60) == 2
-        assert "another `paceline monitor` is running" in second.log
-        assert monitor.process.poll() is None
-
-
-def test_again_on_the_same_run_it_shows_the_same(run) -> None:
-    for _ in range(2):
-        with monitored(run.root, "--no-grafana") as monitor:
-            counted = monitor.api().instant("count(paceline_run_threads)", LAUNCHED + 8)
-            assert numbers(counted) == [1.0]
+def test_second_monitor_of_a_run_is_told_of_the_first(shown, tmp_path) -> None:
+    run, monitor = shown
+    with monitored(run.root, "--no-grafana", log=tmp_path / "second.log") as second:
+        assert second.process.wait(timeout=60) == 2
+    assert "another `paceline monitor` is running" in second.log
+    assert monitor.process.poll() is None
 
 
 def test_prometheus_that_dies_is_an_error_that_shows_its_log(run) -> None:
@@ -228,19 +235,16 @@ def test_grafana_is_started_provisioned_and_ended(run, tmp_path) -> None:
     assert settings["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
 
 
-def test_damaged_trial_is_named_and_the_rest_is_shown(run) -> None:
-    bad = run.trial("damaged")
-    write_json(bad.trial, {"not": "a trial"})
-    with monitored(run.root, "--no-grafana") as monitor:
-        assert monitor.api().instant("paceline_run_threads", LAUNCHED + 8)
-        assert "left out: damaged" in monitor.log
+def test_damaged_trial_is_named_and_the_rest_is_shown(shown) -> None:
+    _, monitor = shown
+    assert monitor.api().instant("paceline_run_threads", LAUNCHED + 8)
+    assert f"left out: {DAMAGED}" in monitor.log
 
 
-def test_run_directory_with_an_awkward_name_is_served(tmp_path) -> None:
-    run = make_recorded_run(tmp_path / 'a [run] "of" mine', (MPI,))
-    with monitored(run.root, "--no-grafana") as monitor:
-        [found] = monitor.api().instant("paceline_run_threads", LAUNCHED + 8)
-        assert found["metric"]["run"] == 'a [run] "of" mine'
+def test_run_directory_with_an_awkward_name_is_served(shown) -> None:
+    _, monitor = shown
+    [found] = monitor.api().instant("paceline_run_threads", LAUNCHED + 8)
+    assert found["metric"]["run"] == AWKWARD
 
 
 @pytest.mark.parametrize(
@@ -252,17 +256,11 @@ def test_run_directory_with_an_awkward_name_is_served(tmp_path) -> None:
         (["RUN", "--listen", "192.0.2.1:9090"], 3, "cannot listen"),
     ],
 )
-def test_wrong_use_is_answered_without_a_stack_trace(run, arguments, code, says) -> None:
+def test_wrong_use_is_answered_without_a_stack_trace(run, paceline, arguments, code, says) -> None:
     words = [
         {"RUN": str(run.root), "NOWHERE": "/nowhere/run"}.get(word, word) for word in arguments
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline.cli", "monitor", *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = paceline.main("monitor", *words)
     assert done.returncode == code, done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr

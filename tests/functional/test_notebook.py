@@ -21,8 +21,11 @@ LIMIT_S = 300  # for the start of the kernel, and for one cell
 
 
 @pytest.fixture(scope="module")
-def outputs(cache, tmp_path_factory):
-    """Return the outputs of the cells by their ids, and the folder in which they ran."""
+def outputs(cache, tiny_dataset, tmp_path_factory):
+    """Return the outputs of the cells by their ids, and the folder in which they ran.
+
+    The notebook uses the data set of `tiny_dataset`, which is in the cache.
+    """
     folder = tmp_path_factory.mktemp("notebook")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = nbclient.NotebookClient(

@@ -41,8 +41,7 @@ local_strategy = "sequential"
 
 [[trials]]
 launcher = "local"
-local_strategy = "hybrid"
-replicas = 2
+local_strategy = "pipeline"
 stages = 2
 oversubscribe = true
 """
@@ -55,12 +54,12 @@ def test_language_model_is_split_evaluated_and_equivalent(cache, tmp_path):
     cli = Cli(environment=environment, cwd=tmp_path)
     ran = cli("run", "gpt.toml", "--out", "run")
     assert ran.returncode == 0, ran.stderr
-    compared = cli("compare", "run", "--json")
+    compared = cli.main("compare", "run", "--json")
     rows = {row["local_strategy"]: row for row in json.loads(compared.stdout)["rows"]}
-    assert rows.keys() == {"sequential", "hybrid"}
-    assert rows["hybrid"]["equivalent"] is True, rows["hybrid"]["equivalence_reason"]
-    assert rows["hybrid"]["target_reached"] == rows["sequential"]["target_reached"] == 1
-    assert rows["hybrid"]["metrics"] == pytest.approx(rows["sequential"]["metrics"], rel=1e-3)
+    assert rows.keys() == {"sequential", "pipeline"}
+    assert rows["pipeline"]["equivalent"] is True, rows["pipeline"]["equivalence_reason"]
+    assert rows["pipeline"]["target_reached"] == rows["sequential"]["target_reached"] == 1
+    assert rows["pipeline"]["metrics"] == pytest.approx(rows["sequential"]["metrics"], rel=1e-3)
 
 
 def test_every_local_strategy_trains_the_example_equivalently(cache, tiny_dataset, tmp_path):
@@ -70,7 +69,7 @@ def test_every_local_strategy_trains_the_example_equivalently(cache, tiny_datase
     cli = Cli(environment=environment, cwd=folder)
     ran = cli("run", "own-task.toml", "--out", "run")
     assert ran.returncode == 0, ran.stderr
-    compared = cli("compare", "run", "--json")
+    compared = cli.main("compare", "run", "--json")
     rows = json.loads(compared.stdout)["rows"]
     assert {row["local_strategy"] for row in rows} == STRATEGIES
     assert [row["equivalence_reason"] for row in rows if row["equivalent"] is not True] == []

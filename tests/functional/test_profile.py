@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.environment import is_kept
+from tests.forking import LOADED_WITH
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(300)]
 
@@ -28,19 +29,20 @@ OPTIONS = [
 
 
 @pytest.fixture(scope="module", params=["mpi", "gloo", "shared"])
-def slowed_run(request, tiny_dataset, tmp_path_factory):
+def slowed_run(request, tiny_dataset, tmp_path_factory, forks):
     """(transport, run directory) of two ranks, of which rank 1 spins in every forward pass."""
     out = tmp_path_factory.mktemp("profile") / request.param
     buckets = [] if request.param == "shared" else ["--bucket-mb", "0.05"]
     argv = [
         Path(sys.executable).with_name("mpirun"), "-n", "2", "--bind-to", "none",
-        "--host", "localhost:2", sys.executable, SLOWED, "1", SLOW_S, "1", JOB, *OPTIONS, *buckets,
+        "--host", "localhost:2", *forks.python, SLOWED, "1", SLOW_S, "1", JOB, *OPTIONS, *buckets,
         "--transport", request.param, "--data", tiny_dataset, "--out", out,
     ]  # fmt: skip
     result = subprocess.run(
         list(map(str, argv)),
         env={
             **{k: v for k, v in os.environ.items() if is_kept(k)},
+            **LOADED_WITH,
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from paceline.launchers.mpi.tools import find_mpirun
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tests.forking import ForkServer
+
 pytestmark = pytest.mark.functional
 
 _JOBS = Path(__file__).resolve().parents[2]
@@ -26,6 +29,11 @@ _JOBS = Path(__file__).resolve().parents[2]
 _SRUN = """#!/bin/bash
 while [[ $1 == --* ]]; do shift; done
 exec "{mpirun}" -n "$SLURM_NTASKS" --host localhost:2 --bind-to none "$@"
+"""
+# Runs a module in a new interpreter, and a script, which ranks are, in a forked one.
+_PYTHON = """#!/bin/sh
+[ "$1" = -m ] && exec "{python}" "$@"
+exec {forked} "$@"
 """
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
@@ -42,7 +50,11 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory, tiny_dataset: Path) -> Pa
 def spec(tmp_path: Path) -> Path:
     """A baseline and two MPI ranks."""
     path = tmp_path / "small.toml"
-    spec = SMALL.replace("samples = 48", "").replace("max_steps = 20", "max_steps = 4")
+    spec = (
+        SMALL.replace("samples = 48", "")
+        .replace("max_steps = 20", "max_steps = 4")
+        .replace("interval_s = 0.1", "enabled = false")
+    )
     mpi = trial("mpi", "mpi").replace("oversubscribe = true\n", "")
     path.write_text(spec + mpi, "utf-8")
     return path
@@ -100,16 +112,19 @@ def test_sbatch_files_train_what_the_spec_says(
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks of a core each")
 def test_the_commands_of_kubernetes_objects_train_what_the_spec_says(
-    paceline: Cli, spec: Path, data_dir: Path, tmp_path: Path
+    paceline: Cli, spec: Path, data_dir: Path, forks: ForkServer, tmp_path: Path
 ) -> None:
     places = ("--data-dir", data_dir, "--run-dir", tmp_path / "run")
     rendered = paceline.main("render", "kubernetes", spec, "--out", tmp_path / "jobs", *places)
     assert rendered.returncode == 0, rendered.stderr
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("localhost slots=2\n", "utf-8")
+    python = tmp_path / "python"
+    python.write_text(_PYTHON.format(python=sys.executable, forked=shlex.join(forks.python)))
+    python.chmod(0o755)
     here = {
         "mpirun": str(find_mpirun().path),
-        "/opt/paceline/venv/bin/python": sys.executable,
+        "/opt/paceline/venv/bin/python": str(python),
         "/opt/paceline/jobs/mpi-jobs/train.py": str(_JOBS / "mpi-jobs" / "train.py"),
         "/etc/mpi/hostfile": str(hostfile),
     }

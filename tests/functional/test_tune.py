@@ -36,7 +36,7 @@ warmup_steps = 1
 repeats = 1
 oversubscribe = true
 [telemetry]
-interval_s = 0.2
+enabled = false
 [limits]
 trial_s = 120
 rendezvous_s = 60
@@ -92,7 +92,7 @@ def test_tuned_spec_says_the_best_strategy_and_can_be_planned(searched):
 def test_finished_search_resumes_to_nothing_and_says_the_same(searched):
     cli, spec, found, result = searched
     before = outcomes(found)
-    again = cli("tune", "local", spec, "--out", found, "--resume")
+    again = cli.main("tune", "local", spec, "--out", found, "--resume")
     assert again.returncode == 0, again.stderr
     assert outcomes(found) == before
     assert again.stdout == result.stdout
@@ -130,14 +130,15 @@ def test_run_goes_on_from_a_search_with_the_best_strategy(searched, tmp_path):
     rows = json.loads((run_dir / "comparison.json").read_text())["rows"]
     assert {row["launcher"] for row in rows} == {"local", "mpi"}
     assert (run_dir / "report.html").exists()
-    again = cli("run", spec, "--out", run_dir, "--resume")
+    again = cli.main("run", spec, "--out", run_dir, "--resume")
     assert again.returncode == 0, again.stderr
 
 
 def test_search_without_time_says_how_to_go_on(paceline, tmp_path):
     spec = tmp_path / "search.toml"
     spec.write_text(SPEC)
-    result = paceline("tune", "local", spec, "--out", tmp_path / "found", "--budget", "1e-6")
+    out = tmp_path / "found"
+    result = paceline.main("tune", "local", spec, "--out", out, "--budget", "1e-6")
     assert result.returncode == 7
     assert "--resume" in result.stderr
     assert "Traceback" not in result.stderr
@@ -223,7 +224,7 @@ def test_spec_with_the_best_communication_can_be_planned(communicated):
 def test_search_of_communication_resumes_to_nothing_and_says_the_same(communicated):
     cli, spec, found, result = communicated
     before = outcomes(found)
-    again = cli("tune", "comm", spec, "--out", found, "--resume")
+    again = cli.main("tune", "comm", spec, "--out", found, "--resume")
     assert again.returncode == 0, again.stderr
     assert outcomes(found) == before
     assert again.stdout == result.stdout

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.functional.cli_runs import Cli
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(400)]
 
@@ -36,10 +37,7 @@ def test_the_tutorial_on_a_training_of_your_own(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "picture:\n    codec: array\n    dtype: float32\n    shape: [1, 16, 16]" in done.stdout
     assert len(re.findall(r"^# \d+/18 ", done.stdout, re.MULTILINE)) == 18
-    compared = subprocess.run(
-        [sys.executable, "-m", "paceline.cli", "compare", "runs/locate", "--json"],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    compared = Cli(environment, tmp_path).main("compare", "runs/locate", "--json")
     rows = json.loads(compared.stdout)["rows"]
     assert {row["local_strategy"]: row["equivalent"] for row in rows} == {
         "sequential": True,

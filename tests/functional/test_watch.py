@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.functional.cli_runs import LIMIT_S, SMALL, Cli, trial
+from tests.functional.cli_runs import LIMIT_S, SMALL, Cli, slowed, trial
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,7 @@ def test_a_run_is_followed_from_before_its_beginning_to_its_end(
 ) -> None:
     spec, run_dir = tmp_path / "small.toml", tmp_path / "run"
     spec.write_text(SMALL + trial("local", "shared"), "utf-8")
-    run = paceline.start("run", spec, "--out", run_dir, log=tmp_path / "run.log")
+    run = slowed(paceline).start("run", spec, "--out", run_dir, log=tmp_path / "run.log")
     try:
         watched = paceline("watch", run_dir, "--interval", "0.2")
         assert run.wait(timeout=LIMIT_S) == 0, (tmp_path / "run.log").read_text("utf-8")

@@ -26,7 +26,7 @@ def checked_lab(settings: LabSettings, logs: Path | None = None) -> Iterator[Lab
     Tests that use it carry `@pytest.mark.needs("lab")`.
     """
     lab = Lab(settings, logs=logs)
-    with _locked(fcntl.LOCK_SH):
+    with removing_remains():
         lab.make()
     try:
         yield lab
@@ -36,11 +36,18 @@ def checked_lab(settings: LabSettings, logs: Path | None = None) -> Iterator[Lab
 
 
 @contextmanager
-def no_lab_is_made() -> Iterator[None]:
-    """Keep `checked_lab` in all test processes from making a lab.
+def removing_remains() -> Iterator[None]:
+    """Wait for `keeping_remains` in other test processes.
 
-    A new lab removes what killed ones left, which a test may want to look at before.
+    A new lab, and `paceline lab down`, remove what is left of killed labs.
     """
+    with _locked(fcntl.LOCK_SH):
+        yield
+
+
+@contextmanager
+def keeping_remains() -> Iterator[None]:
+    """Keep all test processes from removing what is left of a killed lab, for a look at it."""
     with _locked(fcntl.LOCK_EX):
         yield
 

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.cluster.lab.labs import no_lab_is_made, traces_of
+from tests.cluster.lab.labs import keeping_remains, traces_of
+from tests.functional.cli_runs import Cli
 
 from paceline.host.processes import wait_until
 from paceline.lab import Lab, LabSettings
@@ -20,7 +22,6 @@ from paceline.lab.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from paceline.lab.record import LabRecord
 
@@ -31,14 +32,11 @@ LIMIT_S = 120
 ENDLESS = "echo up; (while :; do sleep 1; done) & while :; do sleep 1; done"
 
 
-def paceline(*words: str) -> list[str]:
-    return [sys.executable, "-m", "paceline.cli", "lab", *words]
-
-
 @contextmanager
 def up(name: str, log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """`lab up` that runs ENDLESS in a lab of one host; removed at the end in any case."""
-    command = paceline("up", "--name", name, "--hosts", "1", "--exec", ENDLESS, *words)
+    command = [sys.executable, "-m", "paceline.cli", "lab", "up", "--name", name, "--hosts", "1"]
+    command += ["--exec", ENDLESS, *words]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
@@ -51,10 +49,8 @@ def up(name: str, log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def down(name: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        paceline("down", "--name", name),
-        capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+    """Run `lab down` in this process, which saves the imports."""
+    return Cli(dict(os.environ), Path.cwd()).main("lab", "down", "--name", name)
 
 
 def record_of(name: str) -> LabRecord:
@@ -75,7 +71,7 @@ def test_down_leaves_nothing_of_a_lab_whose_maker_was_killed(name: str, tmp_path
     with up(name, log) as process:  # with Spark
         record = record_of(name)
         assert wait_until(lambda: "up\n" in log.read_text(), LIMIT_S), log.read_text()
-        with no_lab_is_made():
+        with keeping_remains():
             process.kill()
             process.wait(timeout=LIMIT_S)
             left = traces_of(record)

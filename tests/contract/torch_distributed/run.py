@@ -19,7 +19,10 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 RANK = Path(__file__).with_name("rank.py")
 MODULE = "torch.testing._internal.distributed.distributed_test"
@@ -75,14 +78,23 @@ def run_tests(names: list[str], ranks: int, like: str, folder: Path) -> Rows:
     return rows
 
 
-def run_job(names: list[str], ranks: int, like: str, folder: Path) -> Rows:
-    """What became of the first of `names`, up to one that failed, in one mpirun."""
+def run_job(
+    names: list[str],
+    ranks: int,
+    like: str,
+    folder: Path,
+    python: Sequence[str] = (sys.executable, "-m", "mpi4py"),
+) -> Rows:
+    """Run `names` in one mpirun, up to the first that fails; return the outcomes.
+
+    python: the words of a command in front of the program of a rank.
+    """
     folder.mkdir(parents=True)
     (folder / "tests.txt").write_text("\n".join(names) + "\n")
     command = [
         Path(sys.executable).with_name("mpirun"), "-n", ranks, "--oversubscribe",
         "--bind-to", "none", "--mca", "btl", "self,sm",
-        sys.executable, "-m", "mpi4py", RANK, folder, like,
+        *python, RANK, folder, like,
     ]  # fmt: skip
     environment = {
         **os.environ,

@@ -20,8 +20,8 @@ TESTS = [
 ]  # fmt: skip
 
 
-def test_tests_that_pytorch_runs_for_mpi_pass(tmp_path):
-    rows = run_job(TESTS, 2, "mpi", tmp_path / "job")
+def test_tests_that_pytorch_runs_for_mpi_pass(forks, tmp_path):
+    rows = run_job(TESTS, 2, "mpi", tmp_path / "job", forks.python_m_mpi4py)
     assert set(rows) == set(TESTS), (tmp_path / "job" / "log.txt").read_text()[-3000:]
     assert rows.pop("test_broadcast_cuda")["outcome"] == "skipped"
     assert {name: row["detail"] for name, row in rows.items() if row["outcome"] != "passed"} == {}
