@@ -191,6 +191,20 @@ def test_a_first_loss_that_differs_is_caught(fabricate: ModuleType, tmp_path: Pa
     assert check.value == pytest.approx(0.1 / 9.6)
 
 
+def test_first_loss_of_replicas_with_their_own_statistics_is_not_judged(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    trial, baseline = _pair(fabricate, tmp_path)
+    document = json.loads(trial.trial.read_text())
+    document["training"]["batch_norm"] = "per-replica"
+    trial.trial.write_text(json.dumps(document))
+    path = trial.rank(0).steps
+    path.write_text(path.read_text().replace('"loss_sum":4.8', '"loss_sum":4.9', 1))
+    equivalence = check_equivalence(trial, baseline)
+    assert _check(equivalence, "first_loss").passed is None
+    assert equivalence.equivalent is None
+
+
 def test_without_tensors_nothing_is_claimed(fabricate: ModuleType, tmp_path: Path) -> None:
     trial, baseline = _pair(fabricate, tmp_path, {"weights_error": 1e-4})
     trial.weights.unlink()

@@ -93,6 +93,8 @@ def check_equivalence(
     loss = loss_check(steps, their_steps, allowed)
     if trial.trial.updates_within_step:
         loss = not_judged(loss, "weights change within a step")
+    elif trial.trial.training.batch_norm == "per-replica":
+        loss = not_judged(loss, "each replica normalises with its own statistics")
     checks: tuple[Check, ...]
     if trial.trial.training.script is None:
         checks = (
