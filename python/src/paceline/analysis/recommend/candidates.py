@@ -109,7 +109,7 @@ def ratio(slower: Candidate, faster: Candidate) -> Interval:
 
 
 def with_ties(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Mark those whose difference from the first one may be chance. Their errors are independent."""
+    """Mark those that chance may separate from the first one; their errors are independent."""
     if not candidates:
         return []
     best = candidates[0]
