@@ -171,12 +171,18 @@ def test_without_an_intervention_the_user_is_told_what_to_do(
     assert trials == []
 
 
-def test_an_extra_repeat_gets_the_next_number(
+@pytest.fixture
+def finished(
     fabricate: ModuleType, tmp_path: Path, trials: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> tuple[RunFiles, list[Trial]]:
+    """A run of three repeats, to which further ones are fabricated without a comparison."""
     monkeypatch.setattr(extra_repeat, "check_equivalences", lambda *_, **__: None)
     files = fabricate.make_run(tmp_path, [SEQUENTIAL, MPI], repeats=3)
-    planned = [record.trial for record in load_run(files)]
+    return files, [record.trial for record in load_run(files)]
+
+
+def test_an_extra_repeat_gets_the_next_number(finished: tuple[RunFiles, list[Trial]]) -> None:
+    files, planned = finished
     name = planned[0].configuration
     added = run_extra_repeat(files, name, planned, Quiet())
     assert (added.id, added.repeat) == (f"{name}.r3", 3)
@@ -186,12 +192,8 @@ def test_an_extra_repeat_gets_the_next_number(
         run_extra_repeat(files, "other", planned, Quiet())
 
 
-def test_an_extra_repeat_moves_a_failed_one_aside(
-    fabricate: ModuleType, tmp_path: Path, trials: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(extra_repeat, "check_equivalences", lambda *_, **__: None)
-    files = fabricate.make_run(tmp_path, [SEQUENTIAL, MPI], repeats=3)
-    planned = [record.trial for record in load_run(files)]
+def test_an_extra_repeat_moves_a_failed_one_aside(finished: tuple[RunFiles, list[Trial]]) -> None:
+    files, planned = finished
     name = planned[0].configuration
     failed = files.trial(f"{name}.r3").root
     failed.mkdir()

@@ -40,25 +40,23 @@ def checkpointed(name, task, **options):
     return own.with_options(trial, **options)
 
 
-@pytest.mark.parametrize("name", TRIALS)
-def test_dropout_and_accumulation_are_equivalent(name, recomputed):
-    trial = checkpointed(name, f"{own.TASK}:MyTask")
+def assert_equivalent(trial):
     gradients, weights = own.train_by_hand(trial)
     ranks = own.train(trial)
     for _, found in ranks:
         assert distance(found, weights) < TOLERANCE
     assert distance(ranks[0][0], gradients) < 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_dropout_and_accumulation_are_equivalent(name, recomputed):
+    assert_equivalent(checkpointed(name, f"{own.TASK}:MyTask"))
     assert recomputed
 
 
 @pytest.mark.parametrize("name", ["sequential", "processes-2", "pipeline-2"])
 def test_layers_that_are_used_again_are_equivalent(name, recomputed):
-    trial = checkpointed(name, f"{MODELS}:Repeated")
-    gradients, weights = own.train_by_hand(trial)
-    ranks = own.train(trial)
-    for _, found in ranks:
-        assert distance(found, weights) < TOLERANCE
-    assert distance(ranks[0][0], gradients) < 10 * TOLERANCE
+    assert_equivalent(checkpointed(name, f"{MODELS}:Repeated"))
     assert recomputed
 
 

@@ -1,4 +1,4 @@
-"""Output of commands: JSON, and consoles that print text as it is.
+"""Output of commands: JSON, and consoles that print text without changes.
 
 Rich reads `[name]` as markup and `:name:` as an emoji. Paths, spec keys and messages of other
 programs contain both, so markup is off and styles are given as arguments.
