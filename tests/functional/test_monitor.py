@@ -57,7 +57,7 @@ def run(tmp_path):
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """A run with an awkward name and a damaged trial, and its monitor. Tests must not change them."""
+    """A run with an awkward name and a damaged trial, and its monitor; tests change neither."""
     run = make_recorded_run(tmp_path_factory.mktemp("shown") / AWKWARD, (MPI,))
     write_json(run.trial(DAMAGED).trial, {"not": "a trial"})
     with monitored(run.root, "--no-grafana") as monitor:
