@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
@@ -114,20 +115,21 @@ def _forward_alone(layer: _BatchNorm, inputs: Tensor) -> Tensor:
 def _statistics(inputs: Tensor, total: Total, *, excluded: bool) -> tuple[Tensor, Tensor, float]:
     """Return mean and biased variance of each channel, float32, and the number of values."""
     channels = inputs.shape[1]
-    sums = torch.zeros(2 * channels + 1, dtype=torch.float64)
+    sums = np.zeros(2 * channels + 1)
     if not excluded:
-        values = inputs.float()
-        variance, mean = torch.var_mean(values, _reduced(inputs), unbiased=False)
+        # of float32, because the result has the type of the inputs
+        moments = torch.batch_norm_update_stats(inputs.float(), None, None, 0)
+        mean, variance = torch.stack(moments).cpu().double().numpy()
         own = inputs.numel() // channels
-        mean64 = mean.cpu().double()
-        sums[:channels] = own * mean64
-        sums[channels:-1] = own * (variance.cpu().double() + mean64.square())
+        sums[:channels] = own * mean
+        sums[channels:-1] = own * (variance + mean * mean)
         sums[-1] = own
-    sums = total(sums)
+    sums = total(torch.from_numpy(sums)).numpy()
     count = float(sums[-1])
-    mean64 = sums[:channels] / count
-    variance64 = (sums[channels:-1] / count - mean64.square()).clamp_min(0)
-    return mean64.float().to(inputs.device), variance64.float().to(inputs.device), count
+    mean, mean_square = sums[:-1].reshape(2, channels) / count
+    variance = np.maximum(mean_square - mean * mean, 0)
+    found = torch.from_numpy(np.stack([mean, variance]).astype(np.float32)).to(inputs.device)
+    return found[0], found[1], count
 
 
 @torch.no_grad()
@@ -147,6 +149,12 @@ def _track(layer: _BatchNorm, mean: Tensor, variance: Tensor, count: float) -> N
 
 
 class _Normalise(torch.autograd.Function):
+    """Normalise with given statistics; the gradient regards that they depend on the inputs.
+
+    torch's own kernels do most of it, so it rounds as the layer of one process does. Single
+    operations in place of them take two to eight times as long.
+    """
+
     @staticmethod
     def forward(  # noqa: PLR0913, PLR0917  (as torch passes them)
         ctx: Any,
@@ -160,41 +168,39 @@ class _Normalise(torch.autograd.Function):
         total: Total,
         excluded: bool,
     ) -> Tensor:
-        deviation = torch.rsqrt(variance + epsilon)
-        ctx.save_for_backward(inputs, weight, mean, deviation)
-        ctx.count, ctx.total, ctx.excluded = count, total, excluded
-        scale = deviation if weight is None else deviation * weight
-        shift = -mean * scale if bias is None else bias - mean * scale
-        shape = _shape(inputs)
-        return torch.addcmul(shift.view(shape), inputs.float(), scale.view(shape)).to(inputs.dtype)
+        ctx.save_for_backward(inputs, weight, mean, variance)
+        ctx.epsilon, ctx.count, ctx.total, ctx.excluded = epsilon, count, total, excluded
+        return batch_norm(inputs, mean, variance, weight, bias, training=False, eps=epsilon)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, weight, mean, deviation = ctx.saved_tensors
-        gradient = gradients[0].float()
-        shape, dims = _shape(inputs), _reduced(inputs)
-        normalised = (inputs.float() - mean.view(shape)) * deviation.view(shape)
-        own = torch.cat([gradient.sum(dims), (gradient * normalised).sum(dims)])
+        inputs, weight, mean, variance = ctx.saved_tensors
+        gradient = gradients[0]
+        _, to_weight, to_bias = torch.ops.aten.native_batch_norm_backward(
+            gradient, inputs, weight, mean, variance, None, None, False, ctx.epsilon,
+            [False, True, True],
+        )  # fmt: skip
+        own = torch.cat([to_bias, to_weight])
         if ctx.excluded:
-            own = torch.zeros_like(own)
-        channels = len(mean)
+            own.zero_()
         sums = ctx.total(own.detach().cpu().double()).float().to(inputs.device) / ctx.count
+        mean_gradient, mean_product = sums.chunk(2)
         to_inputs = None
-        if ctx.needs_input_grad[0]:
+        if ctx.excluded:
+            to_inputs = torch.zeros_like(inputs)
+        elif ctx.needs_input_grad[0]:
+            # scale x (gradient - its mean - normalised inputs x mean of their product)
+            deviation = torch.rsqrt(variance + ctx.epsilon)
             scale = deviation if weight is None else deviation * weight
-            centred = gradient - sums[:channels].view(shape)
-            centred -= normalised * sums[channels:].view(shape)
-            to_inputs = (centred * scale.view(shape)).to(inputs.dtype)
-            if ctx.excluded:
-                to_inputs.zero_()
-        to_weight = own[channels:] if ctx.needs_input_grad[1] else None
-        to_bias = own[:channels] if ctx.needs_input_grad[2] else None
+            shape = _shape(inputs)
+            slope, shift = -scale * deviation * mean_product, -scale * mean_gradient
+            # the mean first: it may be much larger than the deviation
+            centred = inputs - mean.view(shape)
+            to_inputs = torch.addcmul(shift.view(shape), centred, slope.view(shape))
+            to_inputs = to_inputs.addcmul_(gradient, scale.view(shape)).to(inputs.dtype)
+        to_weight = own[len(mean) :] if ctx.needs_input_grad[1] else None
+        to_bias = own[: len(mean)] if ctx.needs_input_grad[2] else None
         return to_inputs, to_weight, to_bias, None, None, None, None, None, None
-
-
-def _reduced(inputs: Tensor) -> list[int]:
-    """Return all dimensions but that of the channels."""
-    return [dim for dim in range(inputs.dim()) if dim != 1]
 
 
 def _shape(inputs: Tensor) -> list[int]:
