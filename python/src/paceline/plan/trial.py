@@ -226,7 +226,7 @@ class Trial(_Value):
     def labels(self) -> list[str]:
         """Words for the options that differ from their defaults."""
         training = self.training
-        own = ["batch norm per replica"] if training.batch_norm == "per-replica" else []
+        own = ["BN per replica"] if training.batch_norm == "per-replica" else []
         own += ["activation checkpointing"] if training.activation_checkpointing else []
         return [*own, *(label for each in self.options for label in each.labels())]
 
