@@ -239,6 +239,19 @@ def test_batch_normalisation_decides_what_the_spec_leaves_open(spec, facts):
     assert not threads.is_exact
 
 
+def test_batch_normalisation_allows_micro_batches_with_statistics_of_their_own(spec, facts):
+    facts(batch_norms=("1.norm",))
+    pipeline = {"launcher": "local", "local_strategy": "pipeline", "stages": 2}
+    document = spec({**pipeline, "micro_batches": 4})
+    document["training"] = {"batch_norm": "per-replica"}
+    planned = {
+        t.local_strategy: t for t in plan_trials(check_spec(document, "spec"), {"mine": "/d"}, 4)
+    }
+    assert planned["sequential"].training.batch_norm == "global"
+    assert planned["pipeline"].training.batch_norm == "per-replica"
+    assert not planned["pipeline"].is_exact
+
+
 def test_single_replica_normalises_over_the_global_batch_anyway(spec, facts):
     facts(batch_norms=("1.norm",))
     document = spec()

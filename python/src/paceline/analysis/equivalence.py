@@ -94,7 +94,7 @@ def check_equivalence(
     if trial.trial.updates_within_step:
         loss = not_judged(loss, "weights change within a step")
     elif trial.trial.training.batch_norm == "per-replica":
-        loss = not_judged(loss, "each replica normalises with its own statistics")
+        loss = not_judged(loss, "layers do not normalise over the global batch")
     checks: tuple[Check, ...]
     if trial.trial.training.script is None:
         checks = (

@@ -185,10 +185,10 @@ def _trial(
     own = {
         name: getattr(request, name) for name in TRIAL_VALUES if getattr(request, name) is not None
     }
-    if request.nodes * counts.replicas == 1:
+    options = undivided_for_batch_norm(workload, strategy, request, options)
+    if request.nodes * counts.replicas == 1 and getattr(options, "micro_batches", 1) == 1:
         own["batch_norm"] = "global"  # the same
     training = training.model_copy(update=own)
-    options = undivided_for_batch_norm(workload, strategy, request, options)
     trial = Trial(
         id="unnamed",
         experiment=experiment.name,

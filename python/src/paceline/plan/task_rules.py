@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.spec.extensions import STRATEGIES, TRANSPORTS
 from paceline.spec.own_task import workload_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from paceline.plan.trial import Training, Trial
     from paceline.spec.descriptors import OptionModel, StrategyDescriptor, WorkloadDescriptor
@@ -22,7 +22,7 @@ def planned_faults(request: WorkloadRequest, trial: Trial) -> Iterator[str]:
     strategy, options = STRATEGIES.get(trial.local_strategy), trial.strategy_options
     workload, training = workload_of(request), trial.training
     checkpointing = training.activation_checkpointing
-    yield from _task_faults(request, strategy, trial.transport, options)
+    yield from _task_faults(request, strategy, trial)
     if workload.needs_facts and getattr(options, "averaging", None) is not None:
         yield from _averaging_faults(workload, trial)
     if workload.needs_facts and strategy.updates_by_part(options):
@@ -128,10 +128,10 @@ def undivided_for_batch_norm(
 
 
 def _task_faults(
-    request: WorkloadRequest, strategy: StrategyDescriptor, transport: str, options: Any
+    request: WorkloadRequest, strategy: StrategyDescriptor, trial: Trial
 ) -> Iterator[str]:
     """Yield why a strategy cannot train the task."""
-    workload = workload_of(request)
+    workload, transport, options = workload_of(request), trial.transport, trial.strategy_options
     if not workload.needs_facts:
         return
     facts = workload.facts()
@@ -146,17 +146,25 @@ def _task_faults(
             f"workers, but {sharding_fault}; or use a strategy and transport in which each "
             "replica updates all parameters"
         )
-    micro_batches = getattr(options, "micro_batches", 1)
-    if facts.batch_norms and micro_batches > 1:
-        yield (
-            f"micro_batches: layer {facts.batch_norms[0]} of {workload.model} normalises over the "
-            f"whole batch, so expected 1, got {micro_batches}"
-        )
+    fault = micro_batch_fault(facts.batch_norms, workload.model, trial)
+    if fault is not None:
+        yield fault
     if TRANSPORTS.get(transport).averages_weights and facts.optimizer != "SGD":
         yield (
             f'transport "{transport}" averages weights and the momentum of SGD; {workload.model} '
             f"has the optimiser {facts.optimizer}; use another transport"
         )
+
+
+def micro_batch_fault(batch_norms: Sequence[str], model: str, trial: Trial) -> str | None:
+    """Return why a trial cannot divide the batch, if layers normalise over the whole one."""
+    if not batch_norms or trial.micro_batches == 1 or trial.training.batch_norm != "global":
+        return None
+    return (
+        f"micro_batches: layer {batch_norms[0]} of {model} normalises over the whole batch, so "
+        f"expected 1, got {trial.micro_batches}; or use "
+        'batch_norm = "per-replica", with which each micro-batch has its own statistics'
+    )
 
 
 def _without_gradient(parameter: str) -> str:

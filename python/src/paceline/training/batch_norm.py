@@ -43,7 +43,7 @@ def statistics_width(model: nn.Module) -> int:
 
 def synchronise(model: nn.Module, total: Total, statistics: BatchNorm) -> PassCommunication | None:
     """Make the layers of one of several replicas use the statistics of all replicas in training
-    mode, or with statistics "per-replica" those of their own samples.
+    mode, or with statistics "per-replica" those of the samples of a pass.
 
     total: called in the same order by all replicas, twice for each layer in a step.
     Return the time of these calls; None if there are none.
@@ -62,7 +62,7 @@ def synchronise(model: nn.Module, total: Total, statistics: BatchNorm) -> PassCo
 
 
 def normalise_alone(model: nn.Module) -> None:
-    """Make the layers use the statistics of the samples that this replica sees in training mode.
+    """Make the layers use the statistics of the samples of a pass in training mode.
 
     A step in which they cannot normalise raises UsageError.
     """
@@ -103,9 +103,9 @@ def _forward_alone(layer: _BatchNorm, inputs: Tensor) -> Tensor:
     if not layer.training or not getattr(layer, _EXCLUDED, False):
         if layer.training and inputs.numel() == inputs.shape[1]:
             raise UsageError(
-                "batch_norm: a replica has one sample of this step, and a single value per channel "
-                "cannot be normalised; use batches that leave each replica several samples, or "
-                'batch_norm = "global"'
+                "batch_norm: a replica or micro-batch has one sample of this step, and a single "
+                "value per channel cannot be normalised; use batches that leave each of them "
+                'several samples, or batch_norm = "global"'
             )
         return type(layer).forward(layer, inputs)
     zeros = torch.zeros(inputs.shape[1], device=inputs.device)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
+from paceline.plan.task_rules import micro_batch_fault
 from paceline.strategies.pipeline.buffers import SharedBuffers
 from paceline.strategies.pipeline.deferred import is_deferred
 from paceline.strategies.pipeline.links import Link, SplitPoint, pin
@@ -45,7 +46,7 @@ from paceline.strategies.reduction.replicate_group import ReplicateGroup
 from paceline.strategies.reduction.shared_gradients import SharedGradients
 from paceline.strategies.reduction.shared_sum import SharedSum, shared_rows
 from paceline.strategies.reduction.sufficient_factors import mark_all_but, mark_summed_layers
-from paceline.training.batch_norm import batch_norms, statistics_width
+from paceline.training.batch_norm import batch_norms, normalise_alone, statistics_width
 from paceline.training.devices import CPU, device_of, on_cpu, use_device
 from paceline.training.optimizers import trained_parameters
 from paceline.training.segments import stored_bytes
@@ -125,8 +126,12 @@ class PipelineStrategy(LocalStrategy):
         ranks cannot share memory.
         """
         self._task = task
-        _check_batch_norms(model, trial)
+        fault = micro_batch_fault(list(batch_norms(model)), "the model", trial)
+        if fault is not None:
+            raise UsageError(fault)
         layers, place = task.blocks(model), Place.of(context, trial.placement.stages)
+        if trial.training.batch_norm == "per-replica":
+            normalise_alone(model)
         self._siblings = f"node {context.node_index} stage {place.stage}"
         self._replicas, self._is_first_replica = place.replicas, place.replica == 0
         self._is_first_node = context.node_index == 0
@@ -338,17 +343,6 @@ class PipelineStrategy(LocalStrategy):
     def _running(self) -> SharedNode:
         assert self._shared is not None, "prepare comes first"
         return self._shared
-
-
-def _check_batch_norms(model: nn.Module, trial: Trial) -> None:
-    """Raise UsageError if a layer would see the statistics of a micro-batch only."""
-    micro_batches = settings_of(trial).micro_batches
-    names = list(batch_norms(model))
-    if names and micro_batches > 1:
-        raise UsageError(
-            f"micro_batches: layer {names[0]} normalises over the whole batch, so expected 1, got "
-            f"{micro_batches}"
-        )
 
 
 def _open_split_points(
