@@ -178,6 +178,7 @@ def make_trial_value(way: Way, case: Case = Case(), repeat: int = 0) -> Trial:
                 reading="memory",
                 precision=way.precision,
                 memory_format="contiguous",
+                batch_norm=way.batch_norm,
                 evaluation=case.evaluation,
             ),
         }

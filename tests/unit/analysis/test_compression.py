@@ -107,6 +107,16 @@ def test_without_an_exact_form_the_baseline_is_the_reference(comparison: Compari
     assert found.loss_difference == pytest.approx(0.125)
 
 
+def test_own_statistics_are_compared_with_those_of_the_global_batch(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    own = dataclasses.replace(fabricate.MPI, batch_norm="per-replica", **LESS)
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI, own])
+    (found,) = compare_run(run).compression
+    assert found.reference == "tiny.mpi.mpi.processes.n1r2t1.fp32"
+    assert found.reference_is_exact_form
+
+
 def test_lossy_configuration_is_not_ranked_and_states_why(comparison: Comparison) -> None:
     row = next(r for r in comparison.rows if "compression" in r.options)
     assert row.equivalent is None

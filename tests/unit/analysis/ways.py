@@ -25,6 +25,7 @@ class Way:
     reduction: str | None = None
     allocated_cores: int | None = None
     precision: str = "fp32"
+    batch_norm: str = "global"
     data_wait_s: float = 0.01
     forward_s: float = 0.2
     backward_s: float = 0.4  # of the last rank; others are `lead_s` faster for each rank before it

@@ -78,5 +78,6 @@ def exact_form(trial: Trial) -> Trial:
         update={
             "strategy_options": trial.strategy_options.exact_form(),
             "transport_options": trial.transport_options.exact_form(),
+            "training": trial.training.model_copy(update={"batch_norm": "global"}),
         }
     )
