@@ -43,6 +43,10 @@ class Placement(BaseModel):
     def replicas(self) -> int:
         return self.nodes * self.replicas_per_node
 
+    def samples_of_a_replica(self, global_samples: int) -> int:
+        """Return the samples of the replica that has the most."""
+        return -(-global_samples // self.replicas)
+
     @property
     def replicas_per_rank(self) -> int:
         """Copies of the model in each rank, one thread or more each."""

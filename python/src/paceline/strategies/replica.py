@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.strategies.reduction.buckets import Buckets
-from paceline.strategies.reduction.factor_choice import samples_of_a_replica, setting_of
+from paceline.strategies.reduction.factor_choice import setting_of
 from paceline.strategies.reduction.factor_exchange import open_group
 from paceline.strategies.reduction.replica_factors import ReplicaFactors
 from paceline.training.batch_norm import batch_norms, synchronise
@@ -105,7 +105,7 @@ class ReplicaStrategy(LocalStrategy):
             model, partial(_total, group), trial.training.batch_norm
         )
         self._factors = ReplicaFactors(setting_of(trial))
-        samples = samples_of_a_replica(trial.training.global_batch, trial)
+        samples = trial.placement.samples_of_a_replica(trial.training.global_batch)
         self._factors.join(
             model,
             task.example_input(),
@@ -156,7 +156,7 @@ class ReplicaStrategy(LocalStrategy):
     def gradient(self, batch: TrainBatch) -> GradientResult:
         training, stopwatch = self._trial.training, self._stopwatch
         if self._buckets is not None:
-            self._factors.begin(samples_of_a_replica(batch.global_samples, self._trial))
+            self._factors.begin(self._trial.placement.samples_of_a_replica(batch.global_samples))
         passed = run_passes(
             self._task,
             self._parallel,

@@ -115,7 +115,7 @@ def replicas_memory(fake: FakeModel) -> NodeMemory:
     """Predict the memory of ranks that have a whole replica and its optimiser each."""
     trial = fake.trial
     checkpoint_activations(fake.task, fake.model, trial)
-    samples = samples_of(trial)
+    samples = trial.placement.samples_of_a_replica(trial.training.global_batch)
     buckets = 0
     if trial.placement.replicas > 1:  # gradients are views of DDP's buckets, which stay
         buckets = fake.gradients
@@ -123,11 +123,6 @@ def replicas_memory(fake: FakeModel) -> NodeMemory:
     heap = heap_bytes(list(fake.step(samples).events), fake.state)
     rank = fake.weights + buckets + heap + fake.read_bytes(samples)
     return NodeMemory(ranks=(rank,) * trial.placement.ranks_per_node)
-
-
-def samples_of(trial: Trial) -> int:
-    """Return the samples of the replica that has the most."""
-    return -(-trial.training.global_batch // trial.placement.replicas)
 
 
 def _release(parameter: nn.Parameter) -> None:

@@ -9,7 +9,6 @@ from paceline.strategies.reduction import factor_choice
 from paceline.strategies.reduction.factor_choice import (
     ChoiceContext,
     choose,
-    samples_of_a_replica,
     setting_of,
 )
 
@@ -142,10 +141,3 @@ def test_transport_with_a_single_process_group_gathers_no_factors(make_trial):
     placement = base.placement.model_dump() | {"nodes": 2}
     trial = changed(base, transport="spark-allgather", placement=placement, transport_options={})
     assert setting_of(trial) == "never"
-
-
-def test_samples_of_a_replica_are_rounded_up(make_trial):
-    base = make_trial()
-    placement = base.placement.model_dump() | {"nodes": 3, "replicas_per_node": 1}
-    trial = changed(base, transport="gloo", placement=placement, transport_options={})
-    assert [samples_of_a_replica(n, trial) for n in (1, 3, 10, 12)] == [1, 1, 4, 4]

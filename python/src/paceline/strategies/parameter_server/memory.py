@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.strategies.parameter_server.descriptor import ParameterServerOptions
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.heap import followed_by, heap_bytes
-from paceline.training.step_memory import FakeModel, NodeMemory, samples_of
+from paceline.training.step_memory import FakeModel, NodeMemory
 
 
 def node_memory(fake: FakeModel) -> NodeMemory:
@@ -13,7 +13,7 @@ def node_memory(fake: FakeModel) -> NodeMemory:
     trial = fake.trial
     options, ranks = trial.options_as(ParameterServerOptions), trial.placement.ranks
     checkpoint_activations(fake.task, fake.model, trial)
-    samples = samples_of(trial)
+    samples = trial.placement.samples_of_a_replica(trial.training.global_batch)
     step = list(fake.step(samples).events)
     shard, others = -(-fake.gradients // ranks), ranks - 1
     state = [round(fake.state_ratio * shard)]

@@ -17,7 +17,7 @@ from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.heap import followed_by, heap_bytes
 from paceline.training.optimizers import trained_parameters
 from paceline.training.precision import working_dtype
-from paceline.training.step_memory import FakeModel, NodeMemory, samples_of
+from paceline.training.step_memory import FakeModel, NodeMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,9 @@ def node_memory(fake: FakeModel) -> NodeMemory:
     """Return private memory of each rank, and the weights, gradients and factors that they
     share."""
     trial, model = fake.trial, fake.model
-    ranks, samples = trial.placement.ranks_per_node, samples_of(trial)
+    place = trial.placement
+    ranks = place.ranks_per_node
+    samples = place.samples_of_a_replica(trial.training.global_batch)
     dtype = working_dtype(trial.training)
     checkpoint_activations(fake.task, model, trial)
     mark_summed_layers(model, fake.task.example_input())

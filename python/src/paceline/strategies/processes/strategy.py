@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.node import SoloNode
-from paceline.strategies.reduction.factor_choice import samples_of_a_replica
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.strategies.reduction.node_factors import NodeFactors
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
@@ -163,7 +162,7 @@ class ProcessesStrategy(LocalStrategy):
         """Open the memory of every rank for sufficient factors."""
         trial, model = self._trial, self._model
         dtype = working_dtype(trial.training)
-        most = samples_of_a_replica(trial.training.global_batch, trial)
+        most = trial.placement.samples_of_a_replica(trial.training.global_batch)
         samples = {name: self._node_factors.rows(name, most) for name in linear_layers(model)}
         size = SharedFactors.bytes_needed(model, samples, dtype)
         self._shared_factors = [

@@ -45,11 +45,6 @@ def setting_of(trial: Trial) -> FactorSetting:
     return options.sufficient_factors
 
 
-def samples_of_a_replica(global_samples: int, trial: Trial) -> int:
-    """Return the largest number of samples of one of the trial's replicas."""
-    return -(-global_samples // trial.placement.replicas)
-
-
 def shape_of(layer: nn.Linear, owners: int = 1) -> LinearShape:
     """Return the shape for the cost model. owners: ranks of a node that divide the rows."""
     return LinearShape(

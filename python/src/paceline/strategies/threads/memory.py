@@ -14,7 +14,7 @@ from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.heap import followed_by, heap_bytes, interleaved
 from paceline.training.optimizers import trained_parameters
 from paceline.training.precision import working_dtype
-from paceline.training.step_memory import FakeModel, NodeMemory, samples_of
+from paceline.training.step_memory import FakeModel, NodeMemory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +25,8 @@ _FLOAT_BYTES = 4
 def node_memory(fake: FakeModel) -> NodeMemory:
     """Return the memory of each rank: one copy of weights and state, and the steps of all
     replicas at the same time."""
-    trial, model, samples = fake.trial, fake.model, samples_of(fake.trial)
+    trial, model = fake.trial, fake.model
+    samples = trial.placement.samples_of_a_replica(trial.training.global_batch)
     replicas = trial.placement.replicas_per_rank
     checkpoint_activations(fake.task, model, trial)
     mark_summed_layers(model, fake.task.example_input())
