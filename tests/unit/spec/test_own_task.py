@@ -235,7 +235,7 @@ def test_batch_normalisation_decides_what_the_spec_leaves_open(spec, facts):
     assert planned["hybrid"].is_exact
     threads = planned["threads"]
     assert threads.configuration.endswith(".bn-per-replica")
-    assert threads.labels == ["BN per replica"]
+    assert threads.labels == ["own BN"]
     assert not threads.is_exact
 
 

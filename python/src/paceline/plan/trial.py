@@ -188,8 +188,8 @@ class Trial(_Value):
         """Why it computes something else than the baseline; then only its loss is compared."""
         found = [reason for each in self.options if (reason := each.inexact_reason) is not None]
         if self.training.batch_norm == "per-replica":
-            whose = f"each {self._normalised} normalises with the statistics of its own samples"
-            found.append(whose)
+            part = "replica" if self.micro_batches == 1 else "micro-batch"
+            found.append(f"each {part} normalises with the statistics of its own samples")
         return found
 
     @property
@@ -197,11 +197,6 @@ class Trial(_Value):
         """Return the parts into which a pipeline divides a replica's samples of a step."""
         count: int = getattr(self.strategy_options, "micro_batches", 1)
         return count
-
-    @property
-    def _normalised(self) -> str:
-        """Return what has its own statistics where layers do not normalise over the batch."""
-        return "replica" if self.micro_batches == 1 else "micro-batch"
 
     @property
     def updates_within_step(self) -> bool:
@@ -238,7 +233,7 @@ class Trial(_Value):
     def labels(self) -> list[str]:
         """Words for the options that differ from their defaults."""
         training = self.training
-        own = [f"BN per {self._normalised}"] if training.batch_norm == "per-replica" else []
+        own = ["own BN"] if training.batch_norm == "per-replica" else []
         own += ["activation checkpointing"] if training.activation_checkpointing else []
         return [*own, *(label for each in self.options for label in each.labels())]
 
