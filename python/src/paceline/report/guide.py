@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from paceline.analysis.configuration import TIMES
 from paceline.analysis.explain.parts import PART_LABELS
 from paceline.analysis.recommend.decisions import networks
-from paceline.report.wording import NOT_MEASURED, bounds, megabytes, milliseconds, number
+from paceline.report.wording import NOT_MEASURED, bounds, megabytes, milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -157,9 +157,9 @@ def _next(decision: Decision) -> str:
     if after is None:
         return "all are tied"
     words = f"{_ratio(decision.lead)} as fast as {after.name}"
-    if decision.target is not None:
-        steps = number(best.steps_to_target), number(decision.row_of(after).steps_to_target)
-        return f"{words}; steps: {steps[0]} instead of {steps[1]}"
+    steps, more = best.steps_to_target, decision.row_of(after).steps_to_target
+    if steps is not None and more is not None and steps != more:
+        return f"{words}; steps: {steps:g} instead of {more:g}"
     cause = decision.cause
     if cause is None:
         return f"{words}; several parts of a step differ"
