@@ -1,4 +1,4 @@
-"""How far rounding moves the first gradient of a workload, in one process and in two replicas.
+"""Distance by which rounding moves the first gradient, in one process and in two replicas.
 
     python rounding.py --out results/rounding.json [--batches 12]
 

@@ -243,6 +243,7 @@ def test_task_in_a_users_file_travels_with_the_trial(photos, make_trial, solo, t
         worker.train(trial, solo, each)
     weights = load_file(files[0].weights)
     assert weights["1.num_batches_tracked"].item() == 3
+    assert 0 < read_json(files[0].result)["gradient_sensitivity"] < 1e-3  # it has no ReLU
     assert all(d.max_abs == 0 for d in tensor_differences(files[0].weights, files[1].weights))
 
 

@@ -83,6 +83,8 @@ def check_equivalence(
         trial.trial.training.precision,
         baseline.trial.training.precision,
         len(steps.step),
+        sensitivity=None if baseline.result is None else baseline.result.gradient_sensitivity,
+        global_batch=baseline.trial.training.global_batch,
     )
     weights, largest = weights_check(trial, baseline, allowed)
     gradient = gradient_check(trial, baseline, allowed)

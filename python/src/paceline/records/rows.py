@@ -267,6 +267,9 @@ class TrainingResult:
     parameters: int
     linear_parameters: int | None = None  # of them in linear layers; None for a script
     communication: dict[str, Any] = field(default_factory=dict)  # bucket sizes, transport details
+    # of a baseline whose layers normalise: largest relative change of a tensor of the first
+    # gradient when the inputs change by 2^-20
+    gradient_sensitivity: float | None = None
     not_compared: str | None = None  # why its tensors cannot be compared; None if they can
     # of the data set, as the task knew them; None for a script
     classes: int | None = None

@@ -44,13 +44,14 @@ class Loop:
         rank: int,
         *,
         counts_samples: bool,
-        on_first_gradient: Callable[[], None],
+        on_first_gradient: Callable[[TrainBatch], None],
         on_update: Callable[[int], None] = lambda _step: None,
         on_step_end: Callable[[StepRow], None] = lambda _row: None,
     ) -> None:
         """counts_samples: whether this rank's samples belong to no other stage of the same replica.
 
-        on_first_gradient: called after the gradient of the first step is summed. on_update: called
+        on_first_gradient: called with the batch of the first step after its gradient is summed.
+        on_update: called
         with the step when its weights are updated, as a part of it. on_step_end: called after the
         rows of a step are written.
         """
@@ -113,20 +114,19 @@ class Loop:
         self, batch: Batch, started_s: float, waited_s: float, unix_offset_s: float
     ) -> tuple[StepRow, float]:
         global_samples = len(self._order.step(batch.step).sample_ids)
-        result = self._strategy.gradient(
-            TrainBatch(
-                step=batch.step,
-                epoch=batch.epoch,
-                inputs=self._to_input(batch),
-                targets=torch.from_numpy(batch.targets),
-                sample_ids=batch.sample_ids,
-                global_samples=global_samples,
-                is_last=batch.step == self._order.steps - 1,
-            )
+        train_batch = TrainBatch(
+            step=batch.step,
+            epoch=batch.epoch,
+            inputs=self._to_input(batch),
+            targets=torch.from_numpy(batch.targets),
+            sample_ids=batch.sample_ids,
+            global_samples=global_samples,
+            is_last=batch.step == self._order.steps - 1,
         )
+        result = self._strategy.gradient(train_batch)
         self._check_loss(batch.step, result)
         if batch.step == 0:
-            self._on_first_gradient()
+            self._on_first_gradient(train_batch)
         optimizing_s = time.perf_counter()
         within_step = self._strategy.step()
         stepped_s = time.perf_counter()

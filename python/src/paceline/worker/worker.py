@@ -18,10 +18,12 @@ from paceline.records.files import JsonlWriter, write_json
 from paceline.records.rows import TrainingResult
 from paceline.strategies import LocalStrategy, create_strategy
 from paceline.training import compiler
+from paceline.training.batch_norm import batch_norms
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.linear import linear_parameters
 from paceline.training.loop import Loop
 from paceline.training.resources import read_back, set_threads
+from paceline.training.sensitivity import gradient_sensitivity
 from paceline.training.spans import Spans
 from paceline.training.tensors import save_tensors, sha256_of, update_l2
 from paceline.training.transforms import put_in_memory_format
@@ -37,13 +39,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from paceline.plan.trial import Trial
     from paceline.records.checkpoints import Checkpoint
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import StepRow
     from paceline.training.context import RankContext
+    from paceline.training.strategy import TrainBatch
     from paceline.training.task import Task
     from paceline.transports.recorder import Recorder
 
@@ -94,6 +97,7 @@ class _Worker:
         self._spans = spans
         self._peers = peers
         self._recorder = recorder
+        self._first_batch: TrainBatch | None = None
 
     def run(self) -> None:
         with ExitStack() as opened:
@@ -150,7 +154,7 @@ class _Worker:
             strategy,
             rank,
             counts_samples=self._stage == 0,
-            on_first_gradient=lambda: self._save_gradient(strategy),
+            on_first_gradient=lambda batch: self._save_gradient(strategy, samples.task, batch),
             on_update=updated,
             on_step_end=step_ended,
         )
@@ -263,12 +267,25 @@ class _Worker:
             restored_unix_s=time.time(),
         )
 
-    def _save_gradient(self, strategy: LocalStrategy) -> None:
-        if not self._trial.save_tensors:
+    def _save_gradient(self, strategy: LocalStrategy, task: Task, batch: TrainBatch) -> None:
+        trial = self._trial
+        if not trial.save_tensors:
             return
         gradients = strategy.gradients()
         if self._context.is_first:
             save_tensors(self._files.gradient, gradients)
+        exact = trial.training.precision == "fp32" and trial.device == "cpu"
+        may_measure = trial.is_baseline and exact and batch.inputs.is_floating_point()
+        if may_measure and batch_norms(on_meta_device(task)):
+            self._first_batch = dataclasses.replace(
+                batch, inputs=batch.inputs.clone(), targets=batch.targets.clone()
+            )
+
+    def _sensitivity(self, task: Task, initial: nn.Module) -> float | None:
+        """Return how far rounding may move the first gradient, of a baseline that normalises."""
+        if self._first_batch is None:
+            return None
+        return gradient_sensitivity(task, initial, self._first_batch, self._trial.training)
 
     def _shared(self, weights: dict[str, Tensor], task: Task) -> dict[str, Tensor]:
         """Return the part of the weights that is equal on all ranks: running statistics of each
@@ -298,6 +315,7 @@ class _Worker:
             steps=steps,
             weights_sha256=sha256,
             update_l2=update_l2(weights, initial.state_dict()),
+            gradient_sensitivity=self._sensitivity(task, initial),
             parameters=sum(p.numel() for p in initial.parameters()),
             linear_parameters=linear_parameters(initial),
             classes=task.settings.classes,

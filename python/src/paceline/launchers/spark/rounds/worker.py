@@ -107,7 +107,7 @@ class RoundWorker:
             self._replica,
             rank,
             counts_samples=True,
-            on_first_gradient=lambda: (
+            on_first_gradient=lambda _batch: (
                 None
             ),  # the gradient of this rank's samples alone is not compared
         )
