@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -51,6 +52,13 @@ started, count = time.monotonic(), 0
 while data := peer.recv(1 << 20):
     count += len(data)
 print(json.dumps({"bytes": count, "seconds": time.monotonic() - started}))
+"""
+CONNECT = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], 9), 20)
+except OSError as error:
+    print(type(error).__name__)
 """
 UNREACHABLE = 3
 SEND = f"""
@@ -169,6 +177,18 @@ def test_cut_link_carries_nothing_until_it_is_restored(
     pair.restore(second)
     # the other end of a cable that was down is taken up a moment later
     assert wait_until(lambda: transfer(pair, 10) is not None, LIMIT_S)
+
+
+def test_connection_after_an_outage_does_not_fail_with_one_that_was_tried_in_it(pair: Lab) -> None:
+    first, second = pair.hosts
+    connect = second.command(sys.executable, "-c", CONNECT, first.address)
+    pair.cut(second, "switch")
+    with subprocess.Popen(connect, stdout=subprocess.DEVNULL):
+        # The search for the address, which waiting connections fail with, takes three seconds.
+        time.sleep(2.6)
+        pair.restore(second)
+        found = subprocess.run(connect, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    assert found.stdout.strip() == "ConnectionRefusedError", "the host was reached"
 
 
 def test_host_that_crashes_has_no_link_until_it_boots_without_its_processes(pair: Lab) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import EnvironmentLacks
+from paceline.host.processes import wait_until
 from paceline.lab.record import INTERFACE
 from paceline.lab.settings import NAME_VARIABLE
 from paceline.spec.rates import bits_per_s
@@ -24,6 +25,7 @@ End = Literal["cable", "switch"]
 
 _NEEDED = ("ip", "tc", "unshare", "hostname", "taskset")
 _LIMIT_S = 20.0
+_SEARCH_S = 5.0
 _BRIDGE = "bridge0"
 # What a token bucket lets pass at once: little time of the link, but at least two Ethernet frames.
 # The kernel divides a segment of TCP segmentation offload that is larger than that into frames.
@@ -99,6 +101,18 @@ def restore(record: LabRecord, host: Host) -> None:
     """Bring both ends of the host's link up again."""
     _set_link(record, host, "cable", "up")
     _set_link(record, host, "switch", "up")
+    # A connection that is opened now would share the fate of a search for an address that began
+    # during the outage. It ends after three unanswered requests (arp(7)).
+    wait_until(lambda: not _searches(record, host), _SEARCH_S)
+
+
+def _searches(record: LabRecord, host: Host) -> bool:
+    """Tell whether a host searches for the address of another one over the link of `host`."""
+    found = {
+        each.number: _run("ip", "-n", each.namespace, "neigh", "show", "nud", "incomplete")
+        for each in record.hosts
+    }
+    return bool(found.pop(host.number)) or any(host.address in text for text in found.values())
 
 
 def namespaces() -> list[str]:
