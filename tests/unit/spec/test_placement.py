@@ -1,4 +1,4 @@
-"""Where workers are, and what share of a batch each has."""
+"""Placement of workers, and the share of a batch that each has."""
 
 from __future__ import annotations
 
