@@ -1,6 +1,6 @@
 """All-reduce between ranks of one host: MPI called from C, backend mpi4py, and Gloo.
 
-    python allreduce.py --out results/allreduce.json [--mca mpi_yield_when_idle 1]
+    python allreduce.py --out results/raw/allreduce.json [--mca mpi_yield_when_idle 1]
 
 Rounds of the C program and of Python's ranks alternate, in fresh processes each. Within Python's
 rounds, calls of the backend and of Gloo alternate. Ratios are those of neighbouring rounds. The

@@ -3,7 +3,7 @@
 Generates a run directory with compacted trials (configurations x repeats, steps, ranks, a trace),
 then runs `paceline compare --json`, `explain`, `predict` and `report` on it in fresh processes:
 
-    python python/benchmarks/analysis.py --out docs/results/analysis.json
+    python python/benchmarks/analysis.py --out docs/results/raw/analysis.json
 
 Targets: 1,000 trials of 10,000 steps and 2 ranks are compared in 10 s and reported in 20 s, with
 4 GiB of memory and an HTML file below 10 MB. 100 trials (`--configurations 20`) are explained in

@@ -1,6 +1,6 @@
 """Cost of checkpoints: training speed with one per minute against none, and the delay of a step.
 
-    python checkpoint_cost.py --out results/checkpoint_cost.json [--every-s 60] [--steps 240]
+    python checkpoint_cost.py --out results/raw/checkpoint_cost.json [--every-s 60] [--steps 240]
         [--repeats 3] [--workload simple-big] [--images 256] [--batch 64]
 
 AlexNet 224x224 on two one-thread ranks in shared memory, with and without checkpoints, interleaved.

@@ -1,6 +1,6 @@
 """Time lost to checkpoints and failures over the interval between checkpoints, and Daly's formula.
 
-    python checkpoint_interval.py --out results/checkpoint_interval.json [--mtbf-s 2]
+    python checkpoint_interval.py --out results/raw/checkpoint_interval.json [--mtbf-s 2]
         [--work-s 10] [--rounds 2] [--first-round 1] [--factors 0.25 0.5 1 2 4 8]
 
 Each training is a fork of this process, which has imported torch. It is killed at random times

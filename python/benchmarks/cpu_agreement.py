@@ -1,6 +1,6 @@
 """Whether the CPU time of ranks, of the run and of the host say the same.
 
-    python cpu_agreement.py --out results/cpu_agreement.json [--repeats 3] [--steps 300]
+    python cpu_agreement.py --out results/raw/cpu_agreement.json [--repeats 3] [--steps 300]
 
 The quickstart's workload on two ranks under every launcher, the host sampled every quarter of a
 second, nothing else on the machine. Over the time in which all ranks train (from the first sample

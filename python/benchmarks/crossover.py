@@ -1,11 +1,11 @@
 """Bandwidth below which sufficient factors are faster than gradients, for 2 to 1,024 hosts.
 
-    python crossover.py --out results/crossover.json            # needs SimGrid
+    python crossover.py --out results/raw/crossover.json            # needs SimGrid
 
 For one layer and the samples of a host: an all-reduce sends its gradient beside others, in a ring;
 factors are gathered and multiplied by every host. SimGrid simulates the messages of both on a
 switch, and in racks whose uplinks are oversubscribed. Both times are linear in 1 / bandwidth, so
-they are equal at one bandwidth. `docs/images/crossover.py` draws the figure.
+they are equal at one bandwidth. `python/benchmarks/plots/crossover.py` draws the figure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How often `sufficient_factors = "auto"` chooses the faster option, on a grid of layers and links.
 
-    python factor_grid.py --out results/factor_grid.json        # needs root: it makes the hosts
+    python factor_grid.py --out results/raw/factor_grid.json        # needs root: it makes the hosts
 
 Lab hosts with a core each. For each bandwidth, layer shape and number of samples of a rank, the
 communication of one layer in a step is measured with both options, repeats interleaved:

@@ -1,6 +1,6 @@
 """Paceline beside plain DDP over Gloo and beside Horovod, on two hosts and in one run.
 
-    python lab_libraries.py --out results/lab_libraries.json --runs runs/libraries
+    python lab_libraries.py --out results/raw/lab_libraries.json --runs runs/libraries
 
 Needs root: it makes the hosts, with one core each. AlexNet 224 x 224, 32 images per host. A round
 runs bare_ddp.py with each library, then Paceline with each transport (`paceline run`), each in

@@ -1,6 +1,6 @@
 """Collectives and steps on 2, 4 and 8 lab hosts, compared with formulas and with SimGrid.
 
-    python many_ranks.py --out results/many_ranks.json          # needs root: it makes the hosts
+    python many_ranks.py --out results/raw/many_ranks.json          # needs root: it makes the hosts
 
 Communication is real, over links of the given speed. Computation is replaced by sleeping, because
 the hosts share this machine's cores. Three parts per number of hosts:

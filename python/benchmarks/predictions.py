@@ -1,6 +1,6 @@
 """Held-out predictions: calibrate, write predictions to a file, then measure what was predicted.
 
-    python predictions.py --out results/predictions.json --runs runs/predictions    # needs root
+    python predictions.py --out results/raw/predictions.json --runs runs/predictions    # needs root
 
 The hosts are network namespaces of this machine (`paceline lab`). Calibration: one host with
 several shares of the batch, and two hosts at full speed. Predicted and then measured, by scene:

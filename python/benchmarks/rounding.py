@@ -1,6 +1,6 @@
 """Distance by which rounding moves the first gradient, in one process and in two replicas.
 
-    python rounding.py --out results/rounding.json [--batches 12]
+    python rounding.py --out results/raw/rounding.json [--batches 12]
 
 For each batch: the gradient in float64, and in float32 of the whole batch and of two halves that
 normalise over both. The distance of two gradients is that of the tensor that differs most, relative

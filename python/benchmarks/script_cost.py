@@ -1,6 +1,6 @@
 """Paceline's own cost in each step of a script, against plain torchrun, interleaved.
 
-    python script_cost.py --out results/script_cost.json [--repeats 7] [--steps 60]
+    python script_cost.py --out results/raw/script_cost.json [--repeats 7] [--steps 60]
 
 bare_ddp.py, AlexNet 224x224 on two one-thread ranks over Gloo, knows nothing of Paceline and notes
 itself when each step ended. It runs under torchrun alone, and as `paceline run --script` starts it.

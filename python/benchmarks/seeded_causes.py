@@ -1,6 +1,6 @@
 """Causes seeded one at a time: does `paceline explain` name the right one first, with its share?
 
-    python seeded_causes.py --out results/seeded_causes.json [--rounds 2] [--limit-s 1050]
+    python seeded_causes.py --out results/raw/seeded_causes.json [--rounds 2] [--limit-s 1050]
 
 Each case trains the same task with and without one disturbance, interleaved: a CPU quota, a process
 that copies memory on another core, a process on the same core, a slow reader, a cold page cache, a

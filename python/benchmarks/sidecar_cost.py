@@ -1,7 +1,7 @@
 """Cost of the sidecar, measured from outside: CPU and memory of its process, and the change in
 training speed.
 
-    python sidecar_cost.py --out results/sidecar_cost.json [--seconds 60] [--repeats 3]
+    python sidecar_cost.py --out results/raw/sidecar_cost.json [--seconds 60] [--repeats 3]
         [--train-on DATASET [--trainings 5] [--steps 40]]
 
 Cost: 1 Hz with 64 processes, 10 Hz with 8; each is a rank of several threads that finishes two

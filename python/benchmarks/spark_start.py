@@ -1,6 +1,6 @@
 """Spark: from submit to the end of the first step, Paceline against pyspark's TorchDistributor.
 
-    python spark_start.py --data DATASET --out results/spark_start.json [--repeats 5]
+    python spark_start.py --data DATASET --out results/raw/spark_start.json [--repeats 5]
 
 Both train AlexNet 224x224, 32 images a rank, on local[2]. TorchDistributor's script has a random
 batch in memory; Paceline opens and reads the data set within the time. Both use the Java of

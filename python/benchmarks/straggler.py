@@ -1,6 +1,6 @@
 """A rank slowed on purpose: is it named, and is its loss what was put in?
 
-    python straggler.py --data DATASET --out results/straggler.json [--repeats 3] [--steps 40]
+    python straggler.py --data DATASET --out results/raw/straggler.json [--repeats 3] [--steps 40]
 
 Two one-thread ranks under mpirun, one of which spins for 50 ms (slowed_rank.py), and the same
 without, interleaved; every transport, either rank. DATASET: of `paceline data ingest`.

@@ -1,6 +1,6 @@
 """Steady-state images/s of two one-thread ranks: Paceline against a bare script, interleaved.
 
-    python training.py --data DATASET --out results/training.json [--repeats 5] [--steps 16]
+    python training.py --data DATASET --out results/raw/training.json [--repeats 5] [--steps 16]
 
 DATASET: of `paceline data ingest` (photos of any size). AlexNet 224x224, 32 images a rank, fp32.
 """

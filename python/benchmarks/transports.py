@@ -1,6 +1,6 @@
 """Steady-state images/s of two one-thread ranks by what carries their gradients, interleaved.
 
-    python transports.py --data DATASET --out results/transports.json [--repeats 5] [--steps 16]
+    python transports.py --data DATASET --out results/raw/transports.json [--repeats 5] [--steps 16]
         [--horovod-python PYTHON]
 
 DATASET: of `paceline data ingest` (photos of any size). AlexNet 224x224, 32 images a rank, fp32.

@@ -1,6 +1,6 @@
 """All-reduce between two hosts over a link of limited speed: the mpi backend against Gloo.
 
-    python wire.py --out results/wire.json        # needs root: it makes the hosts itself
+    python wire.py --out results/raw/wire.json        # needs root: it makes the hosts itself
 
 The hosts are network namespaces of this machine, their link a token bucket at both ends (`tc tbf`).
 Calls of every algorithm and of Gloo take turns in the same processes; ratios are of neighbours.

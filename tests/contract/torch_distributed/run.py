@@ -1,6 +1,6 @@
 """Runs PyTorch's own distributed tests over the mpi4py backend, and says which pass.
 
-    python tests/contract/torch_distributed/run.py --out docs/results/mpi_backend.json
+    python tests/contract/torch_distributed/run.py --out docs/results/raw/mpi_backend.json
 
 The tests are torch.testing._internal.distributed.distributed_test, which the wheel brings. Counted
 are those that PyTorch runs for its own MPI backend on a machine without GPUs, at each number of

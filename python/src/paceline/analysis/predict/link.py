@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # A TCP segment carries 1448 bytes of data in 1538 bytes on the wire: Ethernet with an MTU of 1500,
 # preamble and gap, IPv4 and TCP headers with time stamps. Between lab hosts of 100 Mbit/s, 0.91 to
-# 0.94 of the rate was measured (docs/results/many_ranks.json).
+# 0.94 of the rate was measured (docs/results/raw/many_ranks.json).
 _GOODPUT = (0.90, 1448 / 1538)
 # One-way latency between two processes over TCP on a local network, if it was not measured.
 _LATENCY_S = (20e-6, 200e-6)

@@ -1,7 +1,6 @@
-# ruff: noqa: INP001
-"""Draw workload-curves.png from docs/results/workloads_curves.json.
+"""Draw workload-curves.png from docs/results/raw/workloads_curves.json.
 
-    python docs/images/workload_curves.py
+    python python/benchmarks/plots/workload_curves.py
 
 Needs matplotlib, which Paceline itself does not need: pip install matplotlib
 """
@@ -17,7 +16,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-HERE = Path(__file__).parent
+DOCS = Path(__file__).parents[3] / "docs"
 STYLES = {
     "sequential": ("one process", "#8a94a6", "-"),
     "processes": ("two processes", "#2f6fde", "--"),
@@ -49,8 +48,8 @@ def draw(run: dict[str, Any]) -> None:
         legend = dict(zip(labels, handles, strict=True))
         axes.legend(legend.values(), legend, frameon=False, loc="center")
     figure.tight_layout()
-    figure.savefig(HERE / "workload-curves.png")
+    figure.savefig(DOCS / "images/workload-curves.png")
 
 
 if __name__ == "__main__":
-    draw(json.loads((HERE.parent / "results" / "workloads_curves.json").read_text("utf-8")))
+    draw(json.loads((DOCS / "results/raw/workloads_curves.json").read_text("utf-8")))

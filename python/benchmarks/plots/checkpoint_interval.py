@@ -1,7 +1,6 @@
-# ruff: noqa: INP001
-"""Draw checkpoint-interval.png from docs/results/checkpoint_interval.json.
+"""Draw checkpoint-interval.png from docs/results/raw/checkpoint_interval.json.
 
-    python docs/images/checkpoint_interval.py
+    python python/benchmarks/plots/checkpoint_interval.py
 
 Needs matplotlib, which Paceline itself does not need: pip install matplotlib
 """
@@ -17,7 +16,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-HERE = Path(__file__).parent
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def draw(results: dict[str, Any]) -> None:
@@ -50,9 +49,9 @@ def draw(results: dict[str, Any]) -> None:
         loc="left", weight="bold",
     )  # fmt: skip
     figure.tight_layout()
-    figure.savefig(HERE / "checkpoint-interval.png")
+    figure.savefig(DOCS / "images/checkpoint-interval.png")
 
 
 if __name__ == "__main__":
-    path = HERE.parent / "results" / "checkpoint_interval.json"
+    path = DOCS / "results/raw/checkpoint_interval.json"
     draw(json.loads(path.read_text("utf-8")))

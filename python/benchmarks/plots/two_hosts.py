@@ -1,7 +1,7 @@
-# ruff: noqa: INP001, RUF001
-"""Draw two-hosts.png from docs/results/lab_alexnet.json and lab_factors.json.
+# ruff: noqa: RUF001
+"""Draw two-hosts.png from docs/results/raw/lab_alexnet.json and lab_factors.json.
 
-    python docs/images/two_hosts.py
+    python python/benchmarks/plots/two_hosts.py
 
 Needs matplotlib, which Paceline itself does not need: pip install matplotlib
 """
@@ -17,7 +17,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-HERE = Path(__file__).parent
+DOCS = Path(__file__).parents[3] / "docs"
 SPEEDS = {"full": "full speed", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 WAYS = {
     "lab_alexnet.json": ("all gradients are sent (228 MB a step)", "#8a94a6"),
@@ -35,7 +35,7 @@ def draw() -> None:
     """Draw a pair of bars for each link speed, with 95 % intervals."""
     figure, axes = plt.subplots(figsize=(8, 3.6), dpi=150)
     for offset, (file, (label, colour)) in zip((-0.2, 0.2), WAYS.items(), strict=True):
-        runs = json.loads((HERE.parent / "results" / file).read_text("utf-8"))["runs"]
+        runs = json.loads((DOCS / "results/raw" / file).read_text("utf-8"))["runs"]
         for index, run in enumerate(runs):
             found = speedup(run)
             error = [[found["median"] - found["low"]], [found["high"] - found["median"]]]
@@ -59,7 +59,7 @@ def draw() -> None:
     axes.legend(frameon=False, loc="upper right")
     axes.set_title("AlexNet 224×224 on two hosts", loc="left", weight="bold")
     figure.tight_layout()
-    figure.savefig(HERE / "two-hosts.png")
+    figure.savefig(DOCS / "images/two-hosts.png")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-# ruff: noqa: INP001, RUF001
-"""Draw crossover.png from docs/results/crossover.json.
+# ruff: noqa: RUF001
+"""Draw crossover.png from docs/results/raw/crossover.json.
 
-    python docs/images/crossover.py
+    python python/benchmarks/plots/crossover.py
 
 Needs matplotlib, which Paceline itself does not need: pip install matplotlib
 """
@@ -17,7 +17,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-HERE = Path(__file__).parent
+DOCS = Path(__file__).parents[3] / "docs"
 STYLES = {"one switch": "-", "racks of 16, 4:1": "--"}
 COLOURS = {1: "#1a7f37", 8: "#2f6fde", 32: "#c77700", 128: "#c62828"}
 LABELLED = "one switch"
@@ -54,8 +54,8 @@ def draw(rows: list[dict[str, Any]]) -> None:
         "A layer of 4096 × 4096: below a line, factors are faster", loc="left", weight="bold"
     )
     figure.tight_layout()
-    figure.savefig(HERE / "crossover.png")
+    figure.savefig(DOCS / "images/crossover.png")
 
 
 if __name__ == "__main__":
-    draw(json.loads((HERE.parent / "results" / "crossover.json").read_text("utf-8"))["rows"])
+    draw(json.loads((DOCS / "results/raw/crossover.json").read_text("utf-8"))["rows"])
