@@ -41,18 +41,12 @@ def epoch_order(
 ) -> list[int]:
     """Return the sample ids of an epoch: row groups permuted, then the samples of each window."""
     first_ids = [sum(row_group_rows[:group]) for group in range(len(row_group_rows))]
-    groups = _generator(seed, _ROW_GROUP_STREAM, epoch, 0).permutation(
-        len(row_group_rows)
-    )
+    groups = _generator(seed, _ROW_GROUP_STREAM, epoch, 0).permutation(len(row_group_rows))
     ids: list[int] = []
     for number in range(-(-len(groups) // window_row_groups)):
         window = groups[number * window_row_groups : (number + 1) * window_row_groups]
         inside = np.array(
-            [
-                first_ids[group] + row
-                for group in window
-                for row in range(row_group_rows[group])
-            ]
+            [first_ids[group] + row for group in window for row in range(row_group_rows[group])]
         )
         _generator(seed, _WINDOW_STREAM, epoch, number).shuffle(inside)
         ids += inside.tolist()
@@ -71,9 +65,7 @@ def step_samples(
 
 def rank_share(sample_ids: list[int], rank: int, ranks: int) -> list[int]:
     """Return the samples of a rank: consecutive, the first ranks get one more of a remainder."""
-    sizes = [
-        len(sample_ids) // ranks + (r < len(sample_ids) % ranks) for r in range(ranks)
-    ]
+    sizes = [len(sample_ids) // ranks + (r < len(sample_ids) % ranks) for r in range(ranks)]
     low = sum(sizes[:rank])
     return sample_ids[low : low + sizes[rank]]
 
@@ -105,9 +97,7 @@ def dropout_mask(key: int, units: int, p: float) -> NDArray[np.bool_]:
         state = (state ^ (state >> np.uint64(shift))) * np.uint64(factor)
     state = state ^ (state >> np.uint64(31))
     bits = [(state >> np.uint64(16 * part)) & np.uint64(0xFFFF) for part in range(4)]
-    kept: NDArray[np.bool_] = np.stack(bits, axis=1).reshape(-1)[:units] >= round(
-        p * 65536
-    )
+    kept: NDArray[np.bool_] = np.stack(bits, axis=1).reshape(-1)[:units] >= round(p * 65536)
     return kept
 
 
@@ -128,9 +118,7 @@ class _Masks:
 
 def _own_masks(model: nn.Module, seed: int) -> list[_Masks]:
     """Give the dropout layers of `model` the masks of this module; they have `p` and `layer`."""
-    layers = [
-        m for m in model.modules() if type(m).__name__ == "SampleDropout" and m.p > 0
-    ]
+    layers = [m for m in model.modules() if type(m).__name__ == "SampleDropout" and m.p > 0]
     masks = [_Masks(layer.p, layer.layer, seed) for layer in layers]
     for layer, mask in zip(layers, masks, strict=True):
         layer.forward = mask  # type: ignore[method-assign]
@@ -169,12 +157,8 @@ def train_alone(
         with bf16 if precision == "bf16" else nullcontext():
             value = loss(model(batch.inputs), batch.targets)
         value.backward()
-        named = [
-            (name, p.grad) for name, p in model.named_parameters() if p.requires_grad
-        ]
-        gradients.append(
-            {name: grad.clone() for name, grad in named if grad is not None}
-        )
+        named = [(name, p.grad) for name, p in model.named_parameters() if p.requires_grad]
+        gradients.append({name: grad.clone() for name, grad in named if grad is not None})
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
         optimizer.step()

@@ -16,10 +16,10 @@ sum in place of a mean over two ranks is 1.
 
 Where layers normalise, rounding may do more: a unit of ReLU that is nearly zero switches, and a
 single one may move the gradient of a small batch by 1e-3 to 2e-2 (measured on four networks,
-docs/results/raw/rounding.json: in a quarter of the batches, for some networks in all). So the baseline
-of such a model measures the change of its own first gradient when the inputs change by 2^-20.
-Four times this change is allowed, at most half of one sample's share of the batch, or 2^-7 if
-that is more: one sample too many or too few is still found.
+docs/results/raw/rounding.json: in a quarter of the batches, for some networks in all). So the
+baseline of such a model measures the change of its own first gradient when the inputs change by
+2^-20. Four times this change is allowed, at most half of one sample's share of the batch, or 2^-7
+if that is more: one sample too many or too few is still found.
 
 Under bf16 autocast products are added in fp32 and results rounded to u = 2^-9; sixteen layers
 forward and backward give 2^5 roundings: 2^-4. Against an fp32 baseline, units of ReLU and
