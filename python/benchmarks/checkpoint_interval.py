@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common import write_results
+from paceline.costs.checkpoint_interval import daly_interval_s, expected_time_s
 from paceline.host.machine import host_name
 from paceline.host.processes import die_with_parent
-from paceline.plan.checkpoint_interval import daly_interval_s, expected_time_s
 from paceline.plan.planning import plan_trials
 from paceline.records.checkpoints import CheckpointFolder
 from paceline.records.continuation import begin_attempt

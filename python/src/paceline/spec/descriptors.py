@@ -213,7 +213,7 @@ class TransportDescriptor(Descriptor):
     def all_reduce_algorithms(self, nodes: int, options: Any) -> tuple[str, ...]:
         """Return the algorithms among which it chooses to sum gradients over so many nodes.
 
-        Names are those of `plan.link_cost.ALL_REDUCE`. Empty: its time cannot be predicted.
+        Names are those of `costs.link_cost.ALL_REDUCE`. Empty: its time cannot be predicted.
         """
         return ()
 
