@@ -237,6 +237,24 @@ class NetworkSettings(_Model):
     interface: str | None = None
 
 
+def nested_model(annotation: Any) -> type[BaseModel] | None:
+    """Return the model of a table, an optional table or an array of tables; else None."""
+    inner = getattr(annotation, "__args__", (annotation,))[0]
+    return inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+
+
+def keys_of_tables() -> list[str]:
+    """Return the dotted keys of all tables of a spec, as in `training.max_steps`."""
+    tables = {
+        name: nested_model(field.annotation)
+        for name, field in Experiment.model_fields.items()
+        if name not in ("workloads", "trials")  # arrays: the place would need a number
+    }
+    return [
+        f"{name}.{key}" for name, table in tables.items() if table for key in table.model_fields
+    ]
+
+
 class Experiment(_Model):
     """A whole spec file. Tables of launchers, such as [mpi], are extras of this model."""
 
