@@ -42,8 +42,8 @@ from paceline.records.checkpoints import CheckpointFolder
 from paceline.records.continuation import begin_attempt
 from paceline.records.files import read_jsonl, write_json
 from paceline.records.layout import TrialFiles
-from paceline.spec.checkpoint import CheckpointSettings
 from paceline.spec.loading import parse_spec
+from paceline.spec.tables import CheckpointSettings
 from paceline.training.context import RankContext
 from paceline.training.resources import apply_resources
 from paceline.worker import checkpoint_writer, worker

@@ -10,7 +10,7 @@ import pytest
 from paceline.data.dataset import inspect_dataset, open_dataset
 from paceline.data.manifest import MANIFEST_NAME
 from paceline.errors import DataError, EnvironmentLacks, UsageError
-from paceline.spec.data_names import local_path
+from paceline.spec.values import local_path
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,7 +26,7 @@ from paceline.runner.failures import (
     planned_failures,
 )
 from paceline.runner.victims import Victims
-from paceline.spec.failures import FailureSettings
+from paceline.spec.tables import FailureSettings
 
 
 def test_failures_are_drawn_from_the_seed():

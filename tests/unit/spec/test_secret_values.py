@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import UsageError
-from paceline.spec.data_names import local_path
 from paceline.spec.loading import parse_spec
 from paceline.spec.secret_values import holds_secret, is_secret
+from paceline.spec.values import local_path
 
 SECRET = "hunter2-9f1c"
 SPEC = """

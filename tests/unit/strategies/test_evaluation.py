@@ -18,7 +18,7 @@ from paceline.plan.sample_order import SampleOrder
 from paceline.plan.trial import Evaluation
 from paceline.records.rows import EvaluationRow
 from paceline.records.tables import rows as read_rows
-from paceline.spec.evaluation import Target
+from paceline.spec.tables import Target
 from paceline.training.evaluation import metric_sums
 from paceline.training.task import Task
 from paceline.worker.evaluation import Evaluator

@@ -22,7 +22,7 @@ from paceline.plan.trial import Evaluation
 from paceline.records.files import read_json, read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.records.planned_trial import write_trial
-from paceline.spec.evaluation import Target
+from paceline.spec.tables import Target
 from paceline.training.dropout import set_sample_keys
 from paceline.training.transforms import to_input
 from paceline.worker import worker

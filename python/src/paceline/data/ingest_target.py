@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from paceline.data.manifest import MANIFEST_NAME
 from paceline.errors import DataError, UsageError
 from paceline.records.files import write_json
-from paceline.spec.data_names import local_path
+from paceline.spec.values import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

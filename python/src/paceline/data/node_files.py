@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import DataError, EnvironmentLacks, TimedOut
 from paceline.host.locks import exclusive_lock
-from paceline.spec.data_names import local_path
+from paceline.spec.values import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

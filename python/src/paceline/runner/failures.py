@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.layout import RankFiles, TrialFiles
     from paceline.records.rows import RankStatus
-    from paceline.spec.failures import FailureKind, FailureSettings
+    from paceline.spec.tables import FailureKind, FailureSettings
 
 _POLL_S = 0.1
 _END_S = 5.0

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from paceline.spec.data_names import absolute_name
 from paceline.spec.model_facts import ModelFacts, model_facts
+from paceline.spec.values import absolute_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -19,7 +19,7 @@ from paceline.analysis.operations import clock_errors, load_operations, operatio
 from paceline.analysis.steps import read_steps
 from paceline.costs.link_cost import ALL_REDUCE, all_gather, all_reduce
 from paceline.errors import UsageError
-from paceline.spec.rates import bits_per_s
+from paceline.spec.values import bits_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
