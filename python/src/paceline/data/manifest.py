@@ -94,6 +94,20 @@ class DatasetManifest(_Model):
         firsts = accumulate((rows for *_, rows in places), initial=0)
         return tuple(RowGroup(*place, first) for place, first in zip(places, firsts, strict=False))
 
+    @property
+    def summary(self) -> str:
+        """The content in one line, for example `60 images, 2 classes (a 30, b 30)`."""
+        parts = [f"{self.samples} {'samples' if self.image_stats is None else 'images'}"]
+        if self.classes:
+            counts = zip(self.classes, self.class_counts, strict=True)
+            listed = ", ".join(f"{name} {count}" for name, count in counts)
+            parts.append(f"{len(self.classes)} classes ({listed})")
+        if self.image_stats is not None and self.image_stats.reencoded:
+            parts.append(f"{self.image_stats.reencoded} re-encoded")
+        if self.skipped:
+            parts.append(f"{len(self.skipped)} skipped")
+        return ", ".join(parts)
+
     def as_json(self) -> dict[str, Any]:
         """Return the document that `from_json` reads."""
         return self.model_dump(mode="json", by_alias=True)
