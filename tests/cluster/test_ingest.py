@@ -103,7 +103,7 @@ def spoil(root: Path) -> None:
     whole = image_bytes("tiny", 0, 9)
     (root / "fire/cut.jpg").write_bytes(whole[: len(whole) // 2])
     (root / "fire/empty.jpg").write_bytes(b"")
-    (root / "no fire/notes.txt").write_text("not a image")
+    (root / "no fire/notes").write_text("not a image")
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -203,7 +203,7 @@ def test_every_bad_image_is_named_and_nothing_is_left(
     spoil(nasty)
     with pytest.raises(DataError, match="3 of 14 images cannot be used") as caught:
         ingest(nasty, tmp_path / "out", spark=spark)
-    for name in ("fire/cut.jpg: damaged", "fire/empty.jpg: the file is empty", "no fire/notes.txt"):
+    for name in ("fire/cut.jpg: damaged", "fire/empty.jpg: the file is empty", "no fire/notes"):
         assert name in str(caught.value)
     assert list(tmp_path.iterdir()) == [nasty]
 
@@ -215,7 +215,7 @@ def test_bad_images_are_skipped_and_listed_when_asked(
     manifest = ingest(nasty, tmp_path / "out", on_bad_image="skip", spark=spark)
     assert manifest.samples == 11
     assert [image.path for image in manifest.skipped] == [
-        "fire/cut.jpg", "fire/empty.jpg", "no fire/notes.txt",
+        "fire/cut.jpg", "fire/empty.jpg", "no fire/notes",
     ]  # fmt: skip
     assert open_dataset(tmp_path / "out").manifest.skipped == manifest.skipped
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.lab.outage import own_lab
+from paceline.records.documents import read_statuses
 from paceline.records.files import JsonlWriter
 from paceline.records.rows import InjectedFailureRow
-from paceline.records.statuses import read_statuses
 from paceline.runner.victims import Victims
 from paceline.spec.extensions import LAUNCHERS
 
