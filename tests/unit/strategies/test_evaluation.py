@@ -94,7 +94,7 @@ def value_by_hand(trial, weights):
     task = task_for(trial)
     model = build_model(task).eval()
     model.load_state_dict(weights)
-    ids = ORDER.held_out().epoch_order(0)
+    ids = np.concatenate([window.sample_ids for window in ORDER.held_out().windows(0)])
     with torch.no_grad():
         outputs = model(task.to_input(IMAGES[ids]))
     targets = torch.from_numpy(LABELS[ids])
