@@ -51,7 +51,7 @@ def main() -> int:
         return int(error.exit_code)
     finally:
         spark.stop()
-    print(f"{manifest.samples} samples in {len(manifest.row_groups)} row groups: {options.out}")
+    print(f'{manifest.summary}; use it with data = "{options.out}"')
     return 0
 
 

@@ -26,8 +26,8 @@ from paceline.records.layout import TrialFiles
 from paceline.records.rows import CheckpointRow, StepRow
 from paceline.records.tables import rows
 from paceline.runner.trial import run_trial
-from paceline.spec.checkpoint import CheckpointSettings
 from paceline.spec.loading import parse_spec
+from paceline.spec.tables import CheckpointSettings
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial

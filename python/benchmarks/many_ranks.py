@@ -34,8 +34,8 @@ from lab_jobs import RANK, ranks_on
 from paceline.analysis.predict.overlap import Collectives, Message, Profile, Replay
 from paceline.analysis.simulation.job import ALL_GATHER, Simulation, Topology
 from paceline.analysis.simulation.simulate import simulate, why_not
+from paceline.costs.message_schedules import ALGORITHMS
 from paceline.lab import Lab, LabSettings
-from paceline.plan.message_schedules import ALGORITHMS
 
 LIMIT_S = 1500.0
 SAMPLES = 64  # of all hosts in a step

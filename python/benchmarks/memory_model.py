@@ -22,7 +22,7 @@ from paceline.records.files import read_json
 from paceline.records.layout import TrialFiles
 from paceline.runner.trial import run_trial
 from paceline.spec.loading import check_spec
-from paceline.spec.own_task import reads_dataset
+from paceline.spec.workloads import reads_dataset
 from paceline.tune.batch.prediction import MIB, predict_memory
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from paceline.analysis.reading import TrialRecord, load_run
 from paceline.lab import INTERFACE, Lab, why_not
 from paceline.records.files import jsonable, read_json, write_json
 from paceline.records.layout import RunFiles
-from paceline.spec.rates import bits_per_s
+from paceline.spec.values import bits_per_s
 from prediction_scenes import (
     ONE_HOST,
     SCENES,

@@ -23,8 +23,7 @@ from paceline.data import ingest as ingest_module
 from paceline.data.dataset import inspect_dataset, open_dataset
 from paceline.data.images import decode
 from paceline.data.ingest import ingest
-from paceline.data.ingest_session import local_session
-from paceline.data.ingest_target import HadoopTarget
+from paceline.data.ingest_spark import local_session
 from paceline.data.ingest_tasks import rows_of as write_rows
 from paceline.data.reading import open_feed
 from paceline.data.row_groups import ParquetSource
@@ -104,7 +103,7 @@ def spoil(root: Path) -> None:
     whole = image_bytes("tiny", 0, 9)
     (root / "fire/cut.jpg").write_bytes(whole[: len(whole) // 2])
     (root / "fire/empty.jpg").write_bytes(b"")
-    (root / "no fire/notes.txt").write_text("not a image")
+    (root / "no fire/notes").write_text("not a image")
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -204,7 +203,7 @@ def test_every_bad_image_is_named_and_nothing_is_left(
     spoil(nasty)
     with pytest.raises(DataError, match="3 of 14 images cannot be used") as caught:
         ingest(nasty, tmp_path / "out", spark=spark)
-    for name in ("fire/cut.jpg: damaged", "fire/empty.jpg: the file is empty", "no fire/notes.txt"):
+    for name in ("fire/cut.jpg: damaged", "fire/empty.jpg: the file is empty", "no fire/notes"):
         assert name in str(caught.value)
     assert list(tmp_path.iterdir()) == [nasty]
 
@@ -216,7 +215,7 @@ def test_bad_images_are_skipped_and_listed_when_asked(
     manifest = ingest(nasty, tmp_path / "out", on_bad_image="skip", spark=spark)
     assert manifest.samples == 11
     assert [image.path for image in manifest.skipped] == [
-        "fire/cut.jpg", "fire/empty.jpg", "no fire/notes.txt",
+        "fire/cut.jpg", "fire/empty.jpg", "no fire/notes",
     ]  # fmt: skip
     assert open_dataset(tmp_path / "out").manifest.skipped == manifest.skipped
 
@@ -262,19 +261,13 @@ def test_rows_lost_by_the_writer_are_noticed(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_file_system_gets_the_same_through_hadoop(
-    spark: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Hadoop's local file system stands for one that only the JVM reaches."""
-    monkeypatch.setattr(
-        ingest_module, "open_target", lambda out, spark: HadoopTarget(spark, f"file://{out}")
-    )
-    out = tmp_path / "through hadoop"
-    ingest(tiny, out, spark=spark)
+def test_a_url_names_the_same_folder(spark: Any, tiny: Path, tmp_path: Path) -> None:
+    out = tmp_path / "by url"
+    ingest(tiny, f"file://{out}", spark=spark)
     assert inspect_dataset(out)["samples"] == 40
     with pytest.raises(UsageError, match="not empty"):
         ingest(tiny, out, spark=spark)
-    assert [file.name for file in tmp_path.iterdir()] == ["through hadoop"]
+    assert [file.name for file in tmp_path.iterdir()] == ["by url"]
 
 
 def test_without_a_session_one_is_started_loopback_only_and_ended(

@@ -15,10 +15,10 @@ from tests.cluster.lab.labs import checked_lab
 from tests.cluster.programs.sent_bytes_case import ALL_GATHER, ELEMENTS, SAMPLES, make_model
 from torch import nn
 
+from paceline.costs.factor_cost import LinearShape, all_reduce_cost, factor_cost
+from paceline.costs.link_cost import all_gather_bytes, all_reduce, all_reduce_bytes
+from paceline.costs.message_schedules import ALGORITHMS, MESSAGE_BYTES, chunk_length, chunks
 from paceline.lab import INTERFACE, LabSettings
-from paceline.plan.factor_cost import LinearShape, all_reduce_cost, factor_cost
-from paceline.plan.link_cost import all_gather_bytes, all_reduce, all_reduce_bytes
-from paceline.plan.message_schedules import ALGORITHMS, MESSAGE_BYTES, chunk_length, chunks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,12 @@ import re
 from paceline.telemetry.metrics import METRICS
 
 LABELS = {
-    name: {*metric.all_labels, *(("le",) if name.endswith("_bucket") else ())}
+    name: {
+        *metric.scope.labels,
+        *metric.labels,
+        *metric.info_labels,
+        *(("le",) if name.endswith("_bucket") else ()),
+    }
     for metric in METRICS
     for name in metric.series
 }

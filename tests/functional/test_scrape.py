@@ -23,10 +23,9 @@ from tests.functional.prometheus_server import (
 from tests.unit.telemetry.test_exporter import SNAPSHOT, served, values
 
 from paceline.host.machine import host_name
-from paceline.records.files import JsonlWriter, read_json, read_jsonl, write_json
+from paceline.records.files import JsonlWriter, read_json, read_jsonl, typed, write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import HostSample, RankSample, RankStatus, StepRow
-from paceline.records.typed import typed
 from paceline.spec import TelemetrySettings
 from paceline.telemetry import SidecarHandle, SidecarRequest
 from paceline.telemetry.discovery import remove_targets, target_text, write_targets

@@ -33,7 +33,7 @@ from paceline.job.rank import begin_attempt
 from paceline.records.checkpoints import CheckpointFolder
 from paceline.records.files import read_jsonl, write_json
 from paceline.records.layout import TrialFiles
-from paceline.spec.checkpoint import CheckpointSettings
+from paceline.spec.tables import CheckpointSettings
 from paceline.training.state_files import StateFiles
 from paceline.worker import worker
 

@@ -12,10 +12,9 @@ import pytest
 from paceline.errors import ExitCode
 from paceline.records import layout
 from paceline.spec import models
-from paceline.spec.checkpoint import CheckpointSettings
 from paceline.spec.choices import declared_keys
 from paceline.spec.extensions import GROUPS, LAUNCHERS
-from paceline.spec.failures import FailureSettings
+from paceline.spec.tables import CheckpointSettings, FailureSettings
 
 ROOT = Path(__file__).parents[2]
 _PLACES = (

@@ -47,12 +47,11 @@ def test_texts_of_a_package(package):
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=lambda page: page.name)
 def test_texts_of_a_page(page):
-    # Quoted output keeps its words, and so does the first column of a table: names before a change.
+    # Quoted output keeps its words, and so does the first column of a table.
     prose = re.sub(
         r"^```.*?^```|^\|.*?\|", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE
     )
-    old_names = {"mend"} if page.name == "changes-0.2.md" else set()
-    assert set(_banned(prose)) <= old_names
+    assert _banned(prose) == []
 
 
 def test_the_check_finds_openings_and_words():

@@ -38,7 +38,7 @@ __all__ = [
 ]
 _MODULES = {
     **dict.fromkeys(("Plan", "Run", "load", "run"), "paceline.api"),
-    "Target": "paceline.spec.evaluation",
+    "Target": "paceline.spec.tables",
     "hybrid": "paceline.strategies.reduction.ddp_factors",
 }
 

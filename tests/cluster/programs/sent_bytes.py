@@ -26,8 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 import paceline.mpi
+from paceline.costs.message_schedules import ALGORITHMS
 from paceline.lab import INTERFACE
-from paceline.plan.message_schedules import ALGORITHMS
 from paceline.transports.mpi.message_all_gather import MessageAllGather
 from paceline.transports.mpi.message_all_reduce import MessageAllReduce
 from paceline.transports.mpi.message_channels import Traffic

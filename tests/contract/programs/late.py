@@ -19,8 +19,8 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 
+from paceline.costs.factor_cost import LinearShape
 from paceline.errors import PacelineError
-from paceline.plan.factor_cost import LinearShape
 from paceline.strategies.reduction.factor_exchange import FactorExchange, open_group
 from paceline.worker.peers import join_peers
 

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context
 
-from paceline.plan import message_schedules as schedules
+from paceline.costs import message_schedules as schedules
 from paceline.transports.mpi import all_reduce, calibration
 from paceline.transports.mpi.all_reduce import AllReduce
 from paceline.transports.mpi.rank_names import RankNames

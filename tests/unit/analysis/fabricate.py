@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from paceline.records.layout import RankFiles
     from paceline.records.rows import SpanName
-    from paceline.spec.evaluation import Target
+    from paceline.spec.tables import Target
 
 # for tests, beside what is defined here
 __all__ = [

@@ -12,9 +12,9 @@ import pytest
 
 from paceline.analysis.compare import compare_run
 from paceline.errors import DataError, NotComparable, UsageError
+from paceline.records.documents import LookRecord, Stopping, write_stopping
 from paceline.records.layout import RunFiles
 from paceline.records.phases import PHASES
-from paceline.records.stopping import LookRecord, Stopping, write_stopping
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from paceline.records.compact import compact_trial
 from paceline.records.files import write_json
 from paceline.report.document import render
 from paceline.report.table import comparison_text
-from paceline.spec.evaluation import Target
+from paceline.spec.tables import Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from paceline.analysis.statistics import Interval
 from paceline.cli.batch_findings import print_batch_findings
-from paceline.spec.evaluation import Target
+from paceline.spec.tables import Target
 from paceline.tune.batch.prediction import MIB
 from paceline.tune.batch.search import BatchFinding, Probe
 from paceline.tune.batch.training import Trained

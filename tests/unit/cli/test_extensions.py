@@ -35,9 +35,7 @@ def test_json_names_the_package_of_an_extension(capsys, monkeypatch):
     point = EntryPoint("pigeon", f"{__name__}:Pigeon", "paceline.transports")
     group = extensions.ExtensionGroup("paceline.transports", TransportDescriptor, "transport")
     monkeypatch.setitem(extensions.GROUPS, "transports", group)
-    monkeypatch.setattr(
-        extensions, "_all_entry_points", lambda: {"paceline.transports": [(point, "birds")]}
-    )
+    monkeypatch.setattr(extensions, "installed_points", lambda _: [(point, "birds")])
     assert main(["list", "transports", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "schema": 2,

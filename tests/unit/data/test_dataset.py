@@ -10,7 +10,7 @@ import pytest
 from paceline.data.dataset import inspect_dataset, open_dataset
 from paceline.data.manifest import MANIFEST_NAME
 from paceline.errors import DataError, EnvironmentLacks, UsageError
-from paceline.spec.data_names import local_path
+from paceline.spec.values import local_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,20 +102,11 @@ def test_inspect_gives_json_that_adds_up(uneven: Any) -> None:
     assert found["checksums"] == "verified"
 
 
-def test_a_data_set_of_version_1_is_still_read(uneven: Any, dataset_of_rows: Any) -> None:
+def test_manifest_of_version_1_is_refused_with_the_version_that_reads_it(
+    dataset_of_rows: Any,
+) -> None:
     made = dataset_of_rows(3, 2)
     file = made.path / MANIFEST_NAME
-    document = json.loads(file.read_text())
-    first, groups = 0, []
-    for part in document.pop("files"):
-        (rows,) = part.pop("row_group_rows")
-        groups.append({**part, "file": part["path"], "rows": rows, "first_sample_id": first})
-        del groups[-1]["path"]
-        first += rows
-    for name in ("fields", "ignored", "id_field", "location"):
-        del document[name]
-    file.write_text(json.dumps({**document, "schema": 1, "row_groups": groups}))
-    dataset = open_dataset(made.path)
-    assert dataset.row_group_rows == (3, 2)
-    assert dataset.field("label").classes == 3
-    assert inspect_dataset(made.path)["checksums"] == "verified"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "schema": 1}))
+    with pytest.raises(DataError, match=r"got 1, which Paceline 0\.1 reads; make it again"):
+        open_dataset(made.path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -30,6 +30,7 @@ def test_classes_and_images_come_sorted_and_junk_is_left_out(tmp_path: Path) -> 
     )  # fmt: skip
     folder = scan(tmp_path)
     assert folder.classes == ("b class", "ä")
+    assert folder.others == ()
     assert [(p.path, p.label) for p in folder.images] == [
         ("b class/1.jpg", 0), ("b class/2.jpg", 0), ("b class/deep er/3.jpg", 0),
         ("ä/it's 100%.png", 1), ("ä/no suffix", 1),
@@ -62,3 +63,32 @@ def test_names_that_are_not_text_are_shown_escaped(tmp_path: Path) -> None:
     put(tmp_path, "a/1.jpg", "b/1.jpg")
     (tmp_path / "b/1.jpg").rename(tmp_path / os.fsdecode(b"b/\xff.jpg"))
     assert printable(scan(tmp_path).images[1].path) == "b/\\xff.jpg"
+
+
+def test_texts_and_tables_in_class_folders_are_left_out_and_listed(tmp_path: Path) -> None:
+    put(tmp_path, "a/1.jpg", "a/readme.txt", "b/2.png", "b/deep/Labels.CSV", "b/3.gif")
+    folder = scan(tmp_path)
+    assert [image.path for image in folder.images] == ["a/1.jpg", "b/2.png", "b/3.gif"]
+    assert sorted(folder.others) == ["a/readme.txt", "b/deep/Labels.CSV"]
+
+
+def test_class_folder_in_place_of_the_image_folder_is_noticed(tmp_path: Path) -> None:
+    put(tmp_path, "round/1.jpg", "square/1.jpg")
+    with pytest.raises(DataError, match=rf"no class folder; is the image folder {tmp_path}\?"):
+        scan(tmp_path / "round")
+
+
+def test_folder_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, "a/1.jpg", "b/1.jpg")
+    real = os.scandir
+
+    def scandir(path: str) -> Any:  # as for another user: root may read everything
+        if os.fspath(path) == str(tmp_path / "b"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(DataError, match=rf"{tmp_path}/b: the folder cannot be read \(Perm"):
+        scan(tmp_path)

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.data.dataset import open_dataset
 from paceline.data.folders import ImageFile, ImageFolder
 from paceline.data.images import ImageInfo
 from paceline.data.ingest import ingest, plan_row_groups, row_group_count
 from paceline.data.ingest_tasks import Finding, examine, rows_of
+from paceline.data.manifest import ImageStats, SkippedImage
 from paceline.data.synth import image_bytes
 from paceline.errors import DataError, UsageError
 
@@ -106,3 +108,19 @@ def test_storage_of_a_cluster_needs_its_job(tmp_path: Path, url: str) -> None:
 def test_negative_seed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="seed: expected at least 0, got -1"):
         ingest(tmp_path, tmp_path / "out", seed=-1)
+
+
+def test_summary_of_a_manifest_says_what_was_ingested(uneven: Any) -> None:
+    stats = ImageStats(
+        total_bytes=1, mean_bytes=1, width_min=1, width_max=1, height_min=1, height_max=1,
+        reencoded=12,
+    )  # fmt: skip
+    manifest = open_dataset(uneven.path).manifest.model_copy(
+        update={
+            "samples": 60, "classes": ("round", "square"), "class_counts": (31, 29),
+            "image_stats": stats, "skipped": (SkippedImage(path="a", reason="damaged"),),
+        }
+    )  # fmt: skip
+    assert manifest.summary == (
+        "60 images, 2 classes (round 31, square 29), 12 re-encoded, 1 skipped"
+    )

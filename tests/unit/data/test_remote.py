@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -106,7 +107,7 @@ def read_all(url: str, node: list[Any], cache: str | None = None) -> list[int]:
         dataset = open_dataset(url)
         order = SampleOrder(dataset.row_group_rows, seed=1, global_batch=6, epochs=1)
         with ExitStack() as opened:
-            copies = opened.enter_context(node_folder(dataset, node[rank], cache))
+            copies = opened.enter_context(node_folder(dataset.location, node[rank], cache))
             source = ParquetSource(dataset.with_copies(copies), "x", "y", image_size=32)
             feed = open_feed(source, order, mode="stream", rank=rank, world_size=RANKS)
             ids: list[int] = []
@@ -126,6 +127,18 @@ def test_each_file_is_read_once_per_node(
     assert sorted(read_all(url, node)) == list(range(ROWS))
     assert bytes_of_files(server) == sum(p.stat().st_size for p in files.glob("*.parquet"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_that_are_new_or_not_ours_are_left_alone(url: str, tmp_path: Path) -> None:
+    new, strange = tmp_path / "paceline-data-new", tmp_path / "paceline-data-strange"
+    new.mkdir()
+    (new / ".owner").touch()  # its owner is about to lock it
+    strange.mkdir()
+    os.mkfifo(strange / ".owner")  # to open it would wait for a writer
+    os.utime(strange / ".owner", (0, 0))
+    with node_folder(open_dataset(url).location, SoloNode(), None):
+        assert new.is_dir()
+        assert strange.is_dir()
 
 
 def test_a_cache_keeps_the_files_for_later_runs(
@@ -149,7 +162,7 @@ def test_a_changed_object_is_detected(server: S3Server, url: str, files: Path) -
     data[30] ^= 1
     place.write("part-1.parquet", bytes(data))
     dataset = open_dataset(url)
-    with node_folder(dataset, SoloNode(), None) as copies:
+    with node_folder(dataset.location, SoloNode(), None) as copies:
         source = ParquetSource(dataset.with_copies(copies), "x", "y", image_size=32)
         with pytest.raises(DataError, match=r"part-1\.parquet: expected sha256 .* data register"):
             list(source.read(range(8), with_inputs=True))
@@ -163,10 +176,11 @@ def test_the_folder_of_a_killed_process_is_removed(url: str, tmp_path: Path) -> 
     abandoned = tmp_path / "paceline-data-old"
     abandoned.mkdir()
     (abandoned / ".owner").touch()
+    os.utime(abandoned / ".owner", (0, 0))
     dataset = open_dataset(url)
-    with node_folder(dataset, SoloNode(), None) as first:
+    with node_folder(dataset.location, SoloNode(), None) as first:
         assert not abandoned.exists()
-        with node_folder(dataset, SoloNode(), None) as second:
+        with node_folder(dataset.location, SoloNode(), None) as second:
             assert first is not None
             assert first.is_dir()  # it is in use
             assert first != second

@@ -8,7 +8,7 @@ from paceline.errors import EnvironmentLacks, UsageError
 from paceline.job import trial as module
 from paceline.job.options import parse_options
 from paceline.job.trial import asked_ranks, check_not_alone, check_world_size, job_of
-from paceline.spec.evaluation import Target
+from paceline.spec.tables import Target
 
 
 def options(*words: object):

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
     from paceline.records.layout import RunFiles
 
-SERIES = {name: set(metric.all_labels) for metric in METRICS for name in metric.series}
+SERIES = {
+    name: {*metric.scope.labels, *metric.labels, *metric.info_labels}
+    for metric in METRICS
+    for name in metric.series
+}
 
 
 def imported(run: RunFiles, tmp_path: Path) -> tuple[Backfilled, list[tuple[str, float, float]]]:

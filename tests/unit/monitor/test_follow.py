@@ -8,9 +8,8 @@ from tests.unit.monitor import watching
 from paceline.errors import DataError
 from paceline.monitor import follow
 from paceline.monitor.follow import RunFollower
+from paceline.records.documents import Stopping, only_writer, write_stopping
 from paceline.records.layout import RunFiles
-from paceline.records.lock import only_writer
-from paceline.records.stopping import Stopping, write_stopping
 
 
 @pytest.fixture

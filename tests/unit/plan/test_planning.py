@@ -4,8 +4,8 @@ from paceline.errors import UsageError
 from paceline.plan.planning import plan_trials
 from paceline.plan.trial import Evaluation, Trial
 from paceline.spec import load_spec
-from paceline.spec.evaluation import Target
 from paceline.spec.loading import parse_spec
+from paceline.spec.tables import Target
 
 SPEC = """
 schema = 2

@@ -18,6 +18,38 @@ orders = st.builds(
 )
 
 
+def epoch_order(order: SampleOrder, epoch: int) -> list[int]:
+    """Return all sample ids of an epoch in order of training."""
+    return [i for window in order.windows(epoch) for i in window.sample_ids.tolist()]
+
+
+def all_steps(order: SampleOrder) -> list[list[int]]:
+    return [order.step(step).sample_ids.tolist() for step in range(order.steps)]
+
+
+def test_the_order_itself_which_checkpoints_rely_on():
+    """A checkpoint holds a step number: another order would repeat and omit samples."""
+    order = SampleOrder([5, 3], seed=7, global_batch=4, epochs=2)
+    assert all_steps(order) == [[6, 0, 2, 3], [7, 5, 1, 4], [2, 4, 1, 5], [6, 3, 0, 7]]
+
+
+def test_the_order_itself_with_windows_and_held_out_samples():
+    order = SampleOrder(
+        [5, 3, 4], seed=7, global_batch=5, epochs=2, window_row_groups=2,
+        held_out_samples=3, split_seed=1,
+    )  # fmt: skip
+    assert all_steps(order) == [[2, 3, 0, 10, 1], [9, 7, 5, 6], [0, 2, 3, 10, 1], [9, 5, 6, 7]]
+    assert all_steps(order.held_out()) == [[4, 8, 11]]
+
+
+def test_samples_within_a_row_group_are_shuffled_anew_in_each_epoch():
+    order = SampleOrder([64], seed=1, global_batch=8, epochs=2)
+    first, second = epoch_order(order, 0), epoch_order(order, 1)
+    assert sorted(first) == sorted(second) == list(range(64))
+    assert first != list(range(64))
+    assert first != second
+
+
 @settings(max_examples=60, deadline=None)
 @given(orders, st.integers(1, 7))
 def test_each_sample_once_an_epoch_whatever_the_world_size(order, world_size):
@@ -32,7 +64,7 @@ def test_each_sample_once_an_epoch_whatever_the_world_size(order, world_size):
     assert sorted(seen) == list(range(order.epochs))
     for epoch, ids in seen.items():
         assert sorted(ids) == list(range(order.samples))
-        assert ids == order.epoch_order(epoch).tolist()
+        assert ids == epoch_order(order, epoch)
 
 
 def test_no_more_than_a_few_windows_are_kept():
@@ -58,9 +90,7 @@ def test_window_holds_just_its_row_groups_samples(order):
 
 def test_order_depends_on_seed_and_epoch():
     def order(seed: int, epoch: int) -> list[int]:
-        return (
-            SampleOrder([16] * 4, seed=seed, global_batch=8, epochs=2).epoch_order(epoch).tolist()
-        )
+        return epoch_order(SampleOrder([16] * 4, seed=seed, global_batch=8, epochs=2), epoch)
 
     assert order(1, 0) == order(1, 0)
     assert order(1, 0) != order(1, 1)
@@ -79,10 +109,10 @@ def test_held_out_samples_are_in_no_step(order, split_seed, data):
     ids = [i for step in kept for i in step]
     assert len(set(ids)) == len(ids) == held_out_samples
     for epoch in range(order.epochs):
-        assert sorted([*split.epoch_order(epoch).tolist(), *ids]) == list(range(order.samples))
+        assert sorted([*epoch_order(split, epoch), *ids]) == list(range(order.samples))
     # another seed of the training, batch or window changes the order, not the split
     other = replace(split, seed=order.seed + 1, global_batch=1, window_row_groups=1)
-    assert set(other.held_out().epoch_order(0)) == set(ids)
+    assert set(epoch_order(other.held_out(), 0)) == set(ids)
 
 
 def test_held_out_samples_depend_on_their_seed_and_leave_some_to_train():
@@ -91,7 +121,7 @@ def test_held_out_samples_depend_on_their_seed_and_leave_some_to_train():
     assert order.samples == 30
     assert order.steps_per_epoch == 4
     assert order.held_out().samples == 10
-    assert set(order.held_out().epoch_order(0)) != set(again.held_out().epoch_order(0))
+    assert set(epoch_order(order.held_out(), 0)) != set(epoch_order(again.held_out(), 0))
     with pytest.raises(UsageError, match=r"fewer than the data set's 40 samples, got 40"):
         replace(order, held_out_samples=40)
 

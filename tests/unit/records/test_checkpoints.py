@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,26 @@ def test_checksum_is_that_of_sha256sum(folder):
     # printf 'part 0' | sha256sum
     digest = "36b6f0204a800e7b687febe46ef87ebf43b5dc22f5f9741d78342964f9e656e0"
     assert text == f"{digest}  rank-0-of-1.safetensors\n"
+
+
+def test_part_is_on_disk_before_it_has_its_name(folder, monkeypatch):
+    synced = []
+    fsync = os.fsync
+
+    def recorded(descriptor):
+        named = sorted(path.name for path in folder.root.rglob("rank-*"))
+        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, named))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    write(folder, 5, ranks=1)
+    part, checksum = "rank-0-of-1.safetensors", "rank-0-of-1.sha256"
+    (first, second, *folders) = synced
+    assert part in first[0]
+    assert first[1] == []
+    assert checksum in second[0]
+    assert second[1] == [part]
+    assert [name for name, _ in folders] == ["step-000000005", "checkpoints"]
 
 
 def test_two_complete_checkpoints_are_kept_and_unfinished_older_ones_are_not(folder):

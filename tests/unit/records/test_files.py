@@ -153,3 +153,16 @@ def test_row_is_written_whole_however_little_each_write_takes(tmp_path, monkeypa
     monkeypatch.setattr(writer, "_file", partial)
     writer.write_all([{"step": 0}, {"step": 1}])
     assert partial.taken == b'{"step":0}\n{"step":1}\n'
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, "0600"), (0o022, "0644"), (0o002, "0664")])
+def test_documents_honour_the_umask(tmp_path, umask, mode):
+    path = tmp_path / "document.json"
+    code = (
+        "import sys; from pathlib import Path; from paceline.records.files import write_json\n"
+        "path = Path(sys.argv[1]); write_json(path, {}); print(oct(path.stat().st_mode)[-4:])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, path], umask=umask, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == mode

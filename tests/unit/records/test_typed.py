@@ -6,9 +6,9 @@ import json
 import pytest
 
 from paceline.errors import DataError
+from paceline.records.files import document, typed
 from paceline.records.rows import Outcome, RankEnvironment, WorkerEnvironment
 from paceline.records.tables import rows
-from paceline.records.typed import document, typed
 
 
 @dataclasses.dataclass(frozen=True)

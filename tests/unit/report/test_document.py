@@ -16,7 +16,7 @@ from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
 from paceline.report import figures, paper, recovery
 from paceline.report.document import charts, render, write_report
-from paceline.spec.evaluation import Target
+from paceline.spec.tables import Target
 
 if TYPE_CHECKING:
     from pathlib import Path

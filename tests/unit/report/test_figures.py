@@ -12,7 +12,7 @@ import pytest
 
 from paceline.analysis.compare import compare_run
 from paceline.report import figures
-from paceline.spec.evaluation import Target
+from paceline.spec.tables import Target
 
 if TYPE_CHECKING:
     from pathlib import Path

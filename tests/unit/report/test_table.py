@@ -12,7 +12,7 @@ from rich.console import Console
 
 from paceline.analysis.compare import compare_run
 from paceline.analysis.statistics import Interval
-from paceline.records.stopping import LookRecord, Stopping, write_stopping
+from paceline.records.documents import LookRecord, Stopping, write_stopping
 from paceline.report.table import comparison_text, comparison_view
 from paceline.report.wording import number
 

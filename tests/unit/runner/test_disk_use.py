@@ -16,8 +16,8 @@ from paceline.runner import disk_check
 from paceline.runner.disk_use import DiskUse, Sizes, run_disk_use, trial_disk_use
 from paceline.runner.planning import plan
 from paceline.spec import load_spec
-from paceline.spec.checkpoint import CheckpointSettings
 from paceline.spec.models import TelemetrySettings
+from paceline.spec.tables import CheckpointSettings
 
 MB = 1_000_000
 OTHER_FILES = 10_000  # bytes of those without rows, of a trial of two ranks

@@ -10,10 +10,10 @@ import pytest
 from paceline import runner
 from paceline.analysis.repeats import levels
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut, UsageError
+from paceline.records.documents import read_stopping
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA, Outcome
-from paceline.records.stopping import read_stopping
 from paceline.runner import equivalence, experiment
 from paceline.spec import load_spec
 

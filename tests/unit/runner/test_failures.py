@@ -14,10 +14,10 @@ from paceline.errors import EnvironmentLacks, UsageError
 from paceline.host.machine import host_name
 from paceline.host.processes import is_alive, process_started_unix_s
 from paceline.launchers.spark.descriptor import SparkOptions
+from paceline.records.documents import read_statuses
 from paceline.records.files import read_jsonl, write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import RankStatus
-from paceline.records.statuses import read_statuses
 from paceline.runner.failures import (
     _has_trained,
     check_failures,
@@ -26,7 +26,7 @@ from paceline.runner.failures import (
     planned_failures,
 )
 from paceline.runner.victims import Victims
-from paceline.spec.failures import FailureSettings
+from paceline.spec.tables import FailureSettings
 
 
 def test_failures_are_drawn_from_the_seed():

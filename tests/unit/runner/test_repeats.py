@@ -10,7 +10,7 @@ import pytest
 
 from paceline.analysis.reading import load_run
 from paceline.runner.repeats import AutomaticRepeats
-from paceline.spec.evaluation import Target
+from paceline.spec.tables import Target
 
 EXPERIMENT = SimpleNamespace(max_repeats=8, tie_margin=0.05, limits=SimpleNamespace(run_s=None))
 

@@ -63,8 +63,7 @@ def point(name, value=f"{__name__}:Careful"):
 def group_of(*points):
     """The group with these entry points, each of a package of its own."""
     group = ExtensionGroup("paceline.strategies", StrategyDescriptor, "local_strategy")
-    packages = [(each, f"package-{number}") for number, each in enumerate(points)]
-    return group, {"paceline.strategies": packages}
+    return group, [(each, f"package-{number}") for number, each in enumerate(points)]
 
 
 @pytest.fixture
@@ -73,7 +72,7 @@ def installed(monkeypatch):
 
     def install(*points):
         group, found = group_of(*points)
-        monkeypatch.setattr(extensions, "_all_entry_points", lambda: found)
+        monkeypatch.setattr(extensions, "installed_points", lambda _: found)
         return group
 
     return install
@@ -153,7 +152,7 @@ def test_two_packages_with_one_name_are_an_error_that_names_both(installed):
 
 def test_missing_metadata_says_how_to_get_it(monkeypatch):
     group, _ = group_of()
-    monkeypatch.setattr(extensions, "_all_entry_points", dict)
+    monkeypatch.setattr(extensions, "installed_points", lambda _: [])
     with pytest.raises(UsageError, match="install Paceline again"):
         group.names()
 
@@ -167,8 +166,8 @@ def test_entry_points_are_read_from_an_archive_on_the_path(tmp_path):
         lines = "[paceline.strategies]\ncareful = somewhere:Careful\n"
         file.writestr("extra-1.0.dist-info/entry_points.txt", lines)
     look = (
-        "from paceline.spec.extensions import _all_entry_points as found\n"
-        "print([(p.value, n) for p, n in found()['paceline.strategies'] if n == 'extra'])"
+        "from paceline.spec.extensions import installed_points as found\n"
+        "print([(p.value, n) for p, n in found('paceline.strategies') if n == 'extra'])"
     )
     done = run_python(look, PYTHONPATH=str(archive))
     assert done == "[('somewhere:Careful', 'extra')]"

@@ -11,9 +11,9 @@ import pytest
 from paceline.errors import UsageError
 from paceline.plan.planning import plan_trials
 from paceline.spec import descriptors
-from paceline.spec.evaluation import Target
 from paceline.spec.loading import check_spec
 from paceline.spec.model_facts import ModelFacts
+from paceline.spec.tables import Target
 
 FACTS = {"parameters": 10, "parameter_bytes": 40, "split_points": (1, 2)}
 

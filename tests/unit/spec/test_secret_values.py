@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import UsageError
-from paceline.spec.data_names import local_path
 from paceline.spec.loading import parse_spec
 from paceline.spec.secret_values import holds_secret, is_secret
+from paceline.spec.values import local_path
 
 SECRET = "hunter2-9f1c"
 SPEC = """
@@ -47,6 +47,60 @@ def test_secret_is_refused_and_not_repeated(where: str, text: str, place: str) -
         parse_spec(spec, "spec.toml")
     assert place in str(refused.value)
     assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "spark.authenticate.secret",
+        "spark.ssl.keyPassword",
+        "HF_TOKEN",
+        "spark.hadoop.fs.s3a.access.key",
+        "spark.hadoop.fs.s3a.accesskey",
+        "AWS_ACCESS_KEY_ID",
+        "spark.hadoop.fs.azure.account.key.mine.dfs.core.windows.net",
+        "WANDB_API_KEY",
+        "apikey",
+        "PGPASSWD",
+        "SSH_PASSPHRASE",
+        "GOOGLE_CREDENTIAL",
+        "SMTP_PASS",
+        "db.pwd",
+        "profile_token",  # neither a file, nor a directory, nor a path, but "file" is in it
+        "path_secret",
+        "directory.password",
+    ],
+)
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret(name, SECRET)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenFile",
+        "secret_dir",
+        "PASSWORD_PATH",
+        "GOOGLE_APPLICATION_CREDENTIALS",  # a path
+        "spark.hadoop.fs.s3a.aws.credentials.provider",  # a class
+        "spark.hadoop.fs.azure.account.keyprovider.mine",
+        "spark.app.name",
+        "bypass",
+        "compass.mode",
+    ],
+)
+def test_names_of_harmless_values(name: str) -> None:
+    assert not is_secret(name, SECRET)
+
+
+@pytest.mark.parametrize("switch", ["", "true", "False"])
+def test_switch_of_a_secret_is_none(switch: str) -> None:
+    assert not is_secret("spark.token.enable", switch)
+
+
+@pytest.mark.parametrize("option", ["access_key", "secret_key", "session_token"])
+def test_options_of_a_url_that_hold_a_secret(option: str) -> None:
+    assert holds_secret(f"s3://bucket/set?region=eu-west-1&{option}={SECRET}")
 
 
 def test_harmless_settings_are_accepted() -> None:

@@ -18,7 +18,7 @@ from paceline.plan.sample_order import SampleOrder
 from paceline.plan.trial import Evaluation
 from paceline.records.rows import EvaluationRow
 from paceline.records.tables import rows as read_rows
-from paceline.spec.evaluation import Target
+from paceline.spec.tables import Target
 from paceline.training.evaluation import metric_sums
 from paceline.training.task import Task
 from paceline.worker.evaluation import Evaluator
@@ -94,7 +94,7 @@ def value_by_hand(trial, weights):
     task = task_for(trial)
     model = build_model(task).eval()
     model.load_state_dict(weights)
-    ids = ORDER.held_out().epoch_order(0)
+    ids = np.concatenate([window.sample_ids for window in ORDER.held_out().windows(0)])
     with torch.no_grad():
         outputs = model(task.to_input(IMAGES[ids]))
     targets = torch.from_numpy(LABELS[ids])

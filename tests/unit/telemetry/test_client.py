@@ -121,7 +121,7 @@ def test_sidecar_that_dies_is_started_once_more_at_the_same_port(
         wait_until(lambda: len(samples(tmp_path)) > before)
         os.kill(handle.pid, signal.SIGKILL)
         with pytest.warns(PacelineWarning, match="died twice"):
-            wait_until(lambda: not handle.is_watched)
+            wait_until(lambda: not handle._thread.is_alive())
         assert list((tmp_path / "targets").iterdir()) == []
     times = [row["unix_s"] for row in samples(tmp_path)]
     assert times == sorted(times)

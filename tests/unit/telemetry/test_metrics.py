@@ -35,14 +35,14 @@ BOUNDED = {
 def test_metric_follows_the_rules(metric: Metric) -> None:
     assert re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+)*", metric.name)
     assert not metric.name.endswith(("_total", "_info", "_count", "_sum", "_bucket"))
-    assert metric.all_labels[0] == "host"
+    assert metric.scope.labels[0] == "host"
     assert metric.help.endswith(".")
     if metric.unit:
         assert metric.name.endswith(f"_{metric.unit}")
     elif metric.kind != "info" and metric.name not in WITHOUT_UNIT:
         assert metric.name.endswith(COUNTED)
     if metric.name != "run":  # its facts are bounded by the spec
-        assert set(metric.all_labels) <= BOUNDED
+        assert {*metric.scope.labels, *metric.labels, *metric.info_labels} <= BOUNDED
 
 
 def test_no_two_metrics_share_a_series_or_a_column() -> None:

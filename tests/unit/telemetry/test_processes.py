@@ -134,6 +134,30 @@ def test_child_that_is_waited_for_later_counts_once(table: Table) -> None:
     assert read(found).cpu_seconds == 5.5
 
 
+def test_debt_of_an_ended_child_passes_to_its_parent(table: Table) -> None:
+    table.add(10, 1)
+    found = tree(table, 10)
+    child = table.add(11, 10, cpu_s=1.0)
+    table.add(12, 11, cpu_s=4.0)
+    assert read(found).cpu_seconds == 5.0
+    table.end(12, reaped=False)  # its parent waits for it a moment after this tick
+    assert read(found).cpu_seconds == 5.0
+    child.children_cpu_s += 4.0
+    table.end(11)
+    assert read(found).cpu_seconds == 5.0
+
+
+def test_counter_that_falls_takes_nothing_away_and_counts_nothing_twice(table: Table) -> None:
+    root = table.add(10, 1, io=(1000, 0))
+    found = tree(table, 10)
+    seen = []
+    for cpu_s, read_bytes in ((4.0, 1300), (3.0, 1100), (4.5, 1350)):
+        root.cpu_s, root.io = cpu_s, (read_bytes, 0)
+        usage = read(found)
+        seen.append((usage.cpu_seconds, usage.read_bytes))
+    assert seen == [(4.0, 300), (4.0, 300), (4.5, 350)]
+
+
 def test_grandchild_that_ends_with_its_parent_counts_once(table: Table) -> None:
     table.add(10, 1)
     found = tree(table, 10)

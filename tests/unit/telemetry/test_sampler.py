@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from tests.unit.telemetry.fake_processes import Table
 
-from paceline.records.files import write_json
+from paceline.records.files import typed, write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import HostSample, RankSample, RankStatus
-from paceline.records.typed import typed
 from paceline.spec import TelemetrySettings
 from paceline.telemetry import sampler as sampler_module
 from paceline.telemetry.request import SidecarRequest

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from paceline.data.dataset import order_of
 from paceline.data.node import SoloNode
-from paceline.data.order import order_of
 from paceline.data.register import register
 from paceline.errors import UsageError
 from paceline.worker.samples import open_samples

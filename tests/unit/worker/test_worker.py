@@ -19,10 +19,10 @@ from paceline.data.reading import Batch
 from paceline.errors import RankFailed, UsageError
 from paceline.job.trial import read_trial
 from paceline.plan.trial import Evaluation
+from paceline.records.documents import write_trial
 from paceline.records.files import read_json, read_jsonl
 from paceline.records.layout import TrialFiles
-from paceline.records.planned_trial import write_trial
-from paceline.spec.evaluation import Target
+from paceline.spec.tables import Target
 from paceline.training.dropout import set_sample_keys
 from paceline.training.transforms import to_input
 from paceline.worker import worker

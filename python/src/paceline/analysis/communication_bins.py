@@ -6,7 +6,7 @@ import polars as pl
 from pydantic import computed_field
 from pydantic.dataclasses import dataclass
 
-from paceline.plan.link_cost import ALL_REDUCE, all_reduce
+from paceline.costs.link_cost import ALL_REDUCE, all_reduce
 
 # Upper bounds of the sizes that are taken together, those of the fourth paper's figures, made with
 # hvprof (Awan, Jain, Chu, Subramoni and Panda: Communication Profiling and Characterization of Deep

@@ -28,7 +28,7 @@ from paceline.analysis.trial_analysis import TrialAnalysis, analyse_trial
 from paceline.analysis.verdict import make_verdict
 from paceline.errors import NotComparable
 from paceline.plan.selection import matching, no_match
-from paceline.records.stopping import read_stopping
+from paceline.records.documents import read_stopping
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

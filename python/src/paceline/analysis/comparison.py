@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.analysis.statistics import Interval
     from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.analysis.verdict import Verdict
-    from paceline.records.stopping import Stopping
+    from paceline.records.documents import Stopping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,9 +31,8 @@ from paceline.analysis.staleness import read_updates, update_check
 from paceline.analysis.steps import global_steps
 from paceline.analysis.tolerances import tolerance
 from paceline.errors import DataError
-from paceline.records.files import jsonable, write_json
+from paceline.records.files import document, jsonable, write_json
 from paceline.records.rows import SCHEMA
-from paceline.records.typed import document
 
 if TYPE_CHECKING:
     from pathlib import Path

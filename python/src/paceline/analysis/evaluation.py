@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.analysis.reading import TrialRecord
     from paceline.analysis.steps import GlobalSteps
     from paceline.analysis.tolerances import Tolerance
-    from paceline.spec.evaluation import Target
+    from paceline.spec.tables import Target
 
 _FIELDS = ("steps", "epoch", "metric", "sums", "counts")
 

@@ -1,6 +1,6 @@
 """At which rate of failures one configuration overtakes another.
 
-The expected time of a training is that of J. T. Daly (see `plan.checkpoint_interval`), with the
+The expected time of a training is that of J. T. Daly (see `costs.checkpoint_interval`), with the
 measured step time, cost of a checkpoint and cost of a restart, and the best interval for them.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.plan.checkpoint_interval import daly_interval_s, expected_time_s
+from paceline.costs.checkpoint_interval import daly_interval_s, expected_time_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.plan.trial import Trial
-    from paceline.spec.evaluation import Target
+    from paceline.spec.tables import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

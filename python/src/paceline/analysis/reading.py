@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from paceline.errors import DataError
 from paceline.plan.trial import Trial
-from paceline.records.files import read_json
+from paceline.records.files import document, read_json
 from paceline.records.rows import (
     SCHEMA,
     ContinuationRow,
@@ -27,7 +27,6 @@ from paceline.records.rows import (
     TrainingResult,
 )
 from paceline.records.tables import read_header, read_table, rows
-from paceline.records.typed import document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

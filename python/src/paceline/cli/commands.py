@@ -269,7 +269,7 @@ def data_ingest(arguments: argparse.Namespace) -> int:
         )
     for skipped in manifest.skipped:
         print(f"paceline: skipped {skipped.path}: {skipped.reason}", file=sys.stderr)
-    print(arguments.out_dataset)
+    print(f'{manifest.summary}; use it with data = "{arguments.out_dataset}"')
     return ExitCode.OK
 
 

@@ -69,7 +69,7 @@ def _add_common(parser: argparse.ArgumentParser, out: str) -> None:
 def _slurm(arguments: argparse.Namespace) -> int:
     from paceline.render.files import Places
     from paceline.render.slurm import SlurmSettings, render_slurm
-    from paceline.spec.data_names import is_remote
+    from paceline.spec.values import is_remote
 
     experiment, trials = _planned(arguments)
     run_dir = arguments.run_dir or str(Path("runs", experiment.name).resolve())

@@ -15,15 +15,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from paceline.data.items import virtual_row_groups
 from paceline.data.location import Location, location_of
 from paceline.data.manifest import MANIFEST_NAME, DataFile, DatasetManifest, from_json
 from paceline.data.node_files import fetched
 from paceline.errors import DataError, EnvironmentLacks, UsageError
+from paceline.plan.sample_order import SampleOrder, sample_order_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.data.fields import Field
+    from paceline.plan.trial import Training
 
 _HOW_TO_MAKE = (
     "make one from images with `paceline data ingest IMAGES_DIR OUT_DATASET`, or use Parquet files "
@@ -137,6 +140,13 @@ def open_dataset(name: str | Path) -> Dataset:
     dataset = Dataset(place.name, manifest, location)
     _check_files(dataset)
     return dataset
+
+
+def order_of(training: Training) -> SampleOrder:
+    """Return the order of the samples; reads no sample. Raises as `open_dataset`."""
+    if training.items is not None:
+        return sample_order_of(training, virtual_row_groups(training.items))
+    return sample_order_of(training, open_dataset(training.dataset).row_group_rows)
 
 
 def _json(content: bytes, where: str) -> dict[str, Any]:

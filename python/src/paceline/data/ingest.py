@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
+from collections import Counter
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -17,9 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from paceline.data.folders import ImageFolder, printable, scan
-from paceline.data.ingest_progress import counted, reported
-from paceline.data.ingest_session import local_session, spark_failures
-from paceline.data.ingest_target import Target, open_target
+from paceline.data.ingest_spark import (
+    Target,
+    counted,
+    local_session,
+    prepare_place,
+    reported,
+    spark_failures,
+)
 from paceline.data.ingest_tasks import Assignment, Finding, examine, rows_of
 from paceline.data.manifest import (
     DataFile,
@@ -29,7 +36,7 @@ from paceline.data.manifest import (
     image_fields,
 )
 from paceline.data.row_groups import quiet_petastorm
-from paceline.errors import DataError, UsageError
+from paceline.errors import DataError, PacelineWarning, UsageError
 from paceline.plan.sample_order import share_bounds
 
 if TYPE_CHECKING:
@@ -72,13 +79,16 @@ def ingest(
         raise UsageError(f"row_group_rows: expected at least 1, got {row_group_rows}")
     if seed < 0:
         raise UsageError(f"seed: expected at least 0, got {seed}")
-    target = open_target(out_dataset, spark)
+    prepare_place(out_dataset, is_local_session=spark is None)
     folder = scan(images_dir)
+    if folder.others:
+        warnings.warn(_left_out(folder), PacelineWarning, stacklevel=2)
     with ExitStack() as stack:
         if spark is None:
             spark = stack.enter_context(local_session(len(os.sched_getaffinity(0))))
         counter = stack.enter_context(reported(spark, 2 * len(folder.images), progress))
         stack.enter_context(spark_failures())
+        target = Target(spark, out_dataset)
         good, skipped = _judge(folder, _examine(spark, folder, counter), on_bad_image)
         plan = plan_row_groups(folder, good, seed, row_group_rows)
         try:
@@ -90,6 +100,12 @@ def ingest(
             target.discard()
             raise
     return manifest
+
+
+def _left_out(folder: ImageFolder) -> str:
+    shown = ", ".join(printable(path) for path in folder.others[:3])
+    more = f" and {len(folder.others) - 3} more" if len(folder.others) > 3 else ""
+    return f"{folder.root}: left out what is no image by its suffix: {shown}{more}"
 
 
 def plan_row_groups(
@@ -263,13 +279,13 @@ def _manifest(
 
     files, content_sha256, total_bytes = _read_back(spark, target.partial_url, plan)
     infos = [finding.info for finding in good if finding.info is not None]
-    labels = [folder.images[finding.index].label for finding in good]
+    counts = Counter(folder.images[finding.index].label for finding in good)
     widths, heights = [info.width for info in infos], [info.height for info in infos]
     return DatasetManifest(
         fields=image_fields(len(folder.classes)),
         id_field="sample_id",
         classes=tuple(printable(name) for name in folder.classes),
-        class_counts=tuple(labels.count(label) for label in range(len(folder.classes))),
+        class_counts=tuple(counts[label] for label in range(len(folder.classes))),
         samples=len(good),
         seed=seed,
         content_sha256=content_sha256,

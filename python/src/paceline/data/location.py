@@ -18,8 +18,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from pyarrow import fs
 
 from paceline.errors import DataError, EnvironmentLacks, UsageError
-from paceline.spec.data_names import REMOTE_SCHEMES, is_remote, local_path
 from paceline.spec.secret_values import holds_secret
+from paceline.spec.values import REMOTE_SCHEMES, is_remote, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -94,6 +94,20 @@ class DatasetManifest(_Model):
         firsts = accumulate((rows for *_, rows in places), initial=0)
         return tuple(RowGroup(*place, first) for place, first in zip(places, firsts, strict=False))
 
+    @property
+    def summary(self) -> str:
+        """The content in one line, for example `60 images, 2 classes (a 30, b 30)`."""
+        parts = [f"{self.samples} {'samples' if self.image_stats is None else 'images'}"]
+        if self.classes:
+            counts = zip(self.classes, self.class_counts, strict=True)
+            listed = ", ".join(f"{name} {count}" for name, count in counts)
+            parts.append(f"{len(self.classes)} classes ({listed})")
+        if self.image_stats is not None and self.image_stats.reencoded:
+            parts.append(f"{self.image_stats.reencoded} re-encoded")
+        if self.skipped:
+            parts.append(f"{len(self.skipped)} skipped")
+        return ", ".join(parts)
+
     def as_json(self) -> dict[str, Any]:
         """Return the document that `from_json` reads."""
         return self.model_dump(mode="json", by_alias=True)
@@ -130,12 +144,11 @@ def image_fields(classes: int) -> tuple[Field, ...]:
 def from_json(document: dict[str, Any], where: str) -> DatasetManifest:
     """Return the manifest in `document`. Raises DataError with `where` and what is wrong."""
     version = document.get("schema")
-    if version == 1:
-        document = _from_version_1(document)
-    elif version != SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         raise DataError(
-            f"{where}: expected manifest schema {SCHEMA_VERSION}, got {version!r}; make it again "
-            "with `paceline data ingest` or `paceline data register` of this version"
+            f"{where}: expected manifest schema {SCHEMA_VERSION}, got {version!r}"
+            f"{', which Paceline 0.1 reads' if version == 1 else ''}; make it again with "
+            "`paceline data ingest` or `paceline data register` of this version"
         )
     try:
         return DatasetManifest.model_validate(document)
@@ -145,23 +158,3 @@ def from_json(document: dict[str, Any], where: str) -> DatasetManifest:
             for fault in error.errors()
         )
         raise DataError(f"{where}: not a valid manifest of a Paceline data set: {faults}") from None
-
-
-def _from_version_1(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the same manifest as version 2: version 1 knew only images in files of one row
-    group."""
-    others = {k: v for k, v in document.items() if k not in ("schema", "row_groups")}
-    return {
-        **others,
-        "fields": image_fields(len(document.get("classes") or ())),
-        "id_field": "sample_id",
-        "files": [
-            {
-                "path": group.get("file"),
-                "row_group_rows": [group.get("rows")],
-                "size_bytes": group.get("size_bytes"),
-                "sha256": group.get("sha256"),
-            }
-            for group in document.get("row_groups") or ()
-        ],
-    }

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import stat
 import tempfile
+import time
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import DataError, EnvironmentLacks, TimedOut
 from paceline.host.locks import exclusive_lock
-from paceline.spec.data_names import local_path
+from paceline.spec.values import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.data.dataset import Dataset
     from paceline.data.location import Location
     from paceline.data.manifest import DataFile
     from paceline.data.node import NodeShare
 
 _COPY_S = 1800.0
 _ANSWER_S = 60.0
+_LOCKED_WITHIN_S = 60.0  # after the file was made
 _PREFIX = "paceline-data-"
 _OWNER = ".owner"  # file that the process with the folder keeps locked
 
@@ -50,13 +53,13 @@ def fetched(location: Location, file: DataFile, folder: Path) -> Path:
 
 
 @contextmanager
-def node_folder(dataset: Dataset, share: NodeShare, cache: str | None) -> Iterator[Path | None]:
+def node_folder(location: Location, share: NodeShare, cache: str | None) -> Iterator[Path | None]:
     """Yield the folder for the node's copies, shared by its ranks; None for a local data set.
 
     cache: a folder to keep them in; None makes a temporary one, which local rank 0 removes.
     Raises EnvironmentLacks if the folder cannot be made, TimedOut if local rank 0 does not answer.
     """
-    if dataset.location.is_local:
+    if location.is_local:
         yield None
         return
     if cache is not None:
@@ -94,9 +97,19 @@ def _temporary() -> Iterator[Path]:
 def _remove_abandoned(parent: Path) -> None:
     """Remove the folders of killed processes: the kernel has released their locks."""
     for owner in parent.glob(f"{_PREFIX}*/{_OWNER}"):
-        # Another process may use or remove it, and other users' folders are not ours to open.
-        with suppress(TimedOut, OSError), exclusive_lock(owner, 0.0, "in use"):
-            shutil.rmtree(owner.parent, ignore_errors=True)
+        with suppress(TimedOut, OSError):  # another process may use or remove it
+            if _may_be_abandoned(owner.lstat()):
+                with exclusive_lock(owner, 0.0, "in use"):
+                    shutil.rmtree(owner.parent, ignore_errors=True)
+
+
+def _may_be_abandoned(found: os.stat_result) -> bool:
+    """Return whether the file is one of ours, and old enough to be locked if it is in use.
+
+    Anybody can make a file of this name; to open a named pipe, for example, would never end.
+    """
+    is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
+    return is_ours and time.time() - found.st_mtime > _LOCKED_WITHIN_S
 
 
 def _made(folder: Path) -> Path:

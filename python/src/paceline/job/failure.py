@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import ExitCode
 from paceline.job.rank_status import TERMINATED, RankEnd
-from paceline.records.statuses import exit_code_of, read_statuses
+from paceline.records.documents import exit_code_of, read_statuses
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence

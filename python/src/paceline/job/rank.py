@@ -16,7 +16,7 @@ from paceline.job.limits import trial_limit, trial_timed_out
 from paceline.job.messages import rank_failed_line, say
 from paceline.job.rank_status import RankEnd, RankStatusFile, log_of, terminated
 from paceline.job.sidecars import host_sidecar
-from paceline.records.continuation import begin_attempt
+from paceline.records.attempts import begin_attempt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

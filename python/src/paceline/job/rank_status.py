@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import ExitCode
 from paceline.job.messages import rank_failed_line, say
+from paceline.records.documents import error_text, exit_code_of
 from paceline.records.files import write_json
 from paceline.records.rows import RankStatus
-from paceline.records.statuses import error_text, exit_code_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,8 @@ from paceline.host.machine import machine_facts, package_versions
 from paceline.job.failure import outcome_status
 from paceline.job.launched_by import launched_unix_s, launching_command
 from paceline.records.attempts import set_aside
+from paceline.records.documents import write_trial
 from paceline.records.files import read_json, write_json, write_text
-from paceline.records.planned_trial import write_trial
 from paceline.records.rows import SCHEMA, Outcome
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from paceline.job.options import DEFAULT_NAME, JobOptions, option_name, parse_op
 from paceline.plan.planning import plan_trials
 from paceline.plan.trial import Trial, trial_name
 from paceline.records.layout import RunFiles, TrialFiles
-from paceline.spec.data_names import absolute_name
 from paceline.spec.extensions import WORKLOADS
 from paceline.spec.loading import check_spec
 from paceline.spec.models import SCHEMA
+from paceline.spec.values import absolute_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

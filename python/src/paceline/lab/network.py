@@ -16,7 +16,7 @@ from paceline.errors import EnvironmentLacks
 from paceline.host.processes import wait_until
 from paceline.lab.record import INTERFACE
 from paceline.lab.settings import NAME_VARIABLE
-from paceline.spec.rates import bits_per_s
+from paceline.spec.values import bits_per_s
 
 if TYPE_CHECKING:
     from paceline.lab.record import Host, LabRecord

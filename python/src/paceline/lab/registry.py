@@ -13,8 +13,7 @@ from paceline.errors import DataError, EnvironmentLacks
 from paceline.host.locks import exclusive_lock
 from paceline.host.processes import is_alive
 from paceline.lab.record import SCHEMA, LabRecord
-from paceline.records.files import read_json, write_json
-from paceline.records.typed import typed
+from paceline.records.files import read_json, typed, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from paceline.errors import EnvironmentLacks, UsageError
-from paceline.spec.rates import bits_per_s
+from paceline.spec.values import bits_per_s
 
 NAME_VARIABLE = "PACELINE_LAB"  # set in all processes of a lab
 MOST_HOSTS = 64

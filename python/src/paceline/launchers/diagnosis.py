@@ -16,8 +16,8 @@ from paceline.errors import (
 )
 from paceline.job.failure import FirstFailure, first_failure, outcome_status
 from paceline.job.messages import RANK_FAILED_LINE
+from paceline.records.documents import exit_code_of, read_statuses
 from paceline.records.rows import SCHEMA, Outcome
-from paceline.records.statuses import exit_code_of, read_statuses
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.host.machine import host_name
 from paceline.host.processes import is_alive, send, wait_until
 from paceline.records.checkpoints import CHECKPOINT_SIGNAL, CheckpointFolder
-from paceline.records.statuses import read_statuses
+from paceline.records.documents import read_statuses
 
 if TYPE_CHECKING:
     from paceline.records.layout import TrialFiles

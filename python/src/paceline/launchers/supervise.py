@@ -23,7 +23,7 @@ from paceline.host.processes import (
     pids_with_token,
 )
 from paceline.launchers.temporary import temporary_folders
-from paceline.records.statuses import read_statuses
+from paceline.records.documents import read_statuses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

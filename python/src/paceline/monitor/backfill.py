@@ -18,10 +18,9 @@ from paceline.analysis.reading import read_trial
 from paceline.errors import DataError, EnvironmentLacks, TimedOut
 from paceline.host.processes import guarded
 from paceline.monitor.training import RankHistory
-from paceline.records.files import read_json
+from paceline.records.files import document, read_json
 from paceline.records.rows import Outcome, RankEnvironment, RankStatus
 from paceline.records.tables import read_header, row_dicts
-from paceline.records.typed import document
 from paceline.telemetry.exporter import Snapshot, families
 from paceline.telemetry.metrics import METRICS, RUN, SIDECAR
 from paceline.telemetry.metrics.metric import Row, read_into

@@ -24,7 +24,8 @@ from paceline.analysis.stragglers import find_straggler
 from paceline.errors import DataError
 from paceline.monitor.tail import RowTail
 from paceline.monitor.views import HostView, RankView, RunView, TrialView
-from paceline.records.lock import has_writer
+from paceline.records.documents import has_writer, read_stopping
+from paceline.records.files import document
 from paceline.records.rows import (
     HostSample,
     Outcome,
@@ -33,9 +34,7 @@ from paceline.records.rows import (
     RankStatus,
     StepRow,
 )
-from paceline.records.stopping import read_stopping
 from paceline.records.tables import frame_of
-from paceline.records.typed import document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

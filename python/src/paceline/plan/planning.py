@@ -22,22 +22,21 @@ from paceline.plan.trial import (
     trial_name,
 )
 from paceline.spec.counts import batch_per_replica, counts_on_node
-from paceline.spec.evaluation import EVALUATION_KEYS
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS
-from paceline.spec.learning_rates import scaled_learning_rate
 from paceline.spec.models import TRIAL_VALUES
-from paceline.spec.own_task import reads_dataset, task_target, task_values, workload_of
 from paceline.spec.rules import first_given, known_steps
+from paceline.spec.tables import EVALUATION_KEYS
 from paceline.spec.transport_rules import transport_of
 from paceline.spec.trial_rules import applies, open_count_faults
-from paceline.spec.values import DEFAULT_EPOCHS
+from paceline.spec.values import DEFAULT_EPOCHS, scaled_learning_rate
+from paceline.spec.workloads import reads_dataset, task_target, task_values, workload_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from paceline.spec.checkpoint import CheckpointSettings
     from paceline.spec.models import Experiment, TrialRequest, WorkloadRequest
     from paceline.spec.placement import NodeCounts
+    from paceline.spec.tables import CheckpointSettings
 
 DEFAULT_WARMUP_STEPS = 3
 

@@ -194,10 +194,6 @@ class SampleOrder:
         for number in range(len(self._window_bounds(epoch)) - 1):
             yield self._window(epoch, number)
 
-    def epoch_order(self, epoch: int) -> NDArray[np.int64]:
-        """Return all sample ids of an epoch in order of training."""
-        return np.concatenate([window.sample_ids for window in self.windows(epoch)])
-
     def step(self, step: int) -> GlobalStep:
         """Return global step `step`, counted from 0."""
         epoch, within = divmod(step, self.steps_per_epoch)

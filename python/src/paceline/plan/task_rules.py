@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.spec.extensions import STRATEGIES, TRANSPORTS
-from paceline.spec.own_task import workload_of
+from paceline.spec.workloads import workload_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,14 +7,12 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, SerializeAsAny, model_validator
 
-from paceline.spec.checkpoint import CheckpointSettings
 from paceline.spec.descriptors import OptionModel
-from paceline.spec.evaluation import Target
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, TRANSPORTS, WORKLOADS
-from paceline.spec.failures import FailureSettings
 from paceline.spec.model_facts import ModelFacts, model_facts
 from paceline.spec.models import Limits, TelemetrySettings
 from paceline.spec.placement import Placement
+from paceline.spec.tables import CheckpointSettings, FailureSettings, Target
 from paceline.spec.values import (
     BASELINE,
     BatchNorm,

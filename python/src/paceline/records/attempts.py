@@ -1,17 +1,28 @@
-"""Keep the files of an unfinished or failed attempt at a trial apart from the next attempt."""
+"""Attempts at a trial: what one left is kept apart from the next, also if that continues.
+
+Each rank changes only its own files. `begin_attempt` keeps what the attempt before has left apart,
+`continue_rows` removes the rows of steps that are repeated. So every step has one row.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import shutil
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from paceline.errors import DataError
 from paceline.records.checkpoints import CheckpointFolder
-from paceline.records.continuation import begin_attempt
-from paceline.records.files import JsonlWriter
+from paceline.records.files import JsonlWriter, read_json, read_jsonl, write_json
+from paceline.records.rows import ContinuationRow
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from paceline.plan.trial import Trial
-    from paceline.records.layout import RunFiles, TrialFiles
+    from paceline.records.layout import RankFiles, RunFiles, TrialFiles
     from paceline.records.rows import FailureRow
 
 
@@ -56,3 +67,90 @@ def keep_log(files: TrialFiles) -> None:
     if files.launcher_log.exists():
         number = sum(1 for _ in files.root.glob("launcher.*.log"))
         files.launcher_log.rename(files.root / f"launcher.{number}.log")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted:
+    """End of the attempt before (`ranks/<rank>/interrupted.json`)."""
+
+    started_unix_s: float | None
+    state: str | None
+    state_unix_s: float | None
+
+
+def begin_attempt(files: RankFiles) -> None:
+    """Note how the attempt before was left, if there was one. Call it before a rank's first write.
+
+    Its spans and operations move to `attempts/<n>/`: they describe a part of the training only.
+    """
+    if not files.status.exists():
+        return  # nothing, or what `leave_attempt` has noted already
+    try:
+        status = read_json(files.status)
+    except DataError:
+        status = {}
+    interrupted = Interrupted(
+        started_unix_s=status.get("process_started_unix_s"),
+        state=status.get("state"),
+        state_unix_s=files.status.stat().st_mtime,
+    )
+    before = files.root / "attempts"
+    before.mkdir(exist_ok=True)
+    own = before / str(sum(1 for _ in before.iterdir()))
+    own.mkdir()
+    for path in (files.spans, files.communication):
+        if path.exists():
+            path.rename(own / path.name)
+    write_json(files.interrupted, dataclasses.asdict(interrupted))
+
+
+def continue_rows(
+    files: RankFiles, steps: int, *, process_started_unix_s: float, restored_unix_s: float
+) -> None:
+    """Remove the rows of all steps but the first `steps`, and record the continuation.
+
+    Does nothing if `begin_attempt` found no earlier attempt.
+    """
+    if not files.interrupted.exists():
+        return
+    before = Interrupted(**read_json(files.interrupted))
+    done, ended_unix_s = _last_step(files.steps)
+    _keep(files.steps, lambda row: row["step"] < steps)
+    _keep(files.sample_log, lambda row: row["step"] < steps)
+    _keep(files.updates, lambda row: row["step"] < steps)
+    _keep(files.evaluations, lambda row: row["steps"] <= steps)
+    row = ContinuationRow(
+        before_started_unix_s=before.started_unix_s,
+        before_state=before.state,
+        before_state_unix_s=before.state_unix_s,
+        before_steps=done,
+        before_ended_unix_s=ended_unix_s,
+        process_started_unix_s=process_started_unix_s,
+        resumed_steps=steps,
+        restored_unix_s=restored_unix_s,
+    )
+    with JsonlWriter(files.continuations) as rows:
+        rows.write(row)
+    files.interrupted.unlink()
+
+
+def _last_step(path: Path) -> tuple[int, float | None]:
+    """Return the number of steps done, and when the last one ended."""
+    last: dict[str, Any] | None = None
+    if path.exists():
+        for row in read_jsonl(path):
+            last = row
+    if last is None:
+        return 0, None
+    return last["step"] + 1, last["started_unix_s"] + last["step_s"]
+
+
+def _keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Keep the wanted rows of a file, without an unfinished last row."""
+    if not path.exists():
+        return
+    rows = [row for row in read_jsonl(path) if wanted(row)]
+    temporary = path.with_name(f".{path.name}.kept")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+    temporary.replace(path)

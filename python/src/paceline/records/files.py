@@ -1,22 +1,27 @@
-"""Append-only JSON lines and atomic JSON documents."""
+"""Append-only JSON lines, atomic JSON documents, and both read as the dataclasses that wrote them.
+
+Unknown fields are ignored. A missing field, or a nested value of the wrong shape, raises an error
+that names the file.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import tempfile
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO, TypeVar, cast
 
 import pydantic_core
+from pydantic import TypeAdapter, ValidationError
 
 from paceline.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Hashable, Iterable, Iterator, Mapping
     from types import TracebackType
 
     from _typeshed import DataclassInstance
@@ -68,7 +73,7 @@ def fields_of(value: object) -> dict[str, Any]:
     raise TypeError(f"expected a dataclass or a JSON value, got {type(value).__name__}")
 
 
-@functools.cache
+@cache
 def _field_names(kind: type[DataclassInstance]) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
@@ -131,13 +136,20 @@ def replacing(path: Path) -> Iterator[TextIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
+        Path(temporary).chmod(0o666 & ~_umask())  # mkstemp gives 0600
         Path(temporary).replace(path)
     except BaseException as error:
         if isinstance(error, OSError) and error.errno and error.filename is None:
             error.filename = str(path)  # a full disk is reported without a name
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+@cache
+def _umask() -> int:
+    """Return the umask at the first call; os.umask would change it for other threads, too."""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    return next(int(line.split()[1], 8) for line in status.splitlines() if "Umask:" in line)
 
 
 def sync_folder(folder: Path) -> None:
@@ -160,3 +172,42 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise DataError(f"{path}: expected a JSON object, got {type(document).__name__}")
     return document
+
+
+_Row = TypeVar("_Row")
+
+
+def typed(fields: Mapping[str, Any], kind: type[_Row], path: Path) -> _Row:
+    """Convert `fields` to the dataclass `kind`. Raises DataError that names `path`."""
+    try:
+        return _adapter(kind).validate_python(fields)
+    except ValidationError as error:
+        raise _mismatch(path, kind, error) from error
+
+
+def document(path: Path, kind: type[_Row]) -> _Row | None:
+    """Read a JSON document as `kind`; None where there is no such file.
+
+    Raises DataError if it is damaged.
+    """
+    try:
+        return _adapter(kind).validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise _mismatch(path, kind, error) from error
+
+
+def _adapter(kind: type[_Row]) -> TypeAdapter[_Row]:
+    return cast("TypeAdapter[_Row]", _adapter_of(cast("Hashable", kind)))
+
+
+@cache
+def _adapter_of(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _mismatch(path: Path, kind: type[object], error: ValidationError) -> DataError:
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"])) or "the document"
+    return DataError(f"{path}: expected the fields of {kind.__name__}: {where}: {first['msg']}")

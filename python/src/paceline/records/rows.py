@@ -195,7 +195,7 @@ class InjectedFailureRow:
 
     unix_s: float
     rank: int  # that was killed, alone or with its executor or host
-    kind: str = "rank"  # see spec.failures.FailureKind
+    kind: str = "rank"  # see spec.tables.FailureKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

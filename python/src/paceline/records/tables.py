@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import polars as pl
 
 from paceline.errors import DataError
-from paceline.records.files import read_jsonl
-from paceline.records.typed import typed
+from paceline.records.files import read_jsonl, typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

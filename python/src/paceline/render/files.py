@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
-from paceline.spec.data_names import is_remote
 from paceline.spec.models import TelemetrySettings
+from paceline.spec.values import is_remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.local_global import LocalGlobal
     from paceline.analysis.row import Row
-    from paceline.records.stopping import Stopping
+    from paceline.records.documents import Stopping
 
 __all__ = [
     "DASH",

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.analysis.run_differences import machine_identity
 from paceline.errors import NotComparable, UsageError
 from paceline.host.machine import machine_facts
+from paceline.records.documents import only_writer
 from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
-from paceline.records.lock import only_writer
 from paceline.spec.loading import parse_spec
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from paceline.data.dataset import open_dataset
 from paceline.errors import DataError, EnvironmentLacks, PacelineWarning
 from paceline.plan.trial import task_facts
 from paceline.runner.disk_use import DiskUse, Sizes, run_disk_use, trial_disk_use
-from paceline.spec.own_task import workload_of
+from paceline.spec.workloads import workload_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from paceline.analysis.equivalence import check_equivalence
-from paceline.data.order import order_of
+from paceline.data.dataset import order_of
 from paceline.runner.trial import is_finished
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.lab.outage import own_lab
+from paceline.records.documents import read_statuses
 from paceline.records.files import JsonlWriter
 from paceline.records.rows import InjectedFailureRow
-from paceline.records.statuses import read_statuses
 from paceline.runner.victims import Victims
 from paceline.spec.extensions import LAUNCHERS
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.layout import RankFiles, TrialFiles
     from paceline.records.rows import RankStatus
-    from paceline.spec.failures import FailureKind, FailureSettings
+    from paceline.spec.tables import FailureKind, FailureSettings
 
 _POLL_S = 0.1
 _END_S = 5.0

@@ -15,10 +15,10 @@ from paceline.host.repository import repository_state
 from paceline.plan.planning import plan_trials
 from paceline.plan.selection import selected_trials
 from paceline.records.rows import SCHEMA
-from paceline.spec.data_names import absolute_name
 from paceline.spec.extensions import WORKLOADS
-from paceline.spec.own_task import reads_dataset, workload_of
 from paceline.spec.rules import first_given
+from paceline.spec.values import absolute_name
+from paceline.spec.workloads import reads_dataset, workload_of
 
 if TYPE_CHECKING:
     from paceline.data.dataset import Dataset

@@ -18,8 +18,8 @@ from paceline.launchers.last_checkpoint import write_last_checkpoint
 from paceline.launchers.supervise import supervise
 from paceline.records.attempts import keep_log, leave_attempt
 from paceline.records.compact import compact_trial
+from paceline.records.documents import write_trial
 from paceline.records.files import read_json, write_json, write_text
-from paceline.records.planned_trial import write_trial
 from paceline.records.rows import FailureRow
 from paceline.runner.failures import failing
 from paceline.spec.extensions import LAUNCHERS

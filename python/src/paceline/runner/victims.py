@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.lab.record import LabRecord
     from paceline.plan.trial import Trial
     from paceline.records.rows import RankStatus
-    from paceline.spec.failures import FailureKind, FailureSettings
+    from paceline.spec.tables import FailureKind, FailureSettings
 
 
 class Victims:

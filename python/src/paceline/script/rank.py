@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch._dynamo  # noqa: F401
 
 from paceline.errors import UsageError
-from paceline.records.continuation import continue_rows
+from paceline.records.attempts import continue_rows
 from paceline.records.files import write_json
 from paceline.records.rows import TrainingResult
 from paceline.script.environment import torchrun_variables

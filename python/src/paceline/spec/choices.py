@@ -14,7 +14,7 @@ from paceline.spec.extensions import (
     ExtensionGroup,
     quoted,
 )
-from paceline.spec.models import TrialRequest
+from paceline.spec.models import TrialRequest, keys_of_tables
 from paceline.spec.sentences import no_such_key, sentences
 from paceline.spec.transport_rules import transport_of
 from paceline.spec.values import BEST
@@ -98,4 +98,5 @@ def _misplaced(key: str, request: TrialRequest, used: dict[str, Descriptor]) -> 
             return f'{key}: the search finds it for "best"; remove it, or name the strategy'
         name = f'{kind} "{used[kind].name}"' if kind in used else f"a trial without {kind}"
         return f"{key}: has no meaning for {name}; remove it, or use {kind} = {quoted(owners)}"
-    return f"{key}: {no_such_key(key, [*TrialRequest.model_fields, *declared_keys()])}"
+    known = [*TrialRequest.model_fields, *declared_keys()]
+    return f"{key}: {no_such_key(key, known, keys_of_tables())}"

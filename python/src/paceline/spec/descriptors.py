@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from paceline.spec.data_names import absolute_name
 from paceline.spec.model_facts import ModelFacts, model_facts
+from paceline.spec.values import absolute_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -213,7 +213,7 @@ class TransportDescriptor(Descriptor):
     def all_reduce_algorithms(self, nodes: int, options: Any) -> tuple[str, ...]:
         """Return the algorithms among which it chooses to sum gradients over so many nodes.
 
-        Names are those of `plan.link_cost.ALL_REDUCE`. Empty: its time cannot be predicted.
+        Names are those of `costs.link_cost.ALL_REDUCE`. Empty: its time cannot be predicted.
         """
         return ()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from functools import cache, cached_property
-from importlib.metadata import EntryPoint, distributions
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from paceline.errors import PacelineWarning, UsageError
@@ -61,7 +61,7 @@ class ExtensionGroup(Generic[D]):
     def package_of(self, name: str) -> str:
         """Return the name of the package that provides the extension."""
         return next(
-            package for point, package in _all_entry_points()[self.group] if point.name == name
+            package for point, package in installed_points(self.group) if point.name == name
         )
 
     def unknown(self, name: object, place: str | None = None) -> str:
@@ -80,7 +80,7 @@ class ExtensionGroup(Generic[D]):
     def _entry_points(self) -> list[EntryPoint]:
         """Return the group's entry points. Raises UsageError if two packages claim one name."""
         found: dict[str, tuple[EntryPoint, str]] = {}
-        for point, package in _all_entry_points().get(self.group, ()):
+        for point, package in installed_points(self.group):
             if point.name in found and found[point.name][0].value != point.value:
                 raise UsageError(
                     f'{self._word} "{point.name}": packages {found[point.name][1]} and {package} '
@@ -118,25 +118,13 @@ class ExtensionGroup(Generic[D]):
         )
 
 
-@cache
-def _all_entry_points() -> dict[str, list[tuple[EntryPoint, str]]]:
-    """Return the entry points of our groups, each with the name of its package.
+_all_entry_points = cache(entry_points)
 
-    Like importlib.metadata.entry_points(), the first installation of a package hides later ones
-    on the path.
-    """
-    found: dict[str, list[tuple[EntryPoint, str]]] = {}
-    seen: set[str] = set()
-    for package in distributions():
-        if "[paceline." not in (package.read_text("entry_points.txt") or ""):
-            continue
-        name = package.metadata["Name"]
-        if name in seen:
-            continue
-        seen.add(name)
-        for point in package.entry_points:
-            found.setdefault(point.group, []).append((point, name))
-    return found
+
+def installed_points(group: str) -> list[tuple[EntryPoint, str]]:
+    """Return the entry points of a group, each with the name of its package."""
+    found = _all_entry_points().select(group=group)
+    return [(point, point.dist.name if point.dist else "") for point in found]
 
 
 STRATEGIES = ExtensionGroup("paceline.strategies", StrategyDescriptor, "local_strategy")

@@ -13,14 +13,14 @@ import tomli_w
 from pydantic import ValidationError
 
 from paceline.errors import UsageError
-from paceline.spec.models import SCHEMA, Experiment
+from paceline.spec.models import SCHEMA, Experiment, keys_of_tables, nested_model
 from paceline.spec.overrides import apply_settings, changed_text
 from paceline.spec.rules import faults_of
-from paceline.spec.sentences import RENAMED, did_you_mean, no_such_key, sentences
+from paceline.spec.sentences import did_you_mean, no_such_key, sentences
 from paceline.spec.values import BASELINE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from pydantic_core import ErrorDetails
 
@@ -102,7 +102,12 @@ def check_spec(
     document: dict[str, Any], origin: str, known_faults: Sequence[str] = ()
 ) -> Experiment:
     """Return the experiment of a parsed spec. Raises UsageError with every fault."""
-    faults = [*known_faults, *_old_schema(document)]
+    if document.get("schema") == 1:
+        raise UsageError(
+            f"{origin}: expected schema = {SCHEMA}, got 1; run it with Paceline 0.1, or write the "
+            f"spec for schema {SCHEMA} (docs/reference/spec.md)"
+        )
+    faults = [*known_faults]
     try:
         experiment = Experiment.model_validate(document)
     except ValidationError as error:
@@ -113,15 +118,6 @@ def check_spec(
     if faults:
         raise _usage_error(origin, faults)
     return experiment
-
-
-def _old_schema(document: dict[str, Any]) -> Iterator[str]:
-    if document.get("schema") == 1:
-        document["schema"] = SCHEMA
-        yield (
-            "schema: expected 2, got 1, which Paceline 0.1 reads; set schema = 2 and rename keys: "
-            + ", ".join(f"{old} -> {new}" for old, new in RENAMED.items())
-        )
 
 
 def _rule_faults_of_the_rest(document: dict[str, Any], details: list[ErrorDetails]) -> list[str]:
@@ -192,7 +188,6 @@ def _unknown_key(location: tuple[int | str, ...]) -> str:
     model: Any = Experiment
     for part in location[:-1]:
         if isinstance(part, str) and part in model.model_fields:
-            annotation = model.model_fields[part].annotation
-            inner = getattr(annotation, "__args__", (annotation,))[0]
-            model = inner if hasattr(inner, "model_fields") else model
-    return no_such_key(key, (field.alias or name for name, field in model.model_fields.items()))
+            model = nested_model(model.model_fields[part].annotation) or model
+    known = (field.alias or name for name, field in model.model_fields.items())
+    return no_such_key(key, known, keys_of_tables())

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from paceline.errors import EnvironmentLacks, TimedOut
 from paceline.host.tools import why_it_failed
-from paceline.spec.evaluation import Target
+from paceline.spec.tables import Target
 
 # Classes for which facts hold; a data set with fewer classes has slightly fewer parameters.
 CLASSES = 1000

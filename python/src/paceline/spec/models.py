@@ -12,12 +12,21 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from paceline.spec.checkpoint import CheckpointSettings
-from paceline.spec.evaluation import Target
-from paceline.spec.failures import FailureSettings
-from paceline.spec.fields import FROM_LIST, Count, Name, PositiveFloat, PositiveInt
-from paceline.spec.learning_rates import LearningRateScaling
-from paceline.spec.values import BASELINE, BatchNorm, Device, MemoryFormat, Precision, ReadingMode
+from paceline.spec.tables import CheckpointSettings, FailureSettings, Table, Target
+from paceline.spec.values import (
+    BASELINE,
+    FROM_LIST,
+    BatchNorm,
+    Count,
+    Device,
+    LearningRateScaling,
+    MemoryFormat,
+    Name,
+    PositiveFloat,
+    PositiveInt,
+    Precision,
+    ReadingMode,
+)
 
 SCHEMA = 2  # of spec files; schema 1 belongs to Paceline 0.1
 McaParameters = Annotated[dict[str, str], Field(min_length=1)]
@@ -29,11 +38,7 @@ def name_of_script(path: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(path).stem).lstrip("._-")[:64] or "script"
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class _Overrides(_Model):
+class _Overrides(Table):
     """Training values that may be set for all, for a workload, or for a trial."""
 
     precision: Precision | None = None
@@ -153,7 +158,7 @@ class TrialRequest(_Overrides):
         return model.model_validate({k: v for k, v in own.items() if k in model.model_fields})
 
 
-class TuneSettings(_Model):
+class TuneSettings(Table):
     """[tune]: the searches for each local strategy's best layout on this node
     (`paceline tune local`), and for the fastest communication (`paceline tune comm`).
 
@@ -183,7 +188,7 @@ class TuneSettings(_Model):
     mpi_parameters: Annotated[tuple[McaParameters, ...], FROM_LIST] | None = None
 
 
-class TelemetrySettings(_Model):
+class TelemetrySettings(Table):
     """[telemetry]: the sidecar. Port 0 takes any free one; -1 serves no metrics.
 
     Files hold one secret each and may be read by their owner alone: basic_auth_file a line
@@ -219,7 +224,7 @@ class TelemetrySettings(_Model):
         return self
 
 
-class Limits(_Model):
+class Limits(Table):
     """[limits]: how long anything may take, in seconds, and how much memory a rank may have."""
 
     run_s: PositiveFloat | None = None  # with repeats = "auto", no repeat starts later
@@ -231,13 +236,31 @@ class Limits(_Model):
     ] = None
 
 
-class NetworkSettings(_Model):
+class NetworkSettings(Table):
     """[network]: the interface that ranks use; None is loopback, for one node only."""
 
     interface: str | None = None
 
 
-class Experiment(_Model):
+def nested_model(annotation: Any) -> type[BaseModel] | None:
+    """Return the model of a table, an optional table or an array of tables; else None."""
+    inner = getattr(annotation, "__args__", (annotation,))[0]
+    return inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+
+
+def keys_of_tables() -> list[str]:
+    """Return the dotted keys of all tables of a spec, as in `training.max_steps`."""
+    tables = {
+        name: nested_model(field.annotation)
+        for name, field in Experiment.model_fields.items()
+        if name not in ("workloads", "trials")  # arrays: the place would need a number
+    }
+    return [
+        f"{name}.{key}" for name, table in tables.items() if table for key in table.model_fields
+    ]
+
+
+class Experiment(Table):
     """A whole spec file. Tables of launchers, such as [mpi], are extras of this model."""
 
     model_config = ConfigDict(extra="allow")

@@ -12,16 +12,15 @@ from pydantic import ValidationError
 
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.spec.counts import batch_per_replica, counts_if_known
-from paceline.spec.evaluation import EVALUATION_KEYS
 from paceline.spec.extensions import LAUNCHERS, STRATEGIES, WORKLOADS
-from paceline.spec.models import Experiment
-from paceline.spec.own_task import reads_dataset, workload_of
-from paceline.spec.script import script_faults, script_trial_faults
+from paceline.spec.models import Experiment, keys_of_tables
 from paceline.spec.secret_values import secret_faults
 from paceline.spec.sentences import no_such_key, sentences
+from paceline.spec.tables import EVALUATION_KEYS
 from paceline.spec.trial_rules import applies, are_counts_valid, trial_faults
 from paceline.spec.tune_rules import tune_faults
 from paceline.spec.values import BASELINE, DEFAULT_EPOCHS
+from paceline.spec.workloads import reads_dataset, script_faults, script_trial_faults, workload_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -110,7 +109,7 @@ def _table_faults(experiment: Experiment) -> Iterator[str]:
     for name, table in (experiment.model_extra or {}).items():
         if name not in with_keys:
             known = (field.alias or key for key, field in Experiment.model_fields.items())
-            yield f"{name}: {no_such_key(name, [*known, *with_keys])}"
+            yield f"{name}: {no_such_key(name, [*known, *with_keys], keys_of_tables())}"
             continue
         try:
             tables[name].model_validate(table)

@@ -12,9 +12,13 @@ if TYPE_CHECKING:
 
     from paceline.spec.models import Experiment
 
-# The default of spark.redaction.regex (Spark 3.5, core/.../internal/config/package.scala).
-_SECRET = re.compile(r"(?i)secret|password|token|access[.]?key")
-_NAMES_A_FILE = re.compile(r"(?i)(file|dir|path)$")
+# The default of spark.redaction.regex (Spark 3.5, core/.../internal/config/package.scala), keys of
+# storage accounts and of services, and other words for a password.
+_SECRET = re.compile(
+    r"(?i)secret|password|token|access[._-]?key|account[._-]?key(?!provider)|api[._-]?key|passwd|passphrase"
+    r"|credentials?$|(^|[._-])(pass|pwd)$"
+)
+_NAMES_A_FILE = re.compile(r"(?i)(file|dir|path|application_credentials)$")
 _SWITCHES = ("", "true", "false")
 # Options of pyarrow's file systems that hold a secret.
 _URL_OPTIONS = ("access_key", "secret_key", "session_token")

@@ -10,19 +10,6 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-# Names that keys had in schema 1.
-RENAMED = {
-    "cuts": "split_points",
-    "images": "samples",
-    "keep": "reduction_factor",
-    "averaging_period": "averaging_period_steps",
-    "averaging_start": "averaging_start_step",
-    "core_budget": "allocated_cores",
-}
-# Keys of schema 1 without a successor.
-REMOVED = {
-    "trust_data": "was removed, because the pickled schema of a data set is never opened; delete it"
-}
 # Names that pydantic gives to the branches of a union in a fault's place.
 _UNION_BRANCHES = {
     "int", "constrained-int", "constrained-float", "literal['auto']", "literal['model']",
@@ -57,14 +44,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f' Did you mean "{near[0]}"?' if near else ""
 
 
-def no_such_key(key: str, known: Iterable[str]) -> str:
-    """Return what to do about a key that does not exist, without its place."""
-    if key in RENAMED:
-        return f'was renamed; use "{RENAMED[key]}"'
-    if key in REMOVED:
-        return REMOVED[key]
+def no_such_key(key: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
+    """Return what to do about a key that does not exist, without its place.
+
+    elsewhere: dotted keys of other tables; one that ends with the key is what was meant.
+    """
     names = list(known)
-    hint = did_you_mean(key, names) or f" Known keys: {', '.join(names)}."
+    meant = [dotted for dotted in elsewhere if dotted.endswith(f".{key}")]
+    hint = did_you_mean(meant[0] if meant else key, [*names, *meant])
+    hint = hint or f" Known keys: {', '.join(names)}."
     return f"no such key.{hint}"
 
 

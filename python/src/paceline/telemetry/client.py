@@ -51,11 +51,6 @@ class SidecarHandle:
         """Process id of the current sidecar process."""
         return self._process.pid
 
-    @property
-    def is_watched(self) -> bool:
-        """Return whether the death of the sidecar would still be noticed."""
-        return self._thread.is_alive()
-
     def wait_ready(self, limit_s: float = 10.0) -> int | None:
         """Wait until the sidecar samples; return the port of its metrics, None without metrics.
 

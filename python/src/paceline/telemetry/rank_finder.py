@@ -7,10 +7,9 @@ import os
 from pathlib import Path
 
 from paceline.errors import DataError
-from paceline.records.files import read_json
+from paceline.records.files import read_json, typed
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import RankStatus
-from paceline.records.typed import typed
 
 _log = logging.getLogger("paceline.sidecar")
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.spec.learning_rates import warmup_factor
+from paceline.spec.values import warmup_factor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from paceline.data.batches import is_image, mirror_at_random
 from paceline.errors import UsageError
-from paceline.spec.evaluation import Target
+from paceline.spec.tables import Target
 from paceline.spec.values import MemoryFormat
 from paceline.training import transforms
 from paceline.training.graph_blocks import graph_blocks

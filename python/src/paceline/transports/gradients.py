@@ -8,8 +8,8 @@ from pydantic import Field
 
 from paceline.spec.descriptors import KeyModel, OptionModel, TransportDescriptor
 from paceline.spec.extensions import COMPRESSIONS, TRANSPORTS
-from paceline.spec.fields import PositiveFloat, PositiveInt
 from paceline.spec.transport_rules import strategy_of, transport_of
+from paceline.spec.values import PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

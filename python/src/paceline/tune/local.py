@@ -14,9 +14,9 @@ from paceline.plan.planning import repeated, resolve_training
 from paceline.spec import TrialRequest
 from paceline.spec.counts import batch_per_replica
 from paceline.spec.extensions import STRATEGIES
-from paceline.spec.own_task import workload_of
 from paceline.spec.tune_rules import has_layout
 from paceline.spec.values import BEST
+from paceline.spec.workloads import workload_of
 from paceline.tune.findings import SCHEMA, Finding, Findings, configuration_of
 from paceline.tune.search import Bracket
 from paceline.tune.session import plan_search, run_search

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from paceline.plan.checkpoint_interval import daly_interval_s
+from paceline.costs.checkpoint_interval import daly_interval_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable

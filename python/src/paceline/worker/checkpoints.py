@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import StepRow
-    from paceline.spec.checkpoint import CheckpointSettings
+    from paceline.spec.tables import CheckpointSettings
     from paceline.training.context import RankContext
     from paceline.training.strategy import LocalStrategy
     from paceline.worker.peers import Peers

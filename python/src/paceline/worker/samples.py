@@ -100,7 +100,7 @@ def open_samples(
     order = sample_order_of(training, dataset.row_group_rows)
     task = task_of(training, classes=0, steps=order.steps, folder=folder)
     classes = dataset.field(task.target_field).classes or 0
-    with node_folder(dataset, share_of_node, training.cache) as copies:
+    with node_folder(dataset.location, share_of_node, training.cache) as copies:
         parquet = ParquetSource(
             dataset.with_copies(copies),
             task.input_field,

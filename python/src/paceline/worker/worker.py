@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from paceline.data.reading import Feed, SoloNode
 from paceline.errors import RankFailed
 from paceline.host.memory import own_memory
-from paceline.records.continuation import continue_rows
+from paceline.records.attempts import continue_rows
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.rows import TrainingResult
 from paceline.strategies import LocalStrategy, create_strategy

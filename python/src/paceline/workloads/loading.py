@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, UsageError
-from paceline.spec.own_task import split_task_path
+from paceline.spec.workloads import split_task_path
 from paceline.training.task import Task
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from paceline.plan.factor_cost import LinearShape
+from paceline.costs.factor_cost import LinearShape
 from paceline.strategies.reduction import calibration
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from paceline.costs.factor_cost import LinearShape, Speeds
 from paceline.errors import EnvironmentLacks
-from paceline.plan.factor_cost import LinearShape, Speeds
 from paceline.strategies.reduction import factor_choice
 from paceline.strategies.reduction.factor_choice import (
     ChoiceContext,

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from paceline.plan.link_cost import all_gather_bytes, all_reduce_bytes
+from paceline.costs.link_cost import all_gather_bytes, all_reduce_bytes
 from paceline.transports.compression.base import Meter
 from paceline.transports.compression.compressed import CompressedSum
 from paceline.transports.compression.flat_bucket import FlatBucket, pack

@@ -12,8 +12,8 @@ from paceline.analysis.evaluation import TargetTime
 from paceline.analysis.statistics import series
 from paceline.errors import ExitCode, RankFailed, UsageError
 from paceline.records.layout import RunFiles
-from paceline.spec.evaluation import Target
 from paceline.spec.loading import parse_spec
+from paceline.spec.tables import Target
 from paceline.tune.batch import training
 from paceline.tune.batch.training import BatchTraining, Choice
 

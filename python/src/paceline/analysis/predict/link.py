@@ -1,6 +1,6 @@
 """The link between nodes: as given, or as measured by the operations of trials on several nodes.
 
-Time of an operation: rounds x latency + volume / bandwidth (`plan.link_cost`). Both numbers are
+Time of an operation: rounds x latency + volume / bandwidth (`costs.link_cost`). Both numbers are
 fitted to recorded transfer times by non-negative least squares, relative to the times, so that
 short messages count as much as long ones.
 """
@@ -17,9 +17,9 @@ import scipy
 
 from paceline.analysis.operations import clock_errors, load_operations, operation_times
 from paceline.analysis.steps import read_steps
+from paceline.costs.link_cost import ALL_REDUCE, all_gather, all_reduce
 from paceline.errors import UsageError
-from paceline.plan.link_cost import ALL_REDUCE, all_gather, all_reduce
-from paceline.spec.rates import bits_per_s
+from paceline.spec.values import bits_per_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

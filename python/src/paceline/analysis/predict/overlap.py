@@ -18,7 +18,7 @@ import polars as pl
 
 from paceline.analysis.operations import clock_errors, load_operations, operation_times
 from paceline.analysis.simulation.simulate import contended_cost
-from paceline.plan.link_cost import all_gather, all_reduce
+from paceline.costs.link_cost import all_gather, all_reduce
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

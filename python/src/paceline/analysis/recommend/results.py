@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.analysis.compare import compare_run
 from paceline.analysis.row import Row
 from paceline.errors import DataError
-from paceline.records.files import read_json
+from paceline.records.files import read_json, typed
 from paceline.records.layout import RunFiles
-from paceline.records.typed import typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -1,7 +1,7 @@
 """Process of one simulation: reads a Simulation as JSON, prints the simulated seconds as JSON.
 
 SimGrid allows one simulation per process. Each rank is an actor that sends and receives the
-messages of `plan.message_schedules` as the transports do: a step begins when all messages of the
+messages of `costs.message_schedules` as the transports do: a step begins when all messages of the
 previous one have ended, and several chunks are in flight. Links share their bandwidth fairly
 (SimGrid's model CM02); latency and bandwidth are those that a user sees, so SimGrid's corrections
 for TCP are off.
@@ -17,12 +17,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.simulation.job import SCHEDULES, Simulation, Topology
-from paceline.plan.message_schedules import Span, chunk_length, chunks, concurrent_chunks
+from paceline.costs.message_schedules import Span, chunk_length, chunks, concurrent_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.plan.message_schedules import Step
+    from paceline.costs.message_schedules import Step
 
 DEBIAN_PACKAGES = "/usr/lib/python3/dist-packages"
 _STACK_BYTES = 256 * 1024  # of an actor, which is a thread

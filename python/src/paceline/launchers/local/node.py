@@ -17,7 +17,7 @@ from paceline.job.messages import rank_failed_line, say
 from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import close_listener, listen_on
 from paceline.launchers.supervise import wait_for_end
-from paceline.records.statuses import read_statuses
+from paceline.records.documents import read_statuses
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -28,7 +28,7 @@ from paceline.job.rendezvous import check_reachable, close_listener, exchange_ad
 from paceline.launchers.spark.configuration import EXECUTORS_ADVICE, wrong_nodes
 from paceline.launchers.spark.launcher import LOST_TASK
 from paceline.launchers.spark.mpi.task import TaskPlace, run_mpi_task
-from paceline.records.statuses import read_statuses
+from paceline.records.documents import read_statuses
 from paceline.training.context import StoreAddress
 from paceline.training.resources import set_thread_variables
 

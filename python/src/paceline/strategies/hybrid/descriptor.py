@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from paceline.spec.counts import number
-from paceline.spec.fields import Count
 from paceline.spec.placement import NodeCounts
+from paceline.spec.values import Count
 from paceline.strategies.pipeline import settings
 from paceline.strategies.pipeline.descriptor import Pipeline
 from paceline.strategies.pipeline.settings import PipelineKeys, stages_given

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paceline.plan.link_cost import all_reduce_bytes
+from paceline.costs.link_cost import all_reduce_bytes
 from paceline.strategies.local_sgd.steps import LocalReplica
 from paceline.strategies.processes.descriptor import AveragingSettings, ProcessesOptions
 from paceline.strategies.reduction.replicate_group import all_reduce_tensors

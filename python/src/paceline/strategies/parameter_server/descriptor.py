@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field
 
 from paceline.spec.descriptors import KeyModel, OptionModel
-from paceline.spec.fields import PositiveInt
 from paceline.spec.placement import NodeCounts
+from paceline.spec.values import PositiveInt
 from paceline.strategies.process_per_replica import ProcessPerReplica
 from paceline.transports.gradients import GradientKeys
 

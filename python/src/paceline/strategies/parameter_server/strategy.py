@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paceline.plan.link_cost import all_reduce_bytes
+from paceline.costs.link_cost import all_reduce_bytes
 from paceline.strategies.parameter_server.client import ServerClient
 from paceline.strategies.parameter_server.descriptor import ParameterServerOptions
 from paceline.strategies.parameter_server.messages import Messages, Request, open_group

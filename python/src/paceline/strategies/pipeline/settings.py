@@ -9,7 +9,7 @@ from pydantic import Field
 
 from paceline.spec.counts import number
 from paceline.spec.descriptors import KeyModel, OptionModel
-from paceline.spec.fields import Count, PositiveInt
+from paceline.spec.values import Count, PositiveInt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,9 +9,9 @@ from pydantic import Field
 from paceline.spec.counts import number
 from paceline.spec.descriptors import KeyModel, OptionModel
 from paceline.spec.extensions import TRANSPORTS
-from paceline.spec.fields import Count, PositiveInt
 from paceline.spec.placement import NodeCounts
 from paceline.spec.transport_rules import transport_of
+from paceline.spec.values import Count, PositiveInt
 from paceline.strategies.process_per_replica import ProcessPerReplica
 
 if TYPE_CHECKING:

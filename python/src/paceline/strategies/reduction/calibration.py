@@ -15,14 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.plan.factor_cost import Speeds
-from paceline.plan.link_cost import all_gather_bytes, all_reduce_bytes
+from paceline.costs.factor_cost import Speeds
+from paceline.costs.link_cost import all_gather_bytes, all_reduce_bytes
 from paceline.training.linear import weight_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.plan.factor_cost import LinearShape
+    from paceline.costs.factor_cost import LinearShape
 
 _SMALL_BYTES = 1024
 _SMALL_REPEATS = 5

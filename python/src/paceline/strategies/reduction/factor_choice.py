@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from paceline.costs.factor_cost import Cost, LinearShape, all_reduce_cost, factor_cost
 from paceline.errors import EnvironmentLacks
-from paceline.plan.factor_cost import Cost, LinearShape, all_reduce_cost, factor_cost
 from paceline.spec.extensions import TRANSPORTS
 from paceline.strategies.reduction.calibration import measure
 from paceline.transports.gradients import gradient_options_of
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
-    from paceline.plan.factor_cost import FactorShape, Speeds
+    from paceline.costs.factor_cost import FactorShape, Speeds
     from paceline.plan.trial import Trial
     from paceline.transports.gradients import FactorSetting
 

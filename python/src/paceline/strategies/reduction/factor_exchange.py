@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.costs.link_cost import all_gather_bytes
 from paceline.errors import UsageError
-from paceline.plan.link_cost import all_gather_bytes
 from paceline.training.linear import joined
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Work
 
-    from paceline.plan.factor_cost import FactorShape
+    from paceline.costs.factor_cost import FactorShape
 
 
 def open_group(limit_s: float | None) -> dist.ProcessGroup | None:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.plan.factor_cost import EmbeddingShape
+from paceline.costs.factor_cost import EmbeddingShape
 from paceline.strategies.reduction.embedding_factors import (
     capture_embeddings,
     embedding_gradient,
@@ -31,7 +31,7 @@ from paceline.training.linear import bias_gradient, weight_gradient
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
-    from paceline.plan.factor_cost import FactorShape
+    from paceline.costs.factor_cost import FactorShape
     from paceline.transports.gradients import FactorSetting
 
 

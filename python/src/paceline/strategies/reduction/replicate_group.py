@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from paceline.costs.link_cost import all_reduce_bytes
 from paceline.errors import EnvironmentLacks
-from paceline.plan.link_cost import all_reduce_bytes
 from paceline.transports.compression.create import create_sum
 from paceline.transports.compression.flat_bucket import FlatBucket, pack
 from paceline.transports.gradients import gradient_options_of

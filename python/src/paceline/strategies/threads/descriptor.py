@@ -8,8 +8,8 @@ from pydantic import Field
 
 from paceline.spec.counts import divisors, number
 from paceline.spec.descriptors import KeyModel, OptionModel, StrategyDescriptor
-from paceline.spec.fields import Count
 from paceline.spec.placement import NodeCounts
+from paceline.spec.values import Count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

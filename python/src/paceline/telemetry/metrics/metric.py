@@ -119,11 +119,6 @@ class Metric:
         }
         return tuple(self.full_name + suffix for suffix in suffixes[self.kind])
 
-    @property
-    def all_labels(self) -> tuple[str, ...]:
-        """Labels of its series, in order."""
-        return (*self.scope.labels, *self.labels, *self.info_labels)
-
     def grafana_unit(self, *, rate: bool = False) -> str:
         """Return Grafana's name of the unit, or of the unit per second (`rate`)."""
         return _GRAFANA_UNITS[self.unit][rate]

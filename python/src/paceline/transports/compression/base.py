@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed as dist
 
-from paceline.plan.link_cost import all_reduce_bytes
+from paceline.costs.link_cost import all_reduce_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,7 @@ class Meter:
     """Bytes that a rank sent in the last complete step.
 
     They are the bytes that a network would transfer with algorithms that send no byte twice (see
-    `plan.link_cost`). Bytes that ranks of one host write into shared memory are counted
+    `costs.link_cost`). Bytes that ranks of one host write into shared memory are counted
     alike.
     """
 

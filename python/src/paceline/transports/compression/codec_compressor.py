@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from paceline.plan.link_cost import all_gather_bytes, exchange_bytes
+from paceline.costs.link_cost import all_gather_bytes, exchange_bytes
 from paceline.transports.compression.base import all_gather, all_to_all, bytes_of
 from paceline.transports.compression.residuals import Residuals
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from paceline.spec.descriptors import CompressionDescriptor, KeyModel
-from paceline.spec.fields import PositiveInt
+from paceline.spec.values import PositiveInt
 
 if TYPE_CHECKING:
     from paceline.spec.models import TrialRequest

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 
-from paceline.plan.link_cost import all_reduce_bytes
+from paceline.costs.link_cost import all_reduce_bytes
 from paceline.transports.compression.base import bytes_of
 from paceline.transports.work import PendingWork
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from paceline.plan.link_cost import all_gather_bytes
+from paceline.costs.link_cost import all_gather_bytes
 from paceline.transports.compression.base import all_gather, bytes_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.plan.link_cost import all_gather_bytes
+from paceline.costs.link_cost import all_gather_bytes
 from paceline.transports.compression.base import all_gather, bytes_of
 from paceline.transports.compression.residuals import Residuals
 

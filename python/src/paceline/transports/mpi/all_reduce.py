@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
+from paceline.costs.message_schedules import chunks
 from paceline.errors import EnvironmentLacks
-from paceline.plan.message_schedules import chunks
 from paceline.transports.mpi.agreement import of_rank_0
 from paceline.transports.mpi.calibration import Choice, calibrate
 from paceline.transports.mpi.hierarchical import Hierarchy, hosts_of

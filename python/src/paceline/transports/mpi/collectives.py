@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paceline.plan.link_cost import all_gather_bytes
-from paceline.plan.message_schedules import MESSAGE_BYTES
+from paceline.costs.link_cost import all_gather_bytes
+from paceline.costs.message_schedules import MESSAGE_BYTES
 from paceline.transports.mpi.agreement import of_rank_0
 from paceline.transports.mpi.buffers import (
     byte_view,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from paceline.plan.link_cost import ALL_REDUCE
+from paceline.costs.link_cost import ALL_REDUCE
 from paceline.spec.extensions import LAUNCHERS
 from paceline.transports.gradients import (
     GradientKeys,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from paceline.plan.message_schedules import between_hosts
+from paceline.costs.message_schedules import between_hosts
 from paceline.transports.mpi.message_all_reduce import MessageAllReduce
 from paceline.transports.mpi.message_channels import Traffic
 from paceline.transports.mpi.rank_names import RankNames

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.plan.message_schedules import (
+from paceline.costs.message_schedules import (
     MESSAGE_BYTES,
     all_gather_ring,
     chunks,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import NDArray
 
-    from paceline.plan.message_schedules import Span
+    from paceline.costs.message_schedules import Span
     from paceline.transports.mpi.message_channels import Channel
     from paceline.transports.mpi.rank_names import RankNames
 

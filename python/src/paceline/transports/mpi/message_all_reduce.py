@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.plan.message_schedules import (
+from paceline.costs.message_schedules import (
     ALGORITHMS,
     chunk_length,
     chunks,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import NDArray
 
-    from paceline.plan.message_schedules import Span, Step
+    from paceline.costs.message_schedules import Span, Step
     from paceline.transports.mpi.message_channels import Channel
     from paceline.transports.mpi.rank_names import RankNames
 

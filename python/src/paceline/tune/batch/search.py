@@ -30,10 +30,10 @@ from paceline.runner import (
     preflight,
     run_trial,
 )
-from paceline.spec.evaluation import EVALUATION_KEYS
-from paceline.spec.own_task import workload_of
 from paceline.spec.rules import first_given
+from paceline.spec.tables import EVALUATION_KEYS
 from paceline.spec.trial_rules import applies
+from paceline.spec.workloads import workload_of
 from paceline.tune.batch.prediction import (
     MIB,
     batch_that_fits,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.runner import Progress
     from paceline.spec import Experiment, Spec, TrialRequest, WorkloadRequest
-    from paceline.spec.evaluation import Target
+    from paceline.spec.tables import Target
     from paceline.tune.batch.prediction import Predicted
 
 SCHEMA = 1

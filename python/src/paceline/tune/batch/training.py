@@ -23,8 +23,8 @@ from paceline.analysis.trial_analysis import analyse_trial
 from paceline.errors import ExitCode, UsageError
 from paceline.plan.planning import repeated
 from paceline.runner import failure_of, run_trial
-from paceline.spec.own_task import workload_of
 from paceline.spec.rules import first_given
+from paceline.spec.workloads import workload_of
 from paceline.tune.spaces import plan_one
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from paceline.records.layout import RunFiles
     from paceline.runner import Progress
     from paceline.spec import Experiment, TrialRequest, WorkloadRequest
-    from paceline.spec.learning_rates import LearningRateScaling
+    from paceline.spec.values import LearningRateScaling
 
 SCALINGS: tuple[LearningRateScaling, ...] = ("linear", "sqrt")
 # Values of [training] and [[workloads]] that are numbers of steps.

@@ -34,7 +34,7 @@ from paceline.launchers.mpi.rank import EnclosingJob
 from paceline.launchers.spark.descriptor import SparkOptions
 from paceline.launchers.spark.mpi.agent import DAEMON, DaemonStart
 from paceline.launchers.supervise import Watched, wait_for_end
-from paceline.records.statuses import read_statuses
+from paceline.records.documents import read_statuses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -21,7 +21,7 @@ from paceline.launchers.spark.rounds.claims import Claims
 from paceline.launchers.spark.rounds.exchange import Clock, Orders
 from paceline.launchers.spark.rounds.executors import Executors, Place, lost_executor
 from paceline.launchers.spark.rounds.stragglers import Stragglers
-from paceline.records.statuses import read_statuses
+from paceline.records.documents import read_statuses
 from paceline.training.resources import RankCores, check_node
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import TimedOut
 from paceline.job.rank_status import RankEnd
 from paceline.launchers.spark.configuration import heartbeat_s
-from paceline.records.statuses import read_statuses
+from paceline.records.documents import read_statuses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

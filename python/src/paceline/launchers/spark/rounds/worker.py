@@ -12,12 +12,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.costs.link_cost import all_reduce_bytes
 from paceline.data.reading import SoloNode
 from paceline.errors import RankFailed
 from paceline.launchers.spark.rounds.exchange import Carry, RankReport, Report, steps_of_round
 from paceline.launchers.spark.rounds.records import Exchange, set_clock, write_exchange
 from paceline.launchers.spark.rounds.state import load_state, scaled_state, state_bytes
-from paceline.plan.link_cost import all_reduce_bytes
 from paceline.records.files import JsonlWriter, write_json
 from paceline.records.rows import TrainingResult
 from paceline.strategies.local_sgd.steps import LocalReplica

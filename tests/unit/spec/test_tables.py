@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from paceline.spec.checkpoint import CheckpointSettings
+from paceline.spec.tables import CheckpointSettings
 
 
 @pytest.mark.parametrize(

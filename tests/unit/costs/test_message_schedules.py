@@ -8,7 +8,7 @@ from math import log2
 import numpy as np
 import pytest
 
-from paceline.plan.message_schedules import (
+from paceline.costs.message_schedules import (
     ALGORITHMS,
     HAVE_EQUAL_ROUNDS,
     Span,

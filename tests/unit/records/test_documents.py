@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline.records.documents import has_writer, only_writer
 from paceline.records.layout import RunFiles
-from paceline.records.lock import has_writer, only_writer
 
 if TYPE_CHECKING:
     from pathlib import Path

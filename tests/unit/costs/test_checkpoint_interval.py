@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from paceline.plan.checkpoint_interval import (
+from paceline.costs.checkpoint_interval import (
     daly_interval_s,
     expected_time_s,
 )

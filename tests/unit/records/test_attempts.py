@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from paceline.records.continuation import begin_attempt, continue_rows
+from paceline.records.attempts import begin_attempt, continue_rows
 from paceline.records.files import JsonlWriter, read_jsonl
 from paceline.records.layout import RankFiles
 

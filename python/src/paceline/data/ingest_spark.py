@@ -1,22 +1,30 @@
-"""A local Spark session for ingest on one machine: loopback only, quiet, always ended."""
+"""Spark for an ingest: a session on one machine, progress of its jobs, and the place of the result.
+
+The session is on loopback only, quiet, and always ended.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
+import uuid
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from paceline.data.manifest import MANIFEST_NAME
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.host.spark import find_java_for_spark, use_python_of_spark
+from paceline.spec.values import local_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -34,6 +42,10 @@ appender.stderr.filter.threshold.type = ThresholdFilter
 appender.stderr.filter.threshold.level = fatal
 """
 _JVM_END_S = 10.0
+_POLL_S = 0.25
+_POLLING_END_S = 5.0
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -78,6 +90,46 @@ def local_session(cores: int, driver_memory: str = "1g") -> Iterator[SparkSessio
             finally:
                 _end_jvm(gateway)
                 SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
+
+
+def counted(counter: Any, items: Iterable[T]) -> Iterator[T]:
+    """Pass `items` on and add 1 to a Spark accumulator for each."""
+    for item in items:
+        counter.add(1)
+        yield item
+
+
+@contextmanager
+def reported(
+    spark: SparkSession, total: int, progress: Callable[[int, int], None] | None
+) -> Iterator[Any]:
+    """Yield a Spark accumulator whose growth a thread reports while the block runs.
+
+    The last report is (total, total) if the block ends without an exception.
+    """
+    counter = spark.sparkContext.accumulator(0)
+    if progress is None:
+        yield counter
+        return
+    ended = threading.Event()
+
+    def poll() -> None:
+        shown = 0
+        while not ended.wait(_POLL_S):
+            # A task that ran twice counts twice, so the sum may exceed the total.
+            done = min(int(counter.value), total - 1)
+            if done > shown:
+                progress(done, total)
+                shown = done
+
+    thread = threading.Thread(target=poll, name="paceline-ingest-progress", daemon=True)
+    thread.start()
+    try:
+        yield counter
+    finally:
+        ended.set()
+        thread.join(_POLLING_END_S)
+    progress(total, total)
 
 
 @contextmanager
@@ -158,3 +210,88 @@ def _environment(scratch: str) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+class Target:
+    """The place of a new data set, which appears there complete or not at all.
+
+    The data set is written beside it under a temporary name and then renamed. Hadoop's classes in
+    the driver's JVM do that on every file system that Spark knows.
+    """
+
+    def __init__(self, spark: SparkSession, out_dataset: str | Path) -> None:
+        """Raises UsageError if the place exists and is not empty."""
+        text = str(out_dataset)
+        self._folder = local_path(out_dataset) if is_folder(text) else None
+        parent, _, name = text.rstrip("/").rpartition("/")
+        if self._folder is not None:
+            parent, name = f"file://{self._folder.parent}", self._folder.name
+        jvm = cast(Any, spark.sparkContext._jvm)  # noqa: SLF001  (PySpark has no file API)
+        context: Any = spark.sparkContext._jsc  # noqa: SLF001
+        self._path = jvm.org.apache.hadoop.fs.Path
+        self._final = self._path(f"{parent}/{name}")
+        self.partial_url = f"{parent}/.{name}.partial-{uuid.uuid4().hex[:8]}"
+        self._partial = self._path(self.partial_url)
+        self._files = self._final.getFileSystem(context.hadoopConfiguration())
+        self._files.setWriteChecksum(False)  # the manifest contains checksums
+        if self._files.exists(self._final) and len(self._files.listStatus(self._final)) > 0:
+            raise _not_empty(text)
+
+    def write_manifest(self, document: Mapping[str, Any]) -> None:
+        """Write the manifest into the temporary data set."""
+        self._files.delete(self._path(self._partial, "_SUCCESS"), False)  # written by Spark
+        stream = self._files.create(self._path(self._partial, MANIFEST_NAME), True)
+        try:
+            stream.write(bytearray(json.dumps(document, indent=1).encode()))
+        finally:
+            stream.close()
+
+    def commit(self) -> None:
+        """Rename the temporary data set to its final name."""
+        # Renaming onto an existing folder would move the data set into it.
+        if self._files.exists(self._final):
+            self._files.delete(self._final, False)
+        if not self._files.rename(self._partial, self._final):
+            raise DataError(f"{self.partial_url}: cannot be renamed to {self._final}")
+
+    def discard(self) -> None:
+        """Remove the temporary data set if it exists."""
+        if self._folder is None:
+            self._files.delete(self._partial, True)
+        else:  # works without the JVM, too, which may be what failed
+            partial = self._folder.parent / self.partial_url.rpartition("/")[2]
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def prepare_place(out_dataset: str | Path, *, is_local_session: bool) -> None:
+    """Check the place of a new data set before Spark starts; make the parents of a folder.
+
+    Raises UsageError if it is not empty, cannot be made, or is out of reach of a local session.
+    """
+    text = str(out_dataset)
+    if not is_folder(text):
+        if is_local_session:
+            raise UsageError(
+                f"{text}: expected a local folder or a file:// URL; spark-jobs/ingest.py writes to "
+                "the storage of a cluster"
+            )
+        return
+    folder = local_path(out_dataset)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise _not_empty(str(folder))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder.parent}: cannot be created: {error.strerror}") from None
+
+
+def is_folder(name: str) -> bool:
+    """Return whether the name is a path or a file:// URL."""
+    return "://" not in name or name.startswith("file://")
+
+
+def _not_empty(name: str) -> UsageError:
+    return UsageError(
+        f"{name}: expected a new or empty place for the data set, but it is not empty; remove it "
+        "or choose another"
+    )

@@ -1,6 +1,6 @@
 import pytest
 
-from paceline.plan.factor_cost import (
+from paceline.costs.factor_cost import (
     Cost,
     EmbeddingShape,
     LinearShape,

@@ -7,8 +7,8 @@ import torch
 
 from paceline.errors import UsageError
 from paceline.plan.planning import plan_trials
-from paceline.spec.learning_rates import scaled_learning_rate, warmup_factor
 from paceline.spec.loading import check_spec
+from paceline.spec.values import scaled_learning_rate, warmup_factor
 from paceline.training.optimizers import TaskOptimizer
 from paceline.training.task import Task, TaskSettings
 

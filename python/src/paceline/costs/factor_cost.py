@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.plan.link_cost import all_gather, all_reduce
+from paceline.costs.link_cost import all_gather, all_reduce
 
 _GRADIENT_BYTES = 4  # float32
 _INDEX_BYTES = 8  # int64

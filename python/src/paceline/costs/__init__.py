@@ -1,0 +1,1 @@
+"""Costs by formula: messages of collectives, links, factors and checkpoints. No measurement."""
