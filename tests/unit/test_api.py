@@ -129,10 +129,6 @@ def test_predictions_are_those_of_the_request(run):
             run.predict(**wrong)
 
 
-def test_choices_of_two_configurations_explain_nothing(run):
-    assert run.attribution is None
-
-
 def test_a_difference_without_a_proposed_change_is_not_verified(run, tmp_path):
     first, second = (row["configuration"] for row in run.rows())
     with pytest.raises(NotComparable, match="expected"):

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline import runner
-from paceline.analysis.attribution import attribute
 from paceline.analysis.explain.run import explain_pair
 from paceline.analysis.predict.link import requested_link
 from paceline.analysis.predict.predict import predict
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from paceline.analysis.attribution import Attribution
     from paceline.analysis.explain.explanation import Explanation
     from paceline.analysis.explain.interventions import Verification
     from paceline.analysis.predict.prediction import Predictions, Scaling
@@ -148,14 +146,6 @@ class Run(RunData):
         folder = None if out is None else Path(out)
         shown = progress or LineProgress()
         return verify_run(self, explanation, folder, limit_s=limit_s, progress=shown)
-
-    @cached_property
-    def attribution(self) -> Attribution | None:
-        """The share of the differences in speed that each choice explains: `sentence`, `shares`.
-
-        None if there are too few configurations.
-        """
-        return attribute([self.comparison])
 
     def predict(  # noqa: PLR0913  (the options of `paceline predict`)
         self,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from paceline.analysis.attribution import attribute
 from paceline.analysis.compare import compare_run
 from paceline.analysis.host_frames import read_series
 from paceline.analysis.labels import short_name
@@ -132,7 +131,6 @@ def _context(comparison: Comparison, book: ChartBook) -> dict[str, Any]:
         "node_local": strategies.node_local(comparison, book.add),
         "pipelines": strategies.pipelines(comparison, book.add),
         "local_global": strategies.local_global(comparison, book.add),
-        "attribution": attribute([comparison]),
         "evaluations": evaluation.evaluations(comparison, book.add),
         "gradient_compression": compression.gradient_compression(comparison),
         "stale_updates": staleness.stale_updates(comparison),
