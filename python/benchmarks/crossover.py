@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from common import write_results
-from paceline.analysis.simulation.job import ALL_GATHER, Topology
-from paceline.analysis.simulation.simulate import contended_cost, why_not
+from simulation_job import ALL_GATHER, Topology
+from simulation import contended_cost, why_not
 from paceline.plan.factor_cost import LinearShape
 from paceline.plan.link_cost import all_gather, all_reduce
 

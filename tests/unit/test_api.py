@@ -118,7 +118,6 @@ def test_recommendations_rank_what_was_measured_and_predicted(run):
     assert not found.predicted
     more = run.recommend(nodes=4, predictions=run.predict([1, 4], link="10gbit", scaling="weak"))
     assert more[found.workload].predicted
-    assert run.recommend("energy")[found.workload].best is None
 
 
 def test_predictions_are_those_of_the_request(run):

@@ -14,7 +14,7 @@ import pytest
 from paceline.analysis.compare import compare_run
 from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
-from paceline.report import figures, paper, recovery
+from paceline.report import figures, recovery
 from paceline.report.document import charts, render, write_report
 from paceline.spec.evaluation import Target
 
@@ -87,26 +87,6 @@ def test_the_page_needs_no_network(page: _Page) -> None:
         assert tag not in {"link", "iframe", "img"}
         assert "src" not in attributes
         assert (attributes.get("href") or "#").startswith("#")
-
-
-def test_the_page_holds_the_papers_numbers_beside_ours(page: _Page) -> None:
-    for row in paper.PAPER_ROWS:
-        for value in row.speedups.values():
-            assert value is None or f" {value} " in page.words
-    assert "mpi · mpi · processes 2\u00d71 is fastest" in page.words
-    for title in ("Table 1: data", "Table 2: model and hybrid", "Table 3: distributed"):
-        assert title in page.words
-    assert "not run here GPU, model parallel" in page.words
-
-
-def test_the_papers_table_is_only_in_reports_of_its_workloads(
-    page: _Page, fabricate: ModuleType, tmp_path: Path
-) -> None:
-    assert "Comparison with the paper" in page.words
-    run = fabricate.make_run(tmp_path / "run", [fabricate.SEQUENTIAL, fabricate.MPI])
-    other = _report(run, tmp_path / "report.html")
-    assert "paper's figures" not in other.words
-    assert "Comparison with the paper" not in other.words
 
 
 def test_every_chart_has_its_data_and_its_place(page: _Page) -> None:
@@ -223,28 +203,6 @@ def test_stacked_bars_hold_every_ranks_phases(run: RunFiles) -> None:
     assert len(labels) == 1 + 1 + 2 + 2
 
 
-def test_the_paper_row_follows_launcher_and_strategy(fabricate: ModuleType, tmp_path: Path) -> None:
-    ways = [*fabricate.LOCAL_WAYS, fabricate.MPI, fabricate.SPARK]
-    ways += [dataclasses.replace(fabricate.THREADS, launcher="mpi")]
-    case = fabricate.Case(workload="simple-big", model="alexnet")
-    rows = compare_run(fabricate.make_run(tmp_path, ways, cases=[case])).rows
-    found = {(r.launcher, r.local_strategy): paper.paper_speedup(r) for r in rows}
-    assert found == {
-        ("local", "sequential"): None,
-        ("local", "intraop"): None,
-        ("local", "threads"): 6.15,
-        ("local", "processes"): 15.57,
-        ("local", "pipeline"): 8.01,
-        ("local", "hybrid"): 3.85,
-        ("mpi", "processes"): 26.62,
-        ("mpi", "threads"): None,
-        ("spark", "processes"): 0.53,
-    }
-    row = next(r for r in rows if r.launcher == "mpi" and r.local_strategy == "processes")
-    assert paper.paper_speedup(dataclasses.replace(row, device="cuda")) == 11.79
-    assert paper.paper_speedup(dataclasses.replace(row, workload="tiny")) is None
-
-
 def test_a_run_of_all_strategies_has_all_its_sections(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
@@ -282,16 +240,10 @@ def test_colours_follow_the_strategy_where_there_are_many_configurations(
     assert all(colours[r.configuration] == by_strategy[r.local_strategy] for r in comparison.rows)
 
 
-def test_chosen_baseline_is_named_and_the_paper_is_left_out(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
-    case = fabricate.Case(workload="simple-big", model="alexnet")
-    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], cases=[case])
-    assert paper.SOURCE in (page := render(compare_run(run)))
-    assert "speedups are over" not in page
-    page = render(compare_run(run, baseline="*.mpi.*"))
-    assert paper.SOURCE not in page
-    assert "simple-big: speedups are over mpi" in page
+def test_chosen_baseline_is_named(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
+    assert "speedups are over" not in render(compare_run(run))
+    assert "tiny: speedups are over mpi" in render(compare_run(run, baseline="*.mpi.*"))
 
 
 def test_causes_of_differences_are_shown(fabricate: ModuleType, tmp_path: Path) -> None:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.failure_rates import failure_costs, overtakings
 from paceline.analysis.labels import short_name
-from paceline.report.wording import number
+from paceline.analysis.recovery import failure_costs
 
 if TYPE_CHECKING:
     from paceline.analysis.comparison import Comparison
-    from paceline.analysis.failure_rates import Overtaking
 
 UNKNOWN = "not caused by the run"
-_UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 
 
 def recovery(comparison: Comparison) -> dict[str, Any] | None:
-    """Return a row for each configuration and kind of failure, and sentences on failure rates.
+    """Return a row for each configuration and kind of failure.
 
     None if no trial survived one.
     """
@@ -34,26 +31,8 @@ def recovery(comparison: Comparison) -> dict[str, Any] | None:
             }
             for cost in costs
         ],
-        "sentences": [_sentence(comparison, each) for each in overtakings(costs)],
     }
 
 
 def _name(comparison: Comparison, configuration: str) -> str:
     return short_name(comparison.row(configuration), comparison.rows)
-
-
-def _sentence(comparison: Comparison, overtaking: Overtaking) -> str:
-    failures = "failures" if overtaking.kind is None else f"failures of kind {overtaking.kind}"
-    return (
-        f"{_name(comparison, overtaking.rare)} is expected to be faster while {failures} are rarer "
-        f"than one in {duration(overtaking.mtbf_s)}; {_name(comparison, overtaking.frequent)} is "
-        "faster where they are more frequent."
-    )
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in words, in the largest unit of which there are two."""
-    for size, unit in _UNITS:
-        if seconds >= 2 * size:
-            return f"{number(seconds / size)} {unit}"
-    return f"{number(seconds)} seconds"

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from paceline.analysis.labels import distinctions, short_name
 from paceline.records.phases import LABELS
 from paceline.report import wording
-from paceline.report.paper import PAPER_ROWS, TABLES, USE_CASES, PaperRow, paper_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,61 +27,6 @@ _CHECK_WORDS = {
     "evaluation": "evaluations",
 }
 _MARKS = {True: "✓", False: "✗", None: "?"}
-
-
-def paper_table(comparison: Comparison) -> dict[str, Any] | None:
-    """Return the paper's tables with our rows beside the paper's; None for other workloads.
-
-    {"use_cases": [...], "groups": [{"title", "rows": [{"technology", "paper", "cells"}]}]}, where
-    cells are (our row, the paper's speedup) by use case. Rows that the paper lacks come last.
-    """
-    if not set(USE_CASES) & set(comparison.workloads):
-        return None
-    if comparison.baselines != comparison.sequential:
-        return None  # the paper's speedups are over sequential
-    cases = [*USE_CASES, *(w for w in comparison.workloads if w not in USE_CASES)]
-    ours: dict[str | None, dict[str, dict[str, Row]]] = {}
-    for row in comparison.rows:
-        if not row.is_baseline and row.repeats:
-            paper = paper_row(row)
-            configurations = ours.setdefault(None if paper is None else paper.technology, {})
-            configurations.setdefault(short_name(row, comparison.rows), {})[row.workload] = row
-    groups = [
-        {
-            "title": f"Table {table}: {title}",
-            "rows": [
-                line
-                for paper in PAPER_ROWS
-                if paper.table == table
-                for line in _paper_lines(paper, ours.get(paper.technology, {}), cases)
-            ],
-        }
-        for table, title in TABLES.items()
-    ]
-    rest = _paper_lines(None, ours.get(None, {}), cases)
-    if rest:
-        groups.append({"title": "Not in the paper", "rows": rest})
-    return {"use_cases": cases, "groups": groups}
-
-
-def _paper_lines(
-    paper: PaperRow | None, configurations: Mapping[str, Mapping[str, Row]], cases: list[str]
-) -> list[dict[str, Any]]:
-    """Return a line for each of our configurations; one line if only the paper has it."""
-    found: list[tuple[str | None, Mapping[str, Row]]] = list(configurations.items())
-    if not found and paper is not None:
-        found = [(None, {})]
-    return [
-        {
-            "technology": configuration,
-            "paper": None if paper is None else paper.technology,
-            "cells": [
-                (by_workload.get(case), None if paper is None else paper.speedups.get(case))
-                for case in cases
-            ],
-        }
-        for configuration, by_workload in found
-    ]
 
 
 def cost_label(row: Row) -> str:

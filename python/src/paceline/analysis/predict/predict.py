@@ -51,8 +51,6 @@ def predict(records: Sequence[TrialRecord], request: Request) -> Predictions:
     made: list[Prediction] = []
     refused: list[Refusal] = []
     assumptions: dict[str, None] = {}
-    if request.topology is not None:
-        assumptions[f"contention as SimGrid simulates it: {request.topology}"] = None
     by_workload: dict[str, list[TrialRecord]] = defaultdict(list)
     for record in records:
         by_workload[record.trial.training.workload].append(record)
@@ -60,7 +58,7 @@ def predict(records: Sequence[TrialRecord], request: Request) -> Predictions:
         used = dict.fromkeys(r.trial.transport for r in same)
         names = request.transports or tuple(n for n in used if algorithms_of(n, same))
         setups = [NodeSetup(alike, request) for alike in _grouped(same)]
-        networks = [Network(name, same, setups, request.link, request.topology) for name in names]
+        networks = [Network(name, same, setups, request.link) for name in names]
         for setup in setups:
             if not _is_wanted(setup.trial, request):
                 continue

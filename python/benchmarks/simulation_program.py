@@ -16,7 +16,7 @@ import threading
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.simulation.job import SCHEDULES, Simulation, Topology
+from simulation_job import SCHEDULES, Simulation, Topology
 from paceline.plan.message_schedules import Span, chunk_length, chunks, concurrent_chunks
 
 if TYPE_CHECKING:
