@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from common import write_results
-from simulation_job import ALL_GATHER, Topology
-from simulation import contended_cost, why_not
 from paceline.plan.factor_cost import LinearShape
 from paceline.plan.link_cost import all_gather, all_reduce
+from simulation import contended_cost, why_not
+from simulation_job import ALL_GATHER, Topology
 
 Costs = dict[str, tuple[float, float]]  # rounds and path by operation
 HOSTS = (2, 4, 8, 16, 64, 256, 1024)

@@ -32,10 +32,10 @@ import numpy as np
 from common import median_interval, write_results
 from lab_jobs import RANK, ranks_on
 from paceline.analysis.predict.overlap import Collectives, Message, Profile, Replay
-from simulation_job import ALL_GATHER, Simulation, Topology
-from simulation import contended_cost, simulate, why_not
 from paceline.lab import Lab, LabSettings
 from paceline.plan.message_schedules import ALGORITHMS
+from simulation import contended_cost, simulate, why_not
+from simulation_job import ALL_GATHER, Simulation, Topology
 
 LIMIT_S = 1500.0
 SAMPLES = 64  # of all hosts in a step
@@ -161,7 +161,9 @@ def step_row(
     ring = ("ring",)
     simulated_s = predicted_s(_Simulated(algorithms=ring)) if why_not() is None else None
     payload = sum(int(message.payload_bytes) for message in profile.messages)
-    return row_of(f"step, {name}", payload, raw_s, predicted_s(Collectives(algorithms=ring)), simulated_s)
+    return row_of(
+        f"step, {name}", payload, raw_s, predicted_s(Collectives(algorithms=ring)), simulated_s
+    )
 
 
 class _Simulated(Collectives):

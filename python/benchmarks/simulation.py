@@ -14,8 +14,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import simulation_program as program
-from simulation_job import Simulation
 from paceline.errors import EnvironmentLacks, TimedOut, UsageError
+from simulation_job import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,7 @@ from paceline.spec.data_names import absolute_name
 from paceline.spec.model_facts import ModelFacts, model_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from paceline.spec.models import Experiment, TrialRequest, WorkloadRequest
     from paceline.spec.placement import NodeCounts, Placement
