@@ -159,11 +159,10 @@ def step_row(
         return float(compute_s + exposed[0, 0])
 
     ring = ("ring",)
+    formula_s = predicted_s(Collectives(algorithms=ring))
     simulated_s = predicted_s(_Simulated(algorithms=ring)) if why_not() is None else None
     payload = sum(int(message.payload_bytes) for message in profile.messages)
-    return row_of(
-        f"step, {name}", payload, raw_s, predicted_s(Collectives(algorithms=ring)), simulated_s
-    )
+    return row_of(f"step, {name}", payload, raw_s, formula_s, simulated_s)
 
 
 class _Simulated(Collectives):
