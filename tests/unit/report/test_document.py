@@ -14,8 +14,10 @@ import pytest
 from paceline.analysis.compare import compare_run
 from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
-from paceline.report import figures, recovery
+from paceline.report import document, figures
 from paceline.report.document import charts, render, write_report
+from paceline.report.provenance import worst_checks
+from paceline.report.section import Section
 from paceline.spec.evaluation import Target
 
 if TYPE_CHECKING:
@@ -132,7 +134,8 @@ def test_lossy_configurations_are_ranked_where_there_is_a_target(
 def test_survived_failures_have_a_section_with_a_link(
     run: RunFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "recovery", lambda _: {"rows": [], "sentences": []})
+    made = Section(title="Failures and recovery", anchor="recovery")
+    monkeypatch.setattr(document, "recovery_section", lambda _: made)
     page = _Page(render(compare_run(run)))
     assert "recovery" in {a.get("id") for tag, a in page.tags if tag == "h2"}
     assert "#recovery" in {a.get("href") for tag, a in page.tags if tag == "a"}
@@ -252,3 +255,17 @@ def test_causes_of_differences_are_shown(fabricate: ModuleType, tmp_path: Path) 
     page = render(compare_run(run))
     assert "Causes of the differences" in page
     assert "fewer allocated cores" in page
+
+
+def test_checks_of_repeats_are_combined_by_name(fabricate: ModuleType, tmp_path: Path) -> None:
+    """A repeat of a script may have a check that the others lack."""
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
+    first, second = compare_run(run).trials["tiny.mpi.mpi.processes.n1r2t1.fp32"]
+    failed = dataclasses.replace(second.equivalence.checks[-1], passed=False)
+    extra = dataclasses.replace(failed, name="not checked", passed=None)
+    other = dataclasses.replace(
+        second.equivalence, checks=(extra, *second.equivalence.checks[:-1], failed)
+    )
+    found = worst_checks([first.equivalence, other])
+    assert set(found) == {*(check.name for check in first.equivalence.checks), "not checked"}
+    assert [name for name, check in found.items() if check.passed is False] == [failed.name]

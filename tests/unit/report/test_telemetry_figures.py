@@ -15,7 +15,7 @@ from paceline.analysis.host_frames import read_series
 from paceline.records.layout import RunFiles
 from paceline.report.document import write_report
 from paceline.report.figures import telemetry_charts
-from paceline.report.sidecar import sidecar_cost
+from paceline.report.sidecar import sidecar_sentence
 
 _STEP_S = 0.5  # of a fabricated trace
 
@@ -183,9 +183,9 @@ def test_the_cost_of_the_sidecar_is_that_of_the_dearest_host(run: RunFiles) -> N
         row |= {"sidecar_cpu_seconds": 0.01 * number, "sidecar_rss_bytes": 50 << 20}
         row["sidecar_missed_ticks"] = number // 10
     _rewrite(path, rows)
-    cost = sidecar_cost(compare_run(run))
-    assert cost is not None
-    assert cost["core_percent"] == pytest.approx(2.0)  # 0.01 s in each half second
-    assert cost["rss_mib"] == pytest.approx(50)
-    assert cost["interval_s"] == _STEP_S
-    assert cost["missed_words"].startswith(f"It missed {(len(rows) - 2) // 10} of ")
+    sentence = sidecar_sentence(compare_run(run))
+    assert sentence is not None
+    # 0.01 s in each half second
+    assert sentence.startswith("At most 2.0 % of one core and 50 MiB, on the host with the highest")
+    assert "with a sample every 0.50 s. " in sentence
+    assert f"It missed {(len(rows) - 2) // 10} of " in sentence

@@ -1,8 +1,10 @@
-"""Cost of the sidecar in the report: its CPU and memory."""
+"""Cost of the sidecar: its CPU and memory."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from paceline.report.wording import mebibytes, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -11,19 +13,19 @@ if TYPE_CHECKING:
     from paceline.analysis.trial_analysis import TrialAnalysis
 
 
-def sidecar_cost(comparison: Comparison) -> dict[str, Any] | None:
-    """Return the highest cost of a sidecar in the run; None where there was no sidecar."""
+def sidecar_sentence(comparison: Comparison) -> str | None:
+    """Describe the highest cost of a sidecar in the run; None where there was no sidecar."""
     trials = [t for found in comparison.trials.values() for t in found]
     cores = _known(t.usage.sidecar_core_percent for t in trials)
     memory = _known(t.usage.sidecar_rss_peak_bytes for t in trials)
     if not cores or not memory:
         return None
-    return {
-        "core_percent": max(cores),
-        "rss_mib": max(memory) / 2**20,
-        "interval_s": min(_known(t.usage.sidecar_interval_s for t in trials), default=None),
-        "missed_words": _missed(trials),
-    }
+    interval_s = min(_known(t.usage.sidecar_interval_s for t in trials), default=None)
+    every = "" if interval_s is None else f", with a sample every {number(interval_s, 2)} s"
+    return (
+        f"At most {number(max(cores), 2)} % of one core and {mebibytes(max(memory))} MiB, on the "
+        f"host with the highest cost{every}. {_missed(trials)}"
+    )
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
