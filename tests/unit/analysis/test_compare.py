@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from paceline.analysis.compare import compare_run
+from paceline.analysis.speeds import read_speeds
 from paceline.errors import DataError, NotComparable, UsageError
 from paceline.records.layout import RunFiles
 from paceline.records.phases import PHASES
@@ -38,6 +39,14 @@ _ROW_KEYS = {
 
 def _row(comparison: Comparison, part: str) -> Row:
     return next(r for r in comparison.rows if part in r.configuration)
+
+
+def test_reading_a_run_writes_nothing(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    compare_run(run)
+    assert read_speeds(run).equivalent == dict.fromkeys(read_speeds(run).rates, True)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 def test_a_row_holds_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -> None:

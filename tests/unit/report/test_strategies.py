@@ -24,6 +24,10 @@ def _parts(section: Section | None) -> Any:
     return section.parts
 
 
+def _cells(table: Any) -> list[Any]:
+    return [cells for _, cells in table.lines(Detail.PAGE)]
+
+
 def _under(way: Any, launcher: str, **changes: object) -> Any:
     return dataclasses.replace(way, launcher=launcher, **changes)
 
@@ -36,16 +40,18 @@ def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
 
 def test_local_strategies_stand_in_a_table_of_their_own(comparison: Comparison) -> None:
     (part,) = _parts(strategies.local_section(comparison))
-    lines = [cells for _, cells in part.table.lines(Detail.PAGE)]
-    assert {cells[0].text for cells in lines} == {
-        "sequential",
-        "intraop 1\u00d72",
-        "threads 2\u00d71",
-        "processes 2\u00d71",
-        "pipeline 2\u00d71 m8",
-        "hybrid 2·2\u00d71 m4",
+    shown = list(zip(part.table.shown(Detail.PAGE), *_cells(part.table), strict=True))
+    by_heading = {column.heading: cells for column, *cells in shown}
+    names = zip(by_heading["strategy"], by_heading["layout"], strict=True)
+    assert {(strategy.text, layout.text) for strategy, layout in names} == {
+        ("sequential", ""),
+        ("intraop", "1\u00d72"),
+        ("threads", "2\u00d71"),
+        ("processes", "2\u00d71"),
+        ("pipeline", "2\u00d71 m8"),
+        ("hybrid", "2\u00b72\u00d71 m4"),
     }
-    assert {cells[9].soft for cells in lines} == {"PSS", "RSS"}
+    assert {cell.soft for cell in by_heading["peak\nMiB"]} == {"PSS", "RSS"}
 
 
 def test_figures_of_several_arithmetics_have_their_own_titles(comparison: Comparison) -> None:

@@ -21,6 +21,8 @@ from paceline.report.wording import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.row import Row
     from paceline.analysis.statistics import Interval
@@ -49,12 +51,21 @@ class _Line:
 
 
 def comparison_table(
-    comparison: Comparison, workload: str, detail: Detail, title: str = ""
+    comparison: Comparison,
+    workload: str,
+    detail: Detail,
+    *,
+    title: str = "",
+    rows: Sequence[Row] | None = None,
 ) -> Table[_Line]:
-    """Return the configurations of a workload, in the order of the first figure shown."""
+    """Return the configurations of a workload, in the order of the first figure shown.
+
+    rows: only these; None takes all.
+    """
     verdict = comparison.verdicts[workload]
     tied = {verdict.best, *verdict.tied} if verdict.tied else set()
-    rows = comparison.rows_of(workload)
+    if rows is None:
+        rows = comparison.rows_of(workload)
     return Table(
         columns=_columns(rows),
         items=[
@@ -85,7 +96,7 @@ def interval_cell(value: Interval | None) -> Cell:
     return Cell(number(value), "" if value is None else range_of(value))
 
 
-def _columns(rows: list[Row]) -> list[Column[_Line]]:
+def _columns(rows: Sequence[Row]) -> list[Column[_Line]]:
     """Return the columns. Time to a target, or speedup, is first where any row has it."""
     has_target = any(row.target is not None for row in rows)
     first: list[Column[_Line]] = []
@@ -168,9 +179,25 @@ def _main_cost(line: _Line) -> str:
     return f"{name} {100 * share:.0f}%"
 
 
+def _with_peak(mean: float | None, peak: float | None, detail: Detail) -> Cell:
+    return Cell(percent(mean), f"(peak {percent(peak)})" if detail == Detail.PAGE else "")
+
+
 def _cpu(line: _Line) -> Cell:
-    peak = percent(line.row.cpu_percent_peak) if line.detail == Detail.PAGE else ""
-    return Cell(percent(line.row.cpu_percent), peak and f"(peak {peak})")
+    return _with_peak(line.row.cpu_percent, line.row.cpu_percent_peak, line.detail)
+
+
+def _ram(line: _Line) -> Cell:
+    return _with_peak(line.row.ram_percent_mean, line.row.ram_percent_peak, line.detail)
+
+
+def _threads(line: _Line) -> Cell:
+    return _with_peak(line.row.threads_median, line.row.threads_peak, line.detail)
+
+
+def _memory(line: _Line) -> Cell:
+    kind = line.row.memory_peak_kind if line.detail == Detail.PAGE else None
+    return Cell(mebibytes(line.row.memory_peak_bytes), "" if kind is None else kind.upper())
 
 
 def _efficiency(line: _Line) -> str:
@@ -188,12 +215,13 @@ _COLUMNS: tuple[Column[_Line], ...] = (
     Column("effi-\nciency", _efficiency, detail=Detail.WIDE),
     Column("s per\nstep", lambda line: number(line.row.step_s), detail=Detail.WIDE),
     Column("first\nstep s", lambda line: number(line.row.time_to_first_step_s), detail=Detail.WIDE),
+    Column("cores", lambda line: str(line.row.cores), detail=Detail.PAGE),
     Column("whole\ntrial s", lambda line: number(line.row.wall_s), detail=Detail.PAGE),
     Column("CPU\n%", _cpu, detail=Detail.WIDE),
     Column("IOWait\n%", lambda line: number(line.row.iowait_percent, 2), detail=Detail.PAGE),
-    Column("RAM %\npeak", lambda line: percent(line.row.ram_percent_peak), detail=Detail.PAGE),
-    Column("peak\nMiB", lambda line: mebibytes(line.row.memory_peak_bytes), detail=Detail.WIDE),
-    Column("threads", lambda line: percent(line.row.threads_median), detail=Detail.PAGE),
+    Column("RAM\n%", _ram, detail=Detail.PAGE),
+    Column("peak\nMiB", _memory, detail=Detail.WIDE),
+    Column("threads", _threads, detail=Detail.PAGE),
     Column("final\nloss", lambda line: number(line.row.final_loss, 4), detail=Detail.PAGE),
     Column("re-\npeats", lambda line: str(line.row.repeats), detail=Detail.PAGE),
     Column("eq.", lambda line: mark_cell(line.row)),

@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.analysis.configuration import DOT, TIMES
-from paceline.analysis.labels import local_name, short_name, strategy_name
+from paceline.analysis.labels import short_name, strategy_name
 from paceline.report import figures
-from paceline.report.columns import interval_cell, mark_cell
-from paceline.report.section import Cell, Column, Section, Table
+from paceline.report.columns import comparison_table, interval_cell
+from paceline.report.section import Cell, Column, Detail, Section, Table
 from paceline.report.wording import (
     MINUS,
     NOT_MEASURED,
     arithmetic_words,
     listed,
-    mebibytes,
-    number,
-    percent,
     place_name,
 )
 
@@ -29,10 +26,6 @@ if TYPE_CHECKING:
     from paceline.analysis.row import Row
 
 _LEAST_FOR_A_CLAIM = 5  # of 4! orders two are perfect: 8 %, so 4 strategies never reach 5 %
-_RSS = (
-    "Peak memory is resident set size, in which memory that processes share counts for each of "
-    "them."
-)
 
 
 def local_section(comparison: Comparison) -> Section | None:
@@ -43,12 +36,10 @@ def local_section(comparison: Comparison) -> Section | None:
         if len(rows) < 2:
             continue
         use = figures.local_use_chart(comparison, workload, rows)
-        kinds = {row.memory_peak_kind for row in rows if row.memory_peak_kind is not None}
         parts.append(
             Section(
                 title=workload,
-                table=_local_table(comparison, rows, shows_kind=len(kinds) > 1),
-                notes=(_RSS,) if kinds == {"rss"} else (),
+                table=comparison_table(comparison, workload, Detail.PAGE, rows=rows),
                 parts=() if use is None else (Section(charts=(use,)),),
             )
         )
@@ -67,45 +58,8 @@ def local_section(comparison: Comparison) -> Section | None:
     )
 
 
-def _local_table(comparison: Comparison, rows: list[Row], *, shows_kind: bool) -> Table[Row]:
-    def name(row: Row) -> Cell:
-        base = "(baseline)" if row.is_baseline else ""
-        return Cell(local_name(row, comparison.rows), base, tip=row.configuration)
-
-    def memory(row: Row) -> Cell:
-        kind = row.memory_peak_kind.upper() if shows_kind and row.memory_peak_kind else ""
-        return Cell(mebibytes(row.memory_peak_bytes), kind)
-
-    columns: list[Column[Row]] = [
-        Column("strategy", name, "name"),
-        Column("samples/s", lambda row: interval_cell(row.samples_per_s)),
-        Column("speedup", _speedup),
-        Column("cores", lambda row: str(row.cores)),
-        Column("efficiency", _efficiency),
-        Column("CPU %", lambda row: percent(row.cpu_percent)),
-        Column("CPU %\npeak", lambda row: percent(row.cpu_percent_peak)),
-        Column("RAM %\nmean", lambda row: number(row.ram_percent_mean)),
-        Column("RAM %\npeak", lambda row: number(row.ram_percent_peak)),
-        Column("peak memory\nof the run, MiB", memory),
-        Column("threads\nmedian", lambda row: percent(row.threads_median)),
-        Column("threads\npeak", lambda row: percent(row.threads_peak)),
-        Column("equivalent", mark_cell),
-    ]
-    return Table(columns=columns, items=rows, style=_style)
-
-
 def _style(row: Row) -> str:
     return "" if row.ranked else "soft"
-
-
-def _speedup(row: Row) -> Cell:
-    if row.is_baseline and row.speedup is not None:
-        return Cell("1")
-    return interval_cell(row.speedup)
-
-
-def _efficiency(row: Row) -> str:
-    return NOT_MEASURED if row.efficiency is None else f"{row.efficiency.median:.2f}"
 
 
 def pipelines_section(comparison: Comparison) -> Section | None:

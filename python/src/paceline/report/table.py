@@ -41,7 +41,7 @@ def comparison_view(comparison: Comparison, width: int) -> RenderableType:
         if proposal is not None:
             blocks.append(Text(proposal))
         title = _title(comparison, workload)
-        table = comparison_table(comparison, workload, detail, title)
+        table = comparison_table(comparison, workload, detail, title=title)
         blocks.append(terminal_table(table, detail))
         more = (lossy_section(comparison, workload), staleness_section(comparison, workload))
         blocks += [terminal_view(each, detail) for each in more if each is not None]
