@@ -16,6 +16,7 @@ from paceline.analysis.tolerances import tolerance
 from paceline.records.compact import compact_trial
 from paceline.report.document import render
 from paceline.report.table import comparison_text
+from paceline.report.verdict import verdict_sentence
 from paceline.spec.evaluation import Target
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def test_time_to_target_ends_with_the_first_evaluation_that_meets_it(
     assert row.target_speedup.median == pytest.approx(0.635 / 0.345, rel=1e-5)
     verdict = comparison.verdicts["tiny"]
     assert verdict.best == row.configuration
-    assert verdict.sentence.startswith(
+    assert verdict_sentence(comparison, "tiny").startswith(
         "mpi · mpi · processes 2\u00d71 is the fastest to reach accuracy of at least 0.6 in "
         "2.76 s, 1.84"
     )
@@ -143,7 +144,7 @@ def test_highest_throughput_is_not_the_fastest_to_the_target(
     assert lossy.samples_per_s is not None
     assert exact.samples_per_s is not None
     assert lossy.samples_per_s.median > exact.samples_per_s.median
-    sentence = comparison.verdicts["tiny"].sentence
+    sentence = verdict_sentence(comparison, "tiny")
     assert "8 steps to the target instead of 12. The latter has the highest" in sentence
     # what needs equivalence stays a matter of speed
     assert not lossy.has_comparable_speed
@@ -157,7 +158,7 @@ def test_most_repeats_that_miss_the_target_leave_no_time(
     row = comparison.rows[-1]
     assert (row.target_reached, row.time_to_target_s, row.ranked) == (0, None, False)
     text = comparison_text(comparison, 80)
-    sentence = comparison.verdicts["tiny"].sentence
+    sentence = verdict_sentence(comparison, "tiny")
     assert sentence.startswith(
         "Only local \u00b7 sequential reached accuracy of at least 0.6 in 5.08"
     )
@@ -335,5 +336,5 @@ def test_evaluation_without_target_changes_no_ranking(
     comparison = compare_run(run)
     assert comparison.rows[0].target is None
     assert comparison.rows[0].metrics
-    assert "is fastest, 1.84" in comparison.verdicts["tiny"].sentence
+    assert "is fastest, 1.84" in verdict_sentence(comparison, "tiny")
     assert "at the end" in render(comparison)

@@ -146,7 +146,6 @@ class _Workload:
             pairs,
             ranking.ratio,
             self._explain,
-            sequential=self.sequential,
             no_baseline=no_baseline,
         )
         setups = {name: node_setup(found[0].record.trial) for name, found in self.trials.items()}

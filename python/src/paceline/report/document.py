@@ -37,6 +37,7 @@ from paceline.report.sections import (
     staleness_section,
 )
 from paceline.report.sidecar import sidecar_sentence
+from paceline.report.verdict import verdict_sentence
 from paceline.report.wording import NOT_MEASURED, listed, table_sentences, with_bounds
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _template(name: str) -> str:
 
 
 def _headline(comparison: Comparison, workload: str) -> tuple[str, str, str | None]:
-    sentence = comparison.verdicts[workload].sentence
+    sentence = verdict_sentence(comparison, workload)
     return workload, sentence, next_sentence(comparison, workload)
 
 

@@ -19,6 +19,7 @@ from paceline.report.section import (
     terminal_view,
 )
 from paceline.report.sections import lossy_section, staleness_section
+from paceline.report.verdict import verdict_sentence
 from paceline.report.wording import DASH, mark_of, not_ranked_reason, table_sentences
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def comparison_view(comparison: Comparison, width: int) -> RenderableType:
     detail = detail_of(width)
     blocks: list[RenderableType] = []
     for workload in comparison.workloads:
-        sentence = f"{workload}: {comparison.verdicts[workload].sentence}"
+        sentence = f"{workload}: {verdict_sentence(comparison, workload)}"
         blocks.append(Text(sentence, style="bold"))
         proposal = next_sentence(comparison, workload)
         if proposal is not None:
