@@ -12,9 +12,8 @@ from paceline.analysis.recovery import (
     failure_costs,
     recoveries,
     recovery_values,
-    resumed_steps,
 )
-from paceline.analysis.steps import GlobalSteps
+from paceline.analysis.steps import GlobalSteps, resumed_steps
 from paceline.records.files import JsonlWriter
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import (
@@ -155,10 +154,8 @@ def test_cost_of_checkpoints(record):
 
 def test_costs_of_different_failures_are_kept_apart():
     survived = [recovery("rank", 1.0), recovery("host", 9.0), recovery("rank", 3.0)]
-    row = SimpleNamespace(configuration="a")
-    trial = SimpleNamespace(recoveries=survived, checkpoints=None)
-    comparison = SimpleNamespace(rows=[row], trials={"a": [trial]})
-    found = {cost.kind: (cost.failures, cost.restore_s) for cost in failure_costs(comparison)}
+    costs = failure_costs("a", survived, [])
+    found = {cost.kind: (cost.failures, cost.restore_s) for cost in costs}
     assert found == {"rank": (2, 2.0), "host": (1, 9.0)}
 
 

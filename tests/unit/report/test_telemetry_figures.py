@@ -15,7 +15,7 @@ from paceline.analysis.host_frames import read_series
 from paceline.records.layout import RunFiles
 from paceline.report.document import write_report
 from paceline.report.figures import telemetry_charts
-from paceline.report.sidecar import sidecar_sentence
+from paceline.report.sections import sidecar_sentence
 
 _STEP_S = 0.5  # of a fabricated trace
 

@@ -20,13 +20,13 @@ from paceline.analysis.checks import (
     loss_check,
     not_judged,
     sample_log_check,
+    script_checks,
     training_check,
     weights_check,
 )
 from paceline.analysis.configuration import why_not_equivalent
 from paceline.analysis.evaluation import evaluation_check, read_evaluations
 from paceline.analysis.reading import load_trial
-from paceline.analysis.script_checks import script_checks
 from paceline.analysis.staleness import read_updates, update_check
 from paceline.analysis.steps import global_steps
 from paceline.analysis.tolerances import tolerance

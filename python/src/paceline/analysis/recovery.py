@@ -22,9 +22,6 @@ from paceline.records.tables import rows
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numpy.typing import NDArray
-
-    from paceline.analysis.comparison import Comparison
     from paceline.analysis.reading import TrialRecord
     from paceline.analysis.steps import RankSteps
     from paceline.records.rows import ContinuationRow
@@ -99,12 +96,6 @@ def recovery_values(recovery: Recovery) -> dict[str, float | int | None]:
     return {**own, "lost_steps": recovery.lost_steps, "total_s": recovery.total_s}
 
 
-def resumed_steps(record: TrialRecord) -> NDArray[np.int64]:
-    """Return the steps with which attempts after the first one began, ascending."""
-    found = [row.resumed_steps for rank in record.ranks for row in rank.continuations]
-    return np.unique(np.array(found, dtype=np.int64))
-
-
 def recoveries(record: TrialRecord, steps: RankSteps) -> tuple[Recovery, ...]:
     """Return the failures of a trial in order of time; () if none was survived."""
     by_rank = [rank.continuations for rank in record.ranks]
@@ -139,18 +130,18 @@ def checkpoint_cost(record: TrialRecord) -> CheckpointCost | None:
     )
 
 
-def failure_costs(comparison: Comparison) -> list[FailureCost]:
-    """Return the cost of a failure of each kind under each configuration that survived one."""
-    found = []
-    for row in comparison.rows:
-        trials = comparison.trials.get(row.configuration, ())
-        survived = [each for trial in trials for each in trial.recoveries]
-        blocked = [t.checkpoints.blocked_s for t in trials if t.checkpoints is not None]
-        for kind in dict.fromkeys(each.kind for each in survived):
-            failures = [each for each in survived if each.kind == kind]
-            checkpoint_s = median(blocked) if blocked else 0.0
-            found.append(_cost(failures, row.configuration, checkpoint_s))
-    return found
+def failure_costs(
+    configuration: str, survived: Sequence[Recovery], blocked_s: Sequence[float]
+) -> list[FailureCost]:
+    """Return the cost of each kind of the failures that a configuration survived.
+
+    blocked_s: the time by which a checkpoint delays each of its trials.
+    """
+    checkpoint_s = median(blocked_s) if blocked_s else 0.0
+    return [
+        _cost([each for each in survived if each.kind == kind], configuration, checkpoint_s)
+        for kind in dict.fromkeys(each.kind for each in survived)
+    ]
 
 
 def _cost(failures: Sequence[Recovery], configuration: str, checkpoint_s: float) -> FailureCost:

@@ -34,9 +34,9 @@ from paceline.report.sections import (
     metrics_of,
     phase_table,
     recovery_section,
+    sidecar_sentence,
     staleness_section,
 )
-from paceline.report.sidecar import sidecar_sentence
 from paceline.report.verdict import verdict_sentence
 from paceline.report.wording import NOT_MEASURED, listed, table_sentences, with_bounds
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.explain.explanation import EvidenceRow, Explanation
-    from paceline.analysis.explain.factors import Factor
     from paceline.analysis.explain.interventions import Intervention, Verification
+    from paceline.analysis.explain.pair import Factor
 
     Name = Callable[[str], str]
     Overviewed = tuple[str, Explanation, bool]  # a name; whether it is that of the slower side

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from paceline.analysis.communication import RankCommunication, SumCheck, TrialCommunication
-    from paceline.analysis.communication_bins import Bin
+    from paceline.analysis.communication import Bin, RankCommunication, SumCheck, TrialCommunication
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.stragglers import Straggling
 

@@ -1,4 +1,4 @@
-"""Sections of the page about lossy training, failures, time and evaluations."""
+"""Sections of the page about lossy training, failures, time, evaluations and the sidecar."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from paceline.report.section import Cell, Column, Detail, Section, Table
 from paceline.report.wording import (
     NOT_MEASURED,
     bounds,
+    mebibytes,
     megabytes,
     number,
     signed,
@@ -19,13 +20,14 @@ from paceline.report.wording import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.compression import CompressionEffect
     from paceline.analysis.recovery import FailureCost
     from paceline.analysis.row import Row
     from paceline.analysis.staleness import Staleness
+    from paceline.analysis.trial_analysis import TrialAnalysis
 
 _BASELINE_MARK = "†"
 _OTHER_SPANS = {
@@ -132,7 +134,7 @@ def _lead(found: Staleness) -> str:
 
 def recovery_section(comparison: Comparison) -> Section | None:
     """Show the cost of a failure of each kind; None if no trial survived one."""
-    costs = failure_costs(comparison)
+    costs = [cost for row in comparison.rows for cost in _costs_of(comparison, row)]
     if not costs:
         return None
     columns: list[Column[FailureCost]] = [
@@ -159,6 +161,13 @@ def recovery_section(comparison: Comparison) -> Section | None:
         ),
         table=Table(columns=columns, items=costs),
     )
+
+
+def _costs_of(comparison: Comparison, row: Row) -> list[FailureCost]:
+    trials = comparison.trials.get(row.configuration, ())
+    survived = [each for trial in trials for each in trial.recoveries]
+    blocked_s = [t.checkpoints.blocked_s for t in trials if t.checkpoints is not None]
+    return failure_costs(row.configuration, survived, blocked_s)
 
 
 def phase_table(comparison: Comparison, workload: str) -> Table[Row]:
@@ -217,3 +226,32 @@ def _target_cell(row: Row) -> Cell:
 
 def _name_among(comparison: Comparison) -> Callable[[Row], Cell]:
     return lambda row: Cell(short_name(row, comparison.rows), tip=row.configuration)
+
+
+def sidecar_sentence(comparison: Comparison) -> str | None:
+    """Describe the highest cost of a sidecar in the run; None where there was no sidecar."""
+    trials = [t for found in comparison.trials.values() for t in found]
+    cores = _known(t.usage.sidecar_core_percent for t in trials)
+    memory = _known(t.usage.sidecar_rss_peak_bytes for t in trials)
+    if not cores or not memory:
+        return None
+    interval_s = min(_known(t.usage.sidecar_interval_s for t in trials), default=None)
+    every = "" if interval_s is None else f", with a sample every {number(interval_s, 2)} s"
+    return (
+        f"At most {number(max(cores), 2)} % of one core and {mebibytes(max(memory))} MiB, on the "
+        f"host with the highest cost{every}. {_missed(trials)}"
+    )
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _missed(trials: list[TrialAnalysis]) -> str:
+    samples = sum(t.usage.sidecar_samples for t in trials)
+    missed = sum(t.usage.sidecar_missed_ticks for t in trials)
+    gaps = sum(t.usage.sidecar_gaps for t in trials)
+    words = f"It missed {missed} of {samples + missed} samples"
+    if gaps:
+        words += f"; {gaps} {'stretch has' if gaps == 1 else 'stretches have'} no samples"
+    return f"{words}."

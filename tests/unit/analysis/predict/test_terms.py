@@ -10,7 +10,7 @@ from tests.unit.analysis import operations as made
 from tests.unit.analysis.ways import MPI
 
 from paceline.analysis.predict.link import Link, given_link, measured_link, slower_of
-from paceline.analysis.predict.node import NodeModel, NodeStep, node_model, node_step
+from paceline.analysis.predict.node import NodeModel, NodeStep, node_model, node_step, slowest_ratio
 from paceline.analysis.predict.overlap import (
     GATHERS,
     Collectives,
@@ -19,7 +19,6 @@ from paceline.analysis.predict.overlap import (
     Replay,
     recorded_profile,
 )
-from paceline.analysis.predict.slowest import slowest_ratio
 from paceline.analysis.reading import load_run
 from paceline.analysis.resampling import DRAWS
 from paceline.analysis.steps import read_steps

@@ -17,9 +17,9 @@ import numpy as np
 
 from paceline.analysis.configuration import node_setup
 from paceline.analysis.predict.network import SEED, Network, algorithms_of
+from paceline.analysis.predict.node import slowest_ratio
 from paceline.analysis.predict.prediction import CONFIDENCE, Prediction, Predictions
 from paceline.analysis.predict.setup import NodeSetup
-from paceline.analysis.predict.slowest import slowest_ratio
 from paceline.analysis.statistics import Interval
 from paceline.spec.extensions import TRANSPORTS
 
