@@ -73,7 +73,7 @@ def allocated_cores_flags(records: Sequence[TrialRecord]) -> list[str]:
     for (workload, nodes), by_cores in found.items():
         if len(by_cores) > 1:
             described = ", ".join(
-                f"{', '.join(names)} had {cores} {'core' if cores == 1 else 'cores'}"
+                f"{' and '.join(names)} had {cores} {'core' if cores == 1 else 'cores'}"
                 for cores, names in sorted(by_cores.items())
             )
             where = "" if nodes == 1 else f" on {nodes} nodes"

@@ -38,7 +38,7 @@ from paceline.report.sections import (
     staleness_section,
 )
 from paceline.report.verdict import verdict_sentence
-from paceline.report.wording import NOT_MEASURED, listed, table_sentences, with_bounds
+from paceline.report.wording import NOT_MEASURED, listed, table_sentences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 _TEMPLATE = "document.html.j2"
 _MOST_TRIALS = 30  # whose traces are drawn
-_MOST_TIES = 100  # that are listed
-_FEW_TIES = 6  # shown without a click
 
 
 class ChartBook:
@@ -207,29 +205,7 @@ def _speed_part(comparison: Comparison, workload: str) -> Section:
         table=comparison_table(comparison, workload, Detail.PAGE),
         parts=[
             Section(notes=notes),
-            *_ties(comparison, workload),
             Section(charts=(distribution,)),
-        ],
-    )
-
-
-def _ties(comparison: Comparison, workload: str) -> Iterator[Section]:
-    ties = [tie for tie in comparison.ties if tie.workload == workload]
-    if not ties:
-        return
-
-    def name(configuration: str) -> str:
-        return short_name(comparison.row(configuration), comparison.rows)
-
-    words = f"{len(ties)} {'tie' if len(ties) == 1 else 'ties'}: no significant difference"
-    if len(ties) > _MOST_TIES:
-        words += f"; the first {_MOST_TIES}"
-    yield Section(
-        folded=words,
-        is_open=len(ties) <= _FEW_TIES,
-        notes=[
-            f"{name(tie.faster)} and {name(tie.slower)}: ratio {with_bounds(tie.ratio)}"
-            for tie in ties[:_MOST_TIES]
         ],
     )
 

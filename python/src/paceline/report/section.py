@@ -113,7 +113,6 @@ class Section:
     title: str = ""
     anchor: str = ""  # the page links to it
     folded: str = ""  # words on which a reader of the page clicks to see what follows
-    is_open: bool = False  # a folded section whose content is shown at first
     intro: str = ""  # how to read what follows
     charts: Sequence[Chart] = ()
     table: Table[Any] | None = None
