@@ -14,12 +14,10 @@ import functools
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.analysis.simulation.simulate import why_not as why_no_simgrid
 from paceline.lab import why_not as why_no_lab
 
 REQUIRE = "PACELINE_TEST_REQUIRE"
@@ -74,7 +72,6 @@ WHY_NOT: dict[str, Callable[[], str | None]] = {
     "lab": why_no_lab,
     "prometheus": _why_no_prometheus,
     "slurm": _why_no_slurm,
-    "simgrid": why_no_simgrid,
     "tmpfs": _why_no_tmpfs,
 }
 
@@ -100,8 +97,6 @@ def detected() -> frozenset[str]:
         found.add("prometheus")
     if installed(*_SLURM) and _has_pmix():
         found.add("slurm")
-    if _python_imports("simgrid"):
-        found.add("simgrid")
     return frozenset(found)
 
 
@@ -113,17 +108,6 @@ def _can_make_a_namespace() -> bool:
         check=False,
     )
     return ended.returncode == 0
-
-
-def _python_imports(module: str) -> bool:
-    """Return whether Debian's Python of our version can import the module."""
-    python = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-    command = [python, "-c", f"import {module}"]
-    return (
-        shutil.which(python) is not None
-        and subprocess.run(command, capture_output=True, timeout=_LIMIT_S, check=False).returncode
-        == 0
-    )
 
 
 @functools.cache

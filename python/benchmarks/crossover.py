@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from common import write_results
-from paceline.analysis.simulation.job import ALL_GATHER, Topology
-from paceline.analysis.simulation.simulate import contended_cost, why_not
 from paceline.costs.factor_cost import LinearShape
 from paceline.costs.link_cost import all_gather, all_reduce
+from simulation import contended_cost, why_not
+from simulation_job import ALL_GATHER, Topology
 
 Costs = dict[str, tuple[float, float]]  # rounds and path by operation
 HOSTS = (2, 4, 8, 16, 64, 256, 1024)

@@ -32,10 +32,10 @@ import numpy as np
 from common import median_interval, write_results
 from lab_jobs import RANK, ranks_on
 from paceline.analysis.predict.overlap import Collectives, Message, Profile, Replay
-from paceline.analysis.simulation.job import ALL_GATHER, Simulation, Topology
-from paceline.analysis.simulation.simulate import simulate, why_not
 from paceline.costs.message_schedules import ALGORITHMS
 from paceline.lab import Lab, LabSettings
+from simulation import contended_cost, simulate, why_not
+from simulation_job import ALL_GATHER, Simulation, Topology
 
 LIMIT_S = 1500.0
 SAMPLES = 64  # of all hosts in a step
@@ -146,10 +146,10 @@ def step_row(
     profile = profile_of(job, name, compute_s)
     one = np.ones((1, 1))
 
-    def predicted_s(topology: Topology | None) -> float:
+    def predicted_s(collectives: Collectives) -> float:
         exposed = Replay(
             profile,
-            Collectives(algorithms=("ring",), topology=topology),
+            collectives,
             np.array([hosts]),
             np.array([float(job["samples"])]),
             compute_s * one,
@@ -158,9 +158,18 @@ def step_row(
         ).exposed_s()
         return float(compute_s + exposed[0, 0])
 
-    simulated_s = predicted_s(Topology()) if why_not() is None else None
+    ring = ("ring",)
+    formula_s = predicted_s(Collectives(algorithms=ring))
+    simulated_s = predicted_s(_Simulated(algorithms=ring)) if why_not() is None else None
     payload = sum(int(message.payload_bytes) for message in profile.messages)
-    return row_of(f"step, {name}", payload, raw_s, predicted_s(None), simulated_s)
+    return row_of(f"step, {name}", payload, raw_s, formula_s, simulated_s)
+
+
+class _Simulated(Collectives):
+    """Collective operations on one switch, as SimGrid simulates them."""
+
+    def cost(self, name: str, nodes: int, ranks_per_node: int) -> tuple[float, float]:
+        return contended_cost(name, nodes * ranks_per_node, Topology())
 
 
 def profile_of(job: dict[str, Any], name: str, compute_s: float) -> Profile:

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 import paceline.mpi
-from paceline.analysis.simulation.job import ALL_GATHER
 from paceline.transports.mpi.message_all_reduce import MessageAllReduce
 from paceline.transports.mpi.rank_names import RankNames
+from simulation_job import ALL_GATHER
 
 if TYPE_CHECKING:
     from pathlib import Path

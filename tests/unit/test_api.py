@@ -118,7 +118,6 @@ def test_recommendations_rank_what_was_measured_and_predicted(run):
     assert not found.predicted
     more = run.recommend(nodes=4, predictions=run.predict([1, 4], link="10gbit", scaling="weak"))
     assert more[found.workload].predicted
-    assert run.recommend("energy")[found.workload].best is None
 
 
 def test_predictions_are_those_of_the_request(run):
@@ -127,10 +126,6 @@ def test_predictions_are_those_of_the_request(run):
     for wrong in ({"link": "fast"}, {"latency_s": 1e-4}, {"nodes": [0]}, {"transports": ["pony"]}):
         with pytest.raises(UsageError, match=r"expected|unknown"):
             run.predict(**wrong)
-
-
-def test_choices_of_two_configurations_explain_nothing(run):
-    assert run.attribution is None
 
 
 def test_a_difference_without_a_proposed_change_is_not_verified(run, tmp_path):

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline import runner
-from paceline.analysis.attribution import attribute
 from paceline.analysis.explain.run import explain_pair
 from paceline.analysis.predict.link import requested_link
 from paceline.analysis.predict.predict import predict
@@ -27,6 +26,7 @@ from paceline.launchers.base import launcher_for
 from paceline.records.layout import RunFiles
 from paceline.report.document import charts, write_report
 from paceline.report.table import comparison_html, comparison_text
+from paceline.report.verdict import stated_verdicts
 from paceline.runner.verification import LIMIT_S, verify_run
 from paceline.spec import load_spec
 from paceline.tune.tune_then_run import tune_and_run
@@ -37,16 +37,15 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from paceline.analysis.attribution import Attribution
     from paceline.analysis.explain.explanation import Explanation
     from paceline.analysis.explain.interventions import Verification
     from paceline.analysis.predict.prediction import Predictions, Scaling
     from paceline.analysis.recommend.candidates import Goal
     from paceline.analysis.recommend.recommend import Recommendation
-    from paceline.analysis.verdict import Verdict
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import Outcome
+    from paceline.report.verdict import StatedVerdict
     from paceline.runner import DiskUse, Progress
     from paceline.spec import Experiment, SpecSource
     from paceline.tune.findings import Findings
@@ -106,12 +105,12 @@ class Run(RunData):
         return self.files.root
 
     @property
-    def verdicts(self) -> Mapping[str, Verdict]:
+    def verdicts(self) -> Mapping[str, StatedVerdict]:
         """The fastest configuration of each workload, by how much, and why."""
-        return self.comparison.verdicts
+        return stated_verdicts(self.comparison)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> StatedVerdict:
         """The verdict on the only workload. Raises UsageError if the run has several."""
         if len(self.verdicts) > 1:
             raise UsageError(
@@ -148,14 +147,6 @@ class Run(RunData):
         folder = None if out is None else Path(out)
         shown = progress or LineProgress()
         return verify_run(self, explanation, folder, limit_s=limit_s, progress=shown)
-
-    @cached_property
-    def attribution(self) -> Attribution | None:
-        """The share of the differences in speed that each choice explains: `sentence`, `shares`.
-
-        None if there are too few configurations.
-        """
-        return attribute([self.comparison])
 
     def predict(  # noqa: PLR0913  (the options of `paceline predict`)
         self,

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from paceline.analysis.compare import compare_run
+from paceline.analysis.speeds import read_speeds
 from paceline.errors import DataError, NotComparable, UsageError
 from paceline.records.documents import LookRecord, Stopping, write_stopping
 from paceline.records.layout import RunFiles
 from paceline.records.phases import PHASES
+from paceline.report.verdict import comparison_document, verdict_sentence
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +40,14 @@ _ROW_KEYS = {
 
 def _row(comparison: Comparison, part: str) -> Row:
     return next(r for r in comparison.rows if part in r.configuration)
+
+
+def test_reading_a_run_writes_nothing(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    compare_run(run)
+    assert read_speeds(run).equivalent == dict.fromkeys(read_speeds(run).rates, True)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 def test_a_row_holds_what_was_put_in(fabricate: ModuleType, tmp_path: Path) -> None:
@@ -127,7 +137,7 @@ def test_json_has_every_key_of_the_contract_and_no_nan(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
-    document = json.loads(json.dumps(compare_run(run).to_json(), allow_nan=False))
+    document = json.loads(json.dumps(comparison_document(compare_run(run)), allow_nan=False))
     assert {"schema", "baseline", "verdict", "rows", "ties"} <= set(document)
     assert document["schema"] == 2
     assert set(document["verdict"]) >= {"best", "tied", "sentence"}
@@ -168,7 +178,7 @@ def test_failed_trials_are_listed_and_the_rest_compared(
         ("local", None),
         ("spark", "failed: rank 1 was killed"),
     ]
-    sentence = comparison.verdicts["tiny"].sentence
+    sentence = verdict_sentence(comparison, "tiny")
     assert sentence.endswith("was measured, so there is nothing to compare.")
     assert {(t.status, t.message) for t in comparison.unfinished} == {
         ("failed", "rank 1 was killed"),
@@ -197,7 +207,7 @@ def test_a_failed_baseline_is_the_reason_why_nothing_is_ranked(
     assert row.equivalent is None
     why = "the baseline failed (failed: rank 0: killed)"
     assert row.equivalence_reason == f"equivalence not checked: {why}"
-    sentence = comparison.verdicts["tiny"].sentence
+    sentence = verdict_sentence(comparison, "tiny")
     assert sentence == f"No configuration is ranked, because {why}."
     assert _row(comparison, "sequential").failed == "failed: rank 0: killed"
 
@@ -226,7 +236,7 @@ def test_speedups_are_over_the_fastest_configuration_that_matches_the_chosen_bas
     assert sequential.efficiency is not None
     assert sequential.efficiency.median == 2 * sequential.speedup.median
     words = "as fast as the baseline torchrun \N{MIDDLE DOT} gloo \N{MIDDLE DOT} processes 2x1 ("
-    assert words.replace("x", "\N{MULTIPLICATION SIGN}") in chosen.verdicts["tiny"].sentence
+    assert words.replace("x", "\N{MULTIPLICATION SIGN}") in verdict_sentence(chosen, "tiny")
     assert [row.equivalent for row in chosen.rows] == [True] * 3
     assert chosen.to_json()["workloads"]["tiny"]["equivalence_baseline"] == plain.baselines["tiny"]
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from paceline.analysis.compare import compare_run
-from paceline.analysis.equivalence import check_equivalence, read_equivalence
+from paceline.analysis.equivalence import check_equivalence
 from paceline.report.document import write_report
 from paceline.report.table import comparison_text
+from paceline.report.verdict import verdict_sentence
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,21 +40,22 @@ def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
     return _compare(fabricate, tmp_path)
 
 
-def _compressed_trial(fabricate: ModuleType, root: Path, **changes: object) -> TrialFiles:
+def _compressed_trial(
+    fabricate: ModuleType, root: Path, **changes: object
+) -> tuple[TrialFiles, TrialFiles]:
+    """Return a compressed trial and its baseline."""
     way = dataclasses.replace(fabricate.MPI, compression=TOPK, **{**LESS, **changes})
     run = fabricate.make_run(root, [way, fabricate.SEQUENTIAL])
     found = {f.root.name: f for _, f in run.trials()}
     (baseline,) = (f for name, f in found.items() if ".sequential." in name)
     (trial,) = (f for name, f in found.items() if ".mpi." in name)
-    check_equivalence(trial, baseline)
-    return trial
+    return trial, baseline
 
 
 def test_other_weights_of_a_compressed_trial_are_neither_same_nor_different(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
-    trial = _compressed_trial(fabricate, tmp_path)
-    found = read_equivalence(trial.equivalence)
+    found = check_equivalence(*_compressed_trial(fabricate, tmp_path))
     assert found.equivalent is None
     assert found.lossy == "gradients are compressed (topk 0.01)"
     last = found.checks[-1]
@@ -66,21 +68,18 @@ def test_equal_weights_of_a_compressed_trial_prove_nothing_either(
 ) -> None:
     changes = {"weights_error": 0.0, "gradient_error": 0.0}
     trial = _compressed_trial(fabricate, tmp_path, **changes, more_loss=0.0)
-    assert read_equivalence(trial.equivalence).equivalent is None
+    assert check_equivalence(*trial).equivalent is None
 
 
 def test_compressed_trial_with_other_samples_is_another_training(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
-    trial = _compressed_trial(fabricate, tmp_path)
-    trial.equivalence.unlink()
+    trial, baseline = _compressed_trial(fabricate, tmp_path)
     sample_log = trial.rank(0).sample_log
     rows = [json.loads(line) for line in sample_log.read_text().splitlines()]
     rows[0]["sample_ids"][0] = 39 if rows[0]["sample_ids"][0] != 39 else 38
     sample_log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    baseline = next(f for f in trial.root.parent.iterdir() if ".sequential." in f.name)
-    found = check_equivalence(trial, type(trial)(baseline))
-    assert found.equivalent is False
+    assert check_equivalence(trial, baseline).equivalent is False
 
 
 def test_bytes_time_and_loss_are_relative_to_the_exact_form(
@@ -130,7 +129,7 @@ def test_lossy_configuration_is_not_ranked_and_states_why(comparison: Comparison
 
 def test_verdict_does_not_hide_lossy_configurations(fabricate: ModuleType, tmp_path: Path) -> None:
     comparison = _compare(fabricate, tmp_path, uncompressed=False)
-    assert comparison.verdicts["tiny"].sentence == (
+    assert verdict_sentence(comparison, "tiny") == (
         "Only local \u00b7 sequential is ranked: no other configuration was shown to be equivalent."
     )
 

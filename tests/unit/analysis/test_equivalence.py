@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from paceline.analysis.equivalence import check_equivalence, equivalence_of, read_equivalence
+from paceline.analysis.equivalence import (
+    check_equivalence,
+    equivalence_of,
+    read_equivalence,
+    write_equivalence,
+)
 from paceline.analysis.tensors import tensor_differences
 from paceline.analysis.tolerances import tolerance
 from paceline.errors import DataError, NotComparable
@@ -111,6 +116,7 @@ def test_a_value_that_is_not_finite_is_not_equivalent(
     equivalence = check_equivalence(trial, baseline)
     assert equivalence.equivalent is False
     assert "scale" in _check(equivalence, "final_weights").reason
+    write_equivalence(trial, equivalence)
     json.loads(trial.equivalence.read_text(), parse_constant=pytest.fail)
 
 
@@ -218,6 +224,7 @@ def test_what_was_found_holds_after_the_tensors_are_gone(
 ) -> None:
     trial, baseline = _pair(fabricate, tmp_path, {"weights_error": 1e-4})
     found = check_equivalence(trial, baseline)
+    write_equivalence(trial, found)
     trial.weights.unlink()
     trial.gradient.unlink()
     assert equivalence_of(trial, baseline) == found

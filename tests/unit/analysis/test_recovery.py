@@ -6,15 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from paceline.analysis.failure_rates import FailureCost, failure_costs, overtakings
 from paceline.analysis.recovery import (
     Recovery,
     checkpoint_cost,
+    failure_costs,
     recoveries,
     recovery_values,
-    resumed_steps,
 )
-from paceline.analysis.steps import GlobalSteps
+from paceline.analysis.steps import GlobalSteps, resumed_steps
 from paceline.records.files import JsonlWriter
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import (
@@ -153,40 +152,10 @@ def test_cost_of_checkpoints(record):
     assert (found.blocked_s, found.write_s) == (0.3, 3.0)
 
 
-def cost(name, step_s, downtime_s, kind="rank"):
-    return FailureCost(
-        configuration=name,
-        kind=kind,
-        step_s=step_s,
-        failures=1,
-        lost_steps=1,
-        lost_work_s=1.0,
-        detect_s=0.0,
-        restart_s=0.0,
-        restore_s=downtime_s,
-        next_step_s=0.0,
-        checkpoint_s=0.01,
-    )
-
-
-def test_fast_step_with_an_expensive_restart_is_overtaken_where_failures_are_frequent():
-    fast, robust = cost("mpi", 1.0, 60.0), cost("spark", 1.05, 5.0)
-    (found,) = overtakings([robust, fast, cost("spark", 1.05, 5.0, kind="executor")])
-    assert (found.rare, found.frequent) == ("mpi", "spark")
-    # exp(60 / m) = 1.05 exp(5 / m), apart from the checkpoints, which are equal: m = 55 / ln 1.05
-    assert found.mtbf_s == pytest.approx(55 / np.log(1.05), rel=0.02)
-
-
-def test_configuration_that_is_better_in_both_is_never_overtaken():
-    assert overtakings([cost("a", 1.0, 5.0), cost("b", 1.1, 6.0)]) == []
-
-
 def test_costs_of_different_failures_are_kept_apart():
     survived = [recovery("rank", 1.0), recovery("host", 9.0), recovery("rank", 3.0)]
-    row = SimpleNamespace(configuration="a", step_s=SimpleNamespace(median=0.5))
-    trial = SimpleNamespace(recoveries=survived, checkpoints=None)
-    comparison = SimpleNamespace(rows=[row], trials={"a": [trial]})
-    found = {cost.kind: (cost.failures, cost.restore_s) for cost in failure_costs(comparison)}
+    costs = failure_costs("a", survived, [])
+    found = {cost.kind: (cost.failures, cost.restore_s) for cost in costs}
     assert found == {"rank": (2, 2.0), "host": (1, 9.0)}
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from paceline.analysis.compare import compare_run
 from paceline.analysis.equivalence import check_equivalence
+from paceline.report.verdict import verdict_sentence
 
 WRONG = {"weights_error": 1.0, "gradient_error": 1.0}
 
@@ -97,4 +98,4 @@ def test_rows_that_were_not_checked_are_ranked_in_steps_per_second(fabricate, tm
     assert row.equivalence_reason is not None
     assert row.equivalence_reason.startswith("not checked: the samples of a step are not known")
     assert any("compared in steps per second" in note for note in row.notes)
-    assert "Not all of them were checked" in next(iter(comparison.verdicts.values())).sentence
+    assert "Not all of them were checked" in verdict_sentence(comparison, comparison.workloads[0])

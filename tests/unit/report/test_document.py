@@ -14,8 +14,10 @@ import pytest
 from paceline.analysis.compare import compare_run
 from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
-from paceline.report import figures, paper, recovery
+from paceline.report import document, figures
 from paceline.report.document import charts, render, write_report
+from paceline.report.provenance import worst_checks
+from paceline.report.section import Section
 from paceline.spec.tables import Target
 
 if TYPE_CHECKING:
@@ -89,26 +91,6 @@ def test_the_page_needs_no_network(page: _Page) -> None:
         assert (attributes.get("href") or "#").startswith("#")
 
 
-def test_the_page_holds_the_papers_numbers_beside_ours(page: _Page) -> None:
-    for row in paper.PAPER_ROWS:
-        for value in row.speedups.values():
-            assert value is None or f" {value} " in page.words
-    assert "mpi · mpi · processes 2\u00d71 is fastest" in page.words
-    for title in ("Table 1: data", "Table 2: model and hybrid", "Table 3: distributed"):
-        assert title in page.words
-    assert "not run here GPU, model parallel" in page.words
-
-
-def test_the_papers_table_is_only_in_reports_of_its_workloads(
-    page: _Page, fabricate: ModuleType, tmp_path: Path
-) -> None:
-    assert "Comparison with the paper" in page.words
-    run = fabricate.make_run(tmp_path / "run", [fabricate.SEQUENTIAL, fabricate.MPI])
-    other = _report(run, tmp_path / "report.html")
-    assert "paper's figures" not in other.words
-    assert "Comparison with the paper" not in other.words
-
-
 def test_every_chart_has_its_data_and_its_place(page: _Page) -> None:
     places = [a["data-chart"] for _, a in page.tags if "data-chart" in a]
     data = {a["id"] for t, a in page.tags if t == "script" and "id" in a}
@@ -152,7 +134,8 @@ def test_lossy_configurations_are_ranked_where_there_is_a_target(
 def test_survived_failures_have_a_section_with_a_link(
     run: RunFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "recovery", lambda _: {"rows": [], "sentences": []})
+    made = Section(title="Failures and recovery", anchor="recovery")
+    monkeypatch.setattr(document, "recovery_section", lambda _: made)
     page = _Page(render(compare_run(run)))
     assert "recovery" in {a.get("id") for tag, a in page.tags if tag == "h2"}
     assert "#recovery" in {a.get("href") for tag, a in page.tags if tag == "a"}
@@ -223,28 +206,6 @@ def test_stacked_bars_hold_every_ranks_phases(run: RunFiles) -> None:
     assert len(labels) == 1 + 1 + 2 + 2
 
 
-def test_the_paper_row_follows_launcher_and_strategy(fabricate: ModuleType, tmp_path: Path) -> None:
-    ways = [*fabricate.LOCAL_WAYS, fabricate.MPI, fabricate.SPARK]
-    ways += [dataclasses.replace(fabricate.THREADS, launcher="mpi")]
-    case = fabricate.Case(workload="simple-big", model="alexnet")
-    rows = compare_run(fabricate.make_run(tmp_path, ways, cases=[case])).rows
-    found = {(r.launcher, r.local_strategy): paper.paper_speedup(r) for r in rows}
-    assert found == {
-        ("local", "sequential"): None,
-        ("local", "intraop"): None,
-        ("local", "threads"): 6.15,
-        ("local", "processes"): 15.57,
-        ("local", "pipeline"): 8.01,
-        ("local", "hybrid"): 3.85,
-        ("mpi", "processes"): 26.62,
-        ("mpi", "threads"): None,
-        ("spark", "processes"): 0.53,
-    }
-    row = next(r for r in rows if r.launcher == "mpi" and r.local_strategy == "processes")
-    assert paper.paper_speedup(dataclasses.replace(row, device="cuda")) == 11.79
-    assert paper.paper_speedup(dataclasses.replace(row, workload="tiny")) is None
-
-
 def test_a_run_of_all_strategies_has_all_its_sections(
     fabricate: ModuleType, tmp_path: Path
 ) -> None:
@@ -282,16 +243,10 @@ def test_colours_follow_the_strategy_where_there_are_many_configurations(
     assert all(colours[r.configuration] == by_strategy[r.local_strategy] for r in comparison.rows)
 
 
-def test_chosen_baseline_is_named_and_the_paper_is_left_out(
-    fabricate: ModuleType, tmp_path: Path
-) -> None:
-    case = fabricate.Case(workload="simple-big", model="alexnet")
-    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], cases=[case])
-    assert paper.SOURCE in (page := render(compare_run(run)))
-    assert "speedups are over" not in page
-    page = render(compare_run(run, baseline="*.mpi.*"))
-    assert paper.SOURCE not in page
-    assert "simple-big: speedups are over mpi" in page
+def test_chosen_baseline_is_named(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
+    assert "speedups are over" not in render(compare_run(run))
+    assert "tiny: speedups are over mpi" in render(compare_run(run, baseline="*.mpi.*"))
 
 
 def test_causes_of_differences_are_shown(fabricate: ModuleType, tmp_path: Path) -> None:
@@ -300,3 +255,17 @@ def test_causes_of_differences_are_shown(fabricate: ModuleType, tmp_path: Path) 
     page = render(compare_run(run))
     assert "Causes of the differences" in page
     assert "fewer allocated cores" in page
+
+
+def test_checks_of_repeats_are_combined_by_name(fabricate: ModuleType, tmp_path: Path) -> None:
+    """A repeat of a script may have a check that the others lack."""
+    run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
+    first, second = compare_run(run).trials["tiny.mpi.mpi.processes.n1r2t1.fp32"]
+    failed = dataclasses.replace(second.equivalence.checks[-1], passed=False)
+    extra = dataclasses.replace(failed, name="not checked", passed=None)
+    other = dataclasses.replace(
+        second.equivalence, checks=(extra, *second.equivalence.checks[:-1], failed)
+    )
+    found = worst_checks([first.equivalence, other])
+    assert set(found) == {*(check.name for check in first.equivalence.checks), "not checked"}
+    assert [name for name, check in found.items() if check.passed is False] == [failed.name]

@@ -1,11 +1,12 @@
-"""The section on failures: a row for each configuration and kind, and sentences on rates."""
+"""The section on failures: a row for each configuration and kind."""
 
 from types import SimpleNamespace
 
 import pytest
 
 from paceline.analysis.recovery import Recovery
-from paceline.report import recovery as module
+from paceline.report import sections
+from paceline.report.section import Detail
 
 
 def survived(kind, restore_s):
@@ -23,42 +24,34 @@ def survived(kind, restore_s):
 
 
 def comparison(**by_configuration):
-    """step_s and recoveries of each configuration."""
-    rows = [
-        SimpleNamespace(configuration=name, step_s=SimpleNamespace(median=step_s))
-        for name, (step_s, _) in by_configuration.items()
-    ]
+    """recoveries of each configuration."""
+    rows = [SimpleNamespace(configuration=name) for name in by_configuration]
     trials = {
         name: [SimpleNamespace(recoveries=recoveries, checkpoints=None)]
-        for name, (_, recoveries) in by_configuration.items()
+        for name, recoveries in by_configuration.items()
     }
     return SimpleNamespace(rows=rows, trials=trials)
 
 
-@pytest.fixture
-def section(monkeypatch):
-    monkeypatch.setattr(module, "_name", lambda _, configuration: configuration)
-    return module.recovery
+@pytest.fixture(autouse=True)
+def names(monkeypatch):
+    monkeypatch.setattr(sections, "name_in", lambda _, configuration: configuration)
 
 
-def test_each_kind_of_failure_has_a_row_and_a_sentence(section):
-    found = section(
+def test_each_kind_of_failure_has_a_row():
+    found = sections.recovery_section(
         comparison(
-            mpi=(1.0, [survived("rank", 60.0), survived("host", 60.0)]),
-            spark=(1.05, [survived("rank", 5.0), survived("executor", 5.0), survived(None, 5.0)]),
+            mpi=[survived("rank", 60.0), survived("host", 60.0)],
+            spark=[survived("rank", 5.0), survived("executor", 5.0), survived(None, 5.0)],
         )
     )
-    kinds = [(row["name"], row["kind"]) for row in found["rows"]]
-    assert kinds == [
-        ("mpi", "rank"), ("mpi", "host"), ("spark", "rank"), ("spark", "executor"),
-        ("spark", module.UNKNOWN),
+    lines = [[cell.text for cell in cells] for _, cells in found.table.lines(Detail.PAGE)]
+    assert [line[:2] for line in lines] == [
+        ["mpi", "rank"], ["mpi", "host"], ["spark", "rank"], ["spark", "executor"],
+        ["spark", "not caused by the run"],
     ]  # fmt: skip
-    assert found["rows"][0]["downtime_s"] == pytest.approx(60.6)
-    (sentence,) = found["sentences"]
-    assert sentence.startswith(
-        "mpi is expected to be faster while failures of kind rank are rarer than one in "
-    )
+    assert lines[0][2:] == ["1", "0.100", "0.200", "60.0", "0.300", "60.6", "1.00", "1.00", "0"]
 
 
-def test_without_a_failure_there_is_no_section(section):
-    assert section(comparison(mpi=(1.0, []))) is None
+def test_without_a_failure_there_is_no_section():
+    assert sections.recovery_section(comparison(mpi=[])) is None

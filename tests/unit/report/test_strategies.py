@@ -10,13 +10,22 @@ import pytest
 
 from paceline.analysis.compare import compare_run
 from paceline.report import figures, strategies
-from paceline.report.document import ChartBook
+from paceline.report.section import Detail, Section
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
     from paceline.analysis.comparison import Comparison
+
+
+def _parts(section: Section | None) -> Any:
+    assert section is not None
+    return section.parts
+
+
+def _cells(table: Any) -> list[Any]:
+    return [cells for _, cells in table.lines(Detail.PAGE)]
 
 
 def _under(way: Any, launcher: str, **changes: object) -> Any:
@@ -30,16 +39,19 @@ def comparison(fabricate: ModuleType, tmp_path: Path) -> Comparison:
 
 
 def test_local_strategies_stand_in_a_table_of_their_own(comparison: Comparison) -> None:
-    (part,) = strategies.node_local(comparison, ChartBook().add)
-    assert {name for name, _ in part["rows"]} == {
-        "sequential",
-        "intraop 1\u00d72",
-        "threads 2\u00d71",
-        "processes 2\u00d71",
-        "pipeline 2\u00d71 m8",
-        "hybrid 2·2\u00d71 m4",
+    (part,) = _parts(strategies.local_section(comparison))
+    shown = list(zip(part.table.shown(Detail.PAGE), *_cells(part.table), strict=True))
+    by_heading = {column.heading: cells for column, *cells in shown}
+    names = zip(by_heading["strategy"], by_heading["layout"], strict=True)
+    assert {(strategy.text, layout.text) for strategy, layout in names} == {
+        ("sequential", ""),
+        ("intraop", "1\u00d72"),
+        ("threads", "2\u00d71"),
+        ("processes", "2\u00d71"),
+        ("pipeline", "2\u00d71 m8"),
+        ("hybrid", "2\u00b72\u00d71 m4"),
     }
-    assert part["memory_kinds"] == ["pss", "rss"]
+    assert {cell.soft for cell in by_heading["peak\nMiB"]} == {"PSS", "RSS"}
 
 
 def test_figures_of_several_arithmetics_have_their_own_titles(comparison: Comparison) -> None:
@@ -54,7 +66,7 @@ def test_figures_of_several_arithmetics_have_their_own_titles(comparison: Compar
 
 def test_a_lone_local_trial_is_no_comparison(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
-    assert strategies.node_local(compare_run(run), ChartBook().add) == []
+    assert strategies.local_section(compare_run(run)) is None
 
 
 def test_the_figure_over_time_has_each_strategy_three_times(comparison: Comparison) -> None:
@@ -71,20 +83,20 @@ def test_without_traces_there_is_no_figure(fabricate: ModuleType, tmp_path: Path
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.THREADS])
     for _, files in run.trials():
         files.host("node0").trace.unlink()
-    (part,) = strategies.node_local(compare_run(run), ChartBook().add)
-    assert part["use"] is None
+    (part,) = _parts(strategies.local_section(compare_run(run)))
+    assert not list(part.figures())
 
 
 def test_stage_bars_hold_forward_backward_and_bubble(fabricate: ModuleType, tmp_path: Path) -> None:
     run = fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.PIPELINE])
     comparison = compare_run(run)
-    (part,) = strategies.pipelines(comparison, ChartBook().add)
-    chart = figures.stage_chart(comparison, "tiny", part["rows"])
+    (part,) = _parts(strategies.pipelines_section(comparison))
+    ((_, chart),) = part.figures()
     bars = {t["name"]: dict(zip(t["y"], t["x"], strict=True)) for t in _data(chart.json)}
     name = "local · shared · pipeline 2\u00d71 m8"
     assert bars["forward"] == pytest.approx({f"{name}  stage 0": 0.105, f"{name}  stage 1": 0.095})
     assert bars["bubble"] == pytest.approx({f"{name}  stage 0": 0.05, f"{name}  stage 1": 0.06})
-    (row,) = part["rows"]
+    (row,) = part.table.items
     assert strategies.split_point_words(row) == [("features.2", "3 MB", "3 MB")]
 
 
@@ -95,13 +107,13 @@ def _data(chart: str) -> list[dict[str, Any]]:
 
 
 def test_the_fastest_everywhere_is_said_to_be(comparison: Comparison) -> None:
-    (part,) = strategies.local_global(comparison, ChartBook().add)
-    assert part["places"] == ["mpi"]
-    assert part["sentences"][0].startswith(
+    (part,) = _parts(strategies.local_global_section(comparison))
+    assert part.table.columns[2].heading == "under mpi:\nspeedup"
+    assert part.sentences[0].startswith(
         "The strategy that is fastest alone, processes 2\u00d71, is also the fastest under mpi. "
         "Spearman's rank correlation of the speedups is "
     )
-    assert part["sentences"][0].endswith("(n = 6 strategies).")
+    assert part.sentences[0].endswith("(n = 6 strategies).")
 
 
 def test_another_fastest_and_few_strategies_are_said(fabricate: ModuleType, tmp_path: Path) -> None:
@@ -109,9 +121,9 @@ def test_another_fastest_and_few_strategies_are_said(fabricate: ModuleType, tmp_
     slow = _under(fabricate.PROCESSES, "spark", transfer_s=0.9)
     spark = [_under(fabricate.SEQUENTIAL, "spark"), _under(fabricate.INTRAOP, "spark"), slow]
     run = fabricate.make_run(tmp_path, [*local, *spark])
-    (part,) = strategies.local_global(compare_run(run), ChartBook().add)
+    (part,) = _parts(strategies.local_global_section(compare_run(run)))
     # processes, intraop, sequential alone; intraop, sequential, processes under spark
-    (sentence,) = part["sentences"]
+    (sentence,) = part.sentences
     assert sentence == (
         "The strategy that is fastest alone, processes 2\u00d71, is not the fastest under spark: "
         "there it is intraop 1\u00d72. Spearman's rank correlation of the speedups is "
@@ -131,8 +143,8 @@ def test_a_tie_is_not_decided(fabricate: ModuleType, tmp_path: Path) -> None:
     ways = [fabricate.PROCESSES, twin]
     ways = [fabricate.SEQUENTIAL, *ways, *(_under(w, "mpi", nodes=2) for w in ways)]
     run = fabricate.make_run(tmp_path, ways, repeats=3, jitter=0.05)
-    (part,) = strategies.local_global(compare_run(run), ChartBook().add)
-    (sentence,) = part["sentences"]
+    (part,) = _parts(strategies.local_global_section(compare_run(run)))
+    (sentence,) = part.sentences
     assert "under mpi on 2 nodes" in sentence
     assert "but it is a tie alone with" in sentence
     assert "the difference is not significant" in sentence

@@ -15,7 +15,7 @@ from paceline.analysis.host_frames import read_series
 from paceline.records.layout import RunFiles
 from paceline.report.document import write_report
 from paceline.report.figures import telemetry_charts
-from paceline.report.sidecar import sidecar_cost
+from paceline.report.sections import sidecar_sentence
 
 _STEP_S = 0.5  # of a fabricated trace
 
@@ -183,30 +183,9 @@ def test_the_cost_of_the_sidecar_is_that_of_the_dearest_host(run: RunFiles) -> N
         row |= {"sidecar_cpu_seconds": 0.01 * number, "sidecar_rss_bytes": 50 << 20}
         row["sidecar_missed_ticks"] = number // 10
     _rewrite(path, rows)
-    cost = sidecar_cost(compare_run(run))
-    assert cost is not None
-    assert cost["core_percent"] == pytest.approx(2.0)  # 0.01 s in each half second
-    assert cost["rss_mib"] == pytest.approx(50)
-    assert cost["interval_s"] == _STEP_S
-    assert cost["missed_words"].startswith(f"It missed {(len(rows) - 2) // 10} of ")
-    assert cost["effects"] == []
-
-
-def test_the_report_says_whether_the_training_was_slower_for_it(run: RunFiles, tmp_path) -> None:
-    write_report(run, tmp_path / "report.html")
-    assert "was not measured in this run" in (tmp_path / "report.html").read_text("utf-8")
-
-
-def test_repeats_without_the_sidecar_give_the_report_its_sentence(fabricate, tmp_path) -> None:
-    ways = [fabricate.SEQUENTIAL, fabricate.MPI]
-    run = fabricate.make_run(tmp_path / "run", ways, repeats=4, jitter=0.01)
-    for name, files in run.trials():
-        if name.endswith((".r1", ".r3")):
-            trial = json.loads(files.trial.read_text())
-            trial["telemetry"]["enabled"] = False
-            files.trial.write_text(json.dumps(trial))
-    write_report(run, tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text("utf-8")
-    assert page.count("times as long as without") == 2
-    assert "2 pairs of repeats" in page
-    assert "was not measured in this run" not in page
+    sentence = sidecar_sentence(compare_run(run))
+    assert sentence is not None
+    # 0.01 s in each half second
+    assert sentence.startswith("At most 2.0 % of one core and 50 MiB, on the host with the highest")
+    assert "with a sample every 0.50 s. " in sentence
+    assert f"It missed {(len(rows) - 2) // 10} of " in sentence

@@ -93,10 +93,7 @@ def test_type_of_the_units_is_kept():
 
 
 def test_replicas_keep_keys_of_their_own():
-    one, two = (
-        build_model(make_task("tiny", classes=3, dropout=True, seed=1))
-        for _ in range(2)
-    )
+    one, two = (build_model(make_task("tiny", classes=3, dropout=True, seed=1)) for _ in range(2))
     images = torch.randn(1, 3, 32, 32)
     set_sample_keys(one, SEED, 0, [1])
     set_sample_keys(two, SEED, 0, [2])
@@ -125,13 +122,9 @@ def test_layer_of_a_block_used_twice_is_replaced():
 
 
 def test_masks_depend_on_the_place_of_the_layer_in_the_model():
-    model = nn.Sequential(
-        nn.Dropout(0.1), nn.Sequential(nn.ReLU(), nn.Dropout(0.2)), nn.Tanh()
-    )
+    model = nn.Sequential(nn.Dropout(0.1), nn.Sequential(nn.ReLU(), nn.Dropout(0.2)), nn.Tanh())
     use_sample_dropout(model, enabled=True)
-    numbers = {
-        n: m.layer for n, m in model.named_modules() if isinstance(m, SampleDropout)
-    }
+    numbers = {n: m.layer for n, m in model.named_modules() if isinstance(m, SampleDropout)}
     # modules in order: the model, 0, 1, 1.0, 1.1, 2
     assert numbers == {"0": 10_001, "1.1": 10_004}
 
@@ -146,7 +139,5 @@ def test_samples_set_for_a_model_have_the_masks_of_the_oracle_in_each_epoch():
     for epoch in (0, 1):
         set_sample_keys(model, SEED, epoch, [4, 11])
         keys = [oracle.sample_key(SEED, epoch, sample, 103) for sample in (4, 11)]
-        kept = torch.tensor(
-            [oracle.dropout_mask(key, 50, 0.5).tolist() for key in keys]
-        )
+        kept = torch.tensor([oracle.dropout_mask(key, 50, 0.5).tolist() for key in keys])
         assert torch.equal(model(ones), 2.0 * kept)

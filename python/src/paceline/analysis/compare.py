@@ -18,6 +18,7 @@ from paceline.analysis.background_load import disturbance_flags
 from paceline.analysis.comparison import Comparison, Tie, UnfinishedTrial
 from paceline.analysis.compression import compression_effects
 from paceline.analysis.configuration import node_setup
+from paceline.analysis.equivalence import equivalence_baseline, plainness
 from paceline.analysis.explain.difference import part_noise
 from paceline.analysis.explain.explanation import ExplainedTrials, explain
 from paceline.analysis.local_global import relate
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from paceline.analysis.explain.explanation import Explanation
     from paceline.analysis.row import Row
-    from paceline.records.layout import RunFiles, TrialFiles
+    from paceline.records.layout import RunFiles
 
 
 _THREADS = 4  # reading, Polars and NumPy release the interpreter lock most of the time
@@ -44,7 +45,7 @@ _THREADS = 4  # reading, Polars and NumPy release the interpreter lock most of t
 def compare_run(
     run: RunFiles, *, require_baseline: bool = True, baseline: str | None = None
 ) -> Comparison:
-    """Compare the finished trials of `run`; writes the `equivalence.json` of those not yet checked.
+    """Compare the finished trials of `run`. Writes nothing.
 
     require_baseline: without a finished baseline there is no speedup; False still gives the rows,
     with `speedup` None.
@@ -116,7 +117,7 @@ class _Workload:
         self.trials = _analyse_all([r for r in records if r.finished])
         sequential = min(
             (t[0].record for t in self.trials.values() if t[0].record.trial.is_baseline),
-            key=_plainness,
+            key=plainness,
             default=None,
         )
         self.sequential = None if sequential is None else sequential.trial.configuration
@@ -145,7 +146,6 @@ class _Workload:
             pairs,
             ranking.ratio,
             self._explain,
-            sequential=self.sequential,
             no_baseline=no_baseline,
         )
         setups = {name: node_setup(found[0].record.trial) for name, found in self.trials.items()}
@@ -186,7 +186,7 @@ def _analyse_all(records: Sequence[TrialRecord]) -> dict[str, tuple[TrialAnalysi
     found: dict[str, list[TrialAnalysis]] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
         analyses = pool.map(
-            lambda record: analyse_trial(record, _equivalence_baseline(record, baselines)), records
+            lambda record: analyse_trial(record, equivalence_baseline(record, baselines)), records
         )
         for record, analysis in zip(records, analyses, strict=True):
             found.setdefault(record.trial.configuration, []).append(analysis)
@@ -223,33 +223,6 @@ def _no_baseline(records: Sequence[TrialRecord]) -> str:
     failures = (_failure(record) for record in records if record.trial.is_baseline)
     failure = next((reason for reason in failures if reason is not None), None)
     return "no baseline finished" if failure is None else f"the baseline failed ({failure})"
-
-
-def _equivalence_baseline(
-    record: TrialRecord, baselines: Sequence[TrialRecord]
-) -> TrialFiles | None:
-    """Return the baseline trial to check against: of the same seed, and if possible of equal
-    precision and with tensors."""
-    wanted = record.trial.training.precision
-    best = min(
-        (b for b in baselines if b.trial.training.seed == record.trial.training.seed),
-        key=lambda b: (
-            b.trial.training.precision != wanted,
-            not b.files.weights.exists(),
-            *_plainness(b),
-        ),
-        default=None,
-    )
-    return None if best is None else best.files
-
-
-def _plainness(record: TrialRecord) -> tuple[bool, bool, int]:
-    training = record.trial.training
-    return (
-        training.precision != "fp32",
-        training.memory_format != "contiguous",
-        record.trial.repeat,
-    )
 
 
 def _rank(row: Row) -> tuple[bool, float, float]:

@@ -20,13 +20,13 @@ from paceline.analysis.checks import (
     loss_check,
     not_judged,
     sample_log_check,
+    script_checks,
     training_check,
     weights_check,
 )
 from paceline.analysis.configuration import why_not_equivalent
 from paceline.analysis.evaluation import evaluation_check, read_evaluations
 from paceline.analysis.reading import load_trial
-from paceline.analysis.script_checks import script_checks
 from paceline.analysis.staleness import read_updates, update_check
 from paceline.analysis.steps import global_steps
 from paceline.analysis.tolerances import tolerance
@@ -35,8 +35,10 @@ from paceline.records.files import document, jsonable, write_json
 from paceline.records.rows import SCHEMA
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
+    from paceline.analysis.reading import TrialRecord
     from paceline.plan.sample_order import SampleOrder
     from paceline.records.layout import TrialFiles
 
@@ -70,7 +72,7 @@ class Equivalence:
 def check_equivalence(
     trial_files: TrialFiles, baseline_files: TrialFiles, order: SampleOrder | None = None
 ) -> Equivalence:
-    """Compare a finished trial with its baseline and write `equivalence.json`.
+    """Compare a finished trial with its baseline.
 
     order: the planned samples, where the caller knows them; the sample log is then
     checked against them as well as against the baseline's.
@@ -118,7 +120,7 @@ def check_equivalence(
     updates = read_updates(trial)
     if updates is not None:
         checks += (update_check(updates, trial.trial.option("staleness_bound_steps")),)
-    equivalence = Equivalence(
+    return Equivalence(
         trial_id=trial.trial.id,
         baseline_id=baseline.trial.id,
         arithmetic=allowed.arithmetic,
@@ -126,12 +128,15 @@ def check_equivalence(
         max_abs_weight_diff=largest,
         lossy=reason,
     )
+
+
+def write_equivalence(trial_files: TrialFiles, equivalence: Equivalence) -> None:
+    """Write `equivalence.json`. Only the run itself does, commands that read a run do not."""
     write_json(trial_files.equivalence, jsonable(equivalence))
-    return equivalence
 
 
 def read_equivalence(path: Path) -> Equivalence:
-    """Read what `check_equivalence` wrote. Raises DataError if it is damaged or missing."""
+    """Read what `write_equivalence` wrote. Raises DataError if it is damaged or missing."""
     found = document(path, Equivalence)
     if found is None:
         raise DataError(f"{path}: no such file")
@@ -150,3 +155,31 @@ def equivalence_of(trial_files: TrialFiles, baseline_files: TrialFiles) -> Equiv
         if same or not trial_files.weights.exists():
             return found
     return check_equivalence(trial_files, baseline_files)
+
+
+def equivalence_baseline(
+    record: TrialRecord, baselines: Iterable[TrialRecord]
+) -> TrialFiles | None:
+    """Return the baseline trial to check against: of the same seed, and if possible of equal
+    precision and with tensors."""
+    wanted = record.trial.training.precision
+    best = min(
+        (b for b in baselines if b.trial.training.seed == record.trial.training.seed),
+        key=lambda b: (
+            b.trial.training.precision != wanted,
+            not b.files.weights.exists(),
+            *plainness(b),
+        ),
+        default=None,
+    )
+    return None if best is None else best.files
+
+
+def plainness(record: TrialRecord) -> tuple[bool, bool, int]:
+    """Return the order in which baselines are preferred, the plainest one first."""
+    training = record.trial.training
+    return (
+        training.precision != "fp32",
+        training.memory_format != "contiguous",
+        record.trial.repeat,
+    )

@@ -61,17 +61,6 @@ class TargetTime:
         return Series(log_median=-self.seconds.log_median, log_draws=-self.seconds.log_draws)
 
 
-def evaluated_steps(record: TrialRecord) -> NDArray[np.int64]:
-    """Return the numbers of steps before each evaluation, ascending."""
-    if record.trial.training.evaluation is None:
-        return np.zeros(0, dtype=np.int64)
-    found = [
-        read_table(record.files.rank(rank.rank).evaluations, EvaluationRow, ("steps",))
-        for rank in record.ranks
-    ]
-    return np.unique(pl.concat(found)["steps"].to_numpy()) if found else np.zeros(0, np.int64)
-
-
 def read_evaluations(record: TrialRecord, steps: GlobalSteps) -> Evaluations | None:
     """Join the rows of all ranks; None if there are none. Raises DataError if one is damaged."""
     if record.trial.training.evaluation is None or not record.ranks:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,9 +20,7 @@ from paceline.records.rows import CheckpointRow, FailureRow, InjectedFailureRow
 from paceline.records.tables import rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterable, Sequence
 
     from paceline.analysis.reading import TrialRecord
     from paceline.analysis.steps import RankSteps
@@ -69,16 +68,32 @@ class CheckpointCost:
     write_s: float  # median time until one was on disk
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureCost:
+    """Cost of a failure of a kind under a configuration: medians over them, in seconds."""
+
+    configuration: str
+    kind: str | None  # None: the run did not cause them
+    failures: int
+    lost_steps: float
+    lost_work_s: float | None
+    detect_s: float | None
+    restart_s: float | None
+    restore_s: float
+    next_step_s: float | None
+    checkpoint_s: float  # by which a checkpoint delays the training
+
+    @property
+    def downtime_s(self) -> float:
+        """From a failure to the first new step, without the repeated work."""
+        parts = (self.detect_s, self.restart_s, self.next_step_s)
+        return self.restore_s + sum(part for part in parts if part is not None)
+
+
 def recovery_values(recovery: Recovery) -> dict[str, float | int | None]:
     """Return a recovery as a row of `paceline compare --json`."""
     own = dataclasses.asdict(recovery)
     return {**own, "lost_steps": recovery.lost_steps, "total_s": recovery.total_s}
-
-
-def resumed_steps(record: TrialRecord) -> NDArray[np.int64]:
-    """Return the steps with which attempts after the first one began, ascending."""
-    found = [row.resumed_steps for rank in record.ranks for row in rank.continuations]
-    return np.unique(np.array(found, dtype=np.int64))
 
 
 def recoveries(record: TrialRecord, steps: RankSteps) -> tuple[Recovery, ...]:
@@ -113,6 +128,41 @@ def checkpoint_cost(record: TrialRecord) -> CheckpointCost | None:
         blocked_s=float(np.median(blocked)) if blocked else 0.0,
         write_s=float(np.median(ended)),
     )
+
+
+def failure_costs(
+    configuration: str, survived: Sequence[Recovery], blocked_s: Sequence[float]
+) -> list[FailureCost]:
+    """Return the cost of each kind of the failures that a configuration survived.
+
+    blocked_s: the time by which a checkpoint delays each of its trials.
+    """
+    checkpoint_s = median(blocked_s) if blocked_s else 0.0
+    return [
+        _cost([each for each in survived if each.kind == kind], configuration, checkpoint_s)
+        for kind in dict.fromkeys(each.kind for each in survived)
+    ]
+
+
+def _cost(failures: Sequence[Recovery], configuration: str, checkpoint_s: float) -> FailureCost:
+    """Return the cost of failures of one kind. failures: at least one."""
+    return FailureCost(
+        configuration=configuration,
+        kind=failures[0].kind,
+        failures=len(failures),
+        lost_steps=median(each.lost_steps for each in failures),
+        lost_work_s=_median(each.lost_work_s for each in failures),
+        detect_s=_median(each.detect_s for each in failures),
+        restart_s=_median(each.restart_s for each in failures),
+        restore_s=median(each.restore_s for each in failures),
+        next_step_s=_median(each.next_step_s for each in failures),
+        checkpoint_s=checkpoint_s,
+    )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def _recovery(

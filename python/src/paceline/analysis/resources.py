@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from paceline.analysis.verdict import listed
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -75,7 +73,7 @@ def allocated_cores_flags(records: Sequence[TrialRecord]) -> list[str]:
     for (workload, nodes), by_cores in found.items():
         if len(by_cores) > 1:
             described = ", ".join(
-                f"{listed(list(names))} had {cores} {'core' if cores == 1 else 'cores'}"
+                f"{' and '.join(names)} had {cores} {'core' if cores == 1 else 'cores'}"
                 for cores, names in sorted(by_cores.items())
             )
             where = "" if nodes == 1 else f" on {nodes} nodes"

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.equivalence import read_equivalence
+from paceline.analysis.equivalence import equivalence_baseline, equivalence_of
 from paceline.analysis.evaluation import read_evaluations, target_time
 from paceline.analysis.reading import load_manifest, load_run
 from paceline.analysis.statistics import Series, series
 from paceline.analysis.steps import global_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from paceline.analysis.reading import TrialRecord
     from paceline.plan.trial import Trial
@@ -59,20 +59,26 @@ def target_speed(record: TrialRecord) -> Series | None:
 def read_speeds(run: RunFiles) -> Speeds:
     """Read the speeds of a run. Raises DataError if a file is damaged."""
     found = Speeds(manifest=load_manifest(run))
-    for record in load_run(run):
-        speed = trial_speed(record) if record.finished else None
+    finished = [record for record in load_run(run) if record.finished]
+    baselines = [record for record in finished if record.trial.is_baseline]
+    for record in finished:
+        speed = trial_speed(record)
         if speed is None:
             continue
         name = record.trial.configuration
         found.rates.setdefault(name, {})[record.trial.repeat] = speed
         found.trials.setdefault(name, record.trial)
-        found.equivalent[name] = _both(found.equivalent.get(name, True), _equivalent(record))
+        found.equivalent[name] = _both(
+            found.equivalent.get(name, True), _equivalent(record, baselines)
+        )
     return found
 
 
-def _equivalent(record: TrialRecord) -> bool | None:
-    path = record.files.equivalence
-    return read_equivalence(path).equivalent if path.exists() else None
+def _equivalent(record: TrialRecord, baselines: Sequence[TrialRecord]) -> bool | None:
+    workload = record.trial.training.workload
+    same = [each for each in baselines if each.trial.training.workload == workload]
+    baseline = equivalence_baseline(record, same)
+    return None if baseline is None else equivalence_of(record.files, baseline).equivalent
 
 
 def _both(one: bool | None, other: bool | None) -> bool | None:

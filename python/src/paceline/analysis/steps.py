@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from paceline.analysis.evaluation import evaluated_steps
-from paceline.analysis.recovery import resumed_steps
-from paceline.records.rows import StepRow
+from paceline.records.rows import EvaluationRow, StepRow
 from paceline.records.tables import read_table
 
 if TYPE_CHECKING:
@@ -281,3 +279,20 @@ def _lateness(ready_s: NDArray[np.float64], stages: NDArray[np.int64]) -> NDArra
         same = stages == stage
         slowest_s[same] = np.fmax.reduce(ready_s[same], axis=0)
     return slowest_s - ready_s
+
+
+def evaluated_steps(record: TrialRecord) -> NDArray[np.int64]:
+    """Return the numbers of steps before each evaluation, ascending."""
+    if record.trial.training.evaluation is None:
+        return np.zeros(0, dtype=np.int64)
+    found = [
+        read_table(record.files.rank(rank.rank).evaluations, EvaluationRow, ("steps",))
+        for rank in record.ranks
+    ]
+    return np.unique(pl.concat(found)["steps"].to_numpy()) if found else np.zeros(0, np.int64)
+
+
+def resumed_steps(record: TrialRecord) -> NDArray[np.int64]:
+    """Return the steps with which attempts after the first one began, ascending."""
+    found = [row.resumed_steps for rank in record.ranks for row in rank.continuations]
+    return np.unique(np.array(found, dtype=np.int64))

@@ -85,7 +85,7 @@ def request_of(arguments: argparse.Namespace) -> Request:
 def _topology_of(arguments: argparse.Namespace) -> Topology | None:
     """Return the network to simulate. Raises UsageError, and EnvironmentLacks without SimGrid."""
     from paceline.analysis.simulation.job import Topology
-    from paceline.analysis.simulation.simulate import why_not
+    from paceline.lab.network import why_not
 
     hosts, ratio = arguments.rack_hosts, arguments.oversubscription
     if not arguments.simulate:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.export.libraries import require
 from paceline.export.tracking import run_tags, tracked_trials
 from paceline.report.document import render
+from paceline.report.verdict import comparison_document, verdict_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,8 +39,8 @@ def write_mlflow(run: RunData, out: Path, trial: str | None) -> list[Path]:
     comparison = run.comparison
     store = _Store(out, comparison.experiment)
     tags = run_tags(run)
-    for workload, verdict in comparison.verdicts.items():
-        tags[f"verdict.{workload}"] = verdict.sentence
+    for workload in comparison.workloads:
+        tags[f"verdict.{workload}"] = verdict_sentence(comparison, workload)
     if "git.commit" in tags:
         tags["mlflow.source.git.commit"] = tags["git.commit"]  # the tag that MLflow's pages show
     key = tags.get("created_unix_s", str(run.files.root.resolve()))
@@ -47,7 +48,7 @@ def write_mlflow(run: RunData, out: Path, trial: str | None) -> list[Path]:
     began_s = min((outcome.launched_unix_s for outcome in outcomes), default=0.0)
     parent = store.start(key, comparison.experiment, began_s, tags)
     store.log_text(parent, render(comparison), "report.html")
-    store.log_text(parent, json.dumps(comparison.to_json(), indent=1), "comparison.json")
+    store.log_text(parent, json.dumps(comparison_document(comparison), indent=1), "comparison.json")
     store.log_text(parent, json.dumps(dict(comparison.manifest), indent=1), "manifest.json")
     for tracked in tracked_trials(run, trial):
         store.log_trial(f"{key}/{tracked.id}", tracked, {**tags, "mlflow.parentRunId": parent})

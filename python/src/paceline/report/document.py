@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass, field
-from functools import partial
 from importlib.resources import files as package_files
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -12,31 +10,38 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from paceline.analysis.attribution import attribute
 from paceline.analysis.compare import compare_run
 from paceline.analysis.host_frames import read_series
 from paceline.analysis.labels import short_name
 from paceline.records.files import write_text
-from paceline.records.phases import ALL_PHASES, OTHER_SPANS
-from paceline.report import (
-    communication,
-    compression,
-    evaluation,
-    explain,
-    factors,
-    figures,
-    paper,
-    recommend,
-    recovery,
-    sections,
-    sidecar,
-    staleness,
-    strategies,
-    wording,
+from paceline.records.phases import ALL_PHASES
+from paceline.report import figures, strategies
+from paceline.report.columns import comparison_table
+from paceline.report.explain import causes_section
+from paceline.report.profile import communication_section
+from paceline.report.provenance import (
+    commands_section,
+    equivalence_section,
+    facts_table,
+    machine_section,
+    ranks_section,
 )
+from paceline.report.recommend import next_sentence
+from paceline.report.section import Card, Detail, Repeat, Section
+from paceline.report.sections import (
+    evaluation_table,
+    lossy_section,
+    metrics_of,
+    phase_table,
+    recovery_section,
+    sidecar_sentence,
+    staleness_section,
+)
+from paceline.report.verdict import verdict_sentence
+from paceline.report.wording import NOT_MEASURED, listed, table_sentences
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from paceline.analysis.comparison import Comparison
@@ -46,29 +51,22 @@ if TYPE_CHECKING:
 
 _TEMPLATE = "document.html.j2"
 _MOST_TRIALS = 30  # whose traces are drawn
-_MOST_TIES = 100  # that are listed
 
 
-@dataclass(slots=True)
 class ChartBook:
     """The figures of the page by name."""
 
-    charts: dict[str, Chart] = field(default_factory=dict)
-    titles: dict[str, Chart] = field(default_factory=dict)  # the same charts
+    def __init__(self) -> None:
+        self._charts: list[Chart] = []
 
-    def add(self, chart: Chart, trial: str | None = None) -> str:
-        """Keep `chart` and return its name. trial: the only one that it shows."""
-        name = f"chart{len(self.charts)}"
-        self.charts[name] = chart
-        self.titles[chart.title if trial is None else f"{trial}: {chart.title}"] = chart
-        return name
-
-    def __getitem__(self, name: str) -> Chart:
-        return self.charts[name]
+    def add(self, chart: Chart) -> str:
+        """Keep a figure and return its name."""
+        self._charts.append(chart)
+        return f"chart{len(self._charts) - 1}"
 
     def scripts(self) -> list[tuple[str, Markup]]:
-        """Each chart's name and its JSON, safe within a script element."""
-        return [(name, _script_json(chart.json)) for name, chart in self.charts.items()]
+        """Each figure's name and its JSON, safe within a script element."""
+        return [(f"chart{n}", _script_json(chart.json)) for n, chart in enumerate(self._charts)]
 
 
 def write_report(run: RunFiles, out: Path, comparison: Comparison | None = None) -> None:
@@ -91,118 +89,206 @@ def render(comparison: Comparison) -> str:
         lstrip_blocks=True,
         loader=FunctionLoader(_template),
     )
-    environment.filters.update(
-        number=wording.number,
-        percent=wording.percent,
-        mebibytes=wording.mebibytes,
-        interval=wording.with_bounds,
-    )
-    book = ChartBook()
-    context = _context(comparison, book)
-    return environment.get_template(_TEMPLATE).render(
-        **context, book=book, plotly=_script(figures.plotly_js())
-    )
+    manifest = comparison.manifest
+    context: dict[str, Any] = {
+        "comparison": comparison,
+        "created": _date(manifest.get("created_unix_s")),
+        "headlines": [_headline(comparison, workload) for workload in comparison.workloads],
+        "sections": page_sections(comparison),
+        "has_evaluations": any(row.metrics for row in comparison.rows),
+        "page": Detail.PAGE,
+        "not_measured": NOT_MEASURED,
+        "book": ChartBook(),
+        "plotly": _script(figures.plotly_js()),
+    }
+    return environment.get_template(_TEMPLATE).render(context)
 
 
 def charts(comparison: Comparison) -> dict[str, Chart]:
     """Return all figures of the page by title; those of one trial begin with its id."""
-    book = ChartBook()
-    _context(comparison, book)
-    return book.titles
+    return dict(found for section in page_sections(comparison) for found in section.figures())
+
+
+def page_sections(comparison: Comparison) -> list[Section]:
+    """Return the sections of the page that have something to show."""
+    found = [
+        _speed_section(comparison),
+        causes_section(comparison),
+        strategies.local_section(comparison),
+        strategies.pipelines_section(comparison),
+        strategies.local_global_section(comparison),
+        _of_workloads(
+            comparison,
+            lossy_section,
+            title="Lossy training",
+            anchor="compression",
+            intro=(
+                "These configurations compress gradients, average weights every few steps, update "
+                "them without a barrier, or normalise with the statistics of each replica. They "
+                "are lossy on purpose, therefore not equivalent (~). They are ranked only by the "
+                "time to a target. Each is compared with its exact form: bytes, time and loss."
+            ),
+        ),
+        _of_workloads(
+            comparison, staleness_section, title="Staleness of updates", anchor="staleness"
+        ),
+        _time_section(comparison),
+        communication_section(comparison),
+        recovery_section(comparison),
+        _resources_section(comparison),
+        _of_workloads(
+            comparison,
+            _evaluation_section,
+            title="Evaluation",
+            anchor="evaluation",
+            intro=(
+                "On held-out samples, which are never trained on and are the same for every "
+                "configuration. Training time is that of all steps from the first one on, warm-up "
+                "steps included, without the evaluations."
+            ),
+        ),
+        _loss_section(comparison),
+        equivalence_section(comparison),
+        ranks_section(comparison),
+        commands_section(comparison),
+        machine_section(comparison),
+    ]
+    return [section for section in found if section is not None]
 
 
 def _template(name: str) -> str:
     return package_files("paceline.report").joinpath(name).read_text("utf-8")
 
 
-def _context(comparison: Comparison, book: ChartBook) -> dict[str, Any]:
-    manifest = comparison.manifest
-    return {
-        "comparison": comparison,
-        "created": _date(manifest.get("created_unix_s")),
-        "manifest": manifest,
-        "machine": sections.machine(comparison),
-        "paper_source": paper.SOURCE,
-        "paper_table": sections.paper_table(comparison),
-        "workloads": [_workload(comparison, w, book) for w in comparison.workloads],
-        "explanations": explain.explanations(comparison, book.add),
-        "phases": ALL_PHASES,
-        "other_spans": OTHER_SPANS,
-        "shades": figures.shades(gaps=_has_gaps(comparison)),
-        "node_local": strategies.node_local(comparison, book.add),
-        "pipelines": strategies.pipelines(comparison, book.add),
-        "local_global": strategies.local_global(comparison, book.add),
-        "attribution": attribute([comparison]),
-        "evaluations": evaluation.evaluations(comparison, book.add),
-        "gradient_compression": compression.gradient_compression(comparison),
-        "stale_updates": staleness.stale_updates(comparison),
-        "communication": communication.communication(comparison, book.add),
-        "recovery": recovery.recovery(comparison),
-        "sufficient_factors": factors.sufficient_factors(comparison),
-        "resources": _resources(comparison, book),
-        "trials": sum(len(found) for found in comparison.trials.values()),
-        "equivalence": sections.equivalence_rows(comparison),
-        "environments": sections.environment_rows(comparison),
-        "commands": sections.commands(comparison),
-        "versions": sections.versions(comparison),
-        "data": sections.data_rows(manifest),
-        "sidecar": sidecar.sidecar_cost(comparison),
-        "table_sentences": wording.table_sentences(comparison),
-        "unfinished": comparison.unfinished,
-        "flags": comparison.flags,
-        "short_name": partial(short_name, among=comparison.rows),
-        "split_point_words": strategies.split_point_words,
-        "place_name": wording.place_name,
-        "mark_of": wording.mark_of,
-        "cost_label": sections.cost_label,
-        "layout_words": partial(sections.layout_words, comparison),
-        "not_measured": wording.NOT_MEASURED,
-    }
+def _headline(comparison: Comparison, workload: str) -> tuple[str, str, str | None]:
+    sentence = verdict_sentence(comparison, workload)
+    return workload, sentence, next_sentence(comparison, workload)
 
 
-def _workload(comparison: Comparison, workload: str, book: ChartBook) -> Mapping[str, Any]:
+def _of_workloads(
+    comparison: Comparison,
+    part: Callable[[Comparison, str], Section | None],
+    *,
+    title: str,
+    anchor: str,
+    intro: str = "",
+) -> Section | None:
+    """Return a section with a part for each workload that has one; None without any."""
+    found = [part(comparison, workload) for workload in comparison.workloads]
+    parts = [each for each in found if each is not None]
+    return Section(title=title, anchor=anchor, intro=intro, parts=parts) if parts else None
+
+
+def _speed_section(comparison: Comparison) -> Section:
+    meaning = (
+        "Speedup over the baseline with the 95 % confidence interval. The main cost is the "
+        "largest part of a step beside computation. = marks a tie with the fastest."
+    )
+    return Section(
+        title="Speedup",
+        anchor="speed",
+        intro=" ".join([meaning, *table_sentences(comparison)]),
+        parts=[_speed_part(comparison, workload) for workload in comparison.workloads],
+    )
+
+
+def _speed_part(comparison: Comparison, workload: str) -> Section:
     rows = comparison.rows_of(workload)
-    has_speedup = any(r.speedup is not None for r in rows)
-    verdict = comparison.verdicts[workload]
-    return {
-        "name": workload,
-        "sentence": verdict.sentence,
-        "next": recommend.next_sentence(comparison, workload),
-        "best": verdict.best,
-        "rows": rows,
-        "notes": [(short_name(r, comparison.rows), note) for r in rows for note in r.notes],
-        "ties": [
-            (
-                short_name(comparison.row(tie.faster), comparison.rows),
-                short_name(comparison.row(tie.slower), comparison.rows),
-                tie.ratio,
-            )
-            for tie in [t for t in comparison.ties if t.workload == workload][:_MOST_TIES]
+    shown = []
+    if any(row.speedup is not None for row in rows):
+        shown.append(figures.speedup_chart(comparison, workload))
+    notes = [f"{short_name(row, comparison.rows)}: {note}" for row in rows for note in row.notes]
+    distribution = figures.step_distribution_chart(comparison, workload)
+    return Section(
+        title=f"{workload}: global batch {rows[0].global_batch}",
+        charts=shown,
+        table=comparison_table(comparison, workload, Detail.PAGE),
+        parts=[
+            Section(notes=notes),
+            Section(charts=(distribution,)),
         ],
-        "tie_count": sum(tie.workload == workload for tie in comparison.ties),
-        "speedup": book.add(figures.speedup_chart(comparison, workload)) if has_speedup else None,
-        "rank_time": book.add(figures.rank_time_chart(comparison, workload)),
-        "step_time": book.add(figures.step_time_chart(comparison, workload)),
-        "distribution": book.add(figures.step_distribution_chart(comparison, workload)),
-        "loss": book.add(figures.loss_chart(comparison, workload)),
-    }
+    )
 
 
-def _resources(comparison: Comparison, book: ChartBook) -> list[dict[str, Any]]:
-    """Return, for each configuration, the charts of the hosts of each repeat.
+def _time_section(comparison: Comparison) -> Section:
+    parts = [
+        Section(
+            charts=(
+                figures.rank_time_chart(comparison, workload),
+                figures.step_time_chart(comparison, workload),
+            ),
+            parts=(
+                Section(
+                    folded=f"The numbers for {workload}, in seconds (mean over ranks, median over "
+                    "repeats)",
+                    table=phase_table(comparison, workload),
+                ),
+            ),
+        )
+        for workload in comparison.workloads
+    ]
+    meanings = facts_table([(phase.label, phase.meaning) for phase in ALL_PHASES])
+    parts.append(Section(folded="What the phases are", table=meanings))
+    return Section(title="Time", anchor="time", parts=parts)
+
+
+def _evaluation_section(comparison: Comparison, workload: str) -> Section | None:
+    table = evaluation_table(comparison, workload)
+    if table is None:
+        return None
+    target = table.items[0].target
+    return Section(
+        title=workload if target is None else f"{workload}, target: {target}",
+        charts=[
+            figures.metric_chart(comparison, workload, name) for name in metrics_of(table.items)
+        ],
+        table=table,
+    )
+
+
+def _loss_section(comparison: Comparison) -> Section:
+    drawn = [figures.loss_chart(comparison, workload) for workload in comparison.workloads]
+    return Section(title="Loss", anchor="loss", charts=drawn)
+
+
+def _resources_section(comparison: Comparison) -> Section:
+    """Show the hosts of each repeat of each configuration over time.
 
     At most _MOST_TRIALS trials are shown, first repeats first, so that the page stays small.
     """
-    found = []
+    cards = list(_cards(comparison))
+    if not cards:
+        sentence = "This run has no traces."
+        return Section(title="Resources over time", anchor="resources", sentences=(sentence,))
+    count = sum(len(found) for found in comparison.trials.values())
+    most = ""
+    if count > _MOST_TRIALS:
+        most = (
+            f" Shown: {_MOST_TRIALS} of {count} trials; the traces of all are in trials/*/hosts/."
+        )
+    cost = sidecar_sentence(comparison)
+    return Section(
+        title="Resources over time",
+        anchor="resources",
+        intro=(
+            "Sampled by one sidecar per host. Shades show the spans of the ranks. Left: CPU, RAM "
+            "and threads. Right: CPU idle and IOWait. All times are on rank 0's clock." + most
+        ),
+        legend=figures.shades(gaps=_has_gaps(comparison)),
+        cards=cards,
+        parts=() if cost is None else (Section(title="Cost of the sidecar", sentences=(cost,)),),
+    )
+
+
+def _cards(comparison: Comparison) -> Iterator[Card]:
     chosen = _shown_trials(comparison)
     for row in comparison.rows:
         trials = comparison.trials.get(row.configuration, ())
-        repeats = [_repeat(trial, book) for trial in trials if trial.record.trial.id in chosen]
-        sampled = [r for r in repeats if r["hosts"]]
+        repeats = [_repeat(trial) for trial in trials if trial.record.trial.id in chosen]
+        sampled = [repeat for repeat in repeats if repeat.pairs]
         if sampled:
             name = f"{row.workload}: {short_name(row, comparison.rows)}"
-            found.append({"name": name, "row": row, "repeats": sampled})
-    return found
+            yield Card(name=name, repeats=sampled)
 
 
 def _shown_trials(comparison: Comparison) -> set[str]:
@@ -211,17 +297,16 @@ def _shown_trials(comparison: Comparison) -> set[str]:
     return {trial.record.trial.id for trial in in_order[:_MOST_TRIALS]}
 
 
-def _repeat(trial: TrialAnalysis, book: ChartBook) -> dict[str, Any]:
+def _repeat(trial: TrialAnalysis) -> Repeat:
     hosts = read_series(trial.record.files)
-    main = figures.resource_charts(trial.record, hosts)
     more = figures.telemetry_charts(trial, hosts)
-    add = partial(book.add, trial=trial.record.trial.id)
-    return {
-        "repeat": trial.repeat,
-        "hosts": [(add(use), add(idle)) for use, idle in main],
-        "more": [add(chart) for chart in more],
-        "more_words": wording.listed([_in_sentence(chart.title) for chart in more]) if more else "",
-    }
+    return Repeat(
+        number=trial.repeat,
+        trial=trial.record.trial.id,
+        pairs=figures.resource_charts(trial.record, hosts),
+        more=more,
+        more_words=listed([_in_sentence(chart.title) for chart in more]) if more else "",
+    )
 
 
 def _in_sentence(title: str) -> str:

@@ -1,23 +1,26 @@
-"""`paceline explain` for the terminal, which fits 80 columns, and its section of the report."""
+"""`paceline explain` for the terminal, which fits 80 columns, and its section of the page."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Group
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from paceline.analysis.explain.evidence import amount
 from paceline.analysis.explain.explanation import OUTSIDE
 from paceline.analysis.explain.run import explain_workload
-from paceline.analysis.labels import short_name
 from paceline.analysis.statistics import Mean
 from paceline.records.phases import LABELS
-from paceline.report.figures import waterfall_chart
-from paceline.report.wording import NOT_MEASURED, listed, milliseconds, number
+from paceline.report.section import Column, Section, Table, terminal_view
+from paceline.report.sections import name_in as short_name_in
+from paceline.report.wording import (
+    NOT_MEASURED,
+    bounds_ms,
+    in_milliseconds,
+    listed,
+    milliseconds,
+    number,
+    share,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,17 +28,22 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from paceline.analysis.comparison import Comparison
-    from paceline.analysis.explain.causes import Cause
-    from paceline.analysis.explain.explanation import Explanation
+    from paceline.analysis.explain.explanation import EvidenceRow, Explanation
     from paceline.analysis.explain.interventions import Intervention, Verification
-    from paceline.report.figures import Chart
+    from paceline.analysis.explain.pair import Factor
 
     Name = Callable[[str], str]
+    Overviewed = tuple[str, Explanation, bool]  # a name; whether it is that of the slower side
+    PartLine = tuple[
+        str, float, float, Mean, str
+    ]  # label, seconds of both sides, difference, share
+    EvidenceLine = tuple[str, str, str]
 
 _SUMS = (
     "Parts are means over steps, repeats and ranks; they add up to the difference. Causes can "
     "exceed 100 % where other parts are faster."
 )
+_WHOLE = "whole step"
 _MOST_EXPLAINED = 8  # pairs of a workload in the report; the command explains all
 _LEAST_S = 5e-6  # parts that are smaller on both sides are not shown
 
@@ -45,19 +53,8 @@ def explanation_view(explanation: Explanation, name: Name) -> RenderableType:
 
     name: short name of a configuration or trial.
     """
-    parts: list[RenderableType] = [
-        Padding(Text(difference_sentence(explanation, name), style="bold"), (0, 0, 1, 0)),
-        _part_table(explanation),
-        Text(""),
-    ]
-    parts += [_cause_text(cause) for cause in explanation.causes]
-    if not explanation.causes:
-        parts.append(Text(no_cause_sentence(explanation)))
-    if explanation.intervention is not None:
-        parts += [Text(""), Text(intervention_sentence(explanation.intervention))]
-    parts += [Text(""), _evidence_table(explanation), Text("")]
-    parts += [Text(line, style="dim") for line in remarks(explanation)]
-    return Group(*parts)
+    sentence = Section(title=difference_sentence(explanation, name))
+    return terminal_view(Section(parts=(sentence, *_pair_parts(explanation))))
 
 
 def overview(explanations: Sequence[Explanation], reference: str, name: Name) -> RenderableType:
@@ -65,34 +62,135 @@ def overview(explanations: Sequence[Explanation], reference: str, name: Name) ->
 
     The reference has the best median. In a tie another configuration may have the shorter mean.
     """
-    rows = [
-        (name(each.slower if each.faster == reference else each.faster), each.faster == reference)
+    lines = [
+        (
+            name(each.slower if each.faster == reference else each.faster),
+            each,
+            each.faster == reference,
+        )
         for each in explanations
     ]
-    heading = Text(f"Steps compared with those of {name(reference)}", style="bold")
-    return Group(Padding(heading, (0, 0, 1, 0)), overview_table(explanations, rows))
+    heading = f"Steps compared with those of {name(reference)}"
+    return terminal_view(Section(title=heading, table=overview_table(lines)))
 
 
-def overview_table(
-    explanations: Sequence[Explanation], rows: Sequence[tuple[str, bool]]
-) -> RenderableType:
-    """Show one line for each explanation.
+def overview_table(lines: Sequence[Overviewed]) -> Table[Overviewed]:
+    """Return one line for each explanation.
 
-    rows: what the line is called, and whether it is about the slower side; otherwise the signs
-    change.
+    Where a line is about the faster side, the signs change.
     """
-    table = _table("configuration", "ms more\na step", "interval", "main cause", "share")
-    for each, (called, is_slower) in zip(explanations, rows, strict=True):
-        whole = each.difference.difference_s
-        if not is_slower:
-            whole = Mean(mean=-whole.mean, low=-whole.high, high=-whole.low)
-        share, label = NOT_MEASURED, "not significant"
-        if each.causes:
-            share, label = f"{100 * each.causes[0].share:.0f} %", each.causes[0].label
-        elif each.difference.is_significant:
-            label = "spread over several parts"
-        table.add_row(called, number(1000 * whole.mean), bounds_ms(whole), label, share)
-    return table
+    columns: list[Column[Overviewed]] = [
+        Column("configuration", lambda line: line[0], "text"),
+        Column("ms more\na step", lambda line: in_milliseconds(_whole(line).mean)),
+        Column("interval", lambda line: bounds_ms(_whole(line))),
+        Column("main cause", lambda line: _main_cause(line[1]), "text"),
+        Column("share", lambda line: share(line[1].causes[0].share if line[1].causes else None)),
+    ]
+    return Table(columns=columns, items=lines)
+
+
+def causes_section(comparison: Comparison) -> Section | None:
+    """Explain the differences from the fastest configuration; None if there are none.
+
+    At most _MOST_EXPLAINED are shown; the first significant one has a figure.
+    """
+    from paceline.report.figures import waterfall_chart  # noqa: PLC0415  (only the page has figures)
+
+    name = name_in(comparison)
+    parts = []
+    for workload in comparison.workloads:
+        found = explain_workload(comparison, workload, _MOST_EXPLAINED)
+        drawn = [each for each in found if each.difference.is_significant][:1]
+        charts = [waterfall_chart(each, name(each.faster), name(each.slower)) for each in drawn]
+        pairs = [
+            Section(folded=difference_sentence(each, name), parts=_pair_parts(each))
+            for each in found
+        ]
+        if pairs:
+            parts.append(Section(title=workload, charts=charts, parts=pairs))
+    if not parts:
+        return None
+    return Section(
+        title="Causes of the differences",
+        anchor="causes",
+        intro=(
+            "The difference in the mean step between the fastest configuration and up to eight "
+            "other ranked ones, split into parts that add up to it. A part without evidence in "
+            "the hosts' traces is named, too, and says so. paceline explain shows any pair."
+        ),
+        parts=parts,
+    )
+
+
+def name_in(comparison: Comparison) -> Name:
+    """Return the function that gives a configuration its short name; a trial keeps its id."""
+    return partial(short_name_in, comparison)
+
+
+def _whole(line: Overviewed) -> Mean:
+    _, explanation, is_slower = line
+    whole = explanation.difference.difference_s
+    return whole if is_slower else Mean(mean=-whole.mean, low=-whole.high, high=-whole.low)
+
+
+def _main_cause(explanation: Explanation) -> str:
+    if explanation.causes:
+        return explanation.causes[0].label
+    if explanation.difference.is_significant:
+        return "spread over several parts"
+    return "not significant"
+
+
+def _pair_parts(explanation: Explanation) -> list[Section]:
+    """Return parts of the step, causes, intervention and evidence of one pair."""
+    parts = [Section(table=_part_table(explanation))]
+    parts += [
+        Section(
+            title=f"{cause.label}: {milliseconds(cause.difference_s)}, {share(cause.share)}",
+            sentences=cause.evidence,
+        )
+        for cause in explanation.causes
+    ]
+    if not explanation.causes:
+        parts.append(Section(sentences=(no_cause_sentence(explanation),)))
+    if explanation.intervention is not None:
+        parts.append(Section(sentences=(intervention_sentence(explanation.intervention),)))
+    parts.append(Section(table=_evidence_table(explanation), notes=remarks(explanation)))
+    return parts
+
+
+def _part_table(explanation: Explanation) -> Table[PartLine]:
+    found = explanation.difference
+    lines: list[PartLine] = [
+        (part.label, part.faster_s, part.slower_s, part.difference_s, share(part.share))
+        for part in found.parts
+        if max(part.faster_s, part.slower_s) >= _LEAST_S
+    ]
+    whole = share(1.0) if found.is_significant else NOT_MEASURED
+    lines.append((_WHOLE, found.faster_s, found.slower_s, found.difference_s, whole))
+    columns: list[Column[PartLine]] = [
+        Column("part of a step, ms", lambda line: line[0], "text"),
+        Column("faster", lambda line: in_milliseconds(line[1])),
+        Column("slower", lambda line: in_milliseconds(line[2])),
+        Column("more", lambda line: in_milliseconds(line[3].mean)),
+        Column("95 % interval", lambda line: bounds_ms(line[3])),
+        Column("share", lambda line: line[4]),
+    ]
+    return Table(
+        columns=columns, items=lines, style=lambda line: "sum" if line[0] == _WHOLE else ""
+    )
+
+
+def _evidence_table(explanation: Explanation) -> Table[EvidenceLine]:
+    known = [e for e in explanation.evidence if e.faster is not None or e.slower is not None]
+    figures: list[Factor | EvidenceRow] = [*explanation.factors, *known]
+    columns: list[Column[EvidenceLine]] = [
+        Column("evidence while training", lambda line: line[0], "text"),
+        Column("faster", lambda line: line[1]),
+        Column("slower", lambda line: line[2]),
+    ]
+    lines = [(f.label, amount(f.faster, f.unit), amount(f.slower, f.unit)) for f in figures]
+    return Table(columns=columns, items=lines)
 
 
 def difference_sentence(explanation: Explanation, name: Name) -> str:
@@ -168,117 +266,3 @@ def remarks(explanation: Explanation) -> list[str]:
     if outside:
         lines.append(f"Outside of the steps, per trial: {'; '.join(outside)}.")
     return lines
-
-
-def bounds_ms(interval: Mean) -> str:
-    return f"{number(1000 * interval.low)} to {number(1000 * interval.high)}"
-
-
-def explanations(comparison: Comparison, add: Callable[[Chart], str]) -> list[dict[str, Any]]:
-    """Return the differences of each workload from its fastest configuration, for the template.
-
-    At most _MOST_EXPLAINED are shown; the first significant one has a figure.
-    """
-    name = name_in(comparison)
-    found = []
-    for workload in comparison.workloads:
-        all_found = explain_workload(comparison, workload, _MOST_EXPLAINED)
-        drawn = next((each for each in all_found if each.difference.is_significant), None)
-        if all_found:
-            figure = None
-            if drawn is not None:
-                figure = add(waterfall_chart(drawn, name(drawn.faster), name(drawn.slower)))
-            pairs = [_section(each, name) for each in all_found]
-            found.append({"name": workload, "figure": figure, "pairs": pairs})
-    return found
-
-
-def name_in(comparison: Comparison) -> Name:
-    """Return the function that gives a configuration its short name; a trial keeps its id."""
-    return partial(_name_in, comparison)
-
-
-def _name_in(comparison: Comparison, name: str) -> str:
-    rows = comparison.rows
-    return next((short_name(row, rows) for row in rows if row.configuration == name), name)
-
-
-def _section(explanation: Explanation, name: Name) -> dict[str, Any]:
-    found = explanation.difference
-    return {
-        "sentence": difference_sentence(explanation, name),
-        "parts": [
-            {
-                "label": part.label,
-                "faster_ms": 1000 * part.faster_s,
-                "slower_ms": 1000 * part.slower_s,
-                "difference_ms": 1000 * part.difference_s.mean,
-                "bounds": bounds_ms(part.difference_s),
-                "share": None if part.share is None else 100 * part.share,
-            }
-            for part in found.parts
-            if max(part.faster_s, part.slower_s) >= _LEAST_S
-        ],
-        "causes": [
-            {"label": c.label, "share": 100 * c.share, "evidence": "; ".join(c.evidence)}
-            for c in explanation.causes
-        ],
-        "no_cause": None if explanation.causes else no_cause_sentence(explanation),
-        "intervention": explanation.intervention
-        and intervention_sentence(explanation.intervention),
-    }
-
-
-def _part_table(explanation: Explanation) -> Table:
-    table = _table("part of a step, ms", "faster", "slower", "more", "95 % interval", "share")
-    for part in explanation.difference.parts:
-        if max(part.faster_s, part.slower_s) < _LEAST_S:
-            continue
-        table.add_row(
-            part.label,
-            number(1000 * part.faster_s),
-            number(1000 * part.slower_s),
-            number(1000 * part.difference_s.mean),
-            bounds_ms(part.difference_s),
-            NOT_MEASURED if part.share is None else f"{100 * part.share:.0f} %",
-        )
-    found = explanation.difference
-    whole = found.difference_s
-    table.add_row(
-        "whole step",
-        number(1000 * found.faster_s),
-        number(1000 * found.slower_s),
-        number(1000 * whole.mean),
-        bounds_ms(whole),
-        "100 %" if found.is_significant else NOT_MEASURED,
-        style="bold",
-    )
-    return table
-
-
-def _cause_text(cause: Cause) -> RenderableType:
-    heading = f"{cause.label}: {milliseconds(cause.difference_s)}, {100 * cause.share:.0f} %"
-    lines = Text("\n".join(cause.evidence), style="" if cause.has_evidence else "dim")
-    return Group(Text(heading, style="bold"), Padding(lines, (0, 0, 0, 2)))
-
-
-def _evidence_table(explanation: Explanation) -> Table:
-    table = _table("evidence while training", "faster", "slower")
-    for factor in explanation.factors:
-        cells = [amount(value, factor.unit) for value in (factor.faster, factor.slower)]
-        table.add_row(factor.label, *cells)
-    for row in explanation.evidence:
-        if row.faster is not None or row.slower is not None:
-            cells = [amount(value, row.unit) for value in (row.faster, row.slower)]
-            table.add_row(row.label, *cells)
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for number_, column in enumerate(columns):
-        is_text = number_ == 0 or column == "main cause"
-        table.add_column(
-            column, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold"
-        )
-    return table

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Group
 from rich.text import Text
 
 from paceline.analysis.explain.two_runs import side_name
 from paceline.report.explain import explanation_view, overview_table
-from paceline.report.runs import configuration_names, differences_view
+from paceline.report.runs import configuration_names, differences_section
+from paceline.report.section import Section, spaced, terminal_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,25 +33,25 @@ def explained_runs_view(
     labels: names of the runs. trials: one of each configuration.
     """
     short = configuration_names(trials)
-    names = {
-        side_name(name, label): f"{called} in {label}"
-        for name, called in short.items()
-        for label in labels
-    }
-    parts: list[RenderableType] = [differences_view(found.differences), Text("")]
+    blocks: list[RenderableType] = [terminal_view(differences_section(found.differences))]
     if len(found.explanations) == 1:
-        parts.append(explanation_view(found.explanations[0], lambda name: names.get(name, name)))
+        names = {
+            side_name(name, label): f"{called} in {label}"
+            for name, called in short.items()
+            for label in labels
+        }
+        blocks.append(explanation_view(found.explanations[0], lambda name: names.get(name, name)))
     else:
-        parts.append(Text(f"Steps in {labels[1]} compared with those in {labels[0]}", style="bold"))
         seconds = {side_name(name, labels[1]): called for name, called in short.items()}
-        rows = [
+        lines = [
             (
                 seconds.get(each.slower) or seconds.get(each.faster, each.slower),
+                each,
                 each.slower in seconds,
             )
             for each in found.explanations
         ]
-        parts += [Text(""), overview_table(found.explanations, rows), Text("")]
-    parts += [Text(f"not compared: {each}") for each in found.not_compared]
-    parts.append(Text(_STATE, style="dim"))
-    return Group(*parts)
+        heading = f"Steps in {labels[1]} compared with those in {labels[0]}"
+        blocks.append(terminal_view(Section(title=heading, table=overview_table(lines))))
+    blocks += [Text(f"not compared: {each}") for each in found.not_compared]
+    return spaced([*blocks, Text(_STATE, style="dim")])

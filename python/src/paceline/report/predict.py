@@ -6,13 +6,9 @@ from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING
 
-from rich.console import Group
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
 from paceline.analysis.predict.prediction import CONFIDENCE
-from paceline.report.wording import NOT_MEASURED, in_milliseconds, listed, number
+from paceline.report.section import Column, Section, Table, terminal_view
+from paceline.report.wording import NOT_MEASURED, in_milliseconds, listed, number, share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,27 +18,50 @@ if TYPE_CHECKING:
     from paceline.analysis.predict.prediction import Prediction, Predictions, Refusal
 
 _MOST_NODES = 8  # different numbers of nodes in the table; JSON has all
+_COLUMNS: tuple[Column[Prediction], ...] = (
+    Column("nodes", lambda found: str(found.nodes)),
+    Column("strategy", lambda found: found.setup, "text"),
+    Column("trans-\nport", lambda found: found.transport or NOT_MEASURED, "text"),
+    Column("samples\n/s", lambda found: number(found.samples_per_s.median)),
+    Column(
+        "interval",
+        lambda found: f"{number(found.samples_per_s.low)} to {number(found.samples_per_s.high)}",
+    ),
+    Column("step\nms", lambda found: in_milliseconds(found.step_s.median)),
+    Column("node\nms", lambda found: in_milliseconds(found.node_s)),
+    Column("slowest\nms", lambda found: in_milliseconds(found.waiting_s)),
+    Column(
+        "comm.\nms",
+        lambda found: in_milliseconds(found.exposed_s if found.nodes > 1 else None),
+    ),
+)
 
 
 def predictions_view(found: Predictions) -> RenderableType:
     """Show the predictions, fastest first for each number of nodes, and what is refused."""
-    parts: list[RenderableType] = []
-    for workload, same in groupby(found.predictions, lambda p: p.workload):
-        parts += [_table(workload, list(same)), Text("")]
-    parts.append(
-        Text(
-            f"Predicted, not measured. Intervals: {100 * CONFIDENCE:.0f} %. node: own step; "
-            "slowest: waiting for the slowest node; comm.: communication that computation does "
-            "not hide.",
-            style="dim",
-        )
+    parts = [
+        Section(title=f"{workload}, predicted", table=_table(list(same)))
+        for workload, same in groupby(found.predictions, lambda p: p.workload)
+    ]
+    meaning = (
+        f"Predicted, not measured. Intervals: {share(CONFIDENCE)}. node: own step; slowest: "
+        "waiting for the slowest node; comm.: communication that computation does not hide."
     )
-    parts += [Text(line, style="dim") for line in _start_lines(found.predictions)]
-    parts += [Text(f"Assumed: {sentence}.", style="dim") for sentence in found.assumptions]
+    remarks = [
+        meaning,
+        *_start_lines(found.predictions),
+        *(f"Assumed: {sentence}." for sentence in found.assumptions),
+    ]
+    parts.append(Section(notes=remarks))
     if found.refusals:
-        parts.append(Text("\nNot predicted:", style="bold"))
-        parts += [Padding(Text(line), (0, 0, 0, 2)) for line in refusal_sentences(found.refusals)]
-    return Group(*parts)
+        parts.append(Section(title="Not predicted:", sentences=refusal_sentences(found.refusals)))
+    return terminal_view(Section(parts=parts))
+
+
+def _table(predictions: Sequence[Prediction]) -> Table[Prediction]:
+    wanted = shown_nodes([each.nodes for each in predictions])
+    shown = [each for each in predictions if each.nodes in wanted]
+    return Table(columns=_COLUMNS, items=shown, gap=1)
 
 
 def _start_lines(predictions: Sequence[Prediction]) -> list[str]:
@@ -76,38 +95,6 @@ def shown_nodes(nodes: Sequence[int]) -> list[int]:
     if len(found) <= _MOST_NODES:
         return found
     return [n for n in found if n & (n - 1) == 0 or n == found[-1]]
-
-
-def _table(workload: str, predictions: list[Prediction]) -> Table:
-    table = Table(
-        title=f"{workload}, predicted",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        header_style="dim",
-    )
-    for column in ("nodes", "strategy", "trans-\nport"):
-        table.add_column(column, justify="right" if column == "nodes" else "left")
-    for column in ("samples\n/s", "interval", "step\nms", "node\nms", "slowest\nms", "comm.\nms"):
-        table.add_column(column, justify="right", no_wrap=True)
-    wanted = shown_nodes([p.nodes for p in predictions])
-    for found in predictions:
-        if found.nodes in wanted:
-            rate = found.samples_per_s
-            table.add_row(
-                str(found.nodes),
-                found.setup,
-                found.transport or NOT_MEASURED,
-                number(rate.median),
-                f"{number(rate.low)} to {number(rate.high)}",
-                in_milliseconds(found.step_s.median),
-                in_milliseconds(found.node_s),
-                in_milliseconds(found.waiting_s),
-                in_milliseconds(found.exposed_s) if found.nodes > 1 else NOT_MEASURED,
-            )
-    return table
 
 
 def _node_words(nodes: Sequence[int]) -> str:

@@ -1,32 +1,31 @@
-"""`paceline profile` for the terminal: fits 80 columns."""
+"""Communication time: `paceline profile` for the terminal, and its section of the page."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Group
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
-from paceline.report.communication import (
-    check_sentence,
-    clock_sentence,
-    per_step,
-    sent_sentences,
-    size_words,
-    straggler_sentence,
+from paceline.analysis.communication import trial_communication
+from paceline.analysis.labels import short_name
+from paceline.records.phases import LABELS
+from paceline.report.section import Column, Detail, Section, Table, terminal_table, terminal_view
+from paceline.report.wording import (
+    DASH,
+    NOT_MEASURED,
+    in_milliseconds,
+    listed,
+    milliseconds,
+    number,
 )
-from paceline.report.wording import NOT_MEASURED, in_milliseconds, number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import RenderableType
 
-    from paceline.analysis.communication import RankCommunication, TrialCommunication
+    from paceline.analysis.communication import Bin, RankCommunication, SumCheck, TrialCommunication
+    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.stragglers import Straggling
 
-_NAMES = {"trial", "host", "operation"}  # columns of text; numbers have priority
 _NOT_RECORDED = (
     "No operation was recorded (ranks/*/communication.jsonl): the transport does not record. "
     "The following values come from the steps."
@@ -35,103 +34,224 @@ _NOT_RECORDED = (
 
 def profile_view(profile: TrialCommunication) -> RenderableType:
     """Show one trial: ranks, operations, the straggler, and whether the sums agree."""
-    parts: list[RenderableType] = [Text(_title(profile), style="bold")]
+    steps = max(rank.steps for rank in profile.ranks)
+    intro = f"{steps} steps after the warm-up, {len(profile.ranks)} ranks"
     if not profile.operations_recorded:
-        parts.append(Text(_NOT_RECORDED, style="yellow"))
-    parts += [Text("\nA step of each rank, ms"), _rank_table(profile)]
+        intro += f"\n{_NOT_RECORDED}"
+    parts = [Section(intro="A step of each rank, ms", table=_rank_table(profile))]
     if profile.operations_recorded:
-        heading = "\nOperations in a step of a rank, mean over the ranks; times in ms"
-        parts += [Text(heading), _operation_table(profile)]
-    parts.append(Text(""))
-    for found in profile.stragglers:
-        style = "bold" if found.straggler is not None else ""
-        parts.append(Padding(Text(straggler_sentence(found), style=style), (0, 0, 1, 0)))
-    lines = [clock_sentence(profile), *sent_sentences(profile.bins)]
-    parts += [Text(line, style="dim") for line in lines]
-    for check in profile.checks:
-        parts.append(Text(check_sentence(check), style="dim" if check.passed else "yellow"))
-    return Group(*parts)
+        heading = "Operations in a step of a rank, mean over the ranks; times in ms"
+        parts.append(Section(intro=heading, table=_operation_table(profile)))
+    parts.append(Section(sentences=_straggler_sentences(profile)))
+    section = Section(title=profile.trial, intro=intro, parts=parts, notes=_facts(profile))
+    return terminal_view(section)
 
 
 def overview(profiles: Sequence[TrialCommunication]) -> RenderableType:
     """Show one line for each trial: means over its ranks, in milliseconds per step."""
-    table = _table("trial", "step\nms", "waiting\nms", "transfer\nms", "straggler\nms a step")
-    for profile in profiles:
-        count = len(profile.ranks)
-        named = [
-            f"rank {s.straggler}: {number(1000 * s.ranks[0].delay_s.mean, 2)}"
-            for s in profile.stragglers
-            if s.straggler is not None
+    columns: list[Column[TrialCommunication]] = [
+        Column("trial", lambda profile: profile.trial, "text"),
+        Column("step\nms", lambda profile: _mean(profile, lambda rank: rank.step_s)),
+        Column("waiting\nms", lambda profile: _mean(profile, _phase("comm_wait"))),
+        Column("transfer\nms", lambda profile: _mean(profile, _phase("comm_transfer"))),
+        Column("straggler\nms a step", _short_stragglers),
+    ]
+    return terminal_table(Table(columns=columns, items=profiles))
+
+
+def communication_section(comparison: Comparison) -> Section | None:
+    """Show the first repeat of each configuration that communicates; None if none does."""
+    from paceline.report import figures  # noqa: PLC0415  (the terminal needs no Plotly)
+
+    parts = []
+    for workload in comparison.workloads:
+        profiles = [
+            (short_name(row, comparison.rows), profile)
+            for row, trial in figures.first_repeats(comparison, workload)
+            if (profile := trial_communication(trial.record)) is not None
         ]
-        table.add_row(
-            profile.trial,
-            in_milliseconds(sum(r.step_s for r in profile.ranks) / count),
-            in_milliseconds(sum(r.phases_s["comm_wait"] or 0.0 for r in profile.ranks) / count),
-            in_milliseconds(sum(r.phases_s["comm_transfer"] or 0.0 for r in profile.ranks) / count),
-            ", ".join(named) or NOT_MEASURED,
-        )
-    return table
+        if profiles:
+            chart = figures.communication_chart(workload, profiles)
+            tables = [_page_part(name, profile) for name, profile in profiles]
+            parts.append(Section(charts=(chart,), parts=tables))
+    if not parts:
+        return None
+    return Section(
+        title="Communication",
+        anchor="communication",
+        intro=(
+            "After the warm-up, first repeat of each configuration that communicates. Waiting "
+            "ends when the last rank has begun the operation; transfer is the rest. Exposed time "
+            "adds to the step; overlapped time runs in parallel with the backward pass. Times and "
+            "MB are those of a step of a rank."
+        ),
+        parts=parts,
+    )
 
 
-def _title(profile: TrialCommunication) -> str:
-    steps = max(rank.steps for rank in profile.ranks)
-    return f"{profile.trial}\n{steps} steps after the warm-up, {len(profile.ranks)} ranks"
+def _page_part(name: str, profile: TrialCommunication) -> Section:
+    table = _operation_table(profile) if profile.bins else None
+    missing = "" if profile.bins else _NOT_RECORDED
+    words = "Clock errors, messages sent, and checks of the sums"
+    return Section(
+        title=name,
+        intro=missing,
+        table=table,
+        sentences=_straggler_sentences(profile),
+        parts=(Section(folded=words, sentences=_facts(profile)),),
+    )
 
 
-def _rank_table(profile: TrialCommunication) -> Table:
-    has_bubble = any(rank.phases_s["bubble"] is not None for rank in profile.ranks)
-    columns = ["rank", "host", "step", "compute", *(["bubble"] if has_bubble else [])]
-    columns += ["waiting", "transfer"]
+def _facts(profile: TrialCommunication) -> list[str]:
+    checks = [check_sentence(check) for check in profile.checks]
+    return [clock_sentence(profile), *sent_sentences(profile.bins), *checks]
+
+
+def _straggler_sentences(profile: TrialCommunication) -> list[str]:
+    return [straggler_sentence(found) for found in profile.stragglers]
+
+
+def _rank_table(profile: TrialCommunication) -> Table[RankCommunication]:
+    columns: list[Column[RankCommunication]] = [
+        Column("rank", lambda rank: str(rank.rank)),
+        Column("host", lambda rank: rank.host or NOT_MEASURED, "text"),
+        Column("step", lambda rank: in_milliseconds(rank.step_s)),
+        Column("compute", lambda rank: in_milliseconds(rank.compute_s)),
+    ]
+    if any(rank.phases_s["bubble"] is not None for rank in profile.ranks):
+        columns.append(Column("bubble", lambda rank: in_milliseconds(rank.phases_s["bubble"])))
+    columns += [
+        Column("waiting", lambda rank: in_milliseconds(rank.phases_s["comm_wait"])),
+        Column("transfer", lambda rank: in_milliseconds(rank.phases_s["comm_transfer"])),
+    ]
     if profile.operations_recorded:
-        columns += ["over-\nlapped", "be-\ntween"]
-    table = _table(*columns)
-    for rank in profile.ranks:
-        table.add_row(*_rank_cells(rank, has_bubble, profile.operations_recorded))
-    return table
+        columns += [
+            Column("over-\nlapped", lambda rank: in_milliseconds(rank.overlapped_s)),
+            Column("be-\ntween", lambda rank: in_milliseconds(rank.between_s)),
+        ]
+    return Table(columns=columns, items=profile.ranks)
 
 
-def _rank_cells(rank: RankCommunication, has_bubble: bool, recorded: bool) -> list[str]:
-    cells = [
-        str(rank.rank),
-        rank.host or NOT_MEASURED,
-        in_milliseconds(rank.step_s),
-        in_milliseconds(rank.compute_s),
+def _operation_table(profile: TrialCommunication) -> Table[Bin]:
+    """Return the operations in a step of a rank; times in milliseconds."""
+    steps = sum(rank.steps for rank in profile.ranks)
+
+    def ms(value: Callable[[Bin], float | None]) -> Callable[[Bin], str]:
+        return lambda each: in_milliseconds(_divided(value(each), steps))
+
+    columns: list[Column[Bin]] = [
+        Column("operation", _operation, "text"),
+        Column("size", size_words, "name"),
+        Column("num-\nber", lambda each: number(each.count / steps)),
+        Column("MB", lambda each: number(each.payload_bytes / 1e6 / steps)),
+        Column(
+            "ms\neach", lambda each: in_milliseconds(each.time_s / each.count), detail=Detail.PAGE
+        ),
+        Column("wait-\ning", ms(lambda each: each.wait_s)),
+        Column("trans-\nfer", ms(lambda each: each.transfer_s)),
+        Column("ex-\nposed", ms(lambda each: each.exposed_s)),
+        Column("over-\nlapped", ms(lambda each: each.overlapped_s)),
+        Column("GB/s", lambda each: number(_divided(each.bandwidth_bytes_per_s, 1e9))),
     ]
-    if has_bubble:
-        cells.append(in_milliseconds(rank.phases_s["bubble"]))
-    cells += [
-        in_milliseconds(rank.phases_s["comm_wait"]),
-        in_milliseconds(rank.phases_s["comm_transfer"]),
+    return Table(columns=columns, items=profile.bins)
+
+
+def _operation(each: Bin) -> str:
+    return each.operation if each.algorithm is None else f"{each.operation} {each.algorithm}"
+
+
+def _divided(value: float | None, divisor: float) -> float | None:
+    return None if value is None else value / divisor
+
+
+def _phase(name: str) -> Callable[[RankCommunication], float]:
+    return lambda rank: rank.phases_s[name] or 0.0
+
+
+def _mean(profile: TrialCommunication, value: Callable[[RankCommunication], float]) -> str:
+    return in_milliseconds(sum(map(value, profile.ranks)) / len(profile.ranks))
+
+
+def _short_stragglers(profile: TrialCommunication) -> str:
+    named = [
+        f"rank {found.straggler}: {number(1000 * found.ranks[0].delay_s.mean, 2)}"
+        for found in profile.stragglers
+        if found.straggler is not None
     ]
-    if recorded:
-        cells += [in_milliseconds(rank.overlapped_s), in_milliseconds(rank.between_s)]
-    return cells
+    return ", ".join(named) or NOT_MEASURED
 
 
-def _operation_table(profile: TrialCommunication) -> Table:
-    table = _table(
-        "operation", "size", "num-\nber", "MB", "wait-\ning", "trans-\nfer", "ex-\nposed",
-        "over-\nlapped", "GB/s",
-    )  # fmt: skip
-    for each in profile.bins:
-        cells = per_step(each, profile)
-        name = each.operation if each.algorithm is None else f"{each.operation} {each.algorithm}"
-        names = ("count", "megabytes", "wait_ms", "transfer_ms", "exposed_ms", "overlapped_ms")
-        table.add_row(
-            name,
-            size_words(each),
-            *(number(cells[column]) for column in names),
-            number(cells["bandwidth"]),
+def straggler_sentence(found: Straggling) -> str:
+    """Describe the straggler and its delay, or why there is none."""
+    where = "" if found.stage is None else f" of stage {found.stage}"
+    if found.straggler is None:
+        delays = [f"rank {r.rank} {milliseconds(r.delay_s.mean)}" for r in found.ranks[:2]]
+        shown = f"; straggler delay per step: {listed(delays)}" if delays else ""
+        return f"No straggler{where}: {found.reason}{shown}."
+    first = found.ranks[0]
+    host = "" if first.host is None else f" on {first.host}"
+    delay = first.delay_s
+    sentence = (
+        f"Straggler{where}: rank {first.rank}{host} is last in {first.last_share:.0%} of the "
+        f"steps and delays each step by {milliseconds(delay.mean)} "
+        f"({milliseconds(delay.low)}{DASH}{milliseconds(delay.high)}), "
+        f"{first.delay_share:.1%} of it"
+    )
+    if found.phase is not None and found.phase_excess_s is not None:
+        more = milliseconds(found.phase_excess_s)
+        sentence += f"; its phase “{LABELS[found.phase]}” takes {more} longer than the others'"
+    return f"{sentence}."
+
+
+def clock_sentence(profile: TrialCommunication) -> str:
+    """State how well the times of different ranks can be compared."""
+    hosts = {rank.host for rank in profile.ranks}
+    if profile.clock_error_s == 0:
+        return "All ranks use one clock." if len(hosts) == 1 else "The clocks were not compared."
+    return (
+        "The clocks of the ranks were compared with an error of "
+        f"{number(1000 * profile.clock_error_s, 2)} ms: a shorter wait counts as transfer."
+    )
+
+
+def check_sentence(check: SumCheck) -> str:
+    word = "yes" if check.passed else "NO"
+    return f"{check.name}: {word}, to {abs(check.difference):.2%} (allowed {check.allowed:.0%})"
+
+
+def size_words(each: Bin) -> str:
+    """Return the range of sizes, for example `1-10 MB`."""
+    if each.most_bytes is None:
+        return f"> {_size(each.least_bytes)}"
+    if each.least_bytes == 0:
+        return f"< {_size(each.most_bytes)}"
+    low, high = _size(each.least_bytes), _size(each.most_bytes)
+    if low.split()[1] == high.split()[1]:
+        low = low.split()[0]
+    return f"{low}{DASH}{high}"
+
+
+def sent_sentences(bins: Sequence[Bin]) -> list[str]:
+    """Compare the counted messages and bytes with the algorithm's formula."""
+    found = []
+    for algorithm in dict.fromkeys(b.algorithm for b in bins if b.sent_bytes is not None):
+        own = [b for b in bins if b.algorithm == algorithm and b.sent_bytes is not None]
+        sentence = (
+            f"{algorithm or own[0].operation}: all ranks sent {_total(own, 'sent_messages'):,} "
+            f"messages, {_total(own, 'sent_bytes'):,} bytes"
         )
-    return table
+        if all(b.expected_bytes is not None for b in own):
+            sentence += (
+                f"; the algorithm needs {_total(own, 'expected_bytes'):,} bytes, in at least "
+                f"{_total(own, 'expected_messages'):,} messages"
+            )
+        found.append(sentence)
+    return found
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column in columns:
-        if column in _NAMES:
-            table.add_column(column, overflow="fold", ratio=1)
-        else:
-            widest = max(map(len, column.split("\n")))
-            table.add_column(column, justify="right", no_wrap=True, min_width=widest)
-    return table
+def _total(bins: Sequence[Bin], name: str) -> int:
+    return sum(getattr(each, name) or 0 for each in bins)
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes // 10**6} MB" if size_bytes >= 10**6 else f"{size_bytes // 10**3} kB"

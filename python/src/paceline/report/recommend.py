@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Group
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
 from paceline.analysis.recommend.recommend import recommend
+from paceline.report.section import Column, Section, Table, terminal_view
 from paceline.report.wording import NOT_MEASURED, listed, number
 
 if TYPE_CHECKING:
@@ -31,18 +27,17 @@ def recommendation_view(found: Recommendation, reasons: Mapping[str, str]) -> Re
 
     reasons: why a configuration is slower than the best one, by its name; others have their own.
     """
-    parts: list[RenderableType] = [
-        Padding(Text(recommendation_sentence(found), style="bold"), (0, 0, 1, 0))
-    ]
+    parts = []
     if found.next_measurement is not None:
-        parts.append(Padding(Text(measurement_sentence(found.next_measurement)), (0, 0, 1, 0)))
+        parts.append(Section(sentences=(measurement_sentence(found.next_measurement),)))
     if found.measured:
-        parts += [_table("measured", found.measured, found.unit, reasons), Text("")]
+        parts.append(Section(table=_table(f"measured, {found.unit}", found.measured, reasons)))
     if found.predicted:
-        parts += [_table("predicted, not measured", found.predicted, found.unit, {}), Text("")]
+        title = f"predicted, not measured, {found.unit}"
+        parts.append(Section(table=_table(title, found.predicted, {})))
     if any(each.tied for each in (*found.measured, *found.predicted)):
-        parts.append(Text("= no significant difference from the best one of its kind", style="dim"))
-    return Group(*parts)
+        parts.append(Section(notes=("= no significant difference from the best one of its kind",)))
+    return terminal_view(Section(title=recommendation_sentence(found), parts=parts))
 
 
 def recommendation_sentence(found: Recommendation) -> str:
@@ -100,31 +95,16 @@ def next_sentence(comparison: Comparison, workload: str) -> str | None:
 
 
 def _table(
-    title: str, candidates: Sequence[Candidate], unit: str, reasons: Mapping[str, str]
-) -> Table:
-    table = Table(
-        title=f"{title}, {unit}",
-        title_justify="left",
-        title_style="dim",
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-        header_style="dim",
-    )
-    table.add_column("", no_wrap=True)
-    table.add_column("configuration")
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("interval", justify="right", no_wrap=True)
-    table.add_column("reason")
-    for each in candidates[:_MOST_SHOWN]:
-        table.add_row(
-            "=" if each.tied else "",
-            each.name,
-            number(each.value.median),
-            _bounds(each),
-            reasons.get(each.configuration or "", each.reason),
-        )
-    return table
+    title: str, candidates: Sequence[Candidate], reasons: Mapping[str, str]
+) -> Table[Candidate]:
+    columns: list[Column[Candidate]] = [
+        Column("", lambda each: "=" if each.tied else "", "name"),
+        Column("configuration", lambda each: each.name, "text"),
+        Column("value", lambda each: number(each.value.median)),
+        Column("interval", _bounds),
+        Column("reason", lambda each: reasons.get(each.configuration or "", each.reason), "text"),
+    ]
+    return Table(columns=columns, items=candidates[:_MOST_SHOWN], title=title)
 
 
 def _bounds(candidate: Candidate) -> str:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING
 
-from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from paceline.analysis.labels import short_name
 from paceline.analysis.rows import planned_row
+from paceline.report.section import Cell, Column, Section, Table, spaced, terminal_view
 from paceline.report.wording import NOT_MEASURED, bounds, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -35,29 +34,37 @@ def runs_view(
     trials: of both runs, one of each configuration.
     """
     names = configuration_names(trials)
-    parts: list[RenderableType] = [differences_view(differences)]
-    parts += [Text(""), Text(_sentence(comparison), style="bold"), Text("")]
+    blocks: list[RenderableType] = [
+        terminal_view(differences_section(differences)),
+        Text(_sentence(comparison), style="bold"),
+    ]
     if comparison.rows:
-        parts.append(_rows_table(comparison.rows, names))
-        parts.append(Text("= no significant difference (5 %, Holm)", style="dim"))
-    for run, only in (("first", comparison.only_before), ("second", comparison.only_after)):
-        parts += [Text(f"only in the {run} run: {names[each]}") for each in only]
+        notes = ("= no significant difference (5 %, Holm)",)
+        blocks.append(
+            terminal_view(Section(table=_rows_table(comparison.rows, names), notes=notes))
+        )
+    lines = [f"only in the first run: {names[each]}" for each in comparison.only_before]
+    lines += [f"only in the second run: {names[each]}" for each in comparison.only_after]
     unequal = [row for row in comparison.rows if row.equivalent != (True, True)]
-    parts += [Text(f"? {names[row.configuration]}: {_not_shown(row)}") for row in unequal]
-    return Group(*parts)
+    lines += [f"? {names[row.configuration]}: {_not_shown(row)}" for row in unequal]
+    if lines:
+        blocks.append(Text("\n".join(lines)))
+    return spaced(blocks)
 
 
 def history_view(runs: Sequence[RunOfHistory]) -> RenderableType:
     """Return what `paceline history DIR` prints."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for name in ("time (UTC)", "run", "commit", "machine"):
-        table.add_column(name, overflow="fold")
-    table.add_column("samples\n/s", justify="right", no_wrap=True)
-    table.add_column("fastest", overflow="fold")
-    table.add_column("change", no_wrap=True)
-    for run in runs:
-        table.add_row(*_history_cells(run))
-    return Group(table, *(Text(line) for run in runs for line in _changes(run)))
+    columns: list[Column[RunOfHistory]] = [
+        Column("time (UTC)", _created, "text"),
+        Column("run", lambda run: run.name, "text"),
+        Column("commit", _commit, "text"),
+        Column("machine", lambda run: run.machine or NOT_MEASURED, "text"),
+        Column("samples\n/s", _best_rates),
+        Column("fastest", _best_names, "text"),
+        Column("change", _change_marks, "name"),
+    ]
+    table = Table(columns=columns, items=runs, gap=1)
+    return terminal_view(Section(table=table, parts=[_changes(r) for r in runs if _changed(r)]))
 
 
 def configuration_names(trials: Iterable[Trial]) -> dict[str, str]:
@@ -66,27 +73,28 @@ def configuration_names(trials: Iterable[Trial]) -> dict[str, str]:
     return {row.configuration: f"{row.workload}: {short_name(row, rows)}" for row in rows}
 
 
-def differences_view(differences: Sequence[Difference]) -> RenderableType:
+def differences_section(differences: Sequence[Difference]) -> Section:
     """Show what differs between two runs."""
     if not differences:
-        return Text("Machine, packages, git commit and spec are equal.")
-    table = Table(
-        title="Differences between the runs",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-        header_style="dim",
-    )
-    for name in ("of", "what", "first run", "second run"):
-        table.add_column(name, overflow="fold")
+        return Section(sentences=("Machine, packages, git commit and spec are equal.",))
+    columns: list[Column[tuple[str, str, str, str]]] = [
+        Column("of", lambda line: line[0], "text"),
+        Column("what", lambda line: line[1], "text"),
+        Column("first run", lambda line: line[2], "text"),
+        Column("second run", lambda line: line[3], "text"),
+    ]
+    lines = []
     for kind in dict.fromkeys(each.of for each in differences):
         same = [each for each in differences if each.of == kind]
-        for each in same[:_MOST_OF_A_KIND]:
-            table.add_row(kind, each.name, each.before or "none", each.after or "none")
+        lines += [
+            (kind, each.name, each.before or "none", each.after or "none")
+            for each in same[:_MOST_OF_A_KIND]
+        ]
         if len(same) > _MOST_OF_A_KIND:
-            table.add_row(kind, f"{len(same) - _MOST_OF_A_KIND} more, see --json", "", "")
-    return table
+            lines.append((kind, f"{len(same) - _MOST_OF_A_KIND} more, see --json", "", ""))
+    return Section(
+        title="Differences between the runs", table=Table(columns=columns, items=lines, gap=1)
+    )
 
 
 def _sentence(comparison: RunComparison) -> str:
@@ -102,23 +110,19 @@ def _sentence(comparison: RunComparison) -> str:
     )
 
 
-def _rows_table(rows: Sequence[PairedRow], names: dict[str, str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("second/\nfirst", justify="right", no_wrap=True)
-    table.add_column("interval", no_wrap=True, style="dim")
-    table.add_column("first\nsamples/s", justify="right", no_wrap=True)
-    table.add_column("second\nsamples/s", justify="right", no_wrap=True)
-    table.add_column("configuration", overflow="fold")
-    for row in rows:
-        mark = "" if row.is_different else "="
-        table.add_row(
-            f"{mark}{row.ratio.median:.2f}",
-            bounds(row.ratio),
-            number(row.before.median),
-            number(row.after.median),
-            names[row.configuration],
-        )
-    return table
+def _rows_table(rows: Sequence[PairedRow], names: Mapping[str, str]) -> Table[PairedRow]:
+    columns: list[Column[PairedRow]] = [
+        Column("second/\nfirst", _ratio),
+        Column("interval", lambda row: Cell(bounds(row.ratio), style="soft"), "name"),
+        Column("first\nsamples/s", lambda row: number(row.before.median)),
+        Column("second\nsamples/s", lambda row: number(row.after.median)),
+        Column("configuration", lambda row: names[row.configuration], "text"),
+    ]
+    return Table(columns=columns, items=rows, gap=1)
+
+
+def _ratio(row: PairedRow) -> str:
+    return f"{'' if row.is_different else '='}{row.ratio.median:.2f}"
 
 
 def _not_shown(row: PairedRow) -> str:
@@ -128,30 +132,40 @@ def _not_shown(row: PairedRow) -> str:
     return f"not shown to be equivalent to the baseline in the {' and '.join(runs)} run"
 
 
-def _changes(run: RunOfHistory) -> list[str]:
-    changed = [*run.faster, *run.slower]
-    if not changed:
-        return []
-    heading = f"\n{run.path}, speed divided by that of {run.previous}:"
-    rows = [
-        f"  {row.ratio.median:.2f} ({bounds(row.ratio)}) {row.configuration}" for row in changed
-    ]
-    return [heading, *rows]
+def _changed(run: RunOfHistory) -> list[PairedRow]:
+    return [*run.faster, *run.slower]
 
 
-def _history_cells(run: RunOfHistory) -> list[RenderableType]:
-    created = NOT_MEASURED
-    if run.created_unix_s is not None:
-        created = f"{dt.datetime.fromtimestamp(run.created_unix_s, tz=dt.UTC):%Y-%m-%d %H:%M}"
+def _changes(run: RunOfHistory) -> Section:
+    return Section(
+        intro=f"{run.path}, speed divided by that of {run.previous}:",
+        sentences=[
+            f"  {row.ratio.median:.2f} ({bounds(row.ratio)}) {row.configuration}"
+            for row in _changed(run)
+        ],
+    )
+
+
+def _created(run: RunOfHistory) -> str:
+    if run.created_unix_s is None:
+        return NOT_MEASURED
+    return f"{dt.datetime.fromtimestamp(run.created_unix_s, tz=dt.UTC):%Y-%m-%d %H:%M}"
+
+
+def _commit(run: RunOfHistory) -> str:
     commit = NOT_MEASURED if run.commit is None else run.commit[:_COMMIT_DIGITS]
+    return f"{commit}+" if run.has_local_changes else commit
+
+
+def _best_rates(run: RunOfHistory) -> str:
+    return "\n".join(number(best.samples_per_s.median) for best in run.best) or NOT_MEASURED
+
+
+def _best_names(run: RunOfHistory) -> str:
+    return "\n".join(best.configuration for best in run.best) or NOT_MEASURED
+
+
+def _change_marks(run: RunOfHistory) -> Cell:
     changes = [f"▲ {len(run.faster)} faster"] if run.faster else []
     changes += [f"▼ {len(run.slower)} slower"] if run.slower else []
-    return [
-        created,
-        run.name,
-        f"{commit}+" if run.has_local_changes else commit,
-        run.machine or NOT_MEASURED,
-        "\n".join(number(best.samples_per_s.median) for best in run.best) or NOT_MEASURED,
-        "\n".join(best.configuration for best in run.best) or NOT_MEASURED,
-        Text("\n".join(changes), style="bold"),
-    ]
+    return Cell("\n".join(changes))

@@ -1,268 +1,257 @@
-"""Tables of the report as plain values for the template."""
+"""Sections of the page about lossy training, failures, time, evaluations and the sidecar."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from paceline.analysis.labels import distinctions, short_name
-from paceline.records.phases import LABELS
-from paceline.report import wording
-from paceline.report.paper import PAPER_ROWS, TABLES, USE_CASES, PaperRow, paper_row
+from paceline.analysis.labels import short_name
+from paceline.analysis.recovery import failure_costs
+from paceline.records.phases import ALL_PHASES, OTHER_SPANS
+from paceline.report.columns import interval_cell
+from paceline.report.section import Cell, Column, Detail, Section, Table
+from paceline.report.wording import (
+    NOT_MEASURED,
+    bounds,
+    mebibytes,
+    megabytes,
+    number,
+    signed,
+    with_bounds,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Sequence
 
-    from paceline.analysis.checks import Check
     from paceline.analysis.comparison import Comparison
+    from paceline.analysis.compression import CompressionEffect
+    from paceline.analysis.recovery import FailureCost
     from paceline.analysis.row import Row
+    from paceline.analysis.staleness import Staleness
     from paceline.analysis.trial_analysis import TrialAnalysis
-    from paceline.records.rows import RankEnvironment
 
-_CHECK_WORDS = {
-    "sample_log": "samples of every step",
-    "training": "training values",
-    "initial_weights": "initial weights",
-    "first_loss": "loss of step 1",
-    "first_gradient": "gradient of step 1",
-    "final_weights": "final weights",
-    "evaluation": "evaluations",
+_BASELINE_MARK = "†"
+_OTHER_SPANS = {
+    "rendezvous": "of “other”:\nrendezvous",
+    "model_build": "model\nbuilding",
+    "restore": "reading a\ncheckpoint",
+    "evaluation": "evaluation",
+    "bookkeeping": "writing\nresults",
 }
-_MARKS = {True: "✓", False: "✗", None: "?"}
+_STALENESS = (
+    "Staleness: updates of the same weights between their fetch and the update. Lead: over the "
+    "slowest worker."
+)
+_NOT_DETERMINISTIC = (
+    "Without a barrier the order of updates differs from run to run (except in a pipeline): these "
+    "trainings are not deterministic and not equivalent."
+)
+_UNKNOWN_FAILURE = "not caused by the run"
 
 
-def paper_table(comparison: Comparison) -> dict[str, Any] | None:
-    """Return the paper's tables with our rows beside the paper's; None for other workloads.
-
-    {"use_cases": [...], "groups": [{"title", "rows": [{"technology", "paper", "cells"}]}]}, where
-    cells are (our row, the paper's speedup) by use case. Rows that the paper lacks come last.
-    """
-    if not set(USE_CASES) & set(comparison.workloads):
+def lossy_section(comparison: Comparison, workload: str) -> Section | None:
+    """Compare lossy configurations of a workload with their exact form; None without any."""
+    found = [part for part in comparison.compression if part.workload == workload]
+    if not found:
         return None
-    if comparison.baselines != comparison.sequential:
-        return None  # the paper's speedups are over sequential
-    cases = [*USE_CASES, *(w for w in comparison.workloads if w not in USE_CASES)]
-    ours: dict[str | None, dict[str, dict[str, Row]]] = {}
-    for row in comparison.rows:
-        if not row.is_baseline and row.repeats:
-            paper = paper_row(row)
-            configurations = ours.setdefault(None if paper is None else paper.technology, {})
-            configurations.setdefault(short_name(row, comparison.rows), {})[row.workload] = row
-    groups = [
-        {
-            "title": f"Table {table}: {title}",
-            "rows": [
-                line
-                for paper in PAPER_ROWS
-                if paper.table == table
-                for line in _paper_lines(paper, ours.get(paper.technology, {}), cases)
-            ],
-        }
-        for table, title in TABLES.items()
+    steps = f"the last {found[0].last_steps} of {found[0].steps} steps"
+    remarks = [
+        f"Bytes are rank 0's. Loss: mean of {steps}.",
+        "Speedup and loss difference are relative to the exact form of the configuration.",
     ]
-    rest = _paper_lines(None, ours.get(None, {}), cases)
-    if rest:
-        groups.append({"title": "Not in the paper", "rows": rest})
-    return {"use_cases": cases, "groups": groups}
-
-
-def _paper_lines(
-    paper: PaperRow | None, configurations: Mapping[str, Mapping[str, Row]], cases: list[str]
-) -> list[dict[str, Any]]:
-    """Return a line for each of our configurations; one line if only the paper has it."""
-    found: list[tuple[str | None, Mapping[str, Row]]] = list(configurations.items())
-    if not found and paper is not None:
-        found = [(None, {})]
-    return [
-        {
-            "technology": configuration,
-            "paper": None if paper is None else paper.technology,
-            "cells": [
-                (by_workload.get(case), None if paper is None else paper.speedups.get(case))
-                for case in cases
-            ],
-        }
-        for configuration, by_workload in found
-    ]
-
-
-def cost_label(row: Row) -> str:
-    """Return the main cost of a row with its share of the step."""
-    if row.main_cost is None or row.main_cost_share is None:
-        return wording.NOT_MEASURED
-    label = LABELS.get(row.main_cost, row.main_cost)
-    return f"{label} {100 * row.main_cost_share:.0f} %"
-
-
-def layout_words(comparison: Comparison, row: Row) -> str:
-    """Return the layout of a row and the options that distinguish it."""
-    return ", ".join([row.layout, *distinctions(row, comparison.rows)])
-
-
-def equivalence_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return every check of every configuration: the worst of its repeats."""
-    found: list[dict[str, Any]] = []
-    for row in comparison.rows:
-        trials = comparison.trials.get(row.configuration, ())
-        equivalences = [t.equivalence for t in trials if t.equivalence is not None]
-        if not equivalences:
-            continue
-        checks = [_worst(same) for same in zip(*(i.checks for i in equivalences), strict=False)]
-        found.append(
-            {
-                "row": row,
-                "name": f"{row.workload}: {short_name(row, comparison.rows)}",
-                "arithmetic": equivalences[0].arithmetic,
-                "baseline": equivalences[0].baseline_id,
-                "checks": [_check_cells(check) for check in checks],
-            }
+    if any(not part.reference_is_exact_form for part in found):
+        remarks.append(
+            f"{_BASELINE_MARK} relative to the baseline: the run has no exact form of it."
         )
-    names = list(dict.fromkeys(check["name"] for item in found for check in item["checks"]))
-    for item in found:  # scripts and evaluations have other checks
-        by_name = {check["name"]: check for check in item["checks"]}
-        item |= {"names": names, "by_name": by_name}
-    return found
 
+    def name(configuration: str | None) -> str:
+        return NOT_MEASURED if configuration is None else name_in(comparison, configuration)
 
-def _worst(checks: Iterable[Check]) -> Check:
-    severity = {False: 2, None: 1, True: 0}
-    return max(checks, key=lambda c: (severity[c.passed], c.value or 0.0))
-
-
-def _check_cells(check: Check) -> dict[str, Any]:
-    return {
-        "name": _CHECK_WORDS.get(check.name, check.name),
-        "mark": _MARKS[check.passed] if check.decisive else wording.NOT_MEASURED,
-        "value": check.value,
-        "tolerance": check.tolerance,
-        "reason": check.reason,
-    }
-
-
-def environment_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return the resources that each rank really had, in the first repeat of each row."""
-    return [
-        {
-            "name": f"{row.workload}: {short_name(row, comparison.rows)}" if number == 0 else "",
-            "environment": environment,
-            "affinity": _affinity(environment),
-            "omp": _settings(environment.omp_environment),
-            "limits": _limits(environment),
-        }
-        for row in comparison.rows
-        for trial in comparison.trials.get(row.configuration, ())[:1]
-        for number, environment in enumerate(_environments(trial))
+    columns: list[Column[CompressionEffect]] = [
+        Column("\nconfiguration", lambda part: name(part.configuration), "text"),
+        Column("MB a\nstep", lambda part: megabytes(part.sent_bytes_per_step)),
+        Column(
+            "un-\ncompressed",
+            lambda part: megabytes(part.uncompressed_bytes_per_step),
+            detail=Detail.PAGE,
+        ),
+        Column("of\nall", _sent_share),
+        Column("s per\nstep", lambda part: number(part.step_s)),
+        Column("reference", lambda part: number(part.reference_step_s), detail=Detail.PAGE),
+        Column("speed\nup", _lossy_speedup),
+        Column("interval", _lossy_bounds, detail=Detail.PAGE),
+        Column("loss", lambda part: number(part.loss, 4)),
+        Column("reference", lambda part: number(part.reference_loss, 4), detail=Detail.PAGE),
+        Column("loss\ndifference", lambda part: signed(part.loss_difference)),
+        Column("reference", lambda part: name(part.reference), "text", Detail.PAGE),
     ]
+    table = Table(columns=columns, items=found, gap=1)
+    return Section(title=f"Lossy training, {workload}", table=table, notes=remarks)
 
 
-def _environments(trial: TrialAnalysis) -> list[RankEnvironment]:
-    return [r.environment for r in trial.record.ranks if r.environment is not None]
+def _sent_share(part: CompressionEffect) -> str:
+    return NOT_MEASURED if part.sent_share is None else f"{100 * part.sent_share:.3g} %"
 
 
-def commands(comparison: Comparison) -> list[tuple[str, str]]:
-    """Return trial and exact command, in the order of the rows."""
-    return [
-        (trial.record.trial.id, trial.record.command.strip())
-        for row in comparison.rows
-        for trial in comparison.trials.get(row.configuration, ())
-        if trial.record.command
+def _lossy_speedup(part: CompressionEffect) -> str:
+    mark = "" if part.reference_is_exact_form else _BASELINE_MARK
+    return NOT_MEASURED if part.speedup is None else f"{part.speedup.median:.2f}{mark}"
+
+
+def _lossy_bounds(part: CompressionEffect) -> str:
+    return NOT_MEASURED if part.speedup is None else bounds(part.speedup)
+
+
+def staleness_section(comparison: Comparison, workload: str) -> Section | None:
+    """Describe how stale recorded updates are; None if no update was recorded."""
+    rows = [row for row in comparison.rows_of(workload) if row.staleness is not None]
+    if not rows:
+        return None
+    remarks = [_STALENESS]
+    if any(row.is_lossy for row in rows):
+        remarks.append(_NOT_DETERMINISTIC)
+
+    def figure(value: Callable[[Staleness], str]) -> Callable[[Row], str]:
+        return lambda row: NOT_MEASURED if row.staleness is None else value(row.staleness)
+
+    columns = [
+        Column("\nconfiguration", _name_among(comparison), "text"),
+        Column("updates", figure(lambda found: str(found.updates))),
+        Column("mean", figure(lambda found: number(found.mean))),
+        Column("95 %", figure(lambda found: number(found.p95))),
+        Column("max", figure(lambda found: str(found.max))),
+        Column("lead,\nsteps", figure(_lead)),
     ]
+    return Section(
+        title=f"Staleness of updates, {workload}",
+        table=Table(columns=columns, items=rows, gap=1),
+        notes=remarks,
+    )
 
 
-def versions(comparison: Comparison) -> list[tuple[str, str]]:
-    """Return library versions as planned and as the ranks found them."""
-    found: dict[str, set[str]] = {}
-    for name, version in _mapping(comparison.manifest, "versions").items():
-        found.setdefault(name, set()).add(str(version))
-    for trials in comparison.trials.values():
-        for trial in trials:
-            for environment in _environments(trial):
-                for name, version in environment.versions.items():
-                    found.setdefault(name, set()).add(version)
-    return [(name, ", ".join(sorted(values))) for name, values in sorted(found.items())]
+def _lead(found: Staleness) -> str:
+    return NOT_MEASURED if found.lead_steps_max is None else str(found.lead_steps_max)
 
 
-def machine(comparison: Comparison) -> list[tuple[str, str]]:
-    """Return facts of the host that started the run, else of the hosts of the ranks."""
-    facts = [
-        (_words(name), _fact(name, value))
-        for name, value in _mapping(comparison.manifest, "host").items()
-        if value is not None and not isinstance(value, dict)
+def recovery_section(comparison: Comparison) -> Section | None:
+    """Show the cost of a failure of each kind; None if no trial survived one."""
+    costs = [cost for row in comparison.rows for cost in _costs_of(comparison, row)]
+    if not costs:
+        return None
+    columns: list[Column[FailureCost]] = [
+        Column("configuration", lambda cost: name_in(comparison, cost.configuration), "name"),
+        Column("failed", lambda cost: cost.kind or _UNKNOWN_FAILURE, "name"),
+        Column("failures", lambda cost: str(cost.failures)),
+        Column("until\nnoticed", lambda cost: number(cost.detect_s)),
+        Column("until new\nprocesses", lambda cost: number(cost.restart_s)),
+        Column("until state\nrestored", lambda cost: number(cost.restore_s)),
+        Column("until end of\nnext step", lambda cost: number(cost.next_step_s)),
+        Column("downtime", lambda cost: number(cost.downtime_s)),
+        Column("lost\nsteps", lambda cost: number(cost.lost_steps)),
+        Column("lost\nwork", lambda cost: number(cost.lost_work_s)),
+        Column("delay by a\ncheckpoint", lambda cost: number(cost.checkpoint_s)),
     ]
-    if facts:
-        git = _mapping(comparison.manifest, "git")
-        if git:
-            changes = ", with local changes" if git.get("has_local_changes") else ""
-            facts.append(("git commit", f"{git['commit']}{changes}"))
-        return facts
-    environments = [
-        e for trials in comparison.trials.values() for t in trials for e in _environments(t)
+    return Section(
+        title="Failures and recovery",
+        anchor="recovery",
+        intro=(
+            "Cost of a failure by what failed: a rank, an executor with its ranks, or a host. "
+            "Medians over all failures, in seconds. The downtime runs from the failure to the end "
+            "of the first new step. The lost work is repeated in addition. Neither belongs to the "
+            "speeds above; the time to a target includes both."
+        ),
+        table=Table(columns=columns, items=costs),
+    )
+
+
+def _costs_of(comparison: Comparison, row: Row) -> list[FailureCost]:
+    trials = comparison.trials.get(row.configuration, ())
+    survived = [each for trial in trials for each in trial.recoveries]
+    blocked_s = [t.checkpoints.blocked_s for t in trials if t.checkpoints is not None]
+    return failure_costs(row.configuration, survived, blocked_s)
+
+
+def phase_table(comparison: Comparison, workload: str) -> Table[Row]:
+    """Return the seconds of each phase and of the known parts of `other`."""
+
+    def phase(name: str) -> Callable[[Row], str]:
+        return lambda row: number(row.phases_s[name])
+
+    def part(name: str) -> Callable[[Row], str]:
+        return lambda row: number(row.other_parts_s[name])
+
+    columns: list[Column[Row]] = [
+        Column("configuration", _name_among(comparison), "name"),
+        *(Column(each.label, phase(each.name), tip=each.meaning) for each in ALL_PHASES),
+        Column("sum", lambda row: number(row.wall_s)),
+        *(Column(_OTHER_SPANS.get(name, name), part(name)) for name in OTHER_SPANS),
     ]
-    hosts = {e.host: e.cpu_model for e in environments}
-    return [(host, model) for host, model in sorted(hosts.items())]
+    return Table(columns=columns, items=comparison.rows_of(workload))
 
 
-def data_rows(manifest: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return facts of each data set, and the time of its ingest, which is in no trial."""
-    ingest = _mapping(manifest, "ingest_s")
-    rows = []
-    for workload, facts in _mapping(manifest, "data").items():
-        known = facts if isinstance(facts, dict) else {"data set": facts}
-        listed = [(_words(name), _fact(name, value)) for name, value in known.items()]
-        if workload in ingest:
-            listed.append(("ingest, s (in no trial's time)", wording.number(ingest[workload])))
-        rows.append((workload, listed))
-    return rows
+def evaluation_table(comparison: Comparison, workload: str) -> Table[Row] | None:
+    """Return the metrics of the configurations with evaluations; None if there are none."""
+    rows = [row for row in comparison.rows_of(workload) if row.metrics]
+    if not rows:
+        return None
+
+    def metric(name: str) -> Callable[[Row], str]:
+        return lambda row: number(row.metrics.get(name), 4)
+
+    columns: list[Column[Row]] = [Column("configuration", _name_among(comparison), "name")]
+    if rows[0].target is not None:
+        columns += [
+            Column("time to target, s", _target_cell),
+            Column("over the\nbaseline", lambda row: with_bounds(row.target_speedup)),
+            Column("steps to\ntarget", lambda row: number(row.steps_to_target)),
+            Column("reached", lambda row: f"{row.target_reached or 0} of {row.repeats}"),
+        ]
+    columns.append(Column("samples/s", lambda row: interval_cell(row.samples_per_s)))
+    columns += [Column(f"{name}\nat the end", metric(name)) for name in metrics_of(rows)]
+    return Table(columns=columns, items=rows, style=lambda row: "" if row.ranked else "soft")
 
 
-def _mapping(document: Mapping[str, Any], key: str) -> dict[str, Any]:
-    value = document.get(key)
-    return value if isinstance(value, dict) else {}
+def metrics_of(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row.metrics))
 
 
-def _words(name: str) -> str:
-    return name.removesuffix("_bytes").replace("_", " ")
+def name_in(comparison: Comparison, name: str) -> str:
+    """Return the short name of a configuration; a trial keeps its id."""
+    rows = comparison.rows
+    return next((short_name(row, rows) for row in rows if row.configuration == name), name)
 
 
-def _fact(name: str, value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    if isinstance(value, dict):
-        return _settings({str(k): str(v) for k, v in value.items()})
-    if name.endswith("_bytes") and isinstance(value, int):
-        return f"{value / 2**30:.1f} GiB"
-    return str(value)
+def _target_cell(row: Row) -> Cell:
+    return Cell("missed") if row.time_to_target_s is None else interval_cell(row.time_to_target_s)
 
 
-def _settings(settings: Mapping[str, str]) -> str:
-    return ", ".join(f"{k}={v}" for k, v in sorted(settings.items())) or wording.NOT_MEASURED
+def _name_among(comparison: Comparison) -> Callable[[Row], Cell]:
+    return lambda row: Cell(short_name(row, comparison.rows), tip=row.configuration)
 
 
-def _limits(environment: RankEnvironment) -> str:
-    parts = []
-    if environment.cgroup_cpu_limit is not None:
-        parts.append(f"{environment.cgroup_cpu_limit:g} cores")
-    if environment.cgroup_memory_limit_bytes is not None:
-        parts.append(f"{environment.cgroup_memory_limit_bytes / 2**30:.1f} GiB")
-    return ", ".join(parts) or "none"
+def sidecar_sentence(comparison: Comparison) -> str | None:
+    """Describe the highest cost of a sidecar in the run; None where there was no sidecar."""
+    trials = [t for found in comparison.trials.values() for t in found]
+    cores = _known(t.usage.sidecar_core_percent for t in trials)
+    memory = _known(t.usage.sidecar_rss_peak_bytes for t in trials)
+    if not cores or not memory:
+        return None
+    interval_s = min(_known(t.usage.sidecar_interval_s for t in trials), default=None)
+    every = "" if interval_s is None else f", with a sample every {number(interval_s, 2)} s"
+    return (
+        f"At most {number(max(cores), 2)} % of one core and {mebibytes(max(memory))} MiB, on the "
+        f"host with the highest cost{every}. {_missed(trials)}"
+    )
 
 
-def _affinity(environment: RankEnvironment) -> str:
-    """List the cores of a rank, those of each replica thread, and the NUMA nodes."""
-    cores = _ranges(environment.affinity)
-    if environment.workers:
-        each = " | ".join(_ranges(w.affinity) for w in environment.workers)
-        cores += f" (replicas: {each})"
-    if environment.numa_nodes:
-        cores += f", NUMA {_ranges(environment.numa_nodes)}"
-    return cores
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
-def _ranges(cores: list[int]) -> str:
-    """Return ranges, for example `0-3, 8`."""
-    parts: list[list[int]] = []
-    for core in sorted(cores):
-        if parts and core == parts[-1][1] + 1:
-            parts[-1][1] = core
-        else:
-            parts.append([core, core])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts) or "none"
+def _missed(trials: list[TrialAnalysis]) -> str:
+    samples = sum(t.usage.sidecar_samples for t in trials)
+    missed = sum(t.usage.sidecar_missed_ticks for t in trials)
+    gaps = sum(t.usage.sidecar_gaps for t in trials)
+    words = f"It missed {missed} of {samples + missed} samples"
+    if gaps:
+        words += f"; {gaps} {'stretch has' if gaps == 1 else 'stretches have'} no samples"
+    return f"{words}."

@@ -1,84 +1,186 @@
-"""Local strategies in the report, as plain values for the template."""
+"""Sections of the page about local strategies, pipelines, and local strategy and launcher."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from paceline.analysis.labels import local_name, strategy_name
+from paceline.analysis.configuration import DOT, TIMES
+from paceline.analysis.labels import short_name, strategy_name
 from paceline.report import figures
-from paceline.report.wording import NOT_MEASURED, arithmetic_words, listed, place_name
+from paceline.report.columns import comparison_table, interval_cell
+from paceline.report.section import Cell, Column, Detail, Section, Table
+from paceline.report.wording import (
+    MINUS,
+    NOT_MEASURED,
+    arithmetic_words,
+    listed,
+    place_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.analysis.comparison import Comparison
-    from paceline.analysis.local_global import Relation
+    from paceline.analysis.local_global import LocalGlobal, Relation, StrategyLine
+    from paceline.analysis.pipeline import Pipeline
     from paceline.analysis.row import Row
-    from paceline.report.figures import Chart
-
-    # keeps a chart and returns its name
-    Add = Callable[[Chart], str]
 
 _LEAST_FOR_A_CLAIM = 5  # of 4! orders two are perfect: 8 %, so 4 strategies never reach 5 %
 
 
-def node_local(comparison: Comparison, add: Add) -> list[dict[str, Any]]:
-    """Return rows and figure for each workload with two strategies under launcher `local`."""
-    found = []
+def local_section(comparison: Comparison) -> Section | None:
+    """Compare the strategies under launcher `local`; None without a workload that has two."""
+    parts = []
     for workload in comparison.workloads:
         rows = [r for r in comparison.rows_of(workload) if r.launcher == "local" and r.repeats]
         if len(rows) < 2:
             continue
         use = figures.local_use_chart(comparison, workload, rows)
-        kinds = {r.memory_peak_kind for r in rows if r.memory_peak_kind is not None}
-        found.append(
-            {
-                "workload": workload,
-                "rows": [(local_name(row, comparison.rows), row) for row in rows],
-                "memory_kinds": sorted(kinds),
-                "use": None if use is None else add(use),
-            }
+        parts.append(
+            Section(
+                title=workload,
+                table=comparison_table(comparison, workload, Detail.PAGE, rows=rows),
+                parts=() if use is None else (Section(charts=(use,)),),
+            )
         )
-    return found
+    if not parts:
+        return None
+    return Section(
+        title="Local strategies",
+        anchor="local",
+        intro=(
+            "How one node uses its cores (intra-node parallelism), measured under launcher local. "
+            "Efficiency is speedup over allocated cores. Names: "
+            f"replicas{TIMES}threads of each; of a pipeline stages{TIMES}threads, of a hybrid "
+            f"replicas{DOT}stages{TIMES}threads, m the micro-batches of a replica's share."
+        ),
+        parts=parts,
+    )
 
 
-def pipelines(comparison: Comparison, add: Add) -> list[dict[str, Any]]:
-    """Return rows and the figure of stages for each workload with a measured pipeline."""
-    found = []
+def _style(row: Row) -> str:
+    return "" if row.ranked else "soft"
+
+
+def pipelines_section(comparison: Comparison) -> Section | None:
+    """Show bubble, stages and split points of measured pipelines; None without any."""
+    parts = []
     for workload in comparison.workloads:
         rows = [r for r in comparison.rows_of(workload) if r.pipeline and r.pipeline.stages]
         if rows:
-            found.append(
-                {
-                    "workload": workload,
-                    "rows": rows,
-                    "stages": add(figures.stage_chart(comparison, workload, rows)),
-                }
+            chart = figures.stage_chart(comparison, workload, rows)
+            parts.append(
+                Section(
+                    title=workload,
+                    table=_pipeline_table(comparison, rows),
+                    parts=(Section(charts=(chart,)),),
+                )
             )
-    return found
+    if not parts:
+        return None
+    return Section(
+        title="Pipelines",
+        anchor="pipelines",
+        intro=(
+            "The bubble is the share of forward, backward and waiting for neighbours in which a "
+            f"stage waits, mean over the stages. The theoretical bubble is (s {MINUS} 1) / "
+            f"(m + s {MINUS} 1) "
+            "for s equal stages and m equal micro-batches without transfer costs. Differences "
+            "come from unequal stages, transfer of activations, and the machine. Bytes are those "
+            "of one replica's share of a step."
+        ),
+        parts=parts,
+    )
 
 
-def local_global(comparison: Comparison, add: Add) -> list[dict[str, Any]]:
-    """Return strategies by launcher, a figure and sentences, for each workload and arithmetic."""
+def _pipeline_table(comparison: Comparison, rows: list[Row]) -> Table[Row]:
+    def of_pipeline(value: Callable[[Pipeline], str]) -> Callable[[Row], str]:
+        return lambda row: NOT_MEASURED if row.pipeline is None else value(row.pipeline)
+
+    columns: list[Column[Row]] = [
+        Column("pipeline", lambda row: short_name(row, comparison.rows), "name"),
+        Column("stages", lambda row: str(row.stages)),
+        Column("micro-batches", lambda row: str(row.options.get("micro_batches"))),
+        Column("schedule", lambda row: str(row.options.get("schedule")), "name"),
+        Column("bubble\nmeasured", of_pipeline(lambda p: _tenths(p.bubble_measured))),
+        Column("bubble\nin theory", of_pipeline(lambda p: _tenths(p.bubble_theoretical))),
+        Column("stages busy, %", of_pipeline(_busy)),
+        Column("split before", lambda row: _split_points(row, 0), "text"),
+        Column("crosses forward", lambda row: _split_points(row, 1), "text"),
+        Column("crosses backward", lambda row: _split_points(row, 2), "text"),
+    ]
+    return Table(columns=columns, items=rows, style=_style)
+
+
+def _tenths(share: float | None) -> str:
+    return NOT_MEASURED if share is None else f"{100 * share:.1f} %"
+
+
+def _busy(pipeline: Pipeline) -> str:
+    return ", ".join(f"{100 * stage.busy_share:.0f}" for stage in pipeline.stages)
+
+
+def _split_points(row: Row, figure: int) -> str:
+    return "\n".join(words[figure] for words in split_point_words(row)) or NOT_MEASURED
+
+
+def split_point_words(row: Row) -> list[tuple[str, str, str]]:
+    """Return layer, and MB forward and backward per step, for each split point."""
     return [
-        {
-            "workload": found.workload,
-            "arithmetic": arithmetic_words(comparison, found),
-            "places": [place_name(r.launcher, r.nodes) for r in found.relations],
-            "lines": [
-                {
-                    "name": _name(comparison, line.configuration),
-                    "alone": line.speedup,
-                    "there": [line.under(r.launcher, r.nodes) for r in found.relations],
-                }
-                for line in found.lines
-                if line.elsewhere
-            ],
-            "chart": add(figures.local_global_chart(comparison, found)),
-            "sentences": [relation_sentence(comparison, r) for r in found.relations],
-        }
+        (split.before, _megabytes(split.bytes_forward), _megabytes(split.bytes_backward))
+        for split in (row.pipeline.split_points if row.pipeline is not None else ())
+    ]
+
+
+def _megabytes(value: float | None) -> str:
+    return NOT_MEASURED if value is None else f"{value / 1e6:.3g} MB"
+
+
+def local_global_section(comparison: Comparison) -> Section | None:
+    """Relate the strategies alone to those under other launchers; None without any."""
+    if not comparison.local_global:
+        return None
+    parts = [
+        Section(
+            title=f"{found.workload}{arithmetic_words(comparison, found)}",
+            sentences=[relation_sentence(comparison, each) for each in found.relations],
+            table=_relation_table(comparison, found),
+            parts=(Section(charts=(figures.local_global_chart(comparison, found),)),),
+        )
         for found in comparison.local_global
     ]
+    return Section(
+        title="Local strategy and global speedup",
+        anchor="local-global",
+        intro=(
+            "This section shows whether the best strategy inside a node stays the best under "
+            "other launchers. Each strategy alone (launcher local) is compared with the same "
+            "strategy under other launchers; of several transports, the fastest counts. The ratio "
+            "is that of the speeds, within the same repeat."
+        ),
+        parts=parts,
+    )
+
+
+def _relation_table(comparison: Comparison, found: LocalGlobal) -> Table[StrategyLine]:
+    def there(relation: Relation, figure: str) -> Callable[[StrategyLine], Cell]:
+        def cell(line: StrategyLine) -> Cell:
+            elsewhere = line.under(relation.launcher, relation.nodes)
+            return interval_cell(None if elsewhere is None else getattr(elsewhere, figure))
+
+        return cell
+
+    columns: list[Column[StrategyLine]] = [
+        Column("strategy", lambda line: _name(comparison, line.configuration), "name"),
+        Column("speedup alone", lambda line: interval_cell(line.speedup)),
+    ]
+    for relation in found.relations:
+        place = place_name(relation.launcher, relation.nodes)
+        columns += [
+            Column(f"under {place}:\nspeedup", there(relation, "speedup")),
+            Column(f"under {place}:\nratio to alone", there(relation, "ratio")),
+        ]
+    return Table(columns=columns, items=[line for line in found.lines if line.elsewhere])
 
 
 def relation_sentence(comparison: Comparison, relation: Relation) -> str:
@@ -113,7 +215,7 @@ def _order(relation: Relation) -> str:
     n = relation.strategies
     if relation.rank_correlation is None:
         return f"{n} strategies are too few to compare their order."
-    value = f"{relation.rank_correlation:.2f}".replace("-", "\N{MINUS SIGN}")
+    value = f"{relation.rank_correlation:.2f}".replace("-", MINUS)
     sentence = f"Spearman's rank correlation of the speedups is {value} (n = {n} strategies"
     if n < _LEAST_FOR_A_CLAIM:
         return f"{sentence}; too few for a conclusion)."
@@ -122,15 +224,3 @@ def _order(relation: Relation) -> str:
 
 def _name(comparison: Comparison, configuration: str) -> str:
     return strategy_name(comparison.row(configuration), comparison.rows)
-
-
-def split_point_words(row: Row) -> list[tuple[str, str, str]]:
-    """Return layer, and MB forward and backward per step, for each split point."""
-    return [
-        (split.before, _megabytes(split.bytes_forward), _megabytes(split.bytes_backward))
-        for split in (row.pipeline.split_points if row.pipeline is not None else ())
-    ]
-
-
-def _megabytes(value: float | None) -> str:
-    return NOT_MEASURED if value is None else f"{value / 1e6:.3g} MB"

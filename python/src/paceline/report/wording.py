@@ -1,4 +1,4 @@
-"""Numbers and marks as text, the same in the terminal table and in the report."""
+"""Numbers, marks and sentences that several parts of the output share."""
 
 from __future__ import annotations
 
@@ -7,32 +7,18 @@ from typing import TYPE_CHECKING
 
 from paceline.analysis.labels import short_name
 from paceline.analysis.statistics import Interval
-from paceline.analysis.verdict import DASH, bounds, listed, milliseconds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.local_global import LocalGlobal
     from paceline.analysis.row import Row
+    from paceline.analysis.statistics import Mean
     from paceline.records.documents import Stopping
 
-__all__ = [
-    "DASH",
-    "NOT_MEASURED",
-    "arithmetic_words",
-    "bounds",
-    "in_milliseconds",
-    "listed",
-    "mark_of",
-    "mebibytes",
-    "megabytes",
-    "milliseconds",
-    "not_ranked_reason",
-    "number",
-    "percent",
-    "place_name",
-    "table_sentences",
-    "with_bounds",
-]
+DASH = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
 NOT_MEASURED = DASH
 
 
@@ -56,7 +42,45 @@ def number(value: float | Interval | None, digits: int = 3) -> str:
 
 
 def percent(value: float | None) -> str:
+    """Format a number of percent without the sign."""
     return NOT_MEASURED if value is None else f"{value:.0f}"
+
+
+def share(value: float | None) -> str:
+    """Format a share of 1 in percent."""
+    return NOT_MEASURED if value is None else f"{100 * value:.0f} %"
+
+
+def signed(value: float | None, digits: int = 2) -> str:
+    if value is None:
+        return NOT_MEASURED
+    return f"{MINUS if value < 0 else '+'}{number(abs(value), digits)}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Format seconds with their unit, for a sentence."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{1000 * seconds:.0f} ms" if seconds >= 0.01 else f"{1000 * seconds:.1f} ms"
+
+
+def listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def bounds(interval: Interval) -> str:
+    """Format the bounds of a ratio."""
+    return f"{interval.low:.2f}{DASH}{interval.high:.2f}"
+
+
+def range_of(interval: Interval, digits: int = 3) -> str:
+    """Format the bounds with this number of significant digits."""
+    return f"{number(interval.low, digits)}{DASH}{number(interval.high, digits)}"
+
+
+def bounds_ms(interval: Mean) -> str:
+    """Format the bounds of seconds in milliseconds."""
+    return f"{in_milliseconds(interval.low)} to {in_milliseconds(interval.high)}"
 
 
 def megabytes(value: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from paceline.analysis.equivalence import check_equivalence
+from paceline.analysis.equivalence import check_equivalence, write_equivalence
 from paceline.data.dataset import order_of
 from paceline.runner.trial import is_finished
 
@@ -31,7 +31,8 @@ def check_equivalences(trials: Sequence[Trial], files: RunFiles, *, keep_tensors
         baseline = _baseline(trial, finished, trials, files)
         if baseline is None:
             continue
-        check_equivalence(trial_files, files.trial(baseline.id), _order(trial))
+        found = check_equivalence(trial_files, files.trial(baseline.id), _order(trial))
+        write_equivalence(trial_files, found)
         if trial.id != baseline.id and not keep_tensors:
             shutil.rmtree(trial_files.weights.parent, ignore_errors=True)
 

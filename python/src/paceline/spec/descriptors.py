@@ -21,7 +21,7 @@ from paceline.spec.model_facts import ModelFacts, model_facts
 from paceline.spec.values import absolute_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from paceline.spec.models import Experiment, TrialRequest, WorkloadRequest
     from paceline.spec.placement import NodeCounts, Placement
@@ -100,8 +100,6 @@ class StrategyDescriptor(Descriptor):
     count_key: ClassVar[str | None] = None  # the key that "auto" takes from the node's cores
     layout_key_names: ClassVar[tuple[str, ...]] = ()  # own keys that a search for a layout finds
     without_cuda: ClassVar[str | None] = None  # why it has no GPUs and what to use instead
-    paper_rows: ClassVar[Mapping[str, str]] = {}  # device -> row of the first paper, on one node
-    distributed_in_paper: ClassVar[bool] = False  # the launchers' rows of the paper use it
 
     def counts(self, request: TrialRequest, cores: int) -> NodeCounts:
         """Return the counts on a node with `cores` cores: the meaning of "auto".
@@ -259,7 +257,6 @@ class LauncherDescriptor(Descriptor):
     provides: ClassVar[frozenset[str]] = frozenset()  # capabilities that transports may need
     spans_nodes: ClassVar[bool] = False
     default_transport: ClassVar[str | None] = None  # between nodes, on the CPU
-    paper_rows: ClassVar[Mapping[str, str]] = {}  # device -> row of the first paper
     restarts_ranks: ClassVar[bool] = False  # its command starts failed ranks again by itself
     programs: ClassVar[frozenset[str]] = frozenset()  # their children are ranks
     Settings: ClassVar[type[KeyModel]] = KeyModel

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.analysis.explain.difference import TOTAL, difference
-from paceline.analysis.explain.factors import TimeOnCores, split_time_on_cores
+from paceline.analysis.explain.pair import TimeOnCores, split_time_on_cores
 from paceline.analysis.explain.parts import PART_NAMES, PARTS, TrialParts
 from paceline.analysis.noise import noise_between_runs
 from paceline.analysis.resampling import mean_draws

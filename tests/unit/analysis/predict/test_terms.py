@@ -10,7 +10,7 @@ from tests.unit.analysis import operations as made
 from tests.unit.analysis.ways import MPI
 
 from paceline.analysis.predict.link import Link, given_link, measured_link, slower_of
-from paceline.analysis.predict.node import NodeModel, NodeStep, node_model, node_step
+from paceline.analysis.predict.node import NodeModel, NodeStep, node_model, node_step, slowest_ratio
 from paceline.analysis.predict.overlap import (
     GATHERS,
     Collectives,
@@ -19,10 +19,8 @@ from paceline.analysis.predict.overlap import (
     Replay,
     recorded_profile,
 )
-from paceline.analysis.predict.slowest import slowest_ratio
 from paceline.analysis.reading import load_run
 from paceline.analysis.resampling import DRAWS
-from paceline.analysis.simulation.job import Topology
 from paceline.analysis.steps import read_steps
 
 ONE = np.ones((1, 1))
@@ -194,13 +192,3 @@ def test_a_nodes_own_step_has_no_communication(fabricate, tmp_path) -> None:
     assert step.mean_s == pytest.approx(way.step_s - way.transfer_s - way.lead_s / 2)
     assert step.samples == 4  # of a global batch of 8
     assert isinstance(model_of([step]), NodeModel)
-
-
-@pytest.mark.needs("simgrid")
-def test_contention_is_simulated_between_nodes_only() -> None:
-    """Racks of one node, whose uplinks are half as fast as the nodes' links."""
-    topology = Topology(rack_hosts=1, oversubscription=2.0)
-    collectives = Collectives(algorithms=("ring",), topology=topology)
-    rounds, path = collectives.costs("ring", np.array([1, 2]), 1)
-    assert path == pytest.approx([0.0, 2.0])
-    assert rounds == pytest.approx([0.0, 4.0])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from paceline.analysis.configuration import pipeline_counts
 from paceline.analysis.explain.evidence import amount
-from paceline.analysis.explain.factors import ALLOCATED, AT_WORK, CPU_TIME
+from paceline.analysis.explain.pair import ALLOCATED, AT_WORK, CPU_TIME
 from paceline.analysis.pipeline import theoretical_bubble
 from paceline.records.phases import LABELS
 

@@ -15,8 +15,13 @@ from paceline.analysis.explain.evidence import (
     median_evidence,
     trial_evidence,
 )
-from paceline.analysis.explain.factors import TimeOnCores, split_time_on_cores
-from paceline.analysis.explain.pair import Pair, Side, StragglerEvidence
+from paceline.analysis.explain.pair import (
+    Pair,
+    Side,
+    StragglerEvidence,
+    TimeOnCores,
+    split_time_on_cores,
+)
 from paceline.analysis.explain.parts import ON_CORES, trial_steps
 from paceline.analysis.phases import mean_over_ranks, median_over_repeats, trial_phases
 from paceline.errors import NotComparable
@@ -29,8 +34,8 @@ if TYPE_CHECKING:
 
     from paceline.analysis.explain.causes import Cause
     from paceline.analysis.explain.difference import Difference, PartDifference, PartNoise
-    from paceline.analysis.explain.factors import Factor
     from paceline.analysis.explain.interventions import Intervention
+    from paceline.analysis.explain.pair import Factor
     from paceline.analysis.explain.parts import TrialParts, TrialSteps
     from paceline.analysis.reading import TrialRecord
     from paceline.plan.trial import Trial

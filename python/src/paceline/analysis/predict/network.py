@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from paceline.analysis.predict.overlap import Profile
     from paceline.analysis.predict.setup import NodeSetup
     from paceline.analysis.reading import TrialRecord
-    from paceline.analysis.simulation.job import Topology
 
 SEED = 20160316  # SEED + 1 and so on for terms that are drawn independently
 
@@ -53,14 +52,13 @@ class Network:
         records: Sequence[TrialRecord],
         setups: Sequence[NodeSetup],
         given: Link | None,
-        topology: Topology | None,
     ) -> None:
         """records: all finished trials of the workload. setups: theirs. given: the link; None if it
-        is measured. topology: simulate contention in it."""
+        is measured."""
         self.transport = transport
         self._setups = setups
         self.algorithms = algorithms_of(transport, records)
-        self._collectives = Collectives(algorithms=self.algorithms, topology=topology)
+        self._collectives = Collectives(algorithms=self.algorithms)
         self.assumptions: list[str] = []
         self._users = [r for r in records if r.trial.transport == transport]
         known = [r.result.parameters for r in records if r.result is not None]

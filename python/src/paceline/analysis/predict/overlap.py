@@ -17,7 +17,6 @@ import numpy as np
 import polars as pl
 
 from paceline.analysis.operations import clock_errors, load_operations, operation_times
-from paceline.analysis.simulation.simulate import contended_cost
 from paceline.costs.link_cost import all_gather, all_reduce
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.analysis.reading import TrialRecord
-    from paceline.analysis.simulation.job import Topology
     from paceline.analysis.steps import RankSteps
 
 REDUCES, GATHERS = "allreduce", "allgather"
@@ -172,28 +170,25 @@ def _with_products(profile: Profile, record: TrialRecord, steps: RankSteps) -> P
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """Collective operations between nodes.
+    """Collective operations between nodes, by formulas without contention.
 
-    algorithms: of all-reduces. topology: switches with simulated contention; None: formulas without
-    contention.
+    algorithms: of all-reduces.
     """
 
     algorithms: Sequence[str]
-    topology: Topology | None = None
 
     def costs(
         self, name: str, nodes: NDArray[np.int64], ranks_per_node: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return rounds and volume on the critical path for each number of nodes."""
-        found = [self._cost(name, n, ranks_per_node) for n in nodes.tolist()]
+        found = [self.cost(name, n, ranks_per_node) for n in nodes.tolist()]
         return np.array([rounds for rounds, _ in found]), np.array([path for _, path in found])
 
-    def _cost(self, name: str, nodes: int, ranks_per_node: int) -> tuple[float, float]:
+    def cost(self, name: str, nodes: int, ranks_per_node: int) -> tuple[float, float]:
+        """Return the same for one number of nodes."""
         ranks = nodes * ranks_per_node
-        if self.topology is None or nodes == 1:
-            cost = all_gather(ranks) if name == GATHERS else all_reduce(name, ranks)
-            return float(cost.rounds), cost.path
-        return contended_cost(name, ranks, self.topology.of_ranks(ranks_per_node))
+        cost = all_gather(ranks) if name == GATHERS else all_reduce(name, ranks)
+        return float(cost.rounds), cost.path
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ import numpy as np
 
 from paceline.analysis.configuration import node_setup
 from paceline.analysis.predict.network import SEED, Network, algorithms_of
+from paceline.analysis.predict.node import slowest_ratio
 from paceline.analysis.predict.prediction import CONFIDENCE, Prediction, Predictions
 from paceline.analysis.predict.setup import NodeSetup
-from paceline.analysis.predict.slowest import slowest_ratio
 from paceline.analysis.statistics import Interval
 from paceline.spec.extensions import TRANSPORTS
 
@@ -51,8 +51,6 @@ def predict(records: Sequence[TrialRecord], request: Request) -> Predictions:
     made: list[Prediction] = []
     refused: list[Refusal] = []
     assumptions: dict[str, None] = {}
-    if request.topology is not None:
-        assumptions[f"contention as SimGrid simulates it: {request.topology}"] = None
     by_workload: dict[str, list[TrialRecord]] = defaultdict(list)
     for record in records:
         by_workload[record.trial.training.workload].append(record)
@@ -60,7 +58,7 @@ def predict(records: Sequence[TrialRecord], request: Request) -> Predictions:
         used = dict.fromkeys(r.trial.transport for r in same)
         names = request.transports or tuple(n for n in used if algorithms_of(n, same))
         setups = [NodeSetup(alike, request) for alike in _grouped(same)]
-        networks = [Network(name, same, setups, request.link, request.topology) for name in names]
+        networks = [Network(name, same, setups, request.link) for name in names]
         for setup in setups:
             if not _is_wanted(setup.trial, request):
                 continue

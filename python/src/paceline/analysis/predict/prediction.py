@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.analysis.predict.link import Link
-    from paceline.analysis.simulation.job import Topology
     from paceline.analysis.statistics import Interval
 
 CONFIDENCE = 0.9  # of the intervals of predictions
@@ -26,7 +25,6 @@ class Request:
     link: None takes the link that trials on several nodes have measured. strategies: shell patterns
     of local strategies; none takes all. transports: none takes those of the run. global_batch: None
     takes that of the run. micro_batches: of pipelines; None takes the measured number.
-    topology: switches between the nodes, for simulated contention; None computes without it.
     """
 
     nodes: tuple[int, ...]
@@ -36,7 +34,6 @@ class Request:
     scaling: Scaling = "strong"
     global_batch: int | None = None
     micro_batches: int | None = None
-    topology: Topology | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

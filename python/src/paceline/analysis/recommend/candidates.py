@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from paceline.analysis.row import Row
     from paceline.analysis.statistics import Series
 
-Goal = Literal["time", "cost", "memory", "energy"]
+Goal = Literal["time", "cost", "memory"]
 UNITS: dict[Goal, str] = {
     "time": "s per 1,000 samples",
     "cost": "core seconds per 1,000 samples",
     "memory": "MiB per node",
-    "energy": "J per 1,000 samples",
 }
 _SAMPLES = 1000
 
@@ -120,11 +119,11 @@ def with_ties(candidates: Sequence[Candidate]) -> list[Candidate]:
 def predicted_candidates(
     predictions: Sequence[Prediction], comparison: Comparison, workload: str, goal: Goal, nodes: int
 ) -> list[Candidate]:
-    """Return predictions that were not measured, best first; none for goals without a model.
+    """Return predictions that were not measured, best first; none for the goal memory.
 
     A measurement of another precision or global batch is not one of the prediction.
     """
-    if goal not in ("time", "cost"):
+    if goal == "memory":
         return []
     found = _predicted(predictions, comparison, workload, goal, nodes)
     return sorted(found, key=lambda each: each.value.median)

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from paceline.analysis.statistics import Series
 
 _UNKNOWN_NOISE = 0.02  # of one measurement, where no repeats show it: usual on an idle machine
-NO_ENERGY = (
-    "energy is not available: the traces have no power readings (RAPL of the CPU, NVML of GPUs)"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +91,6 @@ def recommend(
 ) -> Recommendation:
     """Rank the configurations of a workload on at most so many nodes. nodes: None is any number."""
     most = nodes or max((row.nodes for row in comparison.rows_of(workload)), default=1)
-    if goal == "energy":
-        return Recommendation(
-            workload=workload, goal=goal, unit=UNITS[goal], nodes=most, measured=(), predicted=(),
-            next_measurement=None, unavailable=NO_ENERGY,
-        )  # fmt: skip
     rates = _rates(comparison, workload)
     noises = run_noise(rates)
     candidates = [

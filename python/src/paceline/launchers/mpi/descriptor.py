@@ -67,7 +67,6 @@ class Mpi(LauncherDescriptor):
     checks = "paceline.launchers.mpi.tools:checks"
     render_slurm = "paceline.launchers.mpi.render:slurm_step"
     render_kubernetes = "paceline.launchers.mpi.render:kubernetes_object"
-    paper_rows = {"cpu": "MPI, CPU", "cuda": "MPI, GPU"}
 
     def options(self, request: TrialRequest, experiment: Experiment) -> MpiLaunchOptions:
         settings = experiment.settings(self.name, MpiSettings)

@@ -58,7 +58,6 @@ class Spark(LauncherDescriptor):
     checks = "paceline.launchers.spark.tools:checks"
     render_slurm = "paceline.launchers.spark.render:slurm_step"
     render_kubernetes = "paceline.launchers.spark.render:kubernetes_object"
-    paper_rows = {"cpu": "Spark, CPU"}
     programs = frozenset({"java"})
 
     def executor_program(self, options: Any) -> str | None:

@@ -5,13 +5,13 @@ from paceline.report.figures.bars import (
     rank_time_chart,
     stage_chart,
     step_time_chart,
+    waterfall_chart,
 )
 from paceline.report.figures.charts import Chart, colours, first_repeats, plotly_js
 from paceline.report.figures.evaluation import metric_chart
 from paceline.report.figures.hosts import resource_charts, shades, telemetry_charts
 from paceline.report.figures.speed import loss_chart, speedup_chart, step_distribution_chart
 from paceline.report.figures.strategies import local_global_chart, local_use_chart
-from paceline.report.figures.waterfall import waterfall_chart
 
 __all__ = [
     "Chart",

@@ -1,4 +1,4 @@
-"""Figures of stacked bars: the time of a trial, of a step, of its communication, of stages."""
+"""Figures of bars: time of a trial, a step, its communication, stages; parts of a difference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ import plotly.graph_objects as go
 
 from paceline.analysis.labels import short_name
 from paceline.records.phases import LABELS, PHASES, STEP_PHASES
-from paceline.report.figures.charts import BLUE, PHASE_COLOURS, chart, first_repeats, omitted
+from paceline.report.figures.charts import (
+    BLUE,
+    GREEN,
+    GREY,
+    PHASE_COLOURS,
+    RED,
+    chart,
+    first_repeats,
+    omitted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +28,8 @@ if TYPE_CHECKING:
     from paceline.analysis.row import Row
     from paceline.report.figures.charts import Chart
 
-    Part = tuple[str, str, Sequence[float | None]]  # name, colour, a value for each bar
+    Part = tuple[str, str, Sequence[float | None]]
+    from paceline.analysis.explain.explanation import Explanation
 
 _OVERLAPPED = "rgba(213, 94, 0, 0.35)"  # the colour of transfer, pale: it takes no extra time
 
@@ -142,3 +152,36 @@ def _stacked(
     figure.update_xaxes(title=axis)
     height_px = 170 + (26 if beside is None else 34) * len(labels)
     return chart(figure, title=title, caption=caption, height_px=height_px, legend=True)
+
+
+_LEAST_SHARE = 0.002  # of a step: smaller parts are not drawn
+
+
+def waterfall_chart(explanation: Explanation, faster: str, slower: str) -> Chart:
+    """Draw how the parts of a step lead from one configuration to the other.
+
+    faster, slower: their short names.
+    """
+    found = explanation.difference
+    workload = explanation.slower_trial.training.workload
+    least_s = _LEAST_SHARE * found.slower_s
+    parts = [part for part in found.parts if abs(part.difference_s.mean) >= least_s]
+    whole = [found.faster_s, *(part.difference_s.mean for part in parts), found.slower_s]
+    figure = go.Figure()
+    figure.add_waterfall(
+        x=[faster, *(part.label for part in parts), slower],
+        y=whole,
+        measure=["absolute", *["relative"] * len(parts), "total"],
+        increasing={"marker": {"color": RED}},
+        decreasing={"marker": {"color": GREEN}},
+        totals={"marker": {"color": BLUE}},
+        connector={"line": {"color": GREY, "width": 1}},
+        hovertemplate="%{x}<br>%{y:.4g} s<extra></extra>",
+    )
+    figure.update_yaxes(title="seconds per step", rangemode="tozero")
+    return chart(
+        figure,
+        title=f"Why {slower} takes longer per step than {faster}, {workload}",
+        caption="Each bar is the difference of one part of the mean step; green parts are faster.",
+        height_px=360,
+    )

@@ -20,7 +20,6 @@ from paceline.report.figures.charts import (
     spread,
     thinned,
 )
-from paceline.report.paper import paper_speedup
 from paceline.report.wording import NOT_MEASURED, with_bounds
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ _MOST_LINES = 8  # of configurations that are not equivalent
 
 
 def speedup_chart(comparison: Comparison, workload: str) -> Chart:
-    """Draw the speedups with their intervals, and the paper's figures beside them."""
+    """Draw the speedups with their intervals."""
     rows = [r for r in shown_rows(comparison, workload) if r.speedup is not None][::-1]
     palette = colours(comparison)
     figure = go.Figure(
@@ -70,7 +69,7 @@ def speedup_chart(comparison: Comparison, workload: str) -> Chart:
         figure,
         title=f"Speedup, {workload}",
         caption="Bars: median; lines: 95 % confidence interval. Pale bars: equivalence was not "
-        f"shown.{_paper_caption(rows)}{omitted(comparison, workload)}",
+        f"shown.{omitted(comparison, workload)}",
         height_px=110 + 34 * len(rows),
         right=210,
     )
@@ -173,14 +172,7 @@ def _loss_caption(equivalent: Sequence[TrialAnalysis], others: int) -> str:
     return " ".join(parts)
 
 
-def _paper_caption(rows: Sequence[Row]) -> str:
-    if all(paper_speedup(row) is None for row in rows):
-        return ""
-    return " The paper's figures come from other machines."
-
-
 def _speedup_label(row: Row) -> str:
-    paper = paper_speedup(row)
-    beside = "" if paper is None else f" · paper {paper:g}"
-    ours = NOT_MEASURED if row.speedup is None else with_bounds(row.speedup)
-    return f"{'1 (baseline)' if row.is_baseline else ours}{beside}"
+    if row.is_baseline:
+        return "1 (baseline)"
+    return NOT_MEASURED if row.speedup is None else with_bounds(row.speedup)

@@ -40,8 +40,6 @@ class Hybrid(Pipeline):
     is_replicated = True
     count_key = "replicas"
     layout_key_names = tuple(HybridKeys.model_fields)
-    # The paper has it on GPUs only; ours on cores is compared with that row.
-    paper_rows = {"cpu": "GPU, data and model", "cuda": "GPU, data and model"}
 
     def counts(self, request: TrialRequest, cores: int) -> NodeCounts:
         threads = number(request.threads_per_rank) or 1

@@ -32,8 +32,6 @@ class Pipeline(StrategyDescriptor):
     uses_node_memory = True
     count_key = "stages"
     layout_key_names = tuple(PipelineKeys.model_fields)
-    # The paper has model parallelism on GPUs only; ours on cores is compared with that row.
-    paper_rows = {"cpu": "GPU, model parallel", "cuda": "GPU, model parallel"}
 
     def counts(self, request: TrialRequest, cores: int) -> NodeCounts:
         threads = number(request.threads_per_rank) or 1

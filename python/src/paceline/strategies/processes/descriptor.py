@@ -105,8 +105,6 @@ class Processes(ProcessPerReplica):
     runs_scripts = True
     keys_of_own_training = ("reduction", "averaging_period_steps", "averaging_start_step")
     layout_key_names = ("replicas",)
-    paper_rows = {"cpu": "CPU, many processes", "cuda": "GPU, data parallel"}
-    distributed_in_paper = True
 
     def requested_ranks(self, request: TrialRequest) -> int | None:
         return super().requested_ranks(request) or number(request.keys(ProcessesKeys).replicas)

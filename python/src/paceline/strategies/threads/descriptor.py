@@ -43,7 +43,6 @@ class Threads(StrategyDescriptor):
     is_replicated = True
     count_key = "replicas"
     layout_key_names = ("replicas",)
-    paper_rows = {"cpu": "CPU, one process", "cuda": "GPU, data parallel"}
     without_cuda = (
         '"threads" has its replicas in one process, and GPUs need one process each; use '
         'local_strategy = "processes"'

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from paceline.analysis.communication_bins import size_bin
+from paceline.analysis.communication import size_bin
 from paceline.analysis.operations import clock_errors, load_operations, operation_times
 from paceline.analysis.reading import load_trial
 from paceline.analysis.steps import read_steps

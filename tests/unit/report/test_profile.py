@@ -12,9 +12,8 @@ from tests.unit.analysis import operations as made
 
 from paceline.analysis.communication import trial_communication
 from paceline.analysis.compare import compare_run
-from paceline.report import communication
-from paceline.report.document import ChartBook, render
-from paceline.report.profile import overview, profile_view
+from paceline.report.document import render
+from paceline.report.profile import communication_section, overview, profile_view, size_words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +55,7 @@ def shown(view: Any, width: int = 80) -> str:
 
 def test_page_names_the_straggler_beside_the_tables(run: RunFiles) -> None:
     page = render(compare_run(run))
-    assert '<h3 id="communication">' in page
+    assert '<h2 id="communication">' in page
     section = page[page.index('id="communication"') : page.index('id="resources"')]
     assert "Straggler: rank 1 on node1 is last in 100% of the steps" in section
     assert "delays each step by 50 ms" in section
@@ -73,10 +72,11 @@ def test_page_without_peers_has_no_such_section(fabricate: ModuleType, tmp_path:
 
 
 def test_figure_has_a_bar_for_each_rank(run: RunFiles) -> None:
-    book = ChartBook()
-    (part,) = communication.communication(compare_run(run), book.add)
-    assert len(part["parts"]) == 3
-    figure = book[part["chart"]].json
+    section = communication_section(compare_run(run))
+    assert section is not None
+    (workload,) = section.parts
+    assert len(workload.parts) == 3
+    figure = workload.charts[0].json
     for name in ("exposed waiting", "exposed transfer", "overlapped communication", "r3"):
         assert name in figure
 
@@ -133,4 +133,4 @@ def test_sizes_are_said_in_words(
     profiles: dict[str, TrialCommunication], least: int, most: int | None, words: str
 ) -> None:
     each = dataclasses.replace(profiles["mpi"].bins[0], least_bytes=least, most_bytes=most)
-    assert communication.size_words(each) == words
+    assert size_words(each) == words

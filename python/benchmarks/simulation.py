@@ -13,14 +13,14 @@ from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING
 
-from paceline.analysis.simulation import program
-from paceline.analysis.simulation.job import Simulation
+import simulation_program as program
 from paceline.errors import EnvironmentLacks, TimedOut, UsageError
+from simulation_job import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.analysis.simulation.job import Topology
+    from simulation_job import Topology
 
 LIMIT_S = 300  # of one simulation
 # Simulated in about a minute: a ring of a thousand hosts has 50,000.
@@ -89,7 +89,7 @@ def _simulate(job: Simulation) -> float:
     content = json.dumps({**asdict(job), "limit_s": LIMIT_S})
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", program.__name__],
+            [sys.executable, program.__file__],
             input=content,
             capture_output=True,
             text=True,

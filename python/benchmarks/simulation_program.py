@@ -16,8 +16,8 @@ import threading
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.simulation.job import SCHEDULES, Simulation, Topology
 from paceline.costs.message_schedules import Span, chunk_length, chunks, concurrent_chunks
+from simulation_job import SCHEDULES, Simulation, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,1 +1,0 @@
-"""Simulation of collective operations on networks with contention, by SimGrid."""

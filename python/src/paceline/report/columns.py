@@ -1,0 +1,228 @@
+"""The columns of the comparison, for the terminal and the page."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.analysis.labels import NO_TRANSPORT, distinctions, is_single
+from paceline.analysis.row import COMPUTATION
+from paceline.records.phases import LABELS
+from paceline.report.section import Cell, Column, Detail, Table
+from paceline.report.wording import (
+    NOT_MEASURED,
+    bounds,
+    mark_of,
+    mebibytes,
+    number,
+    percent,
+    range_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.row import Row
+    from paceline.analysis.statistics import Interval
+
+_WIDEST_PERCENT = 999  # a wider interval says only that nothing is known
+_MARK_STYLES = {"✓": "yes", "✗": "no", "?": "unknown", "~": "lossy"}
+_SHORT_COSTS = {
+    "data_wait": "data wait",
+    "bubble": "bubble",
+    "comm_wait": "waiting",
+    "comm_transfer": "transfer",
+    "other": "other",
+    COMPUTATION: "compute",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A row of the comparison, and what its cells depend on."""
+
+    row: Row
+    comparison: Comparison
+    detail: Detail
+    is_tied: bool  # with the best one
+    is_best: bool
+
+
+def comparison_table(
+    comparison: Comparison,
+    workload: str,
+    detail: Detail,
+    *,
+    title: str = "",
+    rows: Sequence[Row] | None = None,
+) -> Table[_Line]:
+    """Return the configurations of a workload, in the order of the first figure shown.
+
+    rows: only these; None takes all.
+    """
+    verdict = comparison.verdicts[workload]
+    tied = {verdict.best, *verdict.tied} if verdict.tied else set()
+    if rows is None:
+        rows = comparison.rows_of(workload)
+    return Table(
+        columns=_columns(rows),
+        items=[
+            _Line(
+                row=row,
+                comparison=comparison,
+                detail=detail,
+                is_tied=row.configuration in tied,
+                is_best=row.configuration == verdict.best,
+            )
+            for row in rows
+        ],
+        title=title,
+        style=_style,
+        gap=1 if detail == Detail.NARROW else 2,
+    )
+
+
+def mark_cell(row: Row) -> Cell:
+    """Return whether a row is equivalent to the baseline."""
+    if row.failed:
+        return Cell(NOT_MEASURED)
+    return Cell(mark_of(row), style=_MARK_STYLES[mark_of(row)])
+
+
+def interval_cell(value: Interval | None) -> Cell:
+    """Return a median with its interval."""
+    return Cell(number(value), "" if value is None else range_of(value))
+
+
+def _columns(rows: Sequence[Row]) -> list[Column[_Line]]:
+    """Return the columns. Time to a target, or speedup, is first where any row has it."""
+    has_target = any(row.target is not None for row in rows)
+    first: list[Column[_Line]] = []
+    if has_target:
+        first.append(Column("to target\ns", _time_to_target))
+    if any(row.speedup is not None for row in rows):
+        first.append(Column("speedup", _speedup, detail=Detail.WIDE if has_target else Detail(0)))
+    return [*first, *_COLUMNS]
+
+
+def _style(line: _Line) -> str:
+    if line.is_best and line.detail == Detail.PAGE:
+        return "best"
+    return "" if line.row.ranked else "soft"
+
+
+def _failed(line: _Line) -> Cell:
+    reason = line.row.failed
+    return Cell("failed", style="no", tip=reason) if reason else Cell("")
+
+
+def _speedup(line: _Line) -> Cell:
+    row = line.row
+    if row.failed and row.target is None:
+        return _failed(line)
+    if row.speedup is None:
+        return Cell(NOT_MEASURED)
+    if row.is_baseline:
+        return Cell("1 (base)")
+    is_first = row.target is None
+    text = f"{'=' if line.is_tied and is_first else ''}{row.speedup.median:.2f}"
+    if line.detail == Detail.NARROW or not is_first:
+        return Cell(text, _half_width(row.speedup))
+    return Cell(text, f"({bounds(row.speedup)})")
+
+
+def _time_to_target(line: _Line) -> Cell:
+    row = line.row
+    if row.failed:
+        return _failed(line)
+    if row.time_to_target_s is None:
+        return Cell("missed")
+    text = f"{'=' if line.is_tied else ''}{number(row.time_to_target_s)}"
+    return Cell(text, _half_width(row.time_to_target_s))
+
+
+def _half_width(interval: Interval) -> str:
+    """Return the larger distance of a bound from the median, in percent of the median."""
+    if math.isinf(interval.high):
+        return "±∞%"
+    distance = max(interval.high - interval.median, interval.median - interval.low)
+    share = 100 * distance / interval.median
+    if share > _WIDEST_PERCENT:
+        return f"±>{_WIDEST_PERCENT}%"
+    return f"±{share:.0f}%" if share >= 1 or share == 0 else "±<1%"
+
+
+def _samples_per_s(line: _Line) -> Cell:
+    value = line.row.samples_per_s
+    return interval_cell(value) if line.detail == Detail.PAGE else Cell(number(value))
+
+
+def _layout(line: _Line) -> str:
+    row = line.row
+    layout = [] if is_single(row) else [row.layout]
+    separator = ", " if line.detail == Detail.PAGE else "\n"
+    return separator.join([*layout, *distinctions(row, line.comparison.rows)])
+
+
+def _transport(line: _Line) -> str:
+    transport = line.row.transport
+    return NOT_MEASURED if transport == NO_TRANSPORT else transport
+
+
+def _main_cost(line: _Line) -> str:
+    cost, share = line.row.main_cost, line.row.main_cost_share
+    if cost is None or share is None:
+        return NOT_MEASURED
+    name = LABELS.get(cost, cost) if line.detail == Detail.PAGE else _SHORT_COSTS[cost]
+    return f"{name} {100 * share:.0f}%"
+
+
+def _with_peak(mean: float | None, peak: float | None, detail: Detail) -> Cell:
+    return Cell(percent(mean), f"(peak {percent(peak)})" if detail == Detail.PAGE else "")
+
+
+def _cpu(line: _Line) -> Cell:
+    return _with_peak(line.row.cpu_percent, line.row.cpu_percent_peak, line.detail)
+
+
+def _ram(line: _Line) -> Cell:
+    return _with_peak(line.row.ram_percent_mean, line.row.ram_percent_peak, line.detail)
+
+
+def _threads(line: _Line) -> Cell:
+    return _with_peak(line.row.threads_median, line.row.threads_peak, line.detail)
+
+
+def _memory(line: _Line) -> Cell:
+    kind = line.row.memory_peak_kind if line.detail == Detail.PAGE else None
+    return Cell(mebibytes(line.row.memory_peak_bytes), "" if kind is None else kind.upper())
+
+
+def _efficiency(line: _Line) -> str:
+    value = line.row.efficiency
+    return NOT_MEASURED if value is None else f"{value.median:.2f}"
+
+
+_COLUMNS: tuple[Column[_Line], ...] = (
+    Column("samples\n/s", _samples_per_s),
+    Column("strategy", lambda line: line.row.local_strategy, "name"),
+    Column("layout", _layout, "text"),
+    Column("launcher", lambda line: line.row.launcher, "name"),
+    Column("transport", _transport, "name"),
+    Column("main cost\nof a step", _main_cost, "name"),
+    Column("effi-\nciency", _efficiency, detail=Detail.WIDE),
+    Column("s per\nstep", lambda line: number(line.row.step_s), detail=Detail.WIDE),
+    Column("first\nstep s", lambda line: number(line.row.time_to_first_step_s), detail=Detail.WIDE),
+    Column("cores", lambda line: str(line.row.cores), detail=Detail.PAGE),
+    Column("whole\ntrial s", lambda line: number(line.row.wall_s), detail=Detail.PAGE),
+    Column("CPU\n%", _cpu, detail=Detail.WIDE),
+    Column("IOWait\n%", lambda line: number(line.row.iowait_percent, 2), detail=Detail.PAGE),
+    Column("RAM\n%", _ram, detail=Detail.PAGE),
+    Column("peak\nMiB", _memory, detail=Detail.WIDE),
+    Column("threads", _threads, detail=Detail.PAGE),
+    Column("final\nloss", lambda line: number(line.row.final_loss, 4), detail=Detail.PAGE),
+    Column("re-\npeats", lambda line: str(line.row.repeats), detail=Detail.PAGE),
+    Column("eq.", lambda line: mark_cell(line.row)),
+)

@@ -1,0 +1,195 @@
+"""Sections: titles, sentences, tables and figures as values, and how the terminal shows them.
+
+`document.html.j2` shows the same values on the page. A column states from which detail on it is
+shown, so a table has one list of columns for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+
+from rich.console import Group
+from rich.table import Table as RichTable
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from paceline.report.figures import Chart
+
+Item = TypeVar("Item")
+WIDE_COLUMNS = 120  # of a terminal, from which more figures are shown
+_STYLES = {
+    "": "", "soft": "dim", "sum": "bold", "best": "",
+    "yes": "green", "no": "bold red", "unknown": "yellow", "lossy": "cyan",
+}  # fmt: skip
+
+
+class Detail(IntEnum):
+    """The room for a table."""
+
+    NARROW = 0  # a terminal of 80 columns
+    WIDE = 1
+    PAGE = 2
+
+
+class Cell(NamedTuple):
+    """A cell of a table. style: a key of the styles, which are classes of the page, too."""
+
+    text: str
+    soft: str = ""  # beside the text, less prominent
+    style: str = ""
+    tip: str = ""  # shown on the page while the mouse is over it
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Item]):
+    """A column: its heading, which may have several lines, and the cell of an item.
+
+    kind: numbers are aligned to the right; only a text may be broken into lines.
+    """
+
+    heading: str
+    value: Callable[[Item], Cell | str]
+    kind: Literal["number", "name", "text"] = "number"
+    detail: Detail = Detail.NARROW  # from which it is shown
+    tip: str = ""
+
+
+def _plain(item: object) -> str:
+    del item
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table(Generic[Item]):
+    """Items with their columns. style: of an item's line, a key of the styles."""
+
+    columns: Sequence[Column[Item]]
+    items: Sequence[Item]
+    title: str = ""
+    style: Callable[[Item], str] = _plain
+    gap: int = 2  # spaces between two columns of the terminal
+
+    def shown(self, detail: Detail) -> list[Column[Item]]:
+        return [column for column in self.columns if column.detail <= detail]
+
+    def lines(self, detail: Detail) -> Iterator[tuple[str, list[Cell]]]:
+        """Yield style and cells of each item."""
+        columns = self.shown(detail)
+        for item in self.items:
+            values = [column.value(item) for column in columns]
+            cells = [Cell(value) if isinstance(value, str) else value for value in values]
+            yield self.style(item), cells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """Figures of the hosts of one trial."""
+
+    number: int
+    trial: str
+    pairs: Sequence[Sequence[Chart]]  # of each host
+    more: Sequence[Chart]
+    more_words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """The repeats of one configuration, of which the page shows one at a time."""
+
+    name: str
+    repeats: Sequence[Repeat]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of the output, shown in the order of its fields."""
+
+    title: str = ""
+    anchor: str = ""  # the page links to it
+    folded: str = ""  # words on which a reader of the page clicks to see what follows
+    intro: str = ""  # how to read what follows
+    charts: Sequence[Chart] = ()
+    table: Table[Any] | None = None
+    sentences: Sequence[str] = ()
+    code: str = ""
+    legend: Sequence[tuple[str, str]] = ()  # words and colours
+    cards: Sequence[Card] = ()
+    parts: Sequence[Section] = ()
+    notes: Sequence[str] = ()
+
+    def figures(self) -> Iterator[tuple[str, Chart]]:
+        """Yield all figures with their titles; those of one trial begin with its id."""
+        for chart in self.charts:
+            yield chart.title, chart
+        for card in self.cards:
+            for repeat in card.repeats:
+                for chart in (*(c for pair in repeat.pairs for c in pair), *repeat.more):
+                    yield f"{repeat.trial}: {chart.title}", chart
+        for part in self.parts:
+            yield from part.figures()
+
+
+def detail_of(width: int) -> Detail:
+    """Return the detail that fits a terminal of so many columns."""
+    return Detail.WIDE if width >= WIDE_COLUMNS else Detail.NARROW
+
+
+def terminal_view(section: Section, detail: Detail = Detail.NARROW) -> RenderableType:
+    """Show a section in the terminal, without its figures."""
+    blocks: list[RenderableType] = []
+    if section.title:
+        blocks.append(Text(section.title, style="bold"))
+    if section.intro:
+        blocks.append(Text(section.intro))
+    if section.table is not None:
+        blocks.append(terminal_table(section.table, detail))
+    if section.sentences:
+        blocks.append(Group(*map(Text, section.sentences)))
+    blocks += [terminal_view(part, detail) for part in section.parts]
+    if section.notes:
+        blocks.append(Group(*(Text(note, style="dim") for note in section.notes)))
+    return spaced(blocks)
+
+
+def spaced(blocks: Sequence[RenderableType]) -> Group:
+    """Put an empty line between two blocks."""
+    found: list[RenderableType] = []
+    for block in blocks:
+        found += [Text(""), block] if found else [block]
+    return Group(*found)
+
+
+def terminal_table(table: Table[Any], detail: Detail = Detail.NARROW) -> RichTable:
+    """Return a table for the terminal, which shrinks its texts to the width."""
+    columns = table.shown(detail)
+    found = RichTable(
+        title=table.title or None,
+        title_justify="left",
+        title_style="dim",
+        box=None,
+        pad_edge=False,
+        padding=(0, table.gap, 0, 0),
+        header_style="dim",
+        show_header=any(column.heading for column in columns),
+    )
+    for column in columns:
+        found.add_column(
+            column.heading,
+            justify="right" if column.kind == "number" else "left",
+            no_wrap=column.kind != "text",
+            overflow="fold",
+        )
+    for style, cells in table.lines(detail):
+        found.add_row(*map(_text, cells), style=_STYLES[style])
+    return found
+
+
+def _text(cell: Cell) -> Text:
+    text = Text(cell.text, style=_STYLES[cell.style])
+    return text.append(f" {cell.soft}", style="dim") if cell.soft else text
