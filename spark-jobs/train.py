@@ -42,7 +42,6 @@ from paceline.launchers.spark.rounds.task import run_round_task
 from paceline.launchers.supervise import wait_for_ranks
 from paceline.records.attempts import leave_attempt
 from paceline.records.rows import FailureRow
-from paceline.transports.spark_allgather.messages import offer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -175,7 +174,6 @@ def _task(job: Job) -> Callable[[Iterable[int]], Iterable[int]]:
 
     def run(_partition: Iterable[int]) -> Iterable[int]:
         task = BarrierTaskContext.get()
-        offer(task.allGather)
         executors = {info.address for info in task.getTaskInfos()}
         stage = Stage(all_gather=task.allGather, in_one_executor=len(executors) == 1, token=token)
         yield run_barrier_rank(job, task.partitionId(), stage)

@@ -12,7 +12,7 @@ bit-identical.
 
 Between two ranks the volume is the same if each receives the other's whole bucket (all-gather) and
 sums both itself in the order of the ranks. That needs one message less, and the sum is not encoded
-again. So two ranks, and transports without all-to-all, use this variant.
+again. So two ranks use this variant.
 """
 
 from __future__ import annotations
@@ -52,15 +52,12 @@ class Codec(Protocol):
 class CodecCompressor:
     """A compressor that uses a codec."""
 
-    def __init__(
-        self, codec: Codec, group: dist.ProcessGroup | None = None, *, all_to_all: bool = True
-    ) -> None:
-        """all_to_all: whether the group supports all-to-all."""
+    def __init__(self, codec: Codec, group: dist.ProcessGroup | None = None) -> None:
         self.name = codec.name
         self._codec = codec
         self._group = group
         self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
-        self._in_parts = all_to_all and self._ranks > 2
+        self._in_parts = self._ranks > 2
         self._residuals = Residuals() if codec.feeds_back else None
 
     def sum(self, bucket: Bucket) -> float:

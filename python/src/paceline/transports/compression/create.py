@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from paceline.spec.extensions import COMPRESSIONS, TRANSPORTS, load_object
+from paceline.spec.extensions import COMPRESSIONS, load_object
 from paceline.transports.compression.compressed import CompressedSum
 from paceline.transports.compression.plain import InFlight, PlainSum
 from paceline.transports.gradients import gradient_options_of
@@ -24,12 +24,7 @@ def create_sum(trial: Trial, group: dist.ProcessGroup | None = None) -> Gradient
     if options.compression is None:
         found = PlainSum(group)
     else:
-        compressor = create_compressor(
-            options.compression,
-            trial.training.seed,
-            group,
-            all_to_all=TRANSPORTS.get(trial.transport).has_all_to_all,
-        )
+        compressor = create_compressor(options.compression, trial.training.seed, group)
         found = CompressedSum(
             compressor,
             ranks=dist.get_world_size(group),
@@ -42,16 +37,9 @@ def create_sum(trial: Trial, group: dist.ProcessGroup | None = None) -> Gradient
 
 
 def create_compressor(
-    settings: CompressionSettings,
-    seed: int,
-    group: dist.ProcessGroup | None = None,
-    *,
-    all_to_all: bool = True,
+    settings: CompressionSettings, seed: int, group: dist.ProcessGroup | None = None
 ) -> Compressor:
-    """Return the method's compressor.
-
-    seed: for what is drawn at random. all_to_all: whether the group has that collective.
-    """
+    """Return the method's compressor. seed: for what is drawn at random."""
     create = load_object(COMPRESSIONS.get(settings.method).implementation)
-    compressor: Compressor = create(settings.numbers, seed, group, all_to_all)
+    compressor: Compressor = create(settings.numbers, seed, group)
     return compressor

@@ -1,7 +1,6 @@
 """Make the compressor of each method from its numbers; the descriptors name these functions.
 
-seed: for what is drawn at random. group: the process group; None for all ranks. all_to_all: whether
-the group has that collective.
+seed: for what is drawn at random. group: the process group; None for all ranks.
 """
 
 from __future__ import annotations
@@ -25,31 +24,31 @@ if TYPE_CHECKING:
     Group = dist.ProcessGroup | None
 
 
-def bf16(_numbers: Numbers, _seed: int, group: Group, all_to_all: bool) -> Compressor:
+def bf16(_numbers: Numbers, _seed: int, group: Group) -> Compressor:
     """Return a compressor to bfloat16."""
-    return CodecCompressor(Half("bf16"), group, all_to_all=all_to_all)
+    return CodecCompressor(Half("bf16"), group)
 
 
-def fp16(_numbers: Numbers, _seed: int, group: Group, all_to_all: bool) -> Compressor:
+def fp16(_numbers: Numbers, _seed: int, group: Group) -> Compressor:
     """Return a compressor to float16."""
-    return CodecCompressor(Half("fp16"), group, all_to_all=all_to_all)
+    return CodecCompressor(Half("fp16"), group)
 
 
-def int8(_numbers: Numbers, _seed: int, group: Group, all_to_all: bool) -> Compressor:
+def int8(_numbers: Numbers, _seed: int, group: Group) -> Compressor:
     """Return a compressor to blocks of 8-bit integers."""
-    return CodecCompressor(Blockwise(), group, all_to_all=all_to_all)
+    return CodecCompressor(Blockwise(), group)
 
 
-def powersgd(numbers: Numbers, seed: int, group: Group, _all_to_all: bool) -> Compressor:
+def powersgd(numbers: Numbers, seed: int, group: Group) -> Compressor:
     """Return a compressor to low-rank factors."""
     return PowerSgd(int(numbers["rank"]), seed, group)
 
 
-def topk(numbers: Numbers, _seed: int, group: Group, _all_to_all: bool) -> Compressor:
+def topk(numbers: Numbers, _seed: int, group: Group) -> Compressor:
     """Return a compressor to the largest elements."""
     return TopK(numbers["density"], group)
 
 
-def terngrad(_numbers: Numbers, seed: int, group: Group, _all_to_all: bool) -> Compressor:
+def terngrad(_numbers: Numbers, seed: int, group: Group) -> Compressor:
     """Return a compressor to ternary gradients."""
     return TernGrad(seed, group=group)
