@@ -11,12 +11,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from paceline.errors import DataError, ExitCode, RankFailed, TimedOut
+from paceline.errors import DataError, ExitCode, PeerLost, RankFailed, TimedOut
 from paceline.job import rank as module
 from paceline.job.rank import import_worker, run_rank
 from paceline.job.rank_status import RankEnd, RankStatusFile, is_secondary, terminated
 from paceline.job.run_directory import prepare
-from paceline.transports import PeerLost
 
 
 @pytest.fixture

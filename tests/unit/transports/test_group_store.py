@@ -6,7 +6,8 @@ import pytest
 import torch.distributed as dist
 
 from paceline.errors import TimedOut
-from paceline.transports.group_store import GroupStore, gather
+from paceline.node.memory import gather
+from paceline.transports.store import GroupStore
 
 
 def test_value_published_by_one_rank_is_seen_by_another():

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.errors import EnvironmentLacks, TimedOut
-from paceline.transports.base import PeerLost
-from paceline.transports.gloo.transport import GlooTransport
-from paceline.transports.interfaces import check_interface, has_link
+from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
+from paceline.transports.network import GlooTransport
+from paceline.transports.network_interface import check_interface, has_link
 
 
 def test_loopback_is_there_and_has_a_link():

@@ -5,11 +5,10 @@ import socket
 import pytest
 import torch.distributed as dist
 
-from paceline.errors import EnvironmentLacks, TimedOut, UsageError
+from paceline.errors import EnvironmentLacks, PeerLost, TimedOut, UsageError
 from paceline.training.context import StoreAddress
 from paceline.transports import create_transport
-from paceline.transports.base import PeerLost
-from paceline.transports.gloo.transport import GlooTransport
+from paceline.transports.network import GlooTransport
 from paceline.transports.store import open_store, store_barrier
 
 

@@ -10,8 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from paceline.training.context import StoreAddress
-from paceline.transports.store import open_again, open_store
-from paceline.transports.store_sockets import cut, limit_answers
+from paceline.transports.store import cut, limit_answers, open_again, open_store
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from paceline.data.node import SoloNode
 from paceline.data.order import order_of
 from paceline.data.register import register
 from paceline.errors import UsageError
+from paceline.node.memory import SoloNode
 from paceline.worker.samples import open_samples
 
 TASKS = """

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline.errors import PacelineError, RankFailed
-
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from paceline.errors import PacelineError
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
-
-
-class PeerLost(RankFailed):
-    """A peer ended while this rank waited for it: the cause is on another rank."""
 
 
 class Transport(Protocol):

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from paceline.errors import RankFailed, TimedOut
-from paceline.transports.base import PeerLost
-from paceline.transports.interfaces import has_link
-from paceline.transports.store_sockets import cut, limit_answers
+from paceline.errors import PeerLost, RankFailed, TimedOut
+from paceline.transports.network_interface import has_link
+from paceline.transports.store import cut, limit_answers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.data.node import SoloNode
 from paceline.errors import PacelineError, UsageError
 from paceline.host.garbage import permanent_objects
 from paceline.host.memory import own_memory
+from paceline.node.memory import SoloNode
 from paceline.plan.trial import Trial
 from paceline.training.resources import keep_freed_memory
 

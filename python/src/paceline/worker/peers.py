@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_c10d import PrefixStore
 
-from paceline.errors import PacelineError, RankFailed, TimedOut
+from paceline.errors import PacelineError, PeerLost, RankFailed, TimedOut
+from paceline.node.memory import gather
 from paceline.training.resources import RankCores, check_node
-from paceline.transports import PeerLost, Transport, create_transport
-from paceline.transports.group_store import GroupStore, gather
+from paceline.transports import Transport, create_transport
 from paceline.transports.liveness import LivenessProbe, with_probe_result
 from paceline.transports.store import (
     ANSWER_SHARE,
+    GroupStore,
+    limit_answers,
     limited,
     open_again,
     open_store,
@@ -21,7 +23,6 @@ from paceline.transports.store import (
     store_barrier,
     wait_for,
 )
-from paceline.transports.store_sockets import limit_answers
 from paceline.worker.clock import SAME_CLOCK, ClockOffset, measure_offset
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from paceline.data.node import NodeShare
     from paceline.data.reading import Feed
     from paceline.data.source import Source
+    from paceline.node.memory import NodeShare
     from paceline.plan.sample_order import SampleOrder
     from paceline.plan.trial import Training, Trial
     from paceline.training.task import Task

@@ -6,9 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.errors import EnvironmentLacks, TimedOut
-from paceline.transports.base import PeerLost
-from paceline.transports.nccl.transport import NcclTransport
+from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
+from paceline.transports.network import NcclTransport
 
 # As ProcessGroupNCCL.cpp and NCCLUtils.hpp of torch 2 write them.
 WATCHDOG = (

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _SPIN_S = 50e-6  # about the granularity of a timer: a shorter sleep costs as much
 _SHORTEST_SLEEP_S = 20e-6
 # In this time 62 kB arrive at 1 Gbit/s and 625 kB at 10 Gbit/s: less than a socket buffer holds,
-# and less than MessageAllReduce has in flight.
+# and less than MessageCollectives has in flight.
 _LONGEST_SLEEP_S = 500e-6
 # Share of the time waited so far that poll_until sleeps. It bounds the latency that polling adds.
 _WAITED_SHARE = 1 / 8

@@ -20,12 +20,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import TimedOut
+from paceline.errors import PeerLost, TimedOut
+from paceline.node.shared_node import SharedNode
 from paceline.plan.sample_order import share_bounds
-from paceline.transports.base import PeerLost
-from paceline.transports.group_store import GroupStore
 from paceline.transports.mpi.reduce_operations import reduce_in_order
-from paceline.transports.shared.node import SharedNode
+from paceline.transports.store import GroupStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.transports.shared.peer_monitor import PeerMonitor
-    from paceline.transports.shared.semaphores import Semaphores
+    from paceline.node.peer_monitor import PeerMonitor
+    from paceline.node.semaphores import Semaphores
 
 
 class Barrier:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from paceline.errors import EnvironmentLacks
-from paceline.transports.shared import semaphores as module
-from paceline.transports.shared.semaphores import LINE_BYTES, Semaphores
+from paceline.node import semaphores as module
+from paceline.node.semaphores import LINE_BYTES, Semaphores
 
 
 @pytest.fixture

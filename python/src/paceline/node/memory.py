@@ -62,6 +62,15 @@ class SoloNode:
         """Return at once."""
 
 
+def gather(share: NodeShare, value: str, timeout_s: float) -> list[str]:
+    """Return the values of all ranks of `share`, which is used for nothing else; collective.
+
+    Raises TimedOut if a rank publishes none within `timeout_s`.
+    """
+    share.publish(str(share.local_rank), value)
+    return [share.lookup(str(rank), timeout_s) for rank in range(share.ranks_on_node)]
+
+
 @dataclass(frozen=True, slots=True)
 class NodeMemory:
     """Memory of `size` bytes, zero at first."""

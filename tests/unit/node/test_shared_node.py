@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.unit.transports.shared.rank_program import FileShare, shared_inodes
+from tests.unit.node.rank_program import FileShare, shared_inodes
 
-from paceline.data.node import SoloNode
 from paceline.errors import EnvironmentLacks
-from paceline.transports.shared.node import SharedNode
+from paceline.node.memory import SoloNode
+from paceline.node.shared_node import SharedNode
 
 
 def test_one_rank_alone_meets_at_once():

@@ -1,4 +1,4 @@
-"""Transport `shared`: memory and signals shared by the ranks of one node, without sockets.
+"""Memory and signals that the ranks of one node share, without sockets.
 
 `SharedNode` creates memory, `Barrier` objects and `Channel` objects (slots from one rank to
 another). Waits sleep in the kernel, have a limit, and notice within half a second that a peer has

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.transports.compression.codec_compressor import CodecCompressor
-from paceline.transports.compression.codecs import Blockwise, Half
+from paceline.transports.compression.codecs import Blockwise, CodecCompressor, Half
 from paceline.transports.compression.powersgd import PowerSgd
 from paceline.transports.compression.terngrad import TernGrad
 from paceline.transports.compression.topk import TopK
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
-    from paceline.transports.compression.base import Compressor
+    from paceline.transports.compression.bucket import Compressor
 
     Numbers = Mapping[str, int | float]
     Group = dist.ProcessGroup | None

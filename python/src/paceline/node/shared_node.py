@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.data.node import MemoryUse, node_memory
 from paceline.errors import EnvironmentLacks
 from paceline.host.processes import Process
-from paceline.transports.group_store import gather
-from paceline.transports.shared.barrier import Barrier
-from paceline.transports.shared.channel import Channel
-from paceline.transports.shared.peer_monitor import PeerMonitor
-from paceline.transports.shared.semaphores import LINE_BYTES, Semaphores
+from paceline.node.barrier import Barrier
+from paceline.node.channel import Channel
+from paceline.node.memory import MemoryUse, gather, node_memory
+from paceline.node.peer_monitor import PeerMonitor
+from paceline.node.semaphores import LINE_BYTES, Semaphores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from paceline.data.node import NodeShare
+    from paceline.node.memory import NodeShare
 
 _ADVICE = "use a smaller batch, image or model, or fewer workers on the node"
 

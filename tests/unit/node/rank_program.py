@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data import node as data_node
 from paceline.errors import PacelineError, TimedOut
-from paceline.transports.shared import peer_monitor
-from paceline.transports.shared.node import SharedNode
+from paceline.node import memory as data_node
+from paceline.node import peer_monitor
+from paceline.node.shared_node import SharedNode
 
 LIMIT_S = 30.0
 SHORT_S = 1.0

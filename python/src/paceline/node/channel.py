@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from paceline.transports.shared.peer_monitor import PeerMonitor
-    from paceline.transports.shared.semaphores import Semaphores
+    from paceline.node.peer_monitor import PeerMonitor
+    from paceline.node.semaphores import Semaphores
 
 
 class Channel:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from paceline.errors import TimedOut
-from paceline.transports.base import PeerLost
+from paceline.errors import PeerLost, TimedOut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from paceline.host.processes import Process
-    from paceline.transports.shared.semaphores import Semaphores
+    from paceline.node.semaphores import Semaphores
 
 _SLICE_S = 0.2  # time within which a killed peer is noticed; a check costs tens of microseconds
 _HERE, _LEFT, _FAILED = 0, 1, 2

@@ -119,3 +119,99 @@ def all_gather(own: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     gathered = own.new_empty((dist.get_world_size(group), own.numel()))
     dist.all_gather(list(gathered.unbind()), own, group=group)
     return gathered
+
+
+class FlatBucket:
+    """Gradients of several tensors that DistributedDataParallel does not bucket itself.
+
+    They are in one buffer that is reused in every step.
+    """
+
+    def __init__(self, index: int, shapes: Sequence[tuple[int, ...]], device: torch.device) -> None:
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        self._index = index
+        self._buffer = torch.zeros(sum(sizes), device=device)
+        parts = torch.split(self._buffer, sizes)
+        self._parts = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        self._last = False
+
+    def index(self) -> int:
+        return self._index
+
+    def buffer(self) -> Tensor:
+        return self._buffer
+
+    def gradients(self) -> list[Tensor]:
+        return self._parts
+
+    def parameters(self) -> list[Tensor]:
+        """Return the places of the gradients, which stay the same like parameters."""
+        return self._parts
+
+    def is_last(self) -> bool:
+        return self._last
+
+    def mark_last(self) -> None:
+        self._last = True
+
+    def fill(self, tensors: Sequence[Tensor]) -> None:
+        """Copy gradients in; each has shape (elements,) or the shape of its place."""
+        for part, tensor in zip(self._parts, tensors, strict=True):
+            part.copy_(tensor.view_as(part))
+
+    def empty_into(self, tensors: Sequence[Tensor]) -> None:
+        """Copy the content back to tensors like those of `fill`."""
+        for part, tensor in zip(self._parts, tensors, strict=True):
+            tensor.view_as(part).copy_(part)
+
+
+def pack(
+    shapes: Sequence[tuple[int, ...]], most_bytes: float, device: torch.device
+) -> list[FlatBucket]:
+    """Return buckets of float32 tensors with these shapes, in order, each of at most `most_bytes`
+    or of one tensor."""
+    groups: list[list[tuple[int, ...]]] = []
+    room = 0.0
+    for shape in shapes:
+        size = 4 * torch.Size(shape).numel()
+        if not groups or size > room:
+            groups.append([])
+            room = most_bytes
+        groups[-1].append(shape)
+        room -= size
+    buckets = [FlatBucket(index, group, device) for index, group in enumerate(groups)]
+    if buckets:
+        buckets[-1].mark_last()
+    return buckets
+
+
+class Residuals:
+    """Compression errors of a rank's gradients, to be sent with those of the next step.
+
+    Error feedback: Seide et al.: 1-Bit Stochastic Gradient Descent (Interspeech 2014). Convergence
+    of biased compression with error feedback: Stich, Cordonnier, Jaggi: Sparsified SGD with Memory
+    (NeurIPS 2018). One residual for every gradient element, initially zero.
+
+    They belong to parameters, not to buckets, because DistributedDataParallel rebuilds its buckets
+    after the first step.
+    """
+
+    def __init__(self) -> None:
+        self._flat: dict[int, tuple[tuple[int, ...], Tensor]] = {}  # by bucket, with parameters
+        self._parts: dict[int, Tensor] = {}  # by parameter: views of those
+
+    def of(self, bucket: Bucket) -> Tensor:
+        """Return the residuals of a bucket, shape (elements,), in its order; to be changed in
+        place."""
+        parameters = tuple(id(parameter) for parameter in bucket.parameters())
+        known = self._flat.get(bucket.index())
+        if known is not None and known[0] == parameters:
+            return known[1]
+        flat = torch.zeros_like(bucket.buffer())
+        sizes = [gradient.numel() for gradient in bucket.gradients()]
+        for parameter, part in zip(parameters, torch.split(flat, sizes), strict=True):
+            if parameter in self._parts:
+                part.copy_(self._parts[parameter])
+            self._parts[parameter] = part
+        self._flat[bucket.index()] = parameters, flat
+        return flat
