@@ -37,9 +37,9 @@ from paceline.launchers.spark.configuration import check_conf, job_defaults
 from paceline.launchers.spark.descriptor import is_local
 from paceline.launchers.spark.mpi.wire import new_token
 from paceline.launchers.spark.rounds.driver import RoundFailed, run_rounds
-from paceline.launchers.spark.rounds.exchange import together
 from paceline.launchers.spark.rounds.task import run_round_task
 from paceline.launchers.supervise import wait_for_ranks
+from paceline.rank.rounds.exchange import together
 from paceline.records.attempts import leave_attempt
 from paceline.records.rows import FailureRow
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from pyspark import Broadcast
 
-    from paceline.launchers.spark.rounds.exchange import Orders, Report, State
+    from paceline.rank.rounds.exchange import Orders, Report, State
 
 _ARCHIVE = Path(__file__).resolve().with_name("paceline.zip")
 # Executors register one by one, soon after the first.

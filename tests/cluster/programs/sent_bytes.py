@@ -118,7 +118,7 @@ def check_gathered(what: str, everyone: torch.Tensor) -> None:
 def step_of(setting: FactorSetting) -> Callable[[], None]:
     """Return one step of training."""
     example = torch.zeros(1, 3, 8, 8)
-    model = paceline.hybrid(
+    model = paceline.with_factors(
         DistributedDataParallel(make_model()),
         example, samples=SAMPLES, setting=setting, limit_s=LIMIT_S,
     )  # fmt: skip

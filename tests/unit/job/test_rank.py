@@ -206,4 +206,4 @@ def test_worker_is_imported_without_the_garbage_collector(make_trial, monkeypatc
     seen = []
     monkeypatch.setattr(module, "import_module", lambda name: seen.append((name, gc.isenabled())))
     import_worker(make_trial())
-    assert seen == [("paceline.worker.worker", False)]
+    assert seen == [("paceline.rank.train", False)]

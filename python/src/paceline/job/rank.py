@@ -103,7 +103,9 @@ def import_worker(trial: Trial) -> ModuleType:
     """Import the module whose `train` does the work of a rank, and torch with it."""
     script = trial.training.script
     with permanent_objects():
-        return import_module("paceline.worker.worker" if script is None else "paceline.script.rank")
+        return import_module(
+            "paceline.rank.train" if script is None else "paceline.rank.script.train"
+        )
 
 
 def check_shared(job: Job, host: str) -> None:
