@@ -10,9 +10,8 @@ from paceline.transports.store import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch._C._distributed_c10d import Store
-
     from paceline.training.context import RankContext
+    from paceline.transports.torch_internals import Store
 
 _ROUNDS = 8
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from torch._C._distributed_c10d import PrefixStore
-
 from paceline.errors import PacelineError, PeerLost, RankFailed, TimedOut
 from paceline.node.memory import gather
 from paceline.rank.clock import SAME_CLOCK, ClockOffset, measure_offset
@@ -24,14 +22,14 @@ from paceline.transports.store import (
     store_barrier,
     wait_for,
 )
+from paceline.transports.torch_internals import PrefixStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch._C._distributed_c10d import TCPStore
-
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
+    from paceline.transports.torch_internals import TCPStore
 
 
 class Peers:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
     from paceline.errors import PacelineError
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
+    from paceline.transports.torch_internals import Store
 
 
 class Transport(Protocol):

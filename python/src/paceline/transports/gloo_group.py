@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroupGloo
 
 from paceline.transports.recorder import begin_operation, is_recording, payload_bytes
+from paceline.transports.torch_internals import ProcessGroupGloo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch._C._distributed_c10d import Work
-
     from paceline.transports.recorder import Operation
+    from paceline.transports.torch_internals import Work
 
 BACKEND = "recorded-gloo"
 _DEVICES = ("cpu", "cuda")  # Gloo stages tensors of a GPU itself

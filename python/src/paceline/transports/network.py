@@ -22,10 +22,9 @@ from paceline.transports.network_interface import check_interface
 from paceline.transports.process_group import DefaultGroupTransport
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
+    from paceline.transports.torch_internals import Store
 
 # Texts with which Gloo, NCCL and c10d report a time-out.
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)

@@ -6,14 +6,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
-from torch.distributed import distributed_c10d
+
+from paceline.transports.torch_internals import PrefixStore, abort_process_groups
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
+    from paceline.transports.torch_internals import Store
 
 
 class DefaultGroupTransport:
@@ -45,6 +44,6 @@ class DefaultGroupTransport:
         if not dist.is_initialized():
             return
         if failed:
-            distributed_c10d._abort_process_group()  # noqa: SLF001  (torch has no public name)
+            abort_process_groups()
         else:
             dist.destroy_process_group()

@@ -23,16 +23,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 
 from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
+from paceline.transports.torch_internals import TCPStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from torch._C._distributed_c10d import Store, TCPStore
-
     from paceline.training.context import RankContext, StoreAddress
+    from paceline.transports.torch_internals import Store, TCPStore
 
 # Texts with which c10d reports a connection that was lost.
 _SERVER_GONE = re.compile(r"likely closed|reset by peer|broken pipe", re.IGNORECASE)

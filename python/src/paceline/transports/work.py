@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import Work
 
 from paceline.errors import TimedOut
+from paceline.transports.torch_internals import Work
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

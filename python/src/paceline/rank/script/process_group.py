@@ -16,19 +16,18 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from paceline.errors import UsageError
 from paceline.training.pass_communication import awaiting
+from paceline.transports.torch_internals import HashStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch._C._distributed_c10d import Store
-
     from paceline.plan.trial import Trial
     from paceline.rank.peers import Peers
     from paceline.training.context import RankContext
+    from paceline.transports.torch_internals import Store
 
 
 class ProcessGroups:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-    from torch._C._distributed_c10d import Store
 
     from paceline.transports.mpi.descriptor import Algorithm
     from paceline.transports.mpi.rank_names import RankNames
+    from paceline.transports.torch_internals import Store
 
 # MPI's own all-reduce is not a candidate: it spins on cores that are busy (with two ranks on each
 # core 25 MB took 12 s instead of 0.4 s) and cannot be given up. The papers' two are too slow.

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
-from torch._C._autograd import _profiler_enabled
-from torch._C._distributed_c10d import PrefixStore
 from torch.autograd.profiler import record_function
 
 from paceline.transports.mpi import finalize
@@ -27,16 +25,17 @@ from paceline.transports.mpi.point_to_point import Messenger, MpiMessage
 from paceline.transports.mpi.rank_names import RankNames
 from paceline.transports.progress_thread import ProgressThread
 from paceline.transports.recorder import begin_operation, payload_bytes
+from paceline.transports.torch_internals import PrefixStore, profiler_enabled
 from paceline.transports.work import CoalescedWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
-    from torch._C._distributed_c10d import Store
 
     from paceline.errors import PacelineError
     from paceline.transports.mpi.descriptor import Algorithm
+    from paceline.transports.torch_internals import Store
     from paceline.transports.work import PendingWork
 
 BACKEND = "mpi4py"
@@ -286,7 +285,7 @@ def begin_profile_event(name: str) -> Callable[[], None]:
     stops while an event ends crashes the process. Shapes are not shown, because Python cannot
     attach them to an event that ends on another thread.
     """
-    if not _profiler_enabled():
+    if not profiler_enabled():
         return lambda: None
     ended: torch.futures.Future[None] = torch.futures.Future()
     with record_function(f"{BACKEND}:{_TITLES.get(name, name)}") as event:

@@ -18,12 +18,11 @@ from paceline.transports.mpi.process_group import BACKEND, MpiProcessGroup
 from paceline.transports.process_group import DefaultGroupTransport
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
     from paceline.errors import PacelineError
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
     from paceline.transports.mpi.descriptor import Algorithm
+    from paceline.transports.torch_internals import Store
 
 _THREAD_LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
