@@ -9,7 +9,8 @@ import pytest
 
 from paceline.errors import RankFailed, UsageError
 from paceline.plan.trial import Script
-from paceline.rank.script.program import EnoughSteps, failure_of, run_script
+from paceline.rank.script.program import EnoughSteps, failure_of, run_script, torchrun_variables
+from paceline.training.context import RankContext, StoreAddress
 
 
 @pytest.fixture(autouse=True)
@@ -89,3 +90,36 @@ def test_enough_steps_end_the_script_although_it_catches_exceptions(tmp_path, mo
     )
     run_script(script(tmp_path, text))
     assert issubclass(EnoughSteps, BaseException)
+
+
+class _Trial:
+    id = "train.mpi.gloo"
+
+    class placement:  # noqa: N801
+        nodes = 2
+
+
+def context(**values: object) -> RankContext:
+    usual: dict = {
+        "rank": 3, "world_size": 4, "local_rank": 1, "ranks_on_node": 2, "node_index": 1,
+        "host": "b", "process_started_unix_s": 0.0,
+    }  # fmt: skip
+    return RankContext(**{**usual, **values})
+
+
+def test_a_rank_of_several_uses_the_store_of_rank_0():
+    address = StoreAddress(host="10.0.0.1", port=4711)
+    found = torchrun_variables(_Trial(), context(store=address))
+    assert found == {
+        "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2",
+        "ROLE_NAME": "default", "ROLE_RANK": "3", "ROLE_WORLD_SIZE": "4",
+        "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4711",
+        "TORCHELASTIC_RUN_ID": "train.mpi.gloo", "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
+
+
+def test_a_single_rank_has_no_store():
+    found = torchrun_variables(_Trial(), context(rank=0, world_size=1))
+    assert (found["MASTER_PORT"], found["TORCHELASTIC_USE_AGENT_STORE"]) == ("0", "False")
