@@ -13,7 +13,7 @@ import pytest
 
 from paceline.errors import DataError, ExitCode, PeerLost, RankFailed, TimedOut
 from paceline.job import rank as module
-from paceline.job.rank import import_worker, run_rank
+from paceline.job.rank import import_train, run_rank
 from paceline.job.rank_status import RankEnd, RankStatusFile, is_secondary, terminated
 from paceline.job.run_directory import prepare
 
@@ -205,5 +205,5 @@ def test_secondary_errors_are_told_apart(error, secondary):
 def test_worker_is_imported_without_the_garbage_collector(make_trial, monkeypatch):
     seen = []
     monkeypatch.setattr(module, "import_module", lambda name: seen.append((name, gc.isenabled())))
-    import_worker(make_trial())
+    import_train(make_trial())
     assert seen == [("paceline.rank.train", False)]

@@ -1,8 +1,10 @@
-"""Interface of a transport."""
+"""Interface of a transport, and the error of an operation that reached its limit."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
+
+from paceline.errors import TimedOut
 
 if TYPE_CHECKING:
     from paceline.errors import PacelineError
@@ -32,3 +34,12 @@ class Transport(Protocol):
 
         Collective unless `failed`: then peers may be gone, and no rank is waited for.
         """
+
+
+def timed_out(operation: str, rank: int, limit_s: float) -> TimedOut:
+    """Return a TimedOut error. operation: with the name of its library, for example "MPI
+    allreduce"."""
+    return TimedOut(
+        f"rank {rank}: {operation} did not end within {limit_s:g} s (limits.collective_s): "
+        "a peer did not take part or is blocked; look at the other ranks' logs"
+    )

@@ -12,7 +12,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError, RankFailed
-from paceline.transports.work import WATCH_SHARE, PendingWork, timed_out
+from paceline.transports.base import timed_out
+from paceline.transports.work import WATCH_SHARE, PendingWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
