@@ -37,19 +37,18 @@ from paceline.launchers.spark.configuration import check_conf, job_defaults
 from paceline.launchers.spark.descriptor import is_local
 from paceline.launchers.spark.mpi.wire import new_token
 from paceline.launchers.spark.rounds.driver import RoundFailed, run_rounds
-from paceline.launchers.spark.rounds.exchange import together
 from paceline.launchers.spark.rounds.task import run_round_task
 from paceline.launchers.supervise import wait_for_ranks
+from paceline.rank.rounds.exchange import together
 from paceline.records.attempts import leave_attempt
 from paceline.records.rows import FailureRow
-from paceline.transports.spark_allgather.messages import offer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from pyspark import Broadcast
 
-    from paceline.launchers.spark.rounds.exchange import Orders, Report, State
+    from paceline.rank.rounds.exchange import Orders, Report, State
 
 _ARCHIVE = Path(__file__).resolve().with_name("paceline.zip")
 # Executors register one by one, soon after the first.
@@ -175,7 +174,6 @@ def _task(job: Job) -> Callable[[Iterable[int]], Iterable[int]]:
 
     def run(_partition: Iterable[int]) -> Iterable[int]:
         task = BarrierTaskContext.get()
-        offer(task.allGather)
         executors = {info.address for info in task.getTaskInfos()}
         stage = Stage(all_gather=task.allGather, in_one_executor=len(executors) == 1, token=token)
         yield run_barrier_rank(job, task.partitionId(), stage)

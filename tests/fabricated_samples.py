@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def opening(rows: Sequence[int], make_feed: Callable[..., Any], classes: int = 3) -> Any:
-    """Return a replacement of `worker.samples.open_samples`.
+    """Return a replacement of `rank.samples.open_samples`.
 
     rows: samples in each row group. make_feed(order, rank=, world_size=, …) returns the batches.
     """

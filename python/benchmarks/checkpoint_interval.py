@@ -38,6 +38,8 @@ from paceline.costs.checkpoint_interval import daly_interval_s, expected_time_s
 from paceline.host.machine import host_name
 from paceline.host.processes import die_with_parent
 from paceline.plan.planning import plan_trials
+from paceline.rank import checkpoints
+from paceline.rank import train as rank
 from paceline.records.attempts import begin_attempt
 from paceline.records.checkpoints import CheckpointFolder
 from paceline.records.files import read_jsonl, write_json
@@ -46,7 +48,6 @@ from paceline.spec.loading import parse_spec
 from paceline.spec.tables import CheckpointSettings
 from paceline.training.context import RankContext
 from paceline.training.resources import apply_resources
-from paceline.worker import checkpoint_writer, worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,7 +133,7 @@ def start(trial: Trial, files: TrialFiles) -> int:
     code = 1
     try:
         die_with_parent(parent)
-        checkpoint_writer._LOWEST_PRIORITY = os.nice(0)  # noqa: SLF001  (see above)
+        checkpoints._LOWEST_PRIORITY = os.nice(0)  # noqa: SLF001  (see above)
         own = files.rank(0)
         begin_attempt(own)
         write_json(own.status, {"state": "running"})
@@ -141,7 +142,7 @@ def start(trial: Trial, files: TrialFiles) -> int:
             process_started_unix_s=time.time(),
         )  # fmt: skip
         apply_resources(place, trial)
-        worker.train(trial, place, files)
+        rank.train(trial, place, files)
         code = 0
     except BaseException:  # noqa: BLE001  (a fork must not return into the parent's code)
         traceback.print_exc()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 import paceline.mpi
-from paceline.transports.mpi.message_all_reduce import MessageAllReduce
+from paceline.transports.mpi.message_collectives import MessageCollectives
 from paceline.transports.mpi.rank_names import RankNames
 from simulation_job import ALL_GATHER
 
@@ -34,7 +34,7 @@ def run_rank(job_text: str, file: Path) -> None:
     torch.set_num_threads(1)
     job = json.loads(job_text)
     limit_s = job["limit_s"]
-    messages = MessageAllReduce(WORLD.Dup(), RankNames.gather(WORLD, limit_s), limit_s)
+    messages = MessageCollectives(WORLD.Dup(), RankNames.gather(WORLD, limit_s), limit_s)
     options = paceline.mpi.Options(algorithm="ring")
     limit = timedelta(seconds=limit_s)
     dist.init_process_group("mpi4py", timeout=limit, pg_options=options)
@@ -55,7 +55,7 @@ def link(limit_s: float) -> dict[str, Any]:
     All pairs exchange messages in both directions at the same time. An odd rank out waits.
     """
     pair = WORLD.Split(WORLD.rank // 2, WORLD.rank)
-    exchange = MessageAllReduce(pair, RankNames.gather(pair, limit_s), limit_s)
+    exchange = MessageCollectives(pair, RankNames.gather(pair, limit_s), limit_s)
 
     def exchanged(nbytes: int, messages: int) -> None:
         if pair.size == 2:
@@ -81,7 +81,7 @@ def _repeated(run: Callable[[], None]) -> list[float]:
     return [slowest_s(run) for _ in range(_LINK_REPEATS)]
 
 
-def collectives(job: dict[str, Any], messages: MessageAllReduce) -> list[dict[str, Any]]:
+def collectives(job: dict[str, Any], messages: MessageCollectives) -> list[dict[str, Any]]:
     """Measure every algorithm with every payload, repeats interleaved."""
     cases = [
         {"algorithm": algorithm, "payload_bytes": payload, "raw_s": []}
@@ -97,7 +97,7 @@ def collectives(job: dict[str, Any], messages: MessageAllReduce) -> list[dict[st
     return cases
 
 
-def operation(algorithm: str, payload: int, messages: MessageAllReduce) -> Callable[[], None]:
+def operation(algorithm: str, payload: int, messages: MessageCollectives) -> Callable[[], None]:
     if algorithm == ALL_GATHER:
         own = torch.zeros(payload // 4)
         everyone = torch.empty(WORLD.size * len(own))

@@ -29,9 +29,9 @@ from common import call, median_interval, shown, write_results
 from paceline.job.context import rank_context
 from paceline.launchers.base import launcher_for
 from paceline.plan.planning import plan_trials
+from paceline.rank.script.recorder import TrainingRecorder
 from paceline.records.layout import RankFiles, TrialFiles
 from paceline.runner import run_trial
-from paceline.script.training import TrainingRecorder
 from paceline.spec import load_spec
 from paceline.transports.recorder import Recorder
 from training_ways import BATCH, LIMIT_S, RANKS, StepEnds, Ways, bare, conclude, interleaved

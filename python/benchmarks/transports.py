@@ -81,18 +81,6 @@ transport = "spark-rounds"
 local_strategy = "processes"
 ranks_per_node = 2
 """
-# A step of it takes many seconds, so it has a spec and a number of steps of its own.
-ALLGATHER = (
-    SPEC[: SPEC.index('[[trials]]\nlauncher = "mpi"')]
-    + """
-[[trials]]
-launcher = "spark"
-transport = "spark-allgather"
-local_strategy = "processes"
-ranks_per_node = 2
-"""
-)
-ALLGATHER_STEPS = 6
 
 CLAIMS = (
     ("mpi against Horovod on MPI", "paceline mpi/mpi", "bare horovod/mpi", 1.5),
@@ -103,7 +91,6 @@ CLAIMS = (
     ("spark/mpi against mpi/mpi", "paceline spark/mpi", "paceline mpi/mpi", 0.98),
     ("spark/gloo against mpi/mpi", "paceline spark/gloo", "paceline mpi/mpi", 0.0),
     ("spark-rounds against mpi/mpi", "paceline spark/spark-rounds", "paceline mpi/mpi", 0.0),
-    ("spark-allgather against mpi/mpi", "paceline spark/spark-allgather", "paceline mpi/mpi", 0.0),
 )
 
 
@@ -120,7 +107,6 @@ def without_communication(trial: Trial, folder: Path, *, meet: bool = False) -> 
 
 def ways(dataset: Path, steps: int, horovod_python: str | None) -> Ways:
     trials = trials_of(SPEC.format(steps=steps), dataset)
-    trials += trials_of(ALLGATHER.format(steps=ALLGATHER_STEPS), dataset)
     found: Ways = {"bare torchrun/gloo": lambda folder: bare("gloo", steps, folder)}
     if horovod_python is not None:
         python = horovod_python

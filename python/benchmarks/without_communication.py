@@ -13,9 +13,9 @@ import runpy
 import sys
 from typing import Any
 
+from paceline.rank.peers import Peers
 from paceline.transports.mpi.process_group import MpiProcessGroup
 from paceline.transports.work import PendingWork
-from paceline.worker.peers import Peers
 
 
 def all_reduce_nothing(group: Any, tensors: list[Any], _options: Any = None) -> PendingWork:

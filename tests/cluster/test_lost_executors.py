@@ -41,7 +41,6 @@ LIMIT_S = 8.0
 WORDS = {
     "gloo": "",
     "mpi": "",
-    "spark-allgather": "--local-strategy processes --ranks-per-node 2 --oversubscribe",
     # A round lasts for seconds, so the fault falls into it.
     "spark-rounds": "--local-strategy processes --ranks-per-node 2 --oversubscribe "
     "--averaging-period-steps 300",
@@ -116,8 +115,7 @@ TIMED_OUT, FAILED = ("timed_out", 6), ("failed", 5)
 
 
 @pytest.mark.parametrize(
-    "transport",
-    ["spark-allgather", *(pytest.param(name, marks=pytest.mark.soak) for name in OF_SOAK)],
+    "transport", ["gloo", *(pytest.param(name, marks=pytest.mark.soak) for name in OF_SOAK)]
 )
 def test_cut_off_executor_is_reported_by_ranks_on_both_sides_and_ends(
     transport: str, under_way: Start, cluster: Lab, shares: Shares

@@ -1,4 +1,4 @@
-"""What Spark carries by itself: rounds of tasks, and messages of barrier tasks; real Spark."""
+"""Rounds of Spark tasks; real Spark."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ def rows(tmp_path_factory, shared_cache):
         .replace("image_size = 128", "image_size = 32")
         .replace("interval_s = 0.1", "enabled = false")
         + trial("spark", "spark-rounds", averaging_period_steps=PERIOD)
-        + trial("spark", "spark-allgather")
     )
     kept = {k: v for k, v in os.environ.items() if is_kept(k)}
     cli = Cli(environment={**kept, "PACELINE_CACHE": str(shared_cache)}, cwd=folder)
@@ -55,19 +54,6 @@ def rows(tmp_path_factory, shared_cache):
 def lines(run_dir, transport, rank, name):
     (folder,) = run_dir.glob(f"trials/tiny.*.{transport}.*/ranks/{rank}")
     return list(row_dicts(folder / f"{name}.jsonl"))
-
-
-def test_messages_of_barrier_tasks_give_the_very_training(rows):
-    by_transport, run_dir = rows
-    row = by_transport["spark-allgather"]
-    assert row["equivalent"] is True
-    assert row["max_abs_weight_diff"] < 1e-6
-    sums = [r for r in lines(run_dir, "spark-allgather", 1, "communication")
-            if r["operation"] == "allreduce"]  # fmt: skip
-    assert len(sums) >= STEPS
-    for operation in sums:
-        assert operation["sent_bytes"] > operation["payload_bytes"] * 4 / 3
-        assert operation["sent_messages"] == 1
 
 
 def test_rounds_train_on_the_same_samples_to_about_the_same_loss(rows):

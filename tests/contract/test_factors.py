@@ -148,7 +148,7 @@ def test_choice_and_speeds_are_recorded(trained):
 
 @pytest.fixture(scope="module")
 def own_script(run_ranks, tmp_path_factory):
-    """The folder of a script that trains with DDP, and with paceline.hybrid."""
+    """The folder of a script that trains with DDP, and with paceline.with_factors."""
     folder = tmp_path_factory.mktemp("ddp")
     run_ranks(2, "gloo", "ddp_hybrid", folder)
     return folder

@@ -32,7 +32,7 @@ import torch._dynamo
 import torch.distributed
 import torch.nn.parallel  # noqa: F401
 
-import paceline.worker.peers
+import paceline.rank.peers
 import paceline.workloads.build  # noqa: F401
 from paceline.spec.extensions import STRATEGIES
 

@@ -30,12 +30,12 @@ from tests.fabricated_samples import opening
 
 from paceline.data.reading import Batch
 from paceline.job.rank import begin_attempt
+from paceline.rank import train as worker
 from paceline.records.checkpoints import CheckpointFolder
 from paceline.records.files import read_jsonl, write_json
 from paceline.records.layout import TrialFiles
 from paceline.spec.tables import CheckpointSettings
 from paceline.training.state_files import StateFiles
-from paceline.worker import worker
 
 EVERY, EPOCHS = 3, 40  # 120 steps
 LONGEST_S = 1.2  # from a start to its kill

@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from paceline.script_report import step
+from paceline.rank.script.step import step
 
 if TYPE_CHECKING:
     from paceline.api import Plan, Run, load, run
-    from paceline.strategies.reduction.ddp_factors import hybrid
+    from paceline.strategies.reduction.ddp_factors import with_factors
     from paceline.training.task import (
         Blocks,
         NamedParameters,
@@ -31,15 +31,15 @@ __all__ = [
     "TaskOptions",
     "TaskSettings",
     "__version__",
-    "hybrid",
     "load",
     "run",
     "step",
+    "with_factors",
 ]
 _MODULES = {
     **dict.fromkeys(("Plan", "Run", "load", "run"), "paceline.api"),
     "Target": "paceline.spec.tables",
-    "hybrid": "paceline.strategies.reduction.ddp_factors",
+    "with_factors": "paceline.strategies.reduction.ddp_factors",
 }
 
 

@@ -88,6 +88,10 @@ class RankFailed(PacelineError):  # noqa: N818
         self.rank = rank
 
 
+class PeerLost(RankFailed):
+    """A peer ended while this rank waited for it: the cause is on another rank."""
+
+
 class TimedOut(PacelineError):  # noqa: N818
     """A wait reached its limit."""
 

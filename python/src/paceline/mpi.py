@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 from mpi4py.run import set_abort_status
-from torch._C._distributed_c10d import TCPStore
 
 from paceline.errors import EnvironmentLacks, TimedOut
 from paceline.host.machine import host_name
@@ -23,6 +22,7 @@ from paceline.plan.trial import LOOPBACK
 from paceline.transports.mpi.polling import poll
 from paceline.transports.mpi.transport import Options
 from paceline.transports.mpi.world import World
+from paceline.transports.torch_internals import TCPStore
 
 if TYPE_CHECKING:
     from types import TracebackType

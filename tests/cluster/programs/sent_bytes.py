@@ -28,13 +28,12 @@ import paceline
 import paceline.mpi
 from paceline.costs.message_schedules import ALGORITHMS
 from paceline.lab import INTERFACE
-from paceline.transports.mpi.message_all_gather import MessageAllGather
-from paceline.transports.mpi.message_all_reduce import MessageAllReduce
 from paceline.transports.mpi.message_channels import Traffic
+from paceline.transports.mpi.message_collectives import MessageCollectives
 from paceline.transports.mpi.rank_names import RankNames
 
 if TYPE_CHECKING:
-    from paceline.transports.gradients import FactorSetting
+    from paceline.transports.bucket_settings import FactorSetting
 
 LIMIT_S = 30.0
 
@@ -80,11 +79,11 @@ def main() -> None:
 
 def count_algorithms(counter: Counter) -> None:
     names = RankNames.gather(MPI.COMM_WORLD, LIMIT_S)
-    messages = MessageAllReduce(MPI.COMM_WORLD.Dup(), names, LIMIT_S)
+    messages = MessageCollectives(MPI.COMM_WORLD.Dup(), names, LIMIT_S)
     buffer = np.ones(ELEMENTS, np.float32)
     for algorithm in ALGORITHMS:
         counter.count(algorithm, partial(messages.allreduce, buffer, np.add, algorithm))
-    ring = MessageAllGather(MPI.COMM_WORLD.Dup(), names, LIMIT_S)
+    ring = MessageCollectives(MPI.COMM_WORLD.Dup(), names, LIMIT_S)
     own = (np.arange(ELEMENTS, dtype=np.float32) + MPI.COMM_WORLD.rank).view(np.uint8)
     everyone = np.zeros(MPI.COMM_WORLD.size * len(own), np.uint8)
     counter.count(ALL_GATHER, partial(ring.all_gather, everyone, own))
@@ -119,7 +118,7 @@ def check_gathered(what: str, everyone: torch.Tensor) -> None:
 def step_of(setting: FactorSetting) -> Callable[[], None]:
     """Return one step of training."""
     example = torch.zeros(1, 3, 8, 8)
-    model = paceline.hybrid(
+    model = paceline.with_factors(
         DistributedDataParallel(make_model()),
         example, samples=SAMPLES, setting=setting, limit_s=LIMIT_S,
     )  # fmt: skip

@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 
-from paceline.transports.compression.create import create_sum
-from paceline.transports.compression.flat_bucket import FlatBucket, pack
-from paceline.transports.gradients import GradientOptions
-from paceline.worker.peers import join_peers
+from paceline.rank.peers import join_peers
+from paceline.transports.bucket_settings import GradientOptions
+from paceline.transports.compression.bucket import FlatBucket, pack
+from paceline.transports.compression.choose import create_sum
 
 METHODS: dict[str, dict[str, Any]] = {
     "none": {},

@@ -1,4 +1,4 @@
-"""Run by mpirun: trains a model with DDP, plain and with paceline.hybrid, and leaves both weights.
+"""Run by mpirun: train a model with DDP, plain and with paceline.with_factors; leave both weights.
 
 usage: ddp_hybrid.py gloo FOLDER
 
@@ -68,7 +68,7 @@ def main() -> None:
     plain = train(DistributedDataParallel(make_model()), context.rank)
     example = torch.zeros(1, 3, 8, 8)
     wrapped = DistributedDataParallel(make_model())
-    model = paceline.hybrid(wrapped, example, samples=SAMPLES, setting="always")
+    model = paceline.with_factors(wrapped, example, samples=SAMPLES, setting="always")
     del wrapped
     hybrid = train(model, context.rank)
     try:

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 from strategies import Case, train
 
+from paceline.rank.peers import join_peers
 from paceline.transports.recorder import recording
-from paceline.worker.peers import join_peers
 
 TASKS = Path(__file__).with_name("factor_tasks.py")
 

@@ -21,8 +21,8 @@ from ranks import make_context, make_trial
 
 from paceline.costs.factor_cost import LinearShape
 from paceline.errors import PacelineError
+from paceline.rank.peers import join_peers
 from paceline.strategies.reduction.factor_exchange import FactorExchange, open_group
-from paceline.worker.peers import join_peers
 
 
 def exchange_factors(group: dist.ProcessGroup | None) -> None:

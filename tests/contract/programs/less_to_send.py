@@ -22,7 +22,7 @@ import strategies
 from ranks import make_context, make_trial
 from tests.trials import changed
 
-from paceline.worker.peers import join_peers
+from paceline.rank.peers import join_peers
 
 
 def run_job(

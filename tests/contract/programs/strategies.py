@@ -24,12 +24,12 @@ from faults import break_the_averaging
 from ranks import make_context, make_trial
 
 from paceline.plan.sample_order import SampleOrder, share_bounds
+from paceline.rank.peers import join_peers
 from paceline.records.checkpoints import CheckpointFolder
 from paceline.strategies import TrainBatch, create_strategy
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.state_files import Position, StateFiles, write_state
 from paceline.training.transforms import put_in_memory_format, torch_memory_format
-from paceline.worker.peers import join_peers
 from paceline.workloads.build import build_model, task_of
 
 TINY_VGG = "paceline.workloads.complex_small.task:TinyVGG"

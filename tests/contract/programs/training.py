@@ -22,8 +22,8 @@ from tests.fabricated_samples import opening
 from tests.trials import changed
 
 from paceline.data.reading import Batch
+from paceline.rank import train as worker
 from paceline.records.layout import TrialFiles
-from paceline.worker import worker
 
 RNG = np.random.default_rng(5)
 IMAGES = RNG.integers(0, 256, (21, 32, 32, 3), dtype=np.uint8)

@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from paceline.data import batches as batches_module
-from paceline.data import node as node_module
 from paceline.data.batches import mirror_at_random
 from paceline.data.dataset import Dataset, inspect_dataset, open_dataset
 from paceline.data.images import decode
 from paceline.data.reading import Batch, Feed, SoloNode, open_feed
 from paceline.data.row_groups import ParquetSource
 from paceline.errors import DataError, EnvironmentLacks, TimedOut, UsageError
+from paceline.node import memory as node_module
 from paceline.plan.sample_order import SampleOrder, SampleRandom
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from tests.s3 import BUCKET, CREDENTIALS, S3Server, s3_server
 
 from paceline.data import location as location_module
 from paceline.data.dataset import inspect_dataset, open_dataset
-from paceline.data.node import SoloNode
 from paceline.data.node_files import node_folder
 from paceline.data.reading import open_feed
 from paceline.data.register import register
 from paceline.data.row_groups import ParquetSource
 from paceline.errors import DataError, EnvironmentLacks, UsageError
+from paceline.node.memory import SoloNode
 from paceline.plan.sample_order import SampleOrder
 
 if TYPE_CHECKING:

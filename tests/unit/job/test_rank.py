@@ -11,12 +11,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from paceline.errors import DataError, ExitCode, RankFailed, TimedOut
+from paceline.errors import DataError, ExitCode, PeerLost, RankFailed, TimedOut
 from paceline.job import rank as module
-from paceline.job.rank import import_worker, run_rank
+from paceline.job.rank import import_train, run_rank
 from paceline.job.rank_status import RankEnd, RankStatusFile, is_secondary, terminated
 from paceline.job.run_directory import prepare
-from paceline.transports import PeerLost
 
 
 @pytest.fixture
@@ -206,5 +205,5 @@ def test_secondary_errors_are_told_apart(error, secondary):
 def test_worker_is_imported_without_the_garbage_collector(make_trial, monkeypatch):
     seen = []
     monkeypatch.setattr(module, "import_module", lambda name: seen.append((name, gc.isenabled())))
-    import_worker(make_trial())
-    assert seen == [("paceline.worker.worker", False)]
+    import_train(make_trial())
+    assert seen == [("paceline.rank.train", False)]

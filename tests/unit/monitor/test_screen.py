@@ -63,7 +63,7 @@ def _drawn(view: RunView, width: int = 80, height: int = 40) -> list[str]:
 
 def test_every_line_fits_the_width() -> None:
     long = _trial(
-        trial_id="simple-big.spark.spark-allgather.processes." * 3,
+        trial_id="simple-big.spark.spark-rounds.processes." * 3,
         hosts=(
             HostView(
                 host="a-very-long-host-name",

@@ -204,7 +204,7 @@ ALLOWED = {
 }
 LISTS = SimpleNamespace(
     strategies=("threads", "processes", "pipeline", "hybrid", "intraop"),
-    transports=("gloo", "nccl", "spark-rounds", "spark-allgather"),
+    transports=("gloo", "nccl", "spark-rounds"),
     launchers=("torchrun", "spark"),
 )
 

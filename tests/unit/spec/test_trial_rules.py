@@ -140,7 +140,7 @@ def faults_of(text: str) -> list[str]:
         ("mpi/processes", 'transport = "spark-rounds"', 'needs launcher = "spark", got "mpi"'),
         (
             "spark/pipeline",
-            'nodes = 2; stages = 2; transport = "spark-allgather"; [network]; interface = "eth0"',
+            'nodes = 2; stages = 2; transport = "spark-rounds"; [network]; interface = "eth0"',
             'needs local_strategy = "processes", got "pipeline"',
         ),
         (
@@ -151,7 +151,7 @@ def faults_of(text: str) -> list[str]:
         (
             "mpi/processes",
             'compression = "bf16"',
-            'transport = "gloo", "mpi", "nccl" or "spark-allgather"',
+            'transport = "gloo", "mpi" or "nccl"',
         ),
         (
             "mpi/processes",

@@ -16,12 +16,11 @@ from paceline.data.reading import Batch
 from paceline.errors import UsageError
 from paceline.plan.sample_order import SampleOrder
 from paceline.plan.trial import Evaluation
+from paceline.rank.evaluation import Evaluator, metric_sums
 from paceline.records.rows import EvaluationRow
 from paceline.records.tables import rows as read_rows
 from paceline.spec.tables import Target
-from paceline.training.evaluation import metric_sums
 from paceline.training.task import Task
-from paceline.worker.evaluation import Evaluator
 from paceline.workloads.build import build_model
 
 HELD_OUT = 7  # with four ranks some have two samples, and of two batches the last has three

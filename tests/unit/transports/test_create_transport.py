@@ -23,7 +23,6 @@ def test_ranks_that_share_memory_need_no_process_group(make_trial):
     [
         ("gloo", "cpu", "GlooTransport"),
         ("mpi", "cpu", "MpiTransport"),
-        ("spark-allgather", "cpu", "SparkAllGatherTransport"),
         ("nccl", "cuda", "NcclTransport"),
         ("gloo", "cuda", "GlooTransport"),
     ],
@@ -36,8 +35,8 @@ def test_transport_is_the_one_asked_for(make_trial, transport, device, implement
 @pytest.mark.parametrize(
     ("transport", "device", "fitting"),
     [
-        ("none", "cpu", '"gloo", "mpi" or "spark-allgather"'),
-        ("nccl", "cpu", '"gloo", "mpi" or "spark-allgather"'),
+        ("none", "cpu", '"gloo" or "mpi"'),
+        ("nccl", "cpu", '"gloo" or "mpi"'),
         ("mpi", "cuda", '"gloo" or "nccl"'),
     ],
 )

@@ -9,10 +9,9 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from paceline.errors import RankFailed, TimedOut
+from paceline.errors import PeerLost, RankFailed, TimedOut
 from paceline.training.context import StoreAddress
 from paceline.transports import liveness
-from paceline.transports.base import PeerLost
 from paceline.transports.liveness import LivenessProbe, ProbeResult, with_probe_result
 from paceline.transports.store import open_again, open_store
 

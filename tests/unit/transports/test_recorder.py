@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from paceline.transports import gloo_group as process_group
 from paceline.transports import recorder
-from paceline.transports.gloo import process_group
 from paceline.transports.recorder import begin_operation, is_recording, payload_bytes, recording
 
 if TYPE_CHECKING:

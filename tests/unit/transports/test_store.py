@@ -1,16 +1,28 @@
+"""Waits at the store of all ranks are bounded, and name who is absent."""
+
 from __future__ import annotations
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from paceline.errors import EnvironmentLacks, TimedOut, UsageError
+from paceline.errors import EnvironmentLacks, PeerLost, TimedOut, UsageError
+from paceline.node.memory import gather
 from paceline.training.context import StoreAddress
 from paceline.transports import create_transport
-from paceline.transports.base import PeerLost
-from paceline.transports.gloo.transport import GlooTransport
-from paceline.transports.store import open_store, store_barrier
+from paceline.transports.network import GlooTransport
+from paceline.transports.store import (
+    GroupStore,
+    cut,
+    limit_answers,
+    open_again,
+    open_store,
+    store_barrier,
+)
 
 
 def served():
@@ -53,7 +65,7 @@ def test_single_rank_has_no_transport(make_trial):
 
 def test_no_transport_for_several_ranks_is_refused(make_trial):
     trial = make_trial(ranks=2).model_copy(update={"transport": "none"})
-    with pytest.raises(UsageError, match='use "gloo", "mpi" or "spark-allgather"'):
+    with pytest.raises(UsageError, match='use "gloo" or "mpi"'):
         create_transport(trial)
 
 
@@ -76,3 +88,70 @@ def test_missing_interface_is_answered_with_those_there_are(make_trial, context_
 def test_gloo_errors_are_told_apart(text, meaning):
     explained = GlooTransport().explain(RuntimeError(text))
     assert explained is None if meaning is None else type(explained) is meaning
+
+
+@pytest.fixture
+def store(context_of):
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    address = StoreAddress(host="127.0.0.1", port=port, listen_fd=listener.detach())
+    return open_store(context_of(0, 1, store=address), 5.0)
+
+
+def test_answers_that_come_are_not_held_up(store):
+    limit_answers(store, 0.2)
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    with pytest.raises(dist.DistStoreError):
+        store.wait(["another"], timedelta(seconds=0.5))  # longer than the limit of an answer
+    assert store.check(["key"])
+
+
+def test_no_descriptor_is_left_open(store):
+    with Path("/dev/null").open():
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(3):
+            limit_answers(store, 1.0)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_cut_connection_fails_at_once(store, context_of):
+    address = StoreAddress(host="127.0.0.1", port=store.port)
+    again = open_again(context_of(0, 1, store=address), 5.0)
+    cut(again)
+    # The end of the limit would be a DistStoreError: this error comes from the closed connection.
+    with pytest.raises(dist.DistNetworkError):
+        again.wait(["never"], timedelta(seconds=20))
+
+
+def test_value_published_by_one_rank_is_seen_by_another():
+    store = dist.HashStore()
+    one, two = (GroupStore(store, r, 2) for r in range(2))
+    one.publish("memory", "here")
+    assert two.lookup("memory", 1.0) == "here"
+    assert (two.local_rank, two.ranks_on_node) == (1, 2)
+
+
+def test_purposes_are_kept_apart():
+    store = dist.HashStore()
+    GroupStore(store, 0, 1, "photos").publish("memory", "here")
+    with pytest.raises(TimedOut, match="rank 0 of other: 'memory'"):
+        GroupStore(store, 0, 1, "other").lookup("memory", 0.1)
+
+
+def test_barriers_can_be_used_again_and_name_who_is_absent():
+    store = dist.HashStore()
+    ranks = [GroupStore(store, r, 2) for r in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(2):
+            list(pool.map(lambda rank: rank.barrier(10.0), ranks))
+    with pytest.raises(TimedOut, match=r"ranks \[1\]"):
+        ranks[0].barrier(0.1)
+
+
+def test_values_of_all_ranks_are_gathered_in_their_order():
+    store = dist.HashStore()
+    ranks = [GroupStore(store, r, 3, "hosts") for r in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda rank: gather(rank, f"host{rank.local_rank}", 10.0), ranks))
+    assert found == [["host0", "host1", "host2"]] * 3

@@ -13,8 +13,8 @@ from tests.unit.strategies.own_training import TRIALS, train, train_by_hand, tri
 from paceline.data.masks import ImagesWithMasks
 from paceline.errors import DataError, UsageError
 from paceline.plan.sample_order import SampleRandom
+from paceline.rank.evaluation import metric_sums
 from paceline.spec.extensions import WORKLOADS
-from paceline.training.evaluation import metric_sums
 from paceline.training.loss import summed_loss
 from paceline.training.strategy import TrainBatch
 from paceline.workloads.build import build_model, make_task, on_meta_device

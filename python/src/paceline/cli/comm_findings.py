@@ -10,7 +10,7 @@ from rich.text import Text
 
 from paceline.cli.console import plain_console
 from paceline.cli.findings import TIE, ratio_text, remarks_on, speed_text
-from paceline.transports.gradients import gradient_options_of
+from paceline.transports.bucket_settings import gradient_options_of
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -19,7 +19,7 @@ from paceline.spec.extensions import LAUNCHERS, load_object
 # Tensors of two trials of the largest workload (VGG16: weights and gradient, 537 MB each) and its
 # images.
 _WANTED_DISK_BYTES = 4_000_000_000
-# The way in which a rank maps the memory of another rank (paceline.data.node).
+# The way in which a rank maps the memory of another rank (paceline.node.memory).
 _ATTACH = """
 import mmap, sys
 with open(sys.argv[1], "r+b") as file, mmap.mmap(file.fileno(), 4) as memory:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.data.batches import Batch, Feed, FeedOptions, augment
-from paceline.data.node import NodeMemory, NodeShare, node_memory
+from paceline.node.memory import NodeMemory, NodeShare, node_memory
 
 if TYPE_CHECKING:
     import threading

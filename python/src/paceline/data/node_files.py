@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from paceline.data.location import Location
     from paceline.data.manifest import DataFile
-    from paceline.data.node import NodeShare
+    from paceline.node.memory import NodeShare
 
 _COPY_S = 1800.0
 _ANSWER_S = 60.0

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from paceline.data.batches import Augment, Batch, Feed, FeedOptions
 from paceline.data.memory_feed import MemoryFeed
-from paceline.data.node import NodeShare, SoloNode
 from paceline.data.stream_feed import StreamFeed
 from paceline.errors import UsageError
+from paceline.node.memory import NodeShare, SoloNode
 
 if TYPE_CHECKING:
     from paceline.data.source import Source

@@ -84,7 +84,7 @@ def _run(job: Job, context: RankContext, watched_pids: Sequence[int]) -> RankEnd
 
 def _train(job: Job, context: RankContext) -> None:
     prepare_process(job, context)
-    import_worker(job.trial).train(job.trial, context, job.files)
+    import_train(job.trial).train(job.trial, context, job.files)
 
 
 def prepare_process(job: Job, context: RankContext) -> None:
@@ -99,11 +99,13 @@ def prepare_process(job: Job, context: RankContext) -> None:
     apply_resources(context, job.trial)
 
 
-def import_worker(trial: Trial) -> ModuleType:
+def import_train(trial: Trial) -> ModuleType:
     """Import the module whose `train` does the work of a rank, and torch with it."""
     script = trial.training.script
     with permanent_objects():
-        return import_module("paceline.worker.worker" if script is None else "paceline.script.rank")
+        return import_module(
+            "paceline.rank.train" if script is None else "paceline.rank.script.train"
+        )
 
 
 def check_shared(job: Job, host: str) -> None:

@@ -204,7 +204,6 @@ class TransportDescriptor(Descriptor):
     sends_gradients: ClassVar[bool] = False
     opens_process_group: ClassVar[bool] = True  # the implementation is a transports.base.Transport
     serves_scripts: ClassVar[bool] = False  # its process group has every operation of torch
-    has_all_to_all: ClassVar[bool] = True
     sends_messages: ClassVar[bool] = False  # point-to-point, between any two ranks at any time
     averages_weights: ClassVar[bool] = False  # always local SGD: it never sends gradients
 

@@ -42,8 +42,8 @@ from paceline.training.passes import run_passes
 from paceline.training.precision import working_dtype
 from paceline.training.state import RankState, restore_model, restore_optimizer
 from paceline.training.strategy import GradientResult, LocalStrategy, StepCommunication, TrainBatch
-from paceline.transports.compression.create import create_sum
-from paceline.transports.gradients import gradient_options_of
+from paceline.transports.bucket_settings import gradient_options_of
+from paceline.transports.compression.choose import create_sum
 
 # Where the large gradients are not sent, smaller buckets begin earlier and keep the link busy.
 _REST_BUCKET_MB = 2.0

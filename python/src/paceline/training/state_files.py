@@ -57,7 +57,7 @@ class Position(_Strict):
     """Position of a training, and the identity of its task."""
 
     steps: int  # optimiser steps done
-    task_sha256: str  # of everything that the state depends on; see worker.checkpoints
+    task_sha256: str  # of everything that the state depends on; see rank.checkpoints
     replicas: Annotated[
         int, Field(ge=1, le=1_000_000)
     ]  # with weights or optimiser state of their own; 1 if all are equal

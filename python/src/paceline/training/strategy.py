@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from paceline.data.node import NodeShare
+    from paceline.node.memory import NodeShare
     from paceline.plan.trial import Trial
     from paceline.records.rows import UpdateRow, WorkerEnvironment
     from paceline.training.context import RankContext

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, cast
 
 from paceline.errors import UsageError
 from paceline.spec.extensions import TRANSPORTS, load_object, quoted
-from paceline.transports.base import PeerLost, Transport
+from paceline.transports.base import Transport
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial
 
-__all__ = ["PeerLost", "Transport", "create_transport"]
+__all__ = ["Transport", "create_transport"]
 
 
 def create_transport(trial: Trial) -> Transport | None:

@@ -1,20 +1,16 @@
-"""Interface of a transport."""
+"""Interface of a transport, and the error of an operation that reached its limit."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline.errors import PacelineError, RankFailed
+from paceline.errors import TimedOut
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
+    from paceline.errors import PacelineError
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
-
-
-class PeerLost(RankFailed):
-    """A peer ended while this rank waited for it: the cause is on another rank."""
+    from paceline.transports.torch_internals import Store
 
 
 class Transport(Protocol):
@@ -38,3 +34,12 @@ class Transport(Protocol):
 
         Collective unless `failed`: then peers may be gone, and no rank is waited for.
         """
+
+
+def timed_out(operation: str, rank: int, limit_s: float) -> TimedOut:
+    """Return a TimedOut error. operation: with the name of its library, for example "MPI
+    allreduce"."""
+    return TimedOut(
+        f"rank {rank}: {operation} did not end within {limit_s:g} s (limits.collective_s): "
+        "a peer did not take part or is blocked; look at the other ranks' logs"
+    )

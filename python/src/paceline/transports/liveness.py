@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from paceline.errors import RankFailed, TimedOut
-from paceline.transports.base import PeerLost
-from paceline.transports.interfaces import has_link
-from paceline.transports.store_sockets import cut, limit_answers
+from paceline.errors import PeerLost, RankFailed, TimedOut
+from paceline.transports.network_interface import has_link
+from paceline.transports.store import cut, limit_answers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch._C._distributed_c10d import TCPStore
+    from paceline.transports.torch_internals import TCPStore
 
 # Share of the limit for each of three waits: the store's answer, the ranks' answers, and rank 0
 # waiting for other probes. All of it ends within twice the limit.

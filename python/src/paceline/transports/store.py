@@ -3,28 +3,35 @@
 It is torch's TCPStore, served by rank 0 on a socket that the launcher's job bound to one address.
 With a given listening descriptor TCPStore opens no other socket (checked against /proc/net/tcp with
 torch 2.13).
+
+A client waits without limit for the store's answer to `check`, `add` and `get`, and even for the
+answer that a wait has timed out (TCPStore.cpp: recvValue; observed with torch 2.13). On a broken
+link it waits until TCP gives up after 15 minutes. torch has no setting for it, but the kernel has:
+a receive that reaches SO_RCVTIMEO becomes a DistNetworkError, "Socket Timeout".
 """
 
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
+import socket
+import struct
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 
-from paceline.errors import EnvironmentLacks, TimedOut
-from paceline.transports.base import PeerLost
-from paceline.transports.store_sockets import limit_answers
+from paceline.errors import EnvironmentLacks, PeerLost, TimedOut
+from paceline.transports.torch_internals import TCPStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from torch._C._distributed_c10d import Store
-
     from paceline.training.context import RankContext, StoreAddress
+    from paceline.transports.torch_internals import Store, TCPStore
 
 # Texts with which c10d reports a connection that was lost.
 _SERVER_GONE = re.compile(r"likely closed|reset by peer|broken pipe", re.IGNORECASE)
@@ -111,3 +118,71 @@ def store_barrier(store: Store, name: str, rank: int, ranks: Sequence[int], limi
             f"rank {rank} waited {limit_s:g} s for ranks {absent} at {name!r}; look at the logs of "
             "those ranks, or raise limits"
         ) from error
+
+
+def limit_answers(store: TCPStore, limit_s: float) -> None:
+    """Limit the wait for the store's answers to `limit_s`, on all connections of this process."""
+    whole_s = int(limit_s)
+    limit = struct.pack("ll", whole_s, max(1, int((limit_s - whole_s) * 1e6)))  # a timeval
+    for connection in _connections(store):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def cut(store: TCPStore) -> None:
+    """Close all connections of this process to the store, so that waits on them fail at once."""
+    for connection in _connections(store):
+        with suppress(OSError):  # the other side has already closed it
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _connections(store: TCPStore) -> Iterator[socket.socket]:
+    """Yield this process's connections to the store, found by port: torch does not expose them."""
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            if not str(link.readlink()).startswith("socket:"):
+                continue
+            connection = socket.fromfd(int(link.name), socket.AF_INET, socket.SOCK_STREAM)
+        except OSError:
+            continue  # closed in the meantime
+        with connection:
+            if _peer_port(connection) == store.port:
+                yield connection
+
+
+def _peer_port(connection: socket.socket) -> int | None:
+    """Return the port of the peer; None if it is not a connected TCP socket."""
+    try:
+        peer = connection.getpeername()
+    except OSError:
+        return None  # a listening socket
+    return peer[1] if isinstance(peer, tuple) else None  # a path: a Unix socket
+
+
+@dataclass(slots=True)
+class GroupStore:
+    """The ranks of one node as a `paceline.node.memory.NodeShare`. Names are visible to all objects
+    with the same `prefix`.
+
+    Each use needs an object with a prefix of its own.
+    """
+
+    store: Store
+    local_rank: int
+    ranks_on_node: int
+    prefix: str = "node"
+    _barriers: Iterator[int] = field(default_factory=count)
+
+    def publish(self, name: str, value: str) -> None:
+        self.store.set(f"{self.prefix}/{name}", value)
+
+    def lookup(self, name: str, timeout_s: float) -> str:
+        """Return the value published under `name`. Raises TimedOut after `timeout_s`."""
+        key = f"{self.prefix}/{name}"
+        wait_for(self.store, [key], timeout_s, f"rank {self.local_rank} of {self.prefix}: {name!r}")
+        return bytes(self.store.get(key)).decode()
+
+    def barrier(self, timeout_s: float) -> None:
+        """Wait for all ranks of the node. Raises TimedOut naming the absent ranks."""
+        name = f"{self.prefix}/barrier/{next(self._barriers)}"
+        store_barrier(self.store, name, self.local_rank, range(self.ranks_on_node), timeout_s)

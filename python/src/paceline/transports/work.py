@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import Work
 
-from paceline.errors import TimedOut
+from paceline.transports.base import timed_out
+from paceline.transports.torch_internals import Work
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,12 +112,3 @@ class CoalescedWork(_Work):  # type: ignore[misc]  # subclasses Any, see above
 
     def get_future(self) -> torch.futures.Future[Any]:
         return self._future
-
-
-def timed_out(operation: str, rank: int, limit_s: float) -> TimedOut:
-    """Return a TimedOut error. operation: with the name of its library, for example "MPI
-    allreduce"."""
-    return TimedOut(
-        f"rank {rank}: {operation} did not end within {limit_s:g} s (limits.collective_s): "
-        "a peer did not take part or is blocked; look at the other ranks' logs"
-    )

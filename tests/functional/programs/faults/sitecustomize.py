@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-_LOOP = "paceline.training.loop"
+_LOOP = "paceline.rank.loop"
 _BARRIER = "paceline.launchers.spark.barrier"
 _CALLS = 40  # of ReLU.forward: some steps
 

@@ -17,11 +17,10 @@ from tests.unit.strategies.pipeline.node import (
     train_alone,
 )
 
-from paceline.errors import UsageError
+from paceline.errors import PeerLost, UsageError
 from paceline.strategies.pipeline import strategy as module
 from paceline.strategies.pipeline.stage_weights import StageWeights
 from paceline.training.devices import CPU
-from paceline.transports import PeerLost
 
 TINY_VGG = "paceline.workloads.complex_small.task:TinyVGG"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from tests.unit.transports.shared.rank_program import FileShare
+from tests.unit.node.rank_program import FileShare
 
 from paceline.errors import PacelineError
 from paceline.plan.sample_order import share_bounds

@@ -136,8 +136,8 @@ def test_auto_is_for_exact_gradients_between_nodes(make_trial, nodes, sending, s
     assert setting_of(trial) == setting
 
 
-def test_transport_with_a_single_process_group_gathers_no_factors(make_trial):
+def test_transport_that_joins_all_ranks_at_once_gathers_no_factors(make_trial):
     base = make_trial()
     placement = base.placement.model_dump() | {"nodes": 2}
-    trial = changed(base, transport="spark-allgather", placement=placement, transport_options={})
+    trial = changed(base, transport="nccl", placement=placement, transport_options={})
     assert setting_of(trial) == "never"

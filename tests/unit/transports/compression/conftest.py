@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from paceline.transports.compression.flat_bucket import FlatBucket, pack
+from paceline.transports.compression.bucket import FlatBucket, pack
 
 
 @pytest.fixture

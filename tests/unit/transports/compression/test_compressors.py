@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.transports.compression.codec_compressor import CodecCompressor
-from paceline.transports.compression.codecs import Blockwise, Half
-from paceline.transports.compression.create import create_compressor
+from paceline.transports.bucket_settings import CompressionSettings
+from paceline.transports.compression.choose import create_compressor
+from paceline.transports.compression.codecs import Blockwise, CodecCompressor, Half
 from paceline.transports.compression.powersgd import START_STEP, PowerSgd
 from paceline.transports.compression.terngrad import TernGrad, pack, unpack
 from paceline.transports.compression.topk import TopK, largest
-from paceline.transports.gradients import CompressionSettings
 
 pytestmark = pytest.mark.usefixtures("alone")
 

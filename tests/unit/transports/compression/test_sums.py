@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from paceline.costs.link_cost import all_gather_bytes, all_reduce_bytes
-from paceline.transports.compression.base import Meter
-from paceline.transports.compression.compressed import CompressedSum
-from paceline.transports.compression.flat_bucket import FlatBucket, pack
-from paceline.transports.compression.plain import InFlight
+from paceline.transports.compression.bucket import FlatBucket, Meter, pack
+from paceline.transports.compression.sums import CompressedSum, InFlight
 
 CPU = torch.device("cpu")
 LIMIT_S = 20.0

@@ -124,7 +124,7 @@ def _train(
     *,
     parent_is_launcher: bool = True,
 ) -> RankEnd:
-    """Run the worker as this rank; collective. Raises TimedOut if other ranks do not end."""
+    """Do the work of this rank; collective. Raises TimedOut if other ranks do not end."""
     context = rank_context(world.rank, hosts, _store_address(world, job))
     end = run_rank(job, context, watched_pids, parent_is_launcher=parent_is_launcher)
     if end.exit_code == ExitCode.OK:

@@ -22,7 +22,7 @@ from paceline.host.machine import host_name
 from paceline.host.processes import parent_of
 from paceline.job.context import nodes_of, rank_context
 from paceline.job.failure import FirstFailure, first_failure
-from paceline.job.rank import check_shared, import_worker, run_rank
+from paceline.job.rank import check_shared, import_train, run_rank
 from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import check_reachable, close_listener, exchange_address, listen_on
 from paceline.launchers.spark.configuration import EXECUTORS_ADVICE, wrong_nodes
@@ -147,7 +147,7 @@ def check_placement(job: Job, hosts: Sequence[str]) -> None:
 
 @contextmanager
 def _importing_worker(job: Job) -> Iterator[None]:
-    """Import the worker, and torch with it, during the wait, which takes about as long.
+    """Import the work of a rank, and torch with it, during the wait, which takes about as long.
 
     The number of threads is set first, because torch reads it at its import. The cores are set
     later, as under every launcher before any of its threads has started.
@@ -166,7 +166,7 @@ def _importing_worker(job: Job) -> Iterator[None]:
 
 def _import_quietly(trial: Trial) -> None:
     with contextlib.suppress(Exception):
-        import_worker(trial)
+        import_train(trial)
 
 
 def failed_stage(job: Job, message: str) -> RankEnd:

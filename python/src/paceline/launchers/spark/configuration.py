@@ -126,12 +126,7 @@ def _cluster_shape(trial: Trial) -> dict[str, str]:
 
 
 def native_settings(trial: Trial) -> dict[str, str]:
-    """Return the settings for transports `spark-allgather` and `spark-rounds`."""
-    limit_s = math.ceil(trial.limits.collective_s)
-    if trial.transport == "spark-allgather":
-        # Our own limit on an operation must come first, because its message names the operation.
-        slowest_s = max(limit_s, math.ceil(trial.limits.rendezvous_s))
-        return {"spark.barrier.sync.timeout": str(2 * slowest_s)}
+    """Return the settings for transport `spark-rounds`."""
     if trial.transport == "spark-rounds":
         return {
             # A worker keeps the model and its samples from round to round.

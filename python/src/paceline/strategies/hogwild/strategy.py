@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from paceline.data.node import SoloNode
 from paceline.errors import TimedOut
+from paceline.node.memory import SoloNode
+from paceline.node.shared_node import SharedNode
 from paceline.records.rows import UpdateRow, own_update
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.training.batch_norm import normalise_alone
@@ -41,17 +42,16 @@ from paceline.training.state import (
     restore_optimizer,
 )
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
-from paceline.transports.shared.node import SharedNode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from paceline.node.barrier import Barrier
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
     from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
-    from paceline.transports.shared.barrier import Barrier
 
 _PAUSE_S = 1e-3  # between two looks at the progress of slower processes
 _COUNTER_BYTES = 64  # a cache line for each process

@@ -32,7 +32,7 @@ from paceline.training.devices import device_of, synchronize
 from paceline.training.optimizers import trained_parameters
 from paceline.training.state import RankState
 from paceline.training.strategy import GradientResult, LocalStrategy, StepCommunication, TrainBatch
-from paceline.transports.compression.base import bytes_of
+from paceline.transports.compression.bucket import bytes_of
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial

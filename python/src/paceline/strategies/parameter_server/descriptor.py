@@ -10,7 +10,7 @@ from paceline.spec.descriptors import KeyModel, OptionModel
 from paceline.spec.placement import NodeCounts
 from paceline.spec.values import PositiveInt
 from paceline.strategies.process_per_replica import ProcessPerReplica
-from paceline.transports.gradients import GradientKeys
+from paceline.transports.bucket_settings import GradientKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,8 +12,8 @@ from paceline.training.state import persistent_buffers
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from paceline.node.shared_node import SharedNode
     from paceline.strategies.pipeline.split_points import Layers
-    from paceline.transports.shared.node import SharedNode
 
 
 class SharedBuffers:

@@ -15,8 +15,8 @@ from paceline.training.devices import CPU
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from paceline.node.channel import Channel
     from paceline.strategies.pipeline.shapes import Activation
-    from paceline.transports.shared.channel import Channel
 
 
 class Link:

@@ -23,7 +23,7 @@ from paceline.workloads.facts import legal_split_points
 if TYPE_CHECKING:
     import torch
 
-    from paceline.data.node import NodeShare
+    from paceline.node.memory import NodeShare
     from paceline.plan.trial import Trial
     from paceline.strategies.pipeline.split_points import Layers
     from paceline.training.task import Task

@@ -17,11 +17,11 @@ from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from paceline.node.barrier import Barrier
     from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
     from paceline.strategies.reduction.shared_gradients import SharedGradients
     from paceline.training.state import SavedState
     from paceline.training.task import Task
-    from paceline.transports.shared.barrier import Barrier
 
 
 @dataclass(frozen=True, slots=True)

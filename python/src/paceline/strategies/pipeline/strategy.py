@@ -25,6 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
+from paceline.node.barrier import Barrier
+from paceline.node.shared_node import SharedNode
 from paceline.plan.task_rules import micro_batch_fault
 from paceline.strategies.pipeline.buffers import SharedBuffers
 from paceline.strategies.pipeline.deferred import is_deferred
@@ -53,8 +55,6 @@ from paceline.training.segments import stored_bytes
 from paceline.training.state import RankState, restore_buffers
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
-from paceline.transports.shared.barrier import Barrier
-from paceline.transports.shared.node import SharedNode
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Trial

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from paceline.node.shared_node import SharedNode
     from paceline.strategies.pipeline.split_points import Layers
-    from paceline.transports.shared.node import SharedNode
 
 
 @dataclass(frozen=True, slots=True)

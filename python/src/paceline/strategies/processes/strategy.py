@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paceline.data.node import SoloNode
+from paceline.node.barrier import Barrier
+from paceline.node.memory import SoloNode
+from paceline.node.shared_node import SharedNode
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.strategies.reduction.node_factors import NodeFactors
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
@@ -44,8 +46,6 @@ from paceline.training.precision import working_dtype
 from paceline.training.state import RankState, persistent_buffers, restore_buffers
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
-from paceline.transports.shared.barrier import Barrier
-from paceline.transports.shared.node import SharedNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

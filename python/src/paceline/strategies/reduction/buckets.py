@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
 from paceline.training.devices import Mark, Stopwatch
-from paceline.transports.compression.base import GradientSum
+from paceline.transports.compression.bucket import GradientSum
 
 
 class Buckets:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.strategies.reduction.factor_exchange import FactorExchange
-    from paceline.transports.gradients import FactorSetting
+    from paceline.transports.bucket_settings import FactorSetting
 
 
-def hybrid(
+def with_factors(
     model: DistributedDataParallel,
     example: Tensor,
     *,
@@ -108,8 +108,8 @@ def _keep(
     found = backward()
     if found is None:
         raise UsageError(
-            f"layer {layer}: expected the model that paceline.hybrid returned, got none; keep it, "
-            "and train with it"
+            f"layer {layer}: expected the model that paceline.with_factors returned, got none; "
+            "keep it, and train with it"
         )
     found.keep(layer, inputs, gradients)
 
@@ -123,8 +123,8 @@ def _ignoring(model: DistributedDataParallel, parameters: list[str]) -> Distribu
     ignored = set(parameters)
     if not any(p.requires_grad for name, p in module.named_parameters() if name not in ignored):
         raise UsageError(
-            "paceline.hybrid: expected a model with a trained layer whose gradient is summed, got "
-            'linear layers only; add one to setting = "never", or use plain DDP'
+            "paceline.with_factors: expected a model with a trained layer whose gradient is "
+            'summed, got linear layers only; add one to setting = "never", or use plain DDP'
         )
     return DistributedDataParallel(
         module,
@@ -139,19 +139,19 @@ def _ignoring(model: DistributedDataParallel, parameters: list[str]) -> Distribu
 def _check(model: DistributedDataParallel) -> None:
     if not isinstance(model, DistributedDataParallel):
         raise UsageError(
-            f"paceline.hybrid: expected a DistributedDataParallel, got {type(model).__name__}; "
-            "wrap the model first"
+            "paceline.with_factors: expected a DistributedDataParallel, got "
+            f"{type(model).__name__}; wrap the model first"
         )
     if model.process_group is not dist.group.WORLD:
         raise UsageError(
-            "paceline.hybrid: expected a model in the default process group, got another group; "
-            "use plain DDP there"
+            "paceline.with_factors: expected a model in the default process group, got another "
+            "group; use plain DDP there"
         )
     devices = {parameter.device.type for parameter in model.parameters()}
     if devices != {"cpu"}:
         raise UsageError(
-            f"paceline.hybrid: expected a model on the CPU, got {', '.join(sorted(devices))}; use "
-            "plain DDP on GPUs"
+            "paceline.with_factors: expected a model on the CPU, got "
+            f"{', '.join(sorted(devices))}; use plain DDP on GPUs"
         )
 
 

@@ -9,7 +9,7 @@ from paceline.costs.factor_cost import Cost, LinearShape, all_reduce_cost, facto
 from paceline.errors import EnvironmentLacks
 from paceline.spec.extensions import TRANSPORTS
 from paceline.strategies.reduction.calibration import measure
-from paceline.transports.gradients import gradient_options_of
+from paceline.transports.bucket_settings import gradient_options_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from paceline.costs.factor_cost import FactorShape, Speeds
     from paceline.plan.trial import Trial
-    from paceline.transports.gradients import FactorSetting
+    from paceline.transports.bucket_settings import FactorSetting
 
 # Its product is measured where only embeddings have factors.
 _ANY_SHAPE = LinearShape(inputs=1024, outputs=1024)

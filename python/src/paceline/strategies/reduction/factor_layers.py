@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
     from paceline.costs.factor_cost import FactorShape
-    from paceline.transports.gradients import FactorSetting
+    from paceline.transports.bucket_settings import FactorSetting
 
 
 class FactorLayers:

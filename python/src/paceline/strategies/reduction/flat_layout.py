@@ -18,7 +18,7 @@ from paceline.training.state import Elements
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from paceline.transports.shared.node import SharedNode
+    from paceline.node.shared_node import SharedNode
 
 # Float32 elements in a cache line of 64 bytes. No two workers write the same line, and parameters
 # have the same alignment as tensors that torch allocates.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from paceline.strategies.reduction.factor_exchange import FactorExchange
-    from paceline.transports.gradients import FactorSetting
+    from paceline.transports.bucket_settings import FactorSetting
 
 
 class ReplicaFactors:

@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from paceline.costs.link_cost import all_reduce_bytes
 from paceline.errors import EnvironmentLacks
-from paceline.transports.compression.create import create_sum
-from paceline.transports.compression.flat_bucket import FlatBucket, pack
-from paceline.transports.gradients import gradient_options_of
-from paceline.transports.group_store import gather
+from paceline.node.memory import gather
+from paceline.transports.bucket_settings import gradient_options_of
+from paceline.transports.compression.bucket import FlatBucket, pack
+from paceline.transports.compression.choose import create_sum
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
     from paceline.training.strategy import RankGroups
-    from paceline.transports.compression.base import GradientSum
+    from paceline.transports.compression.bucket import GradientSum
 
 
 def join_replicate_group(

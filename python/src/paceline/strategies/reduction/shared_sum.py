@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from paceline.node.shared_node import SharedNode
     from paceline.strategies.reduction.replicate_group import ReplicateGroup
-    from paceline.transports.shared.node import SharedNode
 
 
 class SharedSum:

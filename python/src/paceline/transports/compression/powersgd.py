@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 
 from paceline.costs.link_cost import all_reduce_bytes
-from paceline.transports.compression.base import bytes_of
+from paceline.transports.compression.bucket import bytes_of
 from paceline.transports.work import PendingWork
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paceline.transports.compression.base import Bucket
+    from paceline.transports.compression.bucket import Bucket
 
 # DistributedDataParallel rebuilds its buckets after the first step, and the hook keeps its state by
 # bucket; it refuses to start earlier.

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from paceline.costs.link_cost import all_gather_bytes
-from paceline.transports.compression.base import all_gather, bytes_of
+from paceline.transports.compression.bucket import all_gather, bytes_of
 
 if TYPE_CHECKING:
-    from paceline.transports.compression.base import Bucket
+    from paceline.transports.compression.bucket import Bucket
 
 CLIP = 2.5  # standard deviations, the paper's constant
 _PER_BYTE = 4

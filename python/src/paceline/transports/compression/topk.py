@@ -15,11 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.costs.link_cost import all_gather_bytes
-from paceline.transports.compression.base import all_gather, bytes_of
-from paceline.transports.compression.residuals import Residuals
+from paceline.transports.compression.bucket import Residuals, all_gather, bytes_of
 
 if TYPE_CHECKING:
-    from paceline.transports.compression.base import Bucket
+    from paceline.transports.compression.bucket import Bucket
 
 _SAMPLE_STRIDE = 101  # prime: no row length of a layer is a multiple of it
 _LEAST_SAMPLED = 100 * _SAMPLE_STRIDE  # fewer elements are ranked without a sample

@@ -10,11 +10,10 @@ from mpi4py import MPI
 
 from paceline.costs.message_schedules import chunks
 from paceline.errors import EnvironmentLacks
-from paceline.transports.mpi.agreement import of_rank_0
-from paceline.transports.mpi.calibration import Choice, calibrate
+from paceline.transports.mpi.calibration import Choice, calibrate, of_rank_0
 from paceline.transports.mpi.hierarchical import Hierarchy, hosts_of
-from paceline.transports.mpi.message_all_reduce import MessageAllReduce
 from paceline.transports.mpi.message_channels import Traffic
+from paceline.transports.mpi.message_collectives import MessageCollectives
 from paceline.transports.mpi.polling import complete
 from paceline.transports.mpi.reduce_operations import ufunc_of
 from paceline.transports.mpi.shared_memory import HostGroup
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-    from torch._C._distributed_c10d import Store
 
     from paceline.transports.mpi.descriptor import Algorithm
     from paceline.transports.mpi.rank_names import RankNames
+    from paceline.transports.torch_internals import Store
 
 # MPI's own all-reduce is not a candidate: it spins on cores that are busy (with two ranks on each
 # core 25 MB took 12 s instead of 0.4 s) and cannot be given up. The papers' two are too slow.
@@ -74,7 +73,7 @@ class AllReduce:
         self._host_group: HostGroup | None = None
         self._reason_not_shared: str | None = None
         self._hierarchy: Hierarchy | None = None
-        self._messages: MessageAllReduce | None = None
+        self._messages: MessageCollectives | None = None
         self._messages_comm = MPI.COMM_NULL
         self._choice: Choice | None = None
         self._algorithm = self._prepare(store)
@@ -148,7 +147,7 @@ class AllReduce:
             algorithm = "auto"
         if algorithm not in {"native", "hierarchical"}:
             self._messages_comm = self._comm.Dup()
-            self._messages = MessageAllReduce(self._messages_comm, self._names, self._limit_s)
+            self._messages = MessageCollectives(self._messages_comm, self._names, self._limit_s)
         return algorithm
 
     def _share_memory(self, store: Store) -> bool:

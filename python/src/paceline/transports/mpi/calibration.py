@@ -1,7 +1,11 @@
-"""Choose an all-reduce algorithm for each message size from about one second of measurements."""
+"""Choose an all-reduce algorithm for each message size from about one second of measurements.
+
+All ranks follow the decisions of rank 0.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from dataclasses import asdict, dataclass, field
@@ -10,8 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paceline.transports.mpi.polling import complete
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from mpi4py import MPI
 
 BUDGET_S = 1.0
 _SIZES_BYTES = (4 * 2**10, 64 * 2**10, 512 * 2**10, 4 * 2**20, 16 * 2**20)
@@ -132,3 +140,15 @@ def _timed(
     started = clock()
     run(name, size)
     return clock() - started
+
+
+def of_rank_0(value: Any, comm: MPI.Intracomm, world_rank: int, limit_s: float) -> Any:
+    """Return rank 0's JSON value on all ranks; collective. Raises TimedOut."""
+    text = json.dumps(value).encode()
+    length = np.array([len(text)], np.int64)
+    complete(comm.Ibcast(length, 0), "calibration", world_rank, limit_s)
+    content = np.zeros(int(length[0]), np.uint8)
+    if comm.rank == 0:
+        content[:] = np.frombuffer(text, np.uint8)
+    complete(comm.Ibcast(content, 0), "calibration", world_rank, limit_s)
+    return json.loads(content.tobytes())

@@ -16,7 +16,6 @@ import torch
 
 from paceline.costs.link_cost import all_gather_bytes
 from paceline.costs.message_schedules import MESSAGE_BYTES
-from paceline.transports.mpi.agreement import of_rank_0
 from paceline.transports.mpi.buffers import (
     byte_view,
     concatenated,
@@ -26,7 +25,8 @@ from paceline.transports.mpi.buffers import (
     vector_message,
     wire_buffer,
 )
-from paceline.transports.mpi.message_all_gather import MessageAllGather
+from paceline.transports.mpi.calibration import of_rank_0
+from paceline.transports.mpi.message_collectives import MessageCollectives
 from paceline.transports.mpi.polling import complete
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Collectives:
         self._limit_s = limit_s
         # Within a host, MPI's own all-gather copies through shared memory.
         spans_hosts = len(set(names.hosts)) > 1
-        self._ring = MessageAllGather(comm, names, limit_s) if spans_hosts else None
+        self._ring = MessageCollectives(comm, names, limit_s) if spans_hosts else None
         self._long_gather: str | None = None  # how long parts are gathered; None: not measured
 
     def describe(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from paceline.costs.link_cost import ALL_REDUCE
 from paceline.spec.extensions import LAUNCHERS
-from paceline.transports.gradients import (
+from paceline.transports.bucket_settings import (
     GradientKeys,
     GradientOptions,
     GradientTransport,

@@ -11,7 +11,7 @@ import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.transports.progress import ProgressThread
+    from paceline.transports.progress_thread import ProgressThread
 
 # Time before MPI_Finalize begins. On a busy machine torch's libraries alone take 8 s to unload.
 _PYTHON_ENDS_S = 20.0

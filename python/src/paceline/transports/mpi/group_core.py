@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
-from torch._C._autograd import _profiler_enabled
-from torch._C._distributed_c10d import PrefixStore
 from torch.autograd.profiler import record_function
 
 from paceline.transports.mpi import finalize
@@ -25,24 +23,32 @@ from paceline.transports.mpi.buffers import check_dense, copy_back, device_wait,
 from paceline.transports.mpi.collectives import Collectives
 from paceline.transports.mpi.point_to_point import Messenger, MpiMessage
 from paceline.transports.mpi.rank_names import RankNames
-from paceline.transports.process_group import ThreadedProcessGroup
+from paceline.transports.progress_thread import ProgressThread
 from paceline.transports.recorder import begin_operation, payload_bytes
+from paceline.transports.torch_internals import PrefixStore, profiler_enabled
 from paceline.transports.work import CoalescedWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
-    from torch._C._distributed_c10d import Store
 
+    from paceline.errors import PacelineError
     from paceline.transports.mpi.descriptor import Algorithm
+    from paceline.transports.torch_internals import Store
     from paceline.transports.work import PendingWork
 
 BACKEND = "mpi4py"
+_CLOSE_LIMIT_S = 10.0
+_ABORT_LIMIT_S = 0.5
 _LARGEST_CONTEXT_TAG = 32767  # the largest tag that the MPI standard guarantees
 
 
-class GroupCore(ThreadedProcessGroup):
+# Untyped: torch declares overloads, of which a backend implements only the one with lists.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see above
     """A group of ranks of MPI_COMM_WORLD. Construction is collective over the group.
 
     world_ranks: ranks in MPI_COMM_WORLD in the order of the group; empty means all ranks. store:
@@ -50,9 +56,6 @@ class GroupCore(ThreadedProcessGroup):
     algorithm. limit_s: limit of every operation, counted from the moment its turn comes on this
     rank.
     """
-
-    backend = BACKEND
-    library = "MPI"
 
     def __init__(
         self,
@@ -65,11 +68,14 @@ class GroupCore(ThreadedProcessGroup):
         store: Store,
         algorithm: Algorithm = "auto",
     ) -> None:
+        super().__init__(rank, size)
+        self._rank = rank
+        self._size = size
         self._world_rank: int = MPI.COMM_WORLD.rank
-        super().__init__(
-            rank=rank, size=size, world_rank=self._world_rank, name=name, limit_s=limit_s
-        )
+        self._name = name
         self._limit_s = limit_s
+        self._progress = ProgressThread("MPI", self._world_rank, limit_s, name)
+        self._open = True
         self._store = store
         self.algorithm = algorithm
         finalize.watch(self._progress, limit_s)
@@ -85,6 +91,31 @@ class GroupCore(ThreadedProcessGroup):
         members = world_ranks or list(range(size))
         self._progress.submit("communicator", lambda: self._make_communicators(members), [])
         self.barrier().wait()
+
+    @property
+    def failure(self) -> PacelineError | None:
+        """The first error of the group's operations. Every later operation fails with it."""
+        return self._progress.failure
+
+    def getBackendName(self) -> str:  # noqa: N802  (torch's name)
+        return BACKEND
+
+    def setGroupName(self, group_name: str) -> None:  # noqa: N802  (torch's name)
+        self._name = group_name
+
+    def getGroupName(self) -> str:  # noqa: N802  (torch's name)
+        return self._name
+
+    @property
+    def group_name(self) -> str:
+        """Name of the group. The base class cannot store it for a group that is its own backend."""
+        return self._name
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
 
     def describe(self) -> dict[str, Any]:
         """Return how this group reduces, for the records."""
@@ -105,7 +136,12 @@ class GroupCore(ThreadedProcessGroup):
         """End the threads and, if nothing failed, free the communicators (collective)."""
         if self._open and self.failure is None:
             self._submit("shutdown", self._free_communicators, [], [])
-        super().shutdown()
+        self._close(_CLOSE_LIMIT_S if self.failure is None else _ABORT_LIMIT_S)
+
+    def abort(self) -> None:
+        """End the threads without waiting for peers. A thread that is blocked inside the library is
+        abandoned."""
+        self._close(_ABORT_LIMIT_S)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -193,7 +229,8 @@ class GroupCore(ThreadedProcessGroup):
 
     def _close(self, limit_s: float) -> None:
         if self._open:
-            super()._close(limit_s)
+            self._open = False
+            self._progress.close(limit_s)
             atexit.unregister(self.abort)
             self._messenger.close()
 
@@ -248,7 +285,7 @@ def begin_profile_event(name: str) -> Callable[[], None]:
     stops while an event ends crashes the process. Shapes are not shown, because Python cannot
     attach them to an event that ends on another thread.
     """
-    if not _profiler_enabled():
+    if not profiler_enabled():
         return lambda: None
     ended: torch.futures.Future[None] = torch.futures.Future()
     with record_function(f"{BACKEND}:{_TITLES.get(name, name)}") as event:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from paceline.costs.message_schedules import between_hosts
-from paceline.transports.mpi.message_all_reduce import MessageAllReduce
 from paceline.transports.mpi.message_channels import Traffic
+from paceline.transports.mpi.message_collectives import MessageCollectives
 from paceline.transports.mpi.rank_names import RankNames
 from paceline.transports.mpi.shared_memory import owned
 
@@ -51,7 +51,7 @@ class Hierarchy:
         self._messages = None
         if carries:
             names = RankNames.gather(self._leader_comm, limit_s)
-            self._messages = MessageAllReduce(self._leader_comm, names, limit_s)
+            self._messages = MessageCollectives(self._leader_comm, names, limit_s)
 
     def allreduce(self, buffer: NDArray[Any], ufunc: np.ufunc) -> Traffic:
         """Reduce a flat array over all ranks in place; all ranks get bit-identical results.

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mpi4py import MPI
 
-from paceline.errors import TimedOut
-from paceline.transports.base import PeerLost
+from paceline.errors import PeerLost, TimedOut
 from paceline.transports.mpi.polling import AdaptivePause
 
 if TYPE_CHECKING:

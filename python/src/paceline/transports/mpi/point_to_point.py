@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from paceline.errors import RankFailed
+from paceline.transports.base import timed_out
 from paceline.transports.mpi.finalize import note_failure
 from paceline.transports.mpi.polling import poll_until
-from paceline.transports.work import PendingWork, timed_out
+from paceline.transports.work import PendingWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from paceline.transports.work import timed_out
+from paceline.transports.base import timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _SPIN_S = 50e-6  # about the granularity of a timer: a shorter sleep costs as much
 _SHORTEST_SLEEP_S = 20e-6
 # In this time 62 kB arrive at 1 Gbit/s and 625 kB at 10 Gbit/s: less than a socket buffer holds,
-# and less than MessageAllReduce has in flight.
+# and less than MessageCollectives has in flight.
 _LONGEST_SLEEP_S = 500e-6
 # Share of the time waited so far that poll_until sleeps. It bounds the latency that polling adds.
 _WAITED_SHARE = 1 / 8
@@ -32,9 +32,9 @@ _LARGE_PART = 0.25  # of the messages that were in flight
 _abandoned: list[MPI.Request] = []
 
 
-def poll(request: MPI.Request, limit_s: float) -> bool:
+def poll(request: MPI.Request, limit_s: float, longest_sleep_s: float = _LONGEST_SLEEP_S) -> bool:
     """Wait for `request` without spinning. Return False if it is not complete within `limit_s`."""
-    return poll_until(request.Test, limit_s)
+    return poll_until(request.Test, limit_s, longest_sleep_s)
 
 
 def complete(request: MPI.Request, operation: str, world_rank: int, limit_s: float) -> None:
@@ -47,7 +47,9 @@ def complete(request: MPI.Request, operation: str, world_rank: int, limit_s: flo
         raise timed_out(f"MPI {operation}", world_rank, limit_s)
 
 
-def poll_until(done: Callable[[], bool], limit_s: float) -> bool:
+def poll_until(
+    done: Callable[[], bool], limit_s: float, longest_sleep_s: float = _LONGEST_SLEEP_S
+) -> bool:
     """Call `done` until it returns True, without spinning. Return False after `limit_s`."""
     started = time.perf_counter()
     while not done():
@@ -55,7 +57,7 @@ def poll_until(done: Callable[[], bool], limit_s: float) -> bool:
         if waited > limit_s:
             return False
         if waited > _SPIN_S:
-            time.sleep(min(waited * _WAITED_SHARE, _LONGEST_SLEEP_S))
+            time.sleep(min(waited * _WAITED_SHARE, longest_sleep_s))
         else:
             os.sched_yield()  # the peer may need this core
     return True

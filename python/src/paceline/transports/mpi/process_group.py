@@ -56,6 +56,9 @@ class MpiProcessGroup(GroupCore):
         # All-reduce synchronises the ranks itself.
         return self._submit("allreduce", call, tensors, tensors, synchronise=False)
 
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> PendingWork:
+        return self.allreduce(tensors, opts)
+
     def reduce(self, tensors: list[Tensor], opts: Any) -> PendingWork:
         """Reduce onto `opts.rootRank`; the tensors of the other ranks are unchanged.
 

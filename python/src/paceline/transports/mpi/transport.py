@@ -15,14 +15,14 @@ from mpi4py import MPI
 from paceline.errors import EnvironmentLacks, UsageError
 from paceline.transports.mpi.descriptor import MpiOptions
 from paceline.transports.mpi.process_group import BACKEND, MpiProcessGroup
-from paceline.transports.process_group import ThreadedTransport
+from paceline.transports.process_group import DefaultGroupTransport
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
+    from paceline.errors import PacelineError
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
     from paceline.transports.mpi.descriptor import Algorithm
+    from paceline.transports.torch_internals import Store
 
 _THREAD_LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
@@ -78,7 +78,7 @@ def _chosen(options: Any) -> Options:
 dist.Backend.register_backend(BACKEND, _create_group, extended_api=True, devices=["cpu", "cuda"])
 
 
-class MpiTransport(ThreadedTransport):
+class MpiTransport(DefaultGroupTransport):
     """MPI collectives on a progress thread of this rank."""
 
     backend = BACKEND
@@ -86,6 +86,11 @@ class MpiTransport(ThreadedTransport):
     def open(self, context: RankContext, trial: Trial, store: Store) -> None:
         options = Options(algorithm=trial.options_as(MpiOptions).algorithm)
         self.open_group(context, trial, store, pg_options=options)
+
+    def explain(self, error: Exception) -> PacelineError | None:  # noqa: ARG002
+        """Return the group's error. DDP raises a copy of it without its type."""
+        failure: PacelineError | None = None if self._group is None else self._group.failure
+        return failure
 
     def describe(self) -> dict[str, Any]:
         version = MPI.Get_library_version().strip("\0 \n")

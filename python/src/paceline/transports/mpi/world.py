@@ -5,12 +5,12 @@ Importing this initialises MPI, but not torch, which is imported only after a ra
 
 from __future__ import annotations
 
-import time
 from typing import TypeVar
 
 from mpi4py import MPI
 
 from paceline.errors import TimedOut
+from paceline.transports.mpi.polling import poll
 
 _POLL_S = 0.02
 _Value = TypeVar("_Value")
@@ -44,14 +44,8 @@ class World:
     def wait_for_all(self, limit_s: float) -> None:
         """Wait for all ranks, because a trial ends with its last rank. Raises TimedOut after
         `limit_s`."""
-        request = self._comm.Ibarrier()
-        deadline = time.monotonic() + limit_s
-        while not request.Test():
-            if time.monotonic() > deadline:
-                raise TimedOut(
-                    f"rank {self.rank} waited {limit_s:g} s for the other ranks to finish"
-                )
-            time.sleep(_POLL_S)
+        if not poll(self._comm.Ibarrier(), limit_s, longest_sleep_s=_POLL_S):
+            raise TimedOut(f"rank {self.rank} waited {limit_s:g} s for the other ranks to finish")
 
     def abort(self, exit_code: int) -> None:
         """End every rank of the job at once; does not return."""

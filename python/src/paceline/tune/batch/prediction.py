@@ -43,7 +43,7 @@ def predict_memory(trial: Trial, batches: Sequence[int]) -> list[Predicted]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "paceline.worker.memory"], env=environment,
+            [sys.executable, "-m", "paceline.rank.memory_question"], env=environment,
             input=json.dumps(question), capture_output=True, text=True,
             timeout=_TIMEOUT_S, check=False,
         )  # fmt: skip

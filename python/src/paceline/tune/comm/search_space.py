@@ -15,7 +15,7 @@ from paceline.spec.choices import accepts
 from paceline.spec.extensions import TRANSPORTS
 from paceline.spec.transport_rules import has_peers, strategy_of, transport_of
 from paceline.spec.values import BEST
-from paceline.transports.gradients import DEFAULT_BUCKET_MB, gradient_options_of
+from paceline.transports.bucket_settings import DEFAULT_BUCKET_MB, gradient_options_of
 from paceline.tune.comm.parameters import usual_parameters
 from paceline.tune.spaces import changed
 

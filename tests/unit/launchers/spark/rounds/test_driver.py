@@ -15,8 +15,8 @@ from paceline.launchers.spark.barrier import task_failed
 from paceline.launchers.spark.rounds import driver
 from paceline.launchers.spark.rounds.claims import Claims
 from paceline.launchers.spark.rounds.driver import RoundFailed, failed_round, run_rounds
-from paceline.launchers.spark.rounds.exchange import Carry, RankReport, Report
 from paceline.launchers.spark.rounds.executors import Executors
+from paceline.rank.rounds.exchange import Carry, RankReport, Report
 from paceline.records.files import write_json
 from paceline.records.rows import RankStatus, StepRow
 

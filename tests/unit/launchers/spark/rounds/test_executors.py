@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.launchers.spark.rounds import executors as module
-from paceline.launchers.spark.rounds.exchange import RankReport
 from paceline.launchers.spark.rounds.executors import Executors, Place, own_executor
+from paceline.rank.rounds.exchange import RankReport
 
 
 def reports(**executors):

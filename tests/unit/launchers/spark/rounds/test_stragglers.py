@@ -10,9 +10,9 @@ import pytest
 from paceline.launchers.spark.rounds import stragglers as module
 from paceline.launchers.spark.rounds.claims import Claims
 from paceline.launchers.spark.rounds.driver import RoundFailed, run_rounds
-from paceline.launchers.spark.rounds.exchange import RankReport
 from paceline.launchers.spark.rounds.executors import Executors
 from paceline.launchers.spark.rounds.stragglers import Stragglers
+from paceline.rank.rounds.exchange import RankReport
 from paceline.records.files import write_json
 from paceline.records.rows import RankStatus
 

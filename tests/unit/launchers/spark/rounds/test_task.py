@@ -7,8 +7,8 @@ import pytest
 from paceline.launchers.spark.barrier import BarrierTaskFailed, failed_stage
 from paceline.launchers.spark.rounds import task
 from paceline.launchers.spark.rounds.claims import Claims
-from paceline.launchers.spark.rounds.exchange import Orders
 from paceline.launchers.spark.rounds.task import run_round_task
+from paceline.rank.rounds.exchange import Orders
 
 
 @pytest.fixture

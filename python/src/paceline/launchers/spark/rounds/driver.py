@@ -18,9 +18,9 @@ from paceline.job.limits import trial_limit, trial_timed_out
 from paceline.job.rank_status import RankEnd
 from paceline.launchers.spark.barrier import failed_stage
 from paceline.launchers.spark.rounds.claims import Claims
-from paceline.launchers.spark.rounds.exchange import Clock, Orders
 from paceline.launchers.spark.rounds.executors import Executors, Place, lost_executor
 from paceline.launchers.spark.rounds.stragglers import Stragglers
+from paceline.rank.rounds.exchange import Clock, Orders
 from paceline.records.documents import read_statuses
 from paceline.training.resources import RankCores, check_node
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from paceline.job.trial import Job
-    from paceline.launchers.spark.rounds.exchange import Carry, RankReport, Report, State
+    from paceline.rank.rounds.exchange import Carry, RankReport, Report, State
 
 # Spark's message for a lost Python worker or executor: the task's partition, and the reason.
 _LOST_TASK = re.compile(

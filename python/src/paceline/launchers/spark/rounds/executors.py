@@ -16,7 +16,7 @@ from paceline.launchers.spark.barrier import executor_pid
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from paceline.launchers.spark.rounds.exchange import RankReport
+    from paceline.rank.rounds.exchange import RankReport
 
 # Option of CoarseGrainedExecutorBackend under every cluster manager.
 _ID_OPTION = "--executor-id"

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paceline.job.trial import Job
-    from paceline.launchers.spark.rounds.exchange import Orders, Report, State
-    from paceline.launchers.spark.rounds.worker import RoundWorker
+    from paceline.rank.rounds.exchange import Orders, Report, State
+    from paceline.rank.rounds.train import RoundWorker
 
 
 @dataclass
@@ -126,7 +126,7 @@ def _run(
 def _open(job: Job, context: RankContext, orders: Orders) -> _Kept:
     prepare_process(job, context)
     with permanent_objects():
-        from paceline.launchers.spark.rounds.worker import RoundWorker  # noqa: PLC0415  (torch)
+        from paceline.rank.rounds.train import RoundWorker  # noqa: PLC0415  (torch)
 
     executor = executor_pid()
     sidecar = ExitStack()

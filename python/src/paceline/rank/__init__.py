@@ -1,0 +1,1 @@
+"""Work of one rank, from rendezvous to result."""

@@ -1,0 +1,261 @@
+"""Decide after which steps a checkpoint is written: the same ones on every rank.
+
+A number of steps is arithmetic. Where seconds decide, rank 0 announces a step that is far enough
+ahead for the other ranks to see it. A rank that misses it leaves that checkpoint incomplete, and
+the next one counts; no rank ever waits for another.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from paceline.costs.checkpoint_interval import daly_interval_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paceline.transports.torch_internals import Store
+
+_POLL_S = 0.5  # of the store, by a thread
+_LEAD_S = 1.5  # from an announcement to its step
+_KEPT_STEPS = 64
+_FIRST_MEASURED_STEPS = 8  # before the first checkpoint of every_s = "auto"
+_COPYING_STEPS = 2  # over which the copy of a checkpoint is divided
+_SMALLEST_COST_S = 1e-3
+
+
+class Times:
+    """Base class: decides after which steps checkpoints are due."""
+
+    interval_s: float | None = None  # the present one, where seconds decide
+
+    def is_due(self, done: int, step_s: float, *, idle: bool) -> bool:
+        """Return whether one is due after `done` steps.
+
+        step_s: time of the step before the last one. idle: whether no checkpoint is being written.
+        Called once in every step.
+        """
+        raise NotImplementedError
+
+    def request(self) -> None:
+        """Make a checkpoint due as soon as all ranks can write it; called by a signal handler.
+
+        Only EverySeconds does so. Other ranks get the step from rank 0.
+        """
+
+    def close(self) -> None:
+        """End threads, if there are any."""
+
+
+class EverySteps(Times):
+    """After a multiple of a number of steps."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+
+    def is_due(self, done: int, step_s: float, *, idle: bool) -> bool:  # noqa: ARG002
+        return done % self._every == 0
+
+
+class EverySeconds(Times):
+    """On rank 0, or on a single rank: after some seconds, and on request.
+
+    interval: None: only on request. announce: tells the other ranks the step; None without other
+    ranks. agreement: see Agreement. steps_ahead: returns how many steps the fastest rank is ahead.
+    """
+
+    def __init__(
+        self,
+        interval: float | DalyInterval | None,
+        announce: Callable[[int], None] | None,
+        agreement: Agreement | None = None,
+        steps_ahead: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._interval = interval
+        self._announce = announce
+        self._agreement, self._steps_ahead = agreement, steps_ahead
+        self._requested = False
+        self._due: int | None = None
+        self._last_s = time.monotonic()
+
+    @property
+    def interval_s(self) -> float | None:  # type: ignore[override]
+        if isinstance(self._interval, DalyInterval):
+            return self._interval.interval_s
+        return self._interval
+
+    def request(self) -> None:
+        self._requested = True
+
+    def is_due(self, done: int, step_s: float, *, idle: bool) -> bool:
+        if isinstance(self._interval, DalyInterval):
+            self._interval.add_step(step_s, idle=idle)
+        if self._due is None and idle and (self._requested or self._has_passed()):
+            self._requested = False
+            self._due = done + self._lead(done, step_s)
+            if self._announce is not None:
+                self._announce(self._due)
+        if self._due != done:
+            return False
+        self._due = None
+        if self._agreement is not None and not self._agreement.reached(done):
+            self._requested = True  # try a later step
+            return False
+        self._last_s = time.monotonic()
+        if isinstance(self._interval, DalyInterval):
+            self._interval.begin()
+        return True
+
+    def _lead(self, done: int, step_s: float) -> int:
+        """Return the steps from now to the announced one, for which also the fastest rank needs
+        `_LEAD_S`."""
+        if self._announce is None:
+            return 0
+        fastest = done + self._steps_ahead()
+        return fastest - done + max(1, math.ceil(_LEAD_S / max(step_s, 1e-6) * fastest / done))
+
+    def _has_passed(self) -> bool:
+        interval = self.interval_s
+        return interval is not None and time.monotonic() - self._last_s >= interval
+
+
+class AnnouncedSteps(Times):
+    """On the other ranks: after the steps that rank 0 announces through the store."""
+
+    def __init__(
+        self, next_announcement: Callable[[], int | None], agreement: Agreement | None = None
+    ) -> None:
+        """next_announcement: returns the next one, None if there is none yet; in a thread.
+        agreement: see Agreement."""
+        self._next, self._agreement = next_announcement, agreement
+        self._lock = threading.Lock()
+        self._done = 0
+        self._due: set[int] = set()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="checkpoint times", daemon=True)
+        self._thread.start()
+
+    def is_due(self, done: int, step_s: float, *, idle: bool) -> bool:  # noqa: ARG002
+        with self._lock:
+            self._done = done
+            due = done in self._due
+            self._due.discard(done)
+        return due and (self._agreement is None or self._agreement.reached(done))
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(2 * _POLL_S)
+
+    def _poll(self) -> None:
+        while not self._closed.wait(_POLL_S):
+            try:
+                step = self._next()
+                if step is not None:
+                    self._note(step)
+            except RuntimeError:
+                return  # the store has ended; the training notices it by itself
+
+    def _note(self, step: int) -> None:
+        with self._lock:
+            in_time = self._done < step
+            if in_time:
+                self._due.add(step)
+        if self._agreement is not None:
+            self._agreement.answer(step, in_time=in_time)
+
+
+class DalyInterval:
+    """Daly's interval from the measured cost of a checkpoint: the delay of the steps meanwhile."""
+
+    def __init__(self, mtbf_s: float) -> None:
+        self._mtbf_s = mtbf_s
+        self._quiet_s: deque[float] = deque(maxlen=_KEPT_STEPS)
+        self._delay_s = 0.0  # of the checkpoint that is being written
+        self._steps: int | None = None  # since it began; None while there is none
+        self._costs_s: deque[float] = deque(maxlen=_KEPT_STEPS)
+
+    @property
+    def interval_s(self) -> float | None:
+        """The interval; 0 before the first checkpoint, None until steps have been measured."""
+        if len(self._quiet_s) < _FIRST_MEASURED_STEPS:
+            return None
+        return daly_interval_s(self.cost_s, self._mtbf_s) if self._costs_s else 0.0
+
+    @property
+    def cost_s(self) -> float:
+        """The median cost of a checkpoint so far."""
+        return max(_SMALLEST_COST_S, statistics.median(self._costs_s))
+
+    def begin(self) -> None:
+        """Begin to measure a checkpoint with the next step that is added."""
+        self._steps, self._delay_s = 0, 0.0
+
+    def add_step(self, step_s: float, *, idle: bool) -> None:
+        """Add a step; idle: whether no checkpoint is being written now."""
+        if self._steps is None:
+            self._quiet_s.append(step_s)
+            return
+        usual_s = statistics.median(self._quiet_s) if self._quiet_s else step_s
+        self._delay_s += step_s - usual_s
+        self._steps += 1
+        if idle and self._steps >= _COPYING_STEPS:
+            self._costs_s.append(max(0.0, self._delay_s))
+            self._steps = None
+
+
+_ANSWER_POLL_S = 0.01  # by a rank that has reached an announced step
+
+
+class Announcements:
+    """The steps that rank 0 announces, in a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._count = 0
+
+    def announce(self, step: int) -> None:
+        self._store.set(f"checkpoints/{self._count}", str(step))
+        self._count += 1
+
+    def next(self) -> int | None:
+        """Return the next announcement; None if there is none yet."""
+        key = f"checkpoints/{self._count}"
+        if not self._store.check([key]):
+            return None
+        self._count += 1
+        return int(bytes(self._store.get(key)).decode())
+
+
+class Agreement:
+    """Agreement of all ranks to stop at an announced step.
+
+    Where all ranks have to stop at that step, a single one that misses it would keep the others
+    waiting. So each rank answers, and nobody stops unless all answers are good.
+    """
+
+    def __init__(self, store: Store, others: int, limit_s: float) -> None:
+        """others: ranks that answer. limit_s: of the wait for their answers."""
+        self._store, self._others, self._limit_s = store, others, limit_s
+
+    def answer(self, step: int, *, in_time: bool) -> None:
+        """Tell all ranks whether this one will stop at the announced step."""
+        self._store.add(_answers(step, in_time=in_time), 1)
+
+    def reached(self, step: int) -> bool:
+        """Wait for all answers; return whether every rank stops at this step."""
+        deadline = time.monotonic() + self._limit_s
+        while time.monotonic() < deadline:
+            good, bad = (self._store.add(_answers(step, in_time=t), 0) for t in (True, False))
+            if good + bad >= self._others:
+                return bad == 0
+            time.sleep(_ANSWER_POLL_S)
+        return False
+
+
+def _answers(step: int, *, in_time: bool) -> str:
+    return f"checkpoints/{'in-time' if in_time else 'late'}/{step}"

@@ -1,0 +1,240 @@
+"""Connect the ranks of a trial, keep what they share, and disconnect without hanging."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import PacelineError, PeerLost, RankFailed, TimedOut
+from paceline.node.memory import gather
+from paceline.rank.clock import SAME_CLOCK, ClockOffset, measure_offset
+from paceline.training.resources import RankCores, check_node
+from paceline.transports import Transport, create_transport
+from paceline.transports.liveness import LivenessProbe, with_probe_result
+from paceline.transports.store import (
+    ANSWER_SHARE,
+    GroupStore,
+    limit_answers,
+    limited,
+    open_again,
+    open_store,
+    server_lost,
+    store_barrier,
+    wait_for,
+)
+from paceline.transports.torch_internals import PrefixStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from paceline.plan.trial import Trial
+    from paceline.training.context import RankContext
+    from paceline.transports.torch_internals import TCPStore
+
+
+class Peers:
+    """All ranks of a trial; created by `join_peers`. A single rank has no store and no
+    transport."""
+
+    def __init__(
+        self,
+        context: RankContext,
+        trial: Trial,
+        store: TCPStore | None = None,
+        transport: Transport | None = None,
+        clock: ClockOffset = SAME_CLOCK,
+        liveness: LivenessProbe | None = None,
+    ) -> None:
+        self.clock = clock
+        self._liveness = liveness
+        self._context = context
+        self._trial = trial
+        self._opened = 0  # times that the transport was opened
+        self._limits = trial.limits
+        self._store = store
+        self._transport = transport
+
+    def node(self, purpose: str) -> GroupStore | None:
+        """Return the ranks of this node for one purpose; None for a single rank."""
+        return None if self._store is None else _node(self._store, self._context, purpose)
+
+    def world(self, purpose: str) -> GroupStore | None:
+        """Return all ranks for one purpose, as if on one node; None for a single rank."""
+        return None if self._store is None else _world(self._store, self._context, purpose)
+
+    def second_store(self) -> TCPStore | None:
+        """Open another connection to the store, for a thread; None for a single rank.
+
+        Raises TimedOut if the store does not answer.
+        """
+        if self._store is None:
+            return None
+        store = open_again(self._context, self._limits.rendezvous_s)
+        _limit_answers(self._store, self._trial)
+        return store
+
+    def all_equal(self, name: str, value: str) -> list[int]:
+        """Return the ranks whose `value` differs from rank 0's; collective, [] on the other
+        ranks."""
+        world = self.world(f"equal/{name}")
+        if world is None:
+            return []
+        if not self._context.is_first:
+            world.publish(str(world.local_rank), value)
+            return []
+        values = gather(world, value, self._limits.collective_s)
+        return [rank for rank, other in enumerate(values) if other != value]
+
+    @property
+    def has_transport(self) -> bool:
+        """Return whether the ranks have a process group of torch, open or not."""
+        return self._transport is not None
+
+    def open_transport(self) -> None:
+        """Open the transport's process group; collective. A script may do so again after it has
+        destroyed the group.
+
+        Raises what `Transport.open` raises.
+        """
+        assert self._store is not None
+        assert self._transport is not None
+        # Keys of an earlier group would let this one connect to ranks that have left.
+        store = PrefixStore(f"transport/{self._opened}", self._store)
+        self._opened += 1
+        with limited(f"rank {self._context.rank}: rank 0's store", self._limits.rendezvous_s):
+            self._transport.open(self._context, self._trial, store)
+
+    def describe(self) -> dict[str, Any]:
+        return {} if self._transport is None else self._transport.describe()
+
+    def explain(self, error: Exception) -> PacelineError | None:
+        """Return the meaning of an error from a collective, with the ranks that caused it.
+
+        Return None if it is not about communication; then the other ranks are notified that this
+        rank fails.
+        """
+        meaning = self._meaning(error)
+        if self._liveness is None:
+            return meaning
+        if not isinstance(meaning, TimedOut | RankFailed):
+            self._liveness.announce(f"{type(error).__name__}: {error}")
+            return meaning
+        return with_probe_result(meaning, self._liveness.call(str(meaning)))
+
+    def _meaning(self, error: Exception) -> PacelineError | None:
+        if isinstance(error, TimedOut | PeerLost):
+            return error
+        lost = server_lost(error, f"rank {self._context.rank}: rank 0's store")
+        if lost is not None or self._transport is None:
+            return lost
+        if isinstance(error, PacelineError) and not isinstance(error, RankFailed):
+            return None  # not an error of the transport
+        return self._transport.explain(error)
+
+    @contextmanager
+    def leaving(
+        self, explain: Callable[[Exception], PacelineError | None] = lambda _error: None
+    ) -> Iterator[None]:
+        """Leave when the block ends, whether it ends well or not.
+
+        An error of a collective is raised as its meaning (`Peers.explain`), another one as what
+        `explain` returns, or unchanged if that is None.
+        """
+        try:
+            yield
+        except Exception as error:
+            meaning = self.explain(error) or explain(error)
+            self.leave(failed=True)
+            if meaning is None or meaning is error:
+                raise
+            raise meaning from error
+        except BaseException:
+            self.leave(failed=True)
+            raise
+        self.leave(failed=False)
+
+    def leave(self, *, failed: bool) -> None:
+        """Close everything. Without a failure rank 0, which serves the store, leaves last."""
+        store, self._store = self._store, None
+        transport, self._transport = self._transport, None
+        liveness, self._liveness = self._liveness, None
+        if store is None:
+            return
+        ranks = range(self._context.world_size)
+        try:
+            if not failed:
+                store_barrier(
+                    store, "trained", self._context.rank, ranks, self._limits.collective_s
+                )
+        except PacelineError:
+            failed = True
+            raise
+        finally:
+            if transport is not None:
+                transport.close(failed=failed)
+            if liveness is not None:
+                liveness.close()
+        if not failed:
+            store.set(f"left/{self._context.rank}", "")
+            if self._context.is_first:
+                keys = [f"left/{rank}" for rank in ranks]
+                wait_for(store, keys, self._limits.rendezvous_s, "rank 0: all ranks to leave")
+
+
+def join_peers(context: RankContext, trial: Trial, *, open_transport: bool = True) -> Peers:
+    """Connect to the other ranks within `limits.rendezvous_s` and open the transport; collective.
+
+    open_transport: False leaves that to a later call of `Peers.open_transport`.
+    Raises TimedOut naming the absent ranks, EnvironmentLacks if ranks of a node share cores without
+    permission or the transport is not available.
+    """
+    if context.world_size == 1:
+        return Peers(context, trial)
+    limit_s = trial.limits.rendezvous_s
+    store = open_store(context, limit_s)
+    with limited(f"rank {context.rank}: rank 0's store", limit_s):
+        peers = _join(context, trial, store, limit_s)
+    if open_transport and peers.has_transport:
+        try:
+            peers.open_transport()
+        except BaseException:
+            peers.leave(failed=True)
+            raise
+    return peers
+
+
+def _join(context: RankContext, trial: Trial, store: TCPStore, limit_s: float) -> Peers:
+    store_barrier(store, "joined", context.rank, range(context.world_size), limit_s)
+    hosts = gather(_world(store, context, "hosts"), context.host, limit_s)
+    cores = gather(_node(store, context, "cores"), RankCores.own().to_json(), limit_s)
+    check_node(context, trial.placement, [RankCores.from_json(text) for text in cores])
+    clock = measure_offset(store, context, hosts, limit_s)
+    transport = create_transport(trial)
+    answering = open_again(context, limit_s)
+    _limit_answers(store, trial)
+    liveness = LivenessProbe(
+        store,
+        answering,
+        rank=context.rank,
+        hosts=hosts,
+        limit_s=trial.limits.collective_s,
+        interface=trial.interface,
+    )
+    return Peers(context, trial, store, transport, clock, liveness)
+
+
+def _limit_answers(store: TCPStore, trial: Trial) -> None:
+    """Apply the limit of a collective to all connections to the store.
+
+    Call it after `open_again`, which applies the limit of its own connection to all of them.
+    """
+    limit_answers(store, trial.limits.collective_s * ANSWER_SHARE)
+
+
+def _node(store: TCPStore, context: RankContext, purpose: str) -> GroupStore:
+    prefix = f"node {context.node_index} ({context.host})/{purpose}"
+    return GroupStore(store, context.local_rank, context.ranks_on_node, prefix)
+
+
+def _world(store: TCPStore, context: RankContext, purpose: str) -> GroupStore:
+    return GroupStore(store, context.rank, context.world_size, f"world/{purpose}")

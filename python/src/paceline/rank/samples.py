@@ -1,0 +1,110 @@
+"""The samples of a training: their order, the task that uses them, and where they are read."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from paceline.data.dataset import open_dataset
+from paceline.data.items import ItemSource, virtual_row_groups
+from paceline.data.node_files import node_folder
+from paceline.data.reading import open_feed
+from paceline.data.row_groups import ParquetSource
+from paceline.errors import UsageError
+from paceline.plan.sample_order import sample_order_of
+from paceline.workloads.build import informed, task_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from paceline.data.reading import Feed
+    from paceline.data.source import Source
+    from paceline.node.memory import NodeShare
+    from paceline.plan.sample_order import SampleOrder
+    from paceline.plan.trial import Training, Trial
+    from paceline.training.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The samples of a training."""
+
+    order: SampleOrder
+    task: Task
+    source: Source
+
+    def since(self, step: int) -> Samples:
+        """Return the samples of a training that continues with `step`."""
+        return replace(self, order=self.order.since(step))
+
+    def feed(
+        self,
+        trial: Trial,
+        *,
+        rank: int,
+        world_size: int,
+        with_inputs: bool = True,
+        share_of_node: NodeShare | None = None,
+    ) -> Feed:
+        """Return the batches of a rank; see `open_feed`. rank, world_size: of the replicas."""
+        inputs = self.source.inputs
+        return open_feed(
+            self.source,
+            self.order,
+            mode=trial.training.reading,
+            rank=rank,
+            world_size=world_size,
+            with_inputs=with_inputs,
+            augment=self.task.transform_of(inputs.shape, inputs.dtype),
+            augment_target=self.task.target_transform(),
+            share_of_node=share_of_node,
+            decode_threads=trial.placement.threads_per_rank,
+            timeout_s=trial.limits.trial_s,
+        )
+
+    def held_out_feed(self, trial: Trial, rank: int, world_size: int) -> Feed:
+        """Return the held-out samples of a rank, not transformed. world_size: all ranks."""
+        return open_feed(
+            self.source,
+            self.order.held_out(),
+            mode=trial.training.reading,
+            rank=rank,
+            world_size=world_size,
+            decode_threads=trial.placement.threads_per_rank,
+        )
+
+
+@contextmanager
+def open_samples(
+    training: Training, folder: Path | None, share_of_node: NodeShare
+) -> Iterator[Samples]:
+    """Open the data set of a training, and create its task.
+
+    folder: of the trial, if there is one. share_of_node: the ranks with whom copies of remote files
+    are shared.
+    Raises UsageError if the data set lacks a field of the task, EnvironmentLacks if it is missing
+    or cannot be reached, DataError if it is damaged.
+    """
+    if training.items is not None:
+        order = sample_order_of(training, virtual_row_groups(training.items))
+        task = task_of(training, classes=0, steps=order.steps, folder=folder)
+        items = task.dataset()
+        if items is None:
+            raise UsageError(f"{type(task).__name__}.dataset(): expected a data set, got None")
+        source = ItemSource(items, training.items)
+        yield Samples(order, informed(task, source, 0), source)
+        return
+    dataset = open_dataset(training.dataset)
+    order = sample_order_of(training, dataset.row_group_rows)
+    task = task_of(training, classes=0, steps=order.steps, folder=folder)
+    classes = dataset.field(task.target_field).classes or 0
+    with node_folder(dataset.location, share_of_node, training.cache) as copies:
+        parquet = ParquetSource(
+            dataset.with_copies(copies),
+            task.input_field,
+            task.target_field,
+            image_size=training.image_size,
+        )
+        yield Samples(order, informed(task, parquet, classes), parquet)

@@ -1,0 +1,167 @@
+"""One rank of a trial whose task is a script of the user, from rendezvous to result.
+
+The launcher's job side calls `train` here in place of `paceline.rank.train`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+# The first optimiser imports this module anyway, which takes a second or more; here it counts as
+# import time under every launcher.
+import torch._dynamo  # noqa: F401
+
+from paceline.errors import UsageError
+from paceline.rank.peers import Peers, join_peers
+from paceline.rank.result import End, write_script_result
+from paceline.rank.script.process_group import ProcessGroups
+from paceline.rank.script.program import failure_of, run_script, torchrun_variables
+from paceline.rank.script.recorder import TrainingRecorder
+from paceline.rank.script.tensors import ParameterRecord
+from paceline.rank.spans import Spans
+from paceline.records.attempts import continue_rows
+from paceline.records.files import write_json
+from paceline.training.resources import read_back, set_threads
+from paceline.transports.recorder import recording
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from paceline.plan.trial import Trial
+    from paceline.records.layout import TrialFiles
+    from paceline.training.context import RankContext
+    from paceline.transports.recorder import Recorder
+
+
+def train(trial: Trial, context: RankContext, files: TrialFiles) -> None:
+    """Run the trial's script as the rank `context`, and write the records to `files`.
+
+    Raises PacelineErrors: UsageError if the script does not train as expected, RankFailed with file
+    and line if it fails (PeerLost if another rank is the cause), EnvironmentLacks, TimedOut.
+    """
+    assert trial.training.script is not None
+    own = files.rank(context.rank)
+    # A script counts its steps from zero, whatever it restores by itself.
+    continue_rows(
+        own,
+        0,
+        process_started_unix_s=context.process_started_unix_s,
+        restored_unix_s=time.time(),
+    )
+    with Spans(own.spans) as spans, recording(own.communication) as operations:
+        spans.ended("imports", context.process_started_unix_s)
+        set_threads(trial.placement.threads_per_worker)
+        with spans("rendezvous"):
+            peers = join_peers(context, trial, open_transport=False)
+        with peers.leaving(partial(failure_of, trial.training.script)):
+            _ScriptRank(trial, context, files, spans, peers, operations).run()
+
+
+class _ScriptRank:
+    """The work of a rank between joining and leaving its peers."""
+
+    def __init__(
+        self,
+        trial: Trial,
+        context: RankContext,
+        files: TrialFiles,
+        spans: Spans,
+        peers: Peers,
+        operations: Recorder,
+    ) -> None:
+        assert trial.training.script is not None
+        self._trial = trial
+        self._script = trial.training.script
+        self._context = context
+        self._files = files
+        self._spans = spans
+        self._peers = peers
+        self._groups = ProcessGroups(trial, context, peers)
+        self._training = TrainingRecorder(
+            trial.training, context, files.rank(context.rank), operations, self._first_step
+        )
+        self._parameters: ParameterRecord | None = None
+
+    def run(self) -> None:
+        os.environ.update(torchrun_variables(self._trial, self._context))
+        started_unix_s = time.time()
+        try:
+            with self._groups.answering(), self._training.recording():
+                run_script(self._script)
+        finally:
+            self._record_spans(started_unix_s)
+        with self._spans("bookkeeping"):
+            self._finish()
+
+    def _record_spans(self, started_unix_s: float) -> None:
+        """Record building the model and training, as far as the script came."""
+        first, last = self._training.started_unix_s, self._training.ended_unix_s
+        self._spans.record("model_build", started_unix_s, time.time() if first is None else first)
+        if first is not None:
+            self._spans.record("train", first, time.time() if last is None else last)
+
+    def _first_step(self, optimizer: Optimizer) -> None:
+        """Check and record what is known when the first gradient is complete."""
+        self._check_group()
+        keeps = self._trial.save_tensors and self._context.is_first
+        self._parameters = ParameterRecord(optimizer, self._files if keeps else None)
+        self._groups.before_destroy = self._parameters.keep_sharded
+        environment = read_back(
+            self._context,
+            self._trial,
+            clock_offset_s=self._peers.clock.offset_s,
+            clock_error_s=self._peers.clock.error_s,
+            initial_weights_sha256=self._parameters.initial_sha256,
+        )
+        write_json(
+            self._files.rank(self._context.rank).environment, dataclasses.asdict(environment)
+        )
+
+    def _check_group(self) -> None:
+        """Raise UsageError if several ranks train without a process group."""
+        ranks = self._context.world_size
+        if ranks > 1 and not self._groups.opened:
+            raise UsageError(
+                f"script {self._script.path}: expected it to call "
+                f"torch.distributed.init_process_group, because the trial has {ranks} ranks; it "
+                "trains alone on each of them. Call it where WORLD_SIZE is above 1, or use "
+                "local_strategy sequential or intraop"
+            )
+
+    def _finish(self) -> None:
+        """Write the result, after the script has ended well."""
+        if self._parameters is None:
+            raise UsageError(
+                f"script {self._script.path}: expected a training, but it ended without a step of "
+                "an optimiser of torch.optim; check its arguments (they follow `--`)"
+            )
+        sha256, moved = self._parameters.final()
+        differing = self._peers.all_equal("weights_sha256", sha256)
+        if not self._context.is_first:
+            return
+        reason = None
+        if not self._parameters.has_gradient:
+            reason = "no parameter had a gradient when the first step of the optimiser began"
+        elif differing:
+            listed = ", ".join(map(str, differing))
+            reason = (
+                f"rank {listed} ended with other weights than rank 0: they are sharded, or the "
+                "ranks train different models"
+            )
+        end = End(
+            steps=self._training.steps,
+            weights_sha256=sha256,
+            communication=self._peers.describe(),
+        )
+        write_script_result(
+            self._trial,
+            self._files,
+            end,
+            parameters=self._parameters.count,
+            moved=moved,
+            not_compared=reason,
+        )

@@ -1,0 +1,82 @@
+"""Descriptors of `none`, `shared`, `gloo` and `nccl`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.spec.descriptors import TransportDescriptor
+from paceline.spec.transport_rules import strategy_of
+from paceline.transports.bucket_settings import GradientTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.spec.models import TrialRequest
+
+
+class NoTransport(TransportDescriptor):
+    """Nothing to carry."""
+
+    name = "none"
+    summary = "one rank, nothing is sent"
+    position = 10
+    devices = ("cpu", "cuda")
+    spans_nodes = False
+    joins_ranks = False
+    opens_process_group = False
+
+    def auto_priority(self, request: TrialRequest) -> int | None:
+        return 50
+
+
+class Shared(TransportDescriptor):
+    """The memory of one node."""
+
+    name = "shared"
+    summary = "the memory that the ranks of one node share"
+    position = 20
+    devices = ("cpu", "cuda")  # activations of a pipeline pass through the memory of the CPU
+    spans_nodes = False
+    opens_process_group = False
+
+    def auto_priority(self, request: TrialRequest) -> int | None:
+        return 40
+
+    def faults(self, request: TrialRequest) -> Iterator[str]:
+        strategy = strategy_of(request)
+        if request.device != "cpu" and strategy is not None and not strategy.uses_node_memory:
+            yield '"shared" carries the memory of CPUs, got device = "cuda"'
+
+
+class Gloo(GradientTransport):
+    """Gloo over TCP."""
+
+    name = "gloo"
+    summary = "torch's Gloo, over TCP"
+    position = 30
+    implementation = "paceline.transports.network:GlooTransport"
+    devices = ("cpu", "cuda")
+    serves_scripts = True
+    sends_messages = True
+
+    def auto_priority(self, request: TrialRequest) -> int | None:
+        return 10
+
+    def all_reduce_algorithms(self, nodes: int, options: Any) -> tuple[str, ...]:
+        """Return Gloo's default algorithm, a ring in segments (gloo/allreduce.cc)."""
+        return ("ring",)
+
+
+class Nccl(GradientTransport):
+    """NVIDIA's collectives."""
+
+    name = "nccl"
+    summary = "NVIDIA's NCCL, between GPUs"
+    position = 50
+    implementation = "paceline.transports.network:NcclTransport"
+    devices = ("cuda",)
+    joins_flat_only = True
+    serves_scripts = True
+
+    def auto_priority(self, request: TrialRequest) -> int | None:
+        return 45

@@ -1,1 +1,0 @@
-"""`none`: a single rank needs no transport."""

@@ -1,1 +1,0 @@
-"""All-reduce over Spark's barrier allGather."""

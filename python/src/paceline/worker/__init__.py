@@ -1,1 +1,0 @@
-"""One rank of a trial from start to end."""

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.unit.node.rank_program import FileShare, shared_inodes
+
+from paceline.errors import EnvironmentLacks
+from paceline.node.memory import SoloNode
+from paceline.node.shared_node import SharedNode
+
+
+def test_one_rank_alone_meets_at_once():
+    node = SharedNode(SoloNode(), 0.0)
+    barrier = node.barrier([0])
+    for _ in range(3):
+        barrier.wait()
+    assert (node.local_rank, node.ranks_on_node) == (0, 1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 64, 4096, 10_001])
+def test_memory_has_the_size_asked_for_is_zero_and_aligned(size):
+    memory = SharedNode(SoloNode(), 1.0).memory("weights", size)
+    assert memory.shape == (size,)
+    assert memory.dtype == np.uint8
+    assert memory.ctypes.data % 64 == 0
+    assert not memory.any()
+
+
+def test_closing_twice_is_harmless_and_arrays_stay_good():
+    node = SharedNode(SoloNode(), 1.0)
+    memory = node.memory("weights", 100)
+    node.close()
+    node.close()
+    memory[:] = 7
+    assert memory.sum() == 700
+
+
+def test_failing_after_closing_is_harmless():
+    node = SharedNode(SoloNode(), 1.0)
+    node.barrier([0])
+    node.close()
+    node.fail()
+    node.close()
+
+
+@pytest.mark.parametrize("members", [[0, 0], [0, 1], [-1]])
+def test_members_that_are_not_ranks_of_the_node_are_refused(members):
+    with pytest.raises(ValueError, match="local ranks"):
+        SharedNode(SoloNode(), 1.0).barrier(members)
+
+
+def test_a_channel_to_oneself_is_refused():
+    with pytest.raises(ValueError, match="local ranks"):
+        SharedNode(SoloNode(), 1.0).channel(0, 0, 1, 8)
+
+
+def test_too_little_memory_says_what_it_was_for():
+    with pytest.raises(EnvironmentLacks, match="free memory on the node for the weights"):
+        SharedNode(SoloNode(), 1.0).memory("the weights", 2**50)
+
+
+def test_too_little_memory_is_told_to_all_ranks(run_ranks):
+    for answer in run_ranks("asks_too_much", 2):
+        assert answer["error"] == "EnvironmentLacks"
+        assert "free memory on the node for the weights" in answer["message"]
+
+
+def test_if_one_rank_cannot_share_memory_all_say_so(run_ranks):
+    for answer in run_ranks("cannot_attach", 3):
+        assert answer["error"] == "EnvironmentLacks"
+        assert "the 3 ranks of this node must share memory" in answer["message"]
+        assert 'transport "gloo"' in answer["message"]
+
+
+def test_nothing_is_left_when_all_ranks_are_killed(start_ranks, tmp_path):
+    before = set(Path("/dev/shm").iterdir())
+    processes = start_ranks("waits_to_be_killed", 2, python=[sys.executable])
+    share = FileShare(tmp_path, 2, 2)
+    used = [set(json.loads(share.lookup(f"inodes {rank}", 30))) for rank in (0, 1)]
+    assert used[0] == used[1]
+    assert len(used[0]) == 3  # signals, much, barriers
+    assert used[0] <= in_use()
+    for process in processes:
+        process.kill()
+        process.wait()
+    assert not used[0] & in_use()
+    assert not {file for file in set(Path("/dev/shm").iterdir()) - before if is_ours(file)}
+
+
+def in_use():
+    """Shared memory of Paceline's that any process has open."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            found |= set(shared_inodes(folder.name))
+        except OSError:  # another user's, or ended meanwhile
+            continue
+    return found
+
+
+def is_ours(file):
+    return "paceline" in file.name

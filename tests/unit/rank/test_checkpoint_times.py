@@ -1,0 +1,194 @@
+"""After which steps checkpoints are due."""
+
+import itertools
+import time
+from collections import Counter
+
+import pytest
+
+from paceline.rank import checkpoint_times
+from paceline.rank.checkpoint_times import (
+    Agreement,
+    AnnouncedSteps,
+    Announcements,
+    DalyInterval,
+    EverySeconds,
+    EverySteps,
+)
+
+
+class FakeStore:
+    def __init__(self):
+        self.values = {}
+        self.counters = Counter()
+
+    def add(self, key, amount):
+        self.counters[key] += amount
+        return self.counters[key]
+
+    def set(self, key, value):
+        self.values[key] = value.encode()
+
+    def check(self, keys):
+        return all(key in self.values for key in keys)
+
+    def get(self, key):
+        return self.values[key]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(checkpoint_times.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_every_third_step():
+    times = EverySteps(3)
+    assert [d for d in range(1, 10) if times.is_due(d, 0.1, idle=True)] == [3, 6, 9]
+
+
+def test_single_rank_is_due_as_soon_as_the_seconds_have_passed(clock):
+    times = EverySeconds(10.0, None)
+    found = []
+    for done in range(1, 30):
+        clock[0] += 1.5
+        if times.is_due(done, 1.5, idle=True):
+            found.append(done)
+    assert found == [7, 14, 21, 28]
+
+
+def test_no_checkpoint_is_due_while_one_is_being_written(clock):
+    times = EverySeconds(1.0, None)
+    clock[0] = 5.0
+    assert not times.is_due(1, 1.0, idle=False)
+    assert times.is_due(2, 1.0, idle=True)
+
+
+def test_other_ranks_follow_a_step_that_lies_ahead(clock):
+    store = FakeStore()
+    first = EverySeconds(10.0, Announcements(store).announce)
+    heard = Announcements(store)
+    due = []
+    for done in range(1, 40):
+        clock[0] += 0.5
+        if first.is_due(done, 0.5, idle=True):
+            due.append(done)
+    announced = list(iter(heard.next, None))
+    assert due == [23]  # 20 steps are 10 s, the announcement is 1.5 s = 3 steps ahead
+    assert announced == [23]
+
+
+def test_request_is_due_once_and_without_any_interval(clock):
+    times = EverySeconds(None, None)
+    clock[0] = 1e6
+    assert not times.is_due(1, 1.0, idle=True)
+    times.request()
+    assert not times.is_due(2, 1.0, idle=False), "one is being written"
+    assert [times.is_due(done, 1.0, idle=True) for done in (3, 4)] == [True, False]
+
+
+def test_request_is_announced_to_the_other_ranks(clock):
+    store = FakeStore()
+    first = EverySeconds(None, Announcements(store).announce)
+    first.request()
+    assert [d for d in range(1, 10) if first.is_due(d, 0.5, idle=True)] == [4]
+    assert Announcements(store).next() == 4
+
+
+def test_announced_step_is_due_once(monkeypatch):
+    monkeypatch.setattr(checkpoint_times, "_POLL_S", 0.001)
+    steps = iter([7])
+    times = AnnouncedSteps(lambda: next(steps, None))
+    deadline = time.monotonic() + 10
+    while not times._due and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert [times.is_due(d, 0.1, idle=True) for d in (6, 7, 7)] == [False, True, False]
+    times.close()
+    assert not times._thread.is_alive()
+
+
+def test_lost_store_ends_the_polling(monkeypatch):
+    monkeypatch.setattr(checkpoint_times, "_POLL_S", 0.001)
+
+    def fail():
+        raise RuntimeError("connection lost")
+
+    times = AnnouncedSteps(fail)
+    times._thread.join(10)
+    assert not times._thread.is_alive()
+    assert not times.is_due(1, 0.1, idle=True)
+
+
+def test_interval_follows_from_the_delay_of_the_steps():
+    interval = DalyInterval(1000.0)
+    for _ in range(7):
+        interval.add_step(1.0, idle=True)
+    assert interval.interval_s is None  # too few steps are known
+    interval.add_step(1.0, idle=True)
+    assert interval.interval_s == 0.0  # the first checkpoint measures the cost
+    interval.begin()
+    for step_s, idle in [(1.3, False), (1.2, False), (1.0, True)]:
+        interval.add_step(step_s, idle=idle)
+    assert interval.cost_s == pytest.approx(0.5)
+    # sqrt(2 * 0.5 * 1000) = 31.62, and Daly's two smaller terms
+    wanted_s = 31.62 * (1 + 0.0158 / 3 + 0.00025 / 9) - 0.5
+    assert interval.interval_s == pytest.approx(wanted_s, rel=1e-3)
+
+
+def test_next_announcement_is_none_until_it_is_there():
+    store = FakeStore()
+    heard, said = Announcements(store), Announcements(store)
+    assert heard.next() is None
+    said.announce(5)
+    said.announce(9)
+    assert list(itertools.islice(iter(heard.next, None), 3)) == [5, 9]
+
+
+@pytest.mark.parametrize(("late", "stops"), [(0, True), (1, False), (2, False)])
+def test_no_rank_stops_unless_all_others_heard_in_time(late, stops):
+    store = FakeStore()
+    others = [Agreement(store, 2, 10.0) for _ in range(2)]
+    for number, other in enumerate(others):
+        other.answer(7, in_time=number >= late)
+        other.answer(9, in_time=True)
+    first = Agreement(store, 2, 10.0)
+    assert first.reached(7) is stops
+    assert first.reached(9)
+
+
+def test_missing_answers_are_waited_for_until_the_limit():
+    assert not Agreement(FakeStore(), 1, 0.0).reached(3)
+
+
+def test_rank_that_has_passed_an_announced_step_says_so(monkeypatch):
+    monkeypatch.setattr(checkpoint_times, "_POLL_S", 0.001)
+    store, steps = FakeStore(), iter([])
+    times = AnnouncedSteps(lambda: next(steps, None), Agreement(store, 1, 10.0))
+    assert not times.is_due(5, 0.1, idle=True)
+    times._note(5)
+    times._note(8)
+    assert not times.is_due(6, 0.1, idle=True)
+    assert times.is_due(8, 0.1, idle=True)
+    assert not Agreement(store, 1, 10.0).reached(5)
+    times.close()
+
+
+def test_first_rank_announces_again_if_another_one_was_late(clock):
+    store = FakeStore()
+    answers = {4: False, 8: True}
+    for step, in_time in answers.items():
+        Agreement(store, 1, 10.0).answer(step, in_time=in_time)
+    first = EverySeconds(None, Announcements(store).announce, Agreement(store, 1, 10.0))
+    first.request()
+    assert [d for d in range(1, 10) if first.is_due(d, 0.5, idle=True)] == [8]
+
+
+def test_announced_step_is_ahead_of_the_fastest_rank(clock):
+    store = FakeStore()
+    first = EverySeconds(None, Announcements(store).announce, None, lambda: 10)
+    for done in range(1, 10):
+        first.is_due(done, 0.5, idle=True)
+    first.request()
+    first.is_due(10, 0.5, idle=True)  # the fastest has done 20 steps, two while this one does one
+    assert Announcements(store).next() == 20 + 6
