@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from paceline.errors import UsageError
-from paceline.training.precision import autocast
+from paceline.training.passes import autocast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

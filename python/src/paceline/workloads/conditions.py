@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.training.batch_norm import batch_norms
-from paceline.training.modes import evaluating
 from paceline.training.optimizers import TaskOptimizer, trained_parameters
+from paceline.training.passes import evaluating
 
 if TYPE_CHECKING:
     from paceline.training.task import NamedParameters, Task

@@ -64,7 +64,6 @@ if TYPE_CHECKING:
 class ParameterServerStrategy(LocalStrategy):
     """One worker and one server."""
 
-    memory_model = "paceline.strategies.parameter_server.memory:node_memory"
     pauses_for_checkpoints = True
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from paceline.training.devices import CPU
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paceline.strategies.pipeline.shapes import Activation
+    from paceline.strategies.pipeline.split_points import Activation
     from paceline.transports.shared.channel import Channel
 
 

@@ -28,8 +28,7 @@ from paceline.strategies.pipeline.schedules import Forward, drain_actions, strea
 from paceline.strategies.pipeline.stage import StageTimer
 from paceline.training.devices import CPU
 from paceline.training.dropout import set_sample_keys
-from paceline.training.loss import summed_loss
-from paceline.training.precision import autocast
+from paceline.training.passes import autocast, summed_loss
 
 if TYPE_CHECKING:
     from paceline.plan.trial import Training

@@ -16,10 +16,9 @@ from paceline.training.batch_norm import placeholders, synchronise
 from paceline.training.checkpointing import Segments
 from paceline.training.devices import CPU, InputMover, synchronize
 from paceline.training.dropout import set_sample_keys
-from paceline.training.loss import summed_loss
 from paceline.training.optimizers import trained_parameters
 from paceline.training.pass_communication import PassCommunication
-from paceline.training.precision import autocast
+from paceline.training.passes import autocast, summed_loss
 from paceline.training.strategy import GradientResult
 
 if TYPE_CHECKING:

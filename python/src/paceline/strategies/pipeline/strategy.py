@@ -90,8 +90,6 @@ class Place:
 class PipelineStrategy(LocalStrategy):
     """One stage of one replica."""
 
-    memory_model = "paceline.strategies.pipeline.memory:node_memory"
-
     def __init__(self) -> None:
         self._shared: SharedNode | None = None
         self._task: Task

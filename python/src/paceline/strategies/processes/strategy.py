@@ -39,8 +39,7 @@ from paceline.strategies.reduction.sufficient_factors import (
 )
 from paceline.training.batch_norm import statistics_width, synchronise
 from paceline.training.optimizers import trained_parameters
-from paceline.training.passes import run_passes
-from paceline.training.precision import working_dtype
+from paceline.training.passes import run_passes, working_dtype
 from paceline.training.state import RankState, persistent_buffers, restore_buffers
 from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
@@ -61,8 +60,6 @@ if TYPE_CHECKING:
 
 class ProcessesStrategy(LocalStrategy):
     """One of the replicas of a node, each in its own process."""
-
-    memory_model = "paceline.strategies.processes.memory:node_memory"
 
     def __init__(self) -> None:
         self._shared: SharedNode | None = None

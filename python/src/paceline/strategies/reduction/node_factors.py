@@ -20,7 +20,7 @@ from paceline.strategies.reduction.factor_choice import (
 )
 from paceline.strategies.reduction.factor_exchange import FactorExchange
 from paceline.strategies.reduction.sufficient_factors import linear_layers
-from paceline.training.precision import working_dtype
+from paceline.training.passes import working_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator

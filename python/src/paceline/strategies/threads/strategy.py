@@ -69,8 +69,6 @@ if TYPE_CHECKING:
 class ThreadsStrategy(LocalStrategy):
     """k replicas in k threads."""
 
-    memory_model = "paceline.strategies.threads.memory:node_memory"
-
     def __init__(self) -> None:
         self._pool: WorkerPool | None = None
         self._task: Task
