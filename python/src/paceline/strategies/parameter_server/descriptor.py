@@ -9,7 +9,7 @@ from pydantic import Field
 from paceline.spec.descriptors import KeyModel, OptionModel
 from paceline.spec.fields import PositiveInt
 from paceline.spec.placement import NodeCounts
-from paceline.strategies.process_per_replica import ProcessPerReplica
+from paceline.strategies.descriptors import ProcessPerReplica
 from paceline.transports.gradients import GradientKeys
 
 if TYPE_CHECKING:
