@@ -180,20 +180,26 @@ def sum_of_losses(task: Task, model: nn.Module, batch: TrainBatch, training: Tra
     """Run the forward pass; return the sum of losses: a scalar with a graph, on the device of the
     tensors.
 
-    An empty batch is replaced by one sample with weight 0, so its gradients are all 0.
+    An empty batch is replaced by one sample that does not count, so its gradients are all 0.
     """
-    inputs, targets, ids = batch.inputs, batch.targets, batch.sample_ids
-    weight = 1.0
-    if len(ids) == 0:
-        inputs = inputs.new_zeros((1, *inputs.shape[1:]))
-        targets = targets.new_zeros((1, *targets.shape[1:]))
-        ids, weight = np.zeros(1, dtype=np.int64), 0.0
-    set_sample_keys(model, training.seed, batch.epoch, ids)
-    if weight == 1.0:
-        with autocast(training, inputs.device.type):
-            return summed_loss(task, model(inputs), targets)
-    with placeholders(model), autocast(training, inputs.device.type):
-        return summed_loss(task, model(inputs), targets) * weight
+    inputs = batch.inputs
+    if len(batch.sample_ids) == 0:
+        placeholder = inputs.new_zeros((1, *inputs.shape[1:]))
+        set_sample_keys(model, training.seed, batch.epoch, np.zeros(1, dtype=np.int64))
+        with placeholders(model), autocast(training, inputs.device.type):
+            return no_loss(model(placeholder))
+    set_sample_keys(model, training.seed, batch.epoch, batch.sample_ids)
+    with autocast(training, inputs.device.type):
+        return summed_loss(task, model(inputs), batch.targets)
+
+
+def no_loss(outputs: Tensor) -> Tensor:
+    """Return 0 with a graph that gives gradients of 0 to the outputs.
+
+    The task's loss times 0 would be NaN where it is not finite for the values of a placeholder.
+    """
+    everything = torch.ones((), dtype=torch.bool, device=outputs.device)
+    return outputs.float().masked_fill(everything, 0.0).sum()
 
 
 def summed_loss(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:

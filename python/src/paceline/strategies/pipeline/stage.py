@@ -21,7 +21,7 @@ from paceline.training.devices import CPU, InputMover, synchronize
 from paceline.training.dropout import set_sample_keys
 from paceline.training.optimizers import trained_parameters
 from paceline.training.pass_communication import PassCommunication
-from paceline.training.passes import autocast, summed_loss
+from paceline.training.passes import autocast, no_loss, summed_loss
 from paceline.training.strategy import GradientResult
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class Stage(StageLayers):
         set_sample_keys(self._module, self._training.seed, batch.epoch, [0])
         with placeholders(self._module), autocast(self._training, self._device.type):
             output = self._forward_of(inputs)
-        return output.float().sum() * 0
+        return no_loss(output)
 
     def _backward(self, index: int, batch: TrainBatch, timer: StageTimer) -> None:
         low, high = share_bounds(len(batch.sample_ids), index, self._micro_batches)
