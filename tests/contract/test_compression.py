@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.models import TINY_VGG
 from torch.nn.functional import cross_entropy
 
 from paceline.plan.sample_order import SampleOrder
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.workloads.build import build_model, make_task
-
-TINY_VGG = "paceline.workloads.complex_small.task:TinyVGG"
 
 pytestmark = pytest.mark.contract
 

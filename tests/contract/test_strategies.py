@@ -22,6 +22,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.models import TINY_VGG
 from torch.nn.functional import cross_entropy
 
 from paceline.plan.sample_order import SampleOrder
@@ -33,8 +34,6 @@ from paceline.training.state import RankState
 from paceline.training.state_files import Position, StateFiles, write_state
 from paceline.training.transforms import put_in_memory_format
 from paceline.workloads.build import build_model, make_task
-
-TINY_VGG = "paceline.workloads.complex_small.task:TinyVGG"
 
 pytestmark = pytest.mark.contract
 

@@ -83,7 +83,7 @@ def test_script_of_the_user_exports_its_model_itself(run, pair, fabricate, tmp_p
         export(run, "onnx", tmp_path / "out", pair)
 
 
-GPT = "paceline.workloads.gpt_small.task:GPT"
+GPT = "paceline.workloads.gpt:GPT"
 
 
 @pytest.fixture

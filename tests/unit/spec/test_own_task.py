@@ -83,7 +83,7 @@ def test_options_that_json_cannot_hold_are_refused_with_their_place(spec):
 def test_options_that_a_workload_does_not_have_are_refused(spec):
     document = spec(task=None, name="tiny", options={"width": 3})
     message = faults(document)
-    assert "workloads[1].options: model paceline.workloads.tiny.task:TinyAlexNet" in message
+    assert "workloads[1].options: model paceline.workloads.alexnet:TinyAlexNet" in message
     assert "width" in message
 
 

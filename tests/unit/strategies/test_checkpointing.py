@@ -111,7 +111,7 @@ def test_bf16_is_that_without_checkpointing(name):
         assert distance(found, other) < TOLERANCE
 
 
-def testsecond_update_of_the_statistics_is_found(monkeypatch):
+def test_second_update_of_the_statistics_is_found(monkeypatch):
     monkeypatch.setattr("paceline.training.recomputation._put", lambda *_: None)
     trial = checkpointed("sequential", f"{MODELS}:PlainResNetTask")
     _, weights = own.train_by_hand(trial, RESNET_SIZES)

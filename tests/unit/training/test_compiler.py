@@ -29,7 +29,7 @@ replica(torch.ones(1, 2)).sum().backward()
 del replica
 dist.destroy_process_group()
 
-mode = fake_tensors.fake_mode_of([model])
+mode = fake_tensors.fake_mode()
 fake = fake_tensors.as_fake(mode, torch.ones(3, 2))
 assert fake_tensors.call_fake(mode, model, fake).shape == (3, 2)
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.models import TINY_VGG
 
 from paceline.analysis.tolerances import tolerance
 from paceline.strategies import TrainBatch, create_strategy
 from paceline.training.devices import InputMover, Stopwatch, device_of, use_device
 from paceline.training.tensors import sha256_of
 from paceline.workloads.build import build_model, make_task, task_of
-
-TINY_VGG = "paceline.workloads.complex_small.task:TinyVGG"
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

@@ -6,11 +6,17 @@ import itertools
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from tests.unit.strategies.own_training import trial_of
+from torch import nn
 
 from paceline.training.pass_communication import PassCommunication, is_awaiting
-from paceline.training.passes import Passes
+from paceline.training.passes import Passes, run_passes
+from paceline.training.strategy import TrainBatch
+from paceline.training.task import Task
+from paceline.workloads.build import build_model, task_of
 
 
 def test_time_of_a_sum_is_added_and_marked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +57,31 @@ def test_times_of_a_gradient_add_up_and_count_communication_once(
     assert (found.forward_s, found.backward_s, found.pass_comm_s) == (3.5, 7.5, 3.0)
     assert found.comm_s == 5.0
     assert found.forward_s + found.backward_s + found.pass_comm_s + found.comm_s == 20.0 - 1.0
+
+
+class LogOfTarget(Task):
+    """A loss that is not finite for targets of 0."""
+
+    def model(self):
+        return nn.Sequential(nn.Flatten(1), nn.Linear(12, 1))
+
+    def loss(self, outputs, targets):
+        return -torch.log(targets.sum() * outputs[:, 0].exp())
+
+
+def test_an_empty_share_has_gradients_of_zero_whatever_the_loss() -> None:
+    trial = trial_of("sequential", task=f"{__name__}:LogOfTarget")
+    task = task_of(trial.training, classes=3)
+    model = build_model(task)
+    batch = TrainBatch(
+        step=0,
+        epoch=0,
+        inputs=torch.ones(0, 3, 2, 2),
+        targets=torch.ones(0, 1),
+        sample_ids=np.zeros(0, dtype=np.int64),
+        global_samples=1,
+    )
+    assert run_passes(task, model, batch, trial.training).loss_sum == 0.0
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.abs().sum() == 0.0

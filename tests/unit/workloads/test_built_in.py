@@ -15,12 +15,12 @@ from paceline.errors import DataError, UsageError
 from paceline.plan.sample_order import SampleRandom
 from paceline.rank.evaluation import metric_sums
 from paceline.spec.extensions import WORKLOADS
-from paceline.training.loss import summed_loss
+from paceline.training.passes import summed_loss
 from paceline.training.strategy import TrainBatch
 from paceline.workloads.build import build_model, make_task, on_meta_device
-from paceline.workloads.deeplab.task import scaled_crop
-from paceline.workloads.east.task import Boxes
-from paceline.workloads.gpt_small.task import GPT
+from paceline.workloads.deeplab import scaled_crop
+from paceline.workloads.east import Boxes
+from paceline.workloads.gpt import GPT
 
 BATCHES = [3]  # samples of the step: two replicas get unequal shares
 GPT_OPTIONS = {"vocabulary": 11, "length": 8, "width": 16, "heads": 2, "blocks": 2}
@@ -35,15 +35,15 @@ class SmallGPT(GPT):
 
 # task, options, side of an image
 SMALL = {
-    "cifar-cnn": ("paceline.workloads.cifar_cnn.task:CifarCnn", {}, 32),
-    "resnet101": ("paceline.workloads.resnet101.task:ResNet", {"depth": 26, "width": 4}, 64),
-    "deeplab": ("paceline.workloads.deeplab.task:DeepLab", {"depth": 26, "width": 8}, 64),
+    "cifar-cnn": ("paceline.workloads.cifar_cnn:CifarCnn", {}, 32),
+    "resnet101": ("paceline.workloads.resnet:ResNet", {"depth": 26, "width": 4}, 64),
+    "deeplab": ("paceline.workloads.deeplab:DeepLab", {"depth": 26, "width": 8}, 64),
     "xception": (
-        "paceline.workloads.deeplab.task:DeepLab",
+        "paceline.workloads.deeplab:DeepLab",
         {"backbone": "xception", "width": 8, "middle_blocks": 1},
         64,
     ),
-    "east": ("paceline.workloads.east.task:East", {"width": 8}, 64),
+    "east": ("paceline.workloads.east:East", {"width": 8}, 64),
     "gpt-small": (f"{__name__}:SmallGPT", GPT_OPTIONS, 32),
 }  # fmt: skip
 

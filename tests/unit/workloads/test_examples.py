@@ -16,7 +16,7 @@ GPT = {"vocabulary": 32, "length": 24, "width": 32, "blocks": 3}
 
 @pytest.mark.parametrize(
     "path",
-    ["paceline.workloads.gpt_small.task:GPT", f"{EXAMPLES}/own-task/my_task.py:MyTask"],
+    ["paceline.workloads.gpt:GPT", f"{EXAMPLES}/own-task/my_task.py:MyTask"],
 )
 def test_every_strategy_can_train_it(path):
     facts = derive_facts(path, samples=16)

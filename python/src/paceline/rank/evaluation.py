@@ -18,7 +18,7 @@ from paceline.errors import UsageError
 from paceline.records.files import JsonlWriter
 from paceline.records.rows import EvaluationRow
 from paceline.training.devices import device_of
-from paceline.training.precision import autocast
+from paceline.training.passes import autocast
 from paceline.workloads.build import build_model
 
 if TYPE_CHECKING:

@@ -38,8 +38,7 @@ from paceline.training.devices import (
     use_device,
 )
 from paceline.training.optimizers import TaskOptimizer, no_gradient, trained_parameters
-from paceline.training.passes import run_passes
-from paceline.training.precision import working_dtype
+from paceline.training.passes import run_passes, working_dtype
 from paceline.training.state import RankState, restore_model, restore_optimizer
 from paceline.training.strategy import GradientResult, LocalStrategy, StepCommunication, TrainBatch
 from paceline.transports.bucket_settings import gradient_options_of
@@ -61,8 +60,6 @@ if TYPE_CHECKING:
 
 class ReplicaStrategy(LocalStrategy):
     """One model, wrapped in DistributedDataParallel if there are peers."""
-
-    memory_model = "paceline.training.step_memory:replicas_memory"
 
     def __init__(self) -> None:
         self._buckets: Buckets | None = None

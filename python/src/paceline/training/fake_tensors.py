@@ -9,16 +9,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
 
+from paceline.training.passes import evaluating
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
 
-def fake_mode_of(modules: Iterable[nn.Module]) -> FakeTensorMode:
-    """Return the mode of the modules' own fake parameters, or a new one that takes real ones."""
-    for module in modules:
-        for parameter in module.parameters():
-            if isinstance(parameter, FakeTensor):
-                return parameter.fake_mode
+def fake_mode() -> FakeTensorMode:
+    """Return a mode whose operations also take real tensors."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -36,8 +34,33 @@ def as_fake(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
 
 
 def call_fake(mode: FakeTensorMode, module: nn.Module, inputs: Tensor) -> Any:
-    """Call a module with fake parameters and buffers in place of its own."""
+    """Evaluate a module with fake parameters and buffers in place of its own, without a graph."""
     tensors = (*module.named_parameters(), *module.named_buffers())
     fake = {name: as_fake(mode, tensor) for name, tensor in tensors}
-    with mode:
+    inputs = as_fake(mode, inputs)
+    with mode, evaluating(module), torch.no_grad():
         return functional_call(module, fake, (inputs,))
+
+
+def input_shapes(
+    model: nn.Module, layers: Mapping[str, nn.Module], example: Tensor
+) -> dict[str, list[torch.Size]]:
+    """Return for each layer the shapes of its inputs in a forward pass of `example`.
+
+    A model that fake tensors cannot pass gets no calls.
+    """
+    calls: dict[str, list[torch.Size]] = {name: [] for name in layers}
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda _module, inputs, name=name: calls[name].append(inputs[0].shape)
+        )
+        for name, layer in layers.items()
+    ]
+    try:
+        call_fake(fake_mode(), model, example)
+    except Exception:  # noqa: BLE001  (any model of a user; sums are always right)
+        return {name: [] for name in layers}
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from paceline.errors import UsageError
-from paceline.training.modes import evaluating
+from paceline.training.fake_tensors import fake_mode
+from paceline.training.passes import evaluating
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -183,7 +183,7 @@ def _tensors_of_samples(model: nn.Module, graph: fx.Graph, example: Tensor) -> s
     for samples in _SAMPLES:
         follower = _Shapes(fx.GraphModule(model, graph))
         first = next(model.parameters())
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        mode = fake_mode()
         try:
             with evaluating(model), torch.no_grad():
                 batch = example.to(first.device).expand(samples, *example.shape[1:])

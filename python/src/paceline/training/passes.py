@@ -1,27 +1,56 @@
-"""Forward and backward passes of one replica for its part of a batch."""
+"""Forward and backward passes of one replica for its part of a batch: precision, mode and loss."""
 
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
+
+from paceline.errors import UsageError
 from paceline.plan.sample_order import share_bounds
+from paceline.training.batch_norm import placeholders
 from paceline.training.devices import CPU, InputMover, Stopwatch, unix_s
-from paceline.training.loss import sum_of_losses
+from paceline.training.dropout import set_sample_keys
 from paceline.training.pass_communication import PassCommunication
 from paceline.training.strategy import GradientResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator
 
-    from torch import nn
+    from torch import Tensor, nn
 
     from paceline.plan.trial import Training
     from paceline.training.strategy import TrainBatch
     from paceline.training.task import Task
+
+
+def working_dtype(training: Training) -> torch.dtype:
+    """Return the type in which large operations compute."""
+    return torch.bfloat16 if training.precision == "bf16" else torch.float32
+
+
+def autocast(training: Training, device: str = "cpu") -> AbstractContextManager[object]:
+    """Return a context with lower precision on a device type, if the training requests it. It
+    applies to the thread that enters it."""
+    if training.precision == "bf16":
+        return torch.autocast(device, dtype=torch.bfloat16)
+    return nullcontext()
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch the model to evaluation, without dropout masks and batch statistics, and back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
 
 
 def share_of(batch: TrainBatch, replica: int, replicas: int) -> TrainBatch:
@@ -145,3 +174,44 @@ def _run_pass(
         ready_s,
         (between_s - before_s, communication.total_s - between_s),
     )
+
+
+def sum_of_losses(task: Task, model: nn.Module, batch: TrainBatch, training: Training) -> Tensor:
+    """Run the forward pass; return the sum of losses: a scalar with a graph, on the device of the
+    tensors.
+
+    An empty batch is replaced by one sample that does not count, so its gradients are all 0.
+    """
+    inputs = batch.inputs
+    if len(batch.sample_ids) == 0:
+        placeholder = inputs.new_zeros((1, *inputs.shape[1:]))
+        set_sample_keys(model, training.seed, batch.epoch, np.zeros(1, dtype=np.int64))
+        with placeholders(model), autocast(training, inputs.device.type):
+            return no_loss(model(placeholder))
+    set_sample_keys(model, training.seed, batch.epoch, batch.sample_ids)
+    with autocast(training, inputs.device.type):
+        return summed_loss(task, model(inputs), batch.targets)
+
+
+def no_loss(outputs: Tensor) -> Tensor:
+    """Return 0 with a graph that gives gradients of 0 to the outputs.
+
+    The task's loss times 0 would be NaN where it is not finite for the values of a placeholder.
+    """
+    everything = torch.ones((), dtype=torch.bool, device=outputs.device)
+    return outputs.float().masked_fill(everything, 0.0).sum()
+
+
+def summed_loss(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the sum of the samples' losses for the outputs of the model.
+
+    Raises UsageError if the task's loss does not have one value per sample.
+    """
+    losses = task.loss(outputs, targets)
+    if losses.shape != (len(targets),):
+        raise UsageError(
+            f"{type(task).__name__}.loss: expected one loss for each of {len(targets)} samples, "
+            f'shape ({len(targets)},), got shape {tuple(losses.shape)}; use reduction="none", and '
+            "average over all other dimensions"
+        )
+    return losses.sum()

@@ -94,8 +94,6 @@ class Stepper(Protocol):
 class LocalStrategy(Stepper, Protocol):
     """Uses the cores or the device of one rank; the base class of ours, with their defaults."""
 
-    # "module:function" that predicts the memory of a node's ranks from a FakeModel; "": none does
-    memory_model: ClassVar[str] = ""
     # all ranks stop at a step with a checkpoint until each has copied its state
     pauses_for_checkpoints: ClassVar[bool] = False
     # each replica has an optimiser of its own, which `rank_state` returns as `replica/N/...`

@@ -1,1 +1,1 @@
-"""Workloads: model, data set and training values, one folder each."""
+"""Workloads: model, data set and training values."""

@@ -18,7 +18,7 @@ from paceline.strategies.pipeline.settings import PipelineOptions
 from paceline.strategies.pipeline.strategy import PipelineStrategy
 from paceline.training.context import RankContext
 from paceline.training.dropout import set_sample_keys
-from paceline.training.precision import autocast
+from paceline.training.passes import autocast
 from paceline.training.strategy import TrainBatch
 from paceline.training.transforms import torch_memory_format
 from paceline.workloads.build import build_model, task_of

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.models import TINY_VGG
 from tests.unit.strategies.pipeline.node import (
     batch_of,
     distance,
@@ -21,8 +22,6 @@ from paceline.errors import PeerLost, UsageError
 from paceline.strategies.pipeline import strategy as module
 from paceline.strategies.pipeline.stage_weights import StageWeights
 from paceline.training.devices import CPU
-
-TINY_VGG = "paceline.workloads.complex_small.task:TinyVGG"
 
 # Differences are of the order of the sums only. In bf16 they depend on the kernels of the CPU: with
 # and without AVX-512, gradients differ by 0.01 to 0.05 and weights by 1e-4. A training that loses

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.models import TINY_VGG
 from tests.unit.strategies.pipeline.node import pipeline_trial
 
 from paceline.strategies.pipeline.profile import LayerTimes, Profile, profile_layers
 from paceline.workloads.build import build_model, make_task
 from paceline.workloads.facts import legal_split_points
-
-TINY_VGG = "paceline.workloads.complex_small.task:TinyVGG"
 
 
 def times(layer, forward_s, backward_s, copy_s):

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.models import TINY_VGG
 from tests.unit.strategies.pipeline.node import layers_of, pipeline_trial
 
-from paceline.strategies.pipeline.shapes import Activation, layer_bytes, trace
+from paceline.strategies.pipeline.split_points import Activation, layer_bytes, trace
 from paceline.training.dropout import set_sample_keys
-from paceline.training.precision import autocast
+from paceline.training.passes import autocast
 from paceline.workloads.build import build_model, make_task
-
-TINY_VGG = "paceline.workloads.complex_small.task:TinyVGG"
 
 
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])

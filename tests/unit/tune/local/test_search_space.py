@@ -1,7 +1,7 @@
 import pytest
 
 from paceline.spec.extensions import STRATEGIES
-from paceline.strategies.hybrid.descriptor import searched_layouts
+from paceline.strategies.pipeline.descriptor import searched_layouts
 from paceline.tune.local import (
     local_requests,
     neighbouring_split_points,

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 class LocalSgdStrategy(LocalStrategy):
     """One replica per rank, synchronised with the others only every few steps."""
 
-    memory_model = "paceline.training.step_memory:replicas_memory"
-
     has_replica_state = True
 
     def __init__(self) -> None:

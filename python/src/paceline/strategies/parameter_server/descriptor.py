@@ -9,7 +9,7 @@ from pydantic import Field
 from paceline.spec.descriptors import KeyModel, OptionModel
 from paceline.spec.placement import NodeCounts
 from paceline.spec.values import PositiveInt
-from paceline.strategies.process_per_replica import ProcessPerReplica
+from paceline.strategies.descriptors import ProcessPerReplica
 from paceline.transports.bucket_settings import GradientKeys
 
 if TYPE_CHECKING:

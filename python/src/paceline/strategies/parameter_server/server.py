@@ -15,21 +15,19 @@ update was lost or arrived twice, which no later result could show.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
 
 from paceline.errors import RankFailed
 from paceline.records.rows import UpdateRow
-from paceline.strategies.reduction.optimizer_shard import part_of_state
-from paceline.training.optimizers import TaskOptimizer
-from paceline.training.state import WEIGHTS, restore_optimizer
+from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch import Tensor
 
     from paceline.strategies.parameter_server.descriptor import ParameterServerOptions
     from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
@@ -75,7 +73,6 @@ class ServerShard:
         slowest one is checked if the options bound it."""
         self._rank, self._bound_steps = rank, options.staleness_bound_steps
         self._synchronous = options.update_mode == "synchronous"
-        self._layout, self._shards = layout, {shard.name: shard for shard in shards}
         self.place = place_of(shards)
         self.weights = initial[self.place].clone()
         self.version = 0
@@ -84,13 +81,7 @@ class ServerShard:
         self._rows: list[UpdateRow] = []
         self._collected: dict[int, tuple[Update, Tensor]] = {}
         self._gradient = torch.zeros_like(self.weights)
-        named = []
-        for shard in shards:
-            own = self._own(shard)
-            parameter = nn.Parameter(self.weights[own])
-            parameter.grad = self._gradient[own]
-            named.append((shard.name, parameter))
-        self._optimizer = TaskOptimizer(task, named) if named else None
+        self._shard = OptimizerShard(layout, shards, self.weights, task, first=self.place.start)
 
     def push(self, update: Update, gradient: Tensor) -> None:
         """Take a worker's gradient of the mean loss over the batch, shape (elements,).
@@ -143,36 +134,21 @@ class ServerShard:
 
     def add_to(self, state: RankState) -> None:
         """Add the weights, the optimiser's state and the counts of updates by worker."""
-        for shard in self._shards.values():
-            own = self._layout.elements_of(shard, self.weights[self._own(shard)])
-            state.tensors.append(replace(own, name=f"{WEIGHTS}/{own.name}"))
-        if self._optimizer is not None:
-            state.add_optimizer(
-                self._optimizer,
-                lambda name, values: self._layout.elements_of(self._shards[name], values),
-            )
+        self._shard.add_to(state)
         state.values[f"{_COUNTS}/{self._rank}"] = list(self._pushed)
 
-    def restore(self, saved: SavedState, current: Tensor) -> list[int]:
-        """Continue from a saved state. current: its weights, flat.
+    def restore(self, saved: SavedState) -> list[int]:
+        """Continue from a saved state.
 
         Return the number of updates of each worker so far. They begin with 0 if the state is not of
         servers for as many workers. Raises DataError if the state is of another model.
         """
-        self.weights.copy_(current[self.place])
-        if self._optimizer is not None:
-            part_of = partial(part_of_state, self._layout, self._shards)
-            restore_optimizer(self._optimizer, saved, part_of)
+        self._shard.restore(saved)
         workers = len(self.clocks)
         counts = saved.value(f"{_COUNTS}/{self._rank}")
         self._pushed = list(counts) if _are_counts(counts, workers) else [0] * workers
         self.clocks = [saved.steps] * workers
         return list(self._pushed)
-
-    def _own(self, shard: ParameterShard) -> slice:
-        """Return the elements of this server's arrays that hold a shard."""
-        start = self.place.start
-        return slice(shard.place.start - start, shard.place.stop - start)
 
     def take_rows(self) -> list[UpdateRow]:
         """Return the rows of the updates since the last call."""
@@ -180,9 +156,10 @@ class ServerShard:
         return rows
 
     def _apply(self, gradient: Tensor, share: float) -> None:
-        if self._optimizer is not None and share > 0:
+        if share > 0:
             torch.div(gradient, share, out=self._gradient)
-            self._optimizer.step_part(share)
+            self._shard.set_gradients(self._gradient)
+            self._shard.step_part(share)
         self.version += 1
 
     def _check_sequence(self, worker: int, sequence: int) -> None:

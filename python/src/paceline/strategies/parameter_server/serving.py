@@ -73,10 +73,10 @@ class Server:
             self._raise_failure()
             self._shard.add_to(state)
 
-    def restore(self, saved: SavedState, current: Tensor) -> list[int]:
+    def restore(self, saved: SavedState) -> list[int]:
         """Continue from a saved state, before the first request; see `ServerShard.restore`."""
         with self._changed:
-            return self._shard.restore(saved, current)
+            return self._shard.restore(saved)
 
     def steps_ahead(self) -> int:
         """Return how many steps the fastest worker is ahead of that of this rank."""

@@ -64,7 +64,6 @@ if TYPE_CHECKING:
 class ParameterServerStrategy(LocalStrategy):
     """One worker and one server."""
 
-    memory_model = "paceline.strategies.parameter_server.memory:node_memory"
     pauses_for_checkpoints = True
 
     def __init__(self) -> None:
@@ -202,7 +201,7 @@ class ParameterServerStrategy(LocalStrategy):
     def restore(self, saved: SavedState) -> None:
         assert self._server is not None, "prepare comes first"
         restore_model(self._model, saved)
-        self._client.continue_after(self._server.restore(saved, self._weights)[self._rank])
+        self._client.continue_after(self._server.restore(saved)[self._rank])
         if self._local is not None:
             self._local.repeat_schedule(saved.steps)
         self._steps = self._restored_steps = saved.steps

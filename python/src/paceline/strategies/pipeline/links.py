@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.node.channel import Channel
-    from paceline.strategies.pipeline.shapes import Activation
+    from paceline.strategies.pipeline.split_points import Activation
 
 
 class Link:

@@ -12,10 +12,12 @@ from paceline.strategies.pipeline.deferred import is_deferred
 from paceline.strategies.pipeline.profile import profile_layers
 from paceline.strategies.pipeline.schedules import theoretical_bubble
 from paceline.strategies.pipeline.settings import PipelineOptions, model_faults
-from paceline.strategies.pipeline.shapes import Activation, layer_bytes, trace
 from paceline.strategies.pipeline.split_points import (
+    Activation,
     balanced_split_points,
+    layer_bytes,
     stage_bounds,
+    trace,
 )
 from paceline.training.devices import CPU
 from paceline.workloads.facts import legal_split_points

@@ -20,18 +20,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
 
 from paceline.plan.sample_order import share_bounds
 from paceline.records.rows import UpdateRow, own_update
 from paceline.strategies.pipeline.schedules import Forward, drain_actions, stream_actions
-from paceline.strategies.pipeline.stage import StageTimer
+from paceline.strategies.pipeline.stage import StageLayers, StageTimer
 from paceline.training.devices import CPU
-from paceline.training.dropout import set_sample_keys
-from paceline.training.loss import summed_loss
-from paceline.training.precision import autocast
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from paceline.plan.trial import Training
     from paceline.strategies.pipeline.links import SplitPoint
     from paceline.strategies.pipeline.split_points import Layers
@@ -77,8 +75,8 @@ class _Pass:
     version: int
 
 
-class StreamStage:
-    """Consecutive layers of the model, between the split points `before` and `after`."""
+class StreamStage(StageLayers):
+    """A stage that updates its weights with the gradient of each micro-batch."""
 
     def __init__(
         self,
@@ -89,13 +87,11 @@ class StreamStage:
         after: SplitPoint | None,
         training: Training,
     ) -> None:
-        self._module = nn.Sequential(*(layer for _, layer in layers))
-        self._task, self._training, self._place = task, training, place
-        self._before, self._after = before, after
+        super().__init__(task, [layer for _, layer in layers], before, after, training)
+        self._place = place
         self._passes: dict[int, _Pass] = {}
         self._weights: StageWeights
         self._stash: WeightStash
-        self._loss_sum = 0.0
         self._drained_before = 0  # the first micro-batch since the last drain
         self._rows: list[UpdateRow] = []
 
@@ -156,9 +152,7 @@ class StreamStage:
             version = max(self._drained_before, number - place.delay)
         received = None
         if self._before is not None:
-            timer.ended("forward")
-            self._before.activations.wait(slot)
-            timer.ended("bubble")
+            self._await_activations(self._before, slot, timer)
             if high > low:  # a copy, because the slot is filled again before the backward pass
                 received = self._before.activations.received(slot, high - low).clone()
                 received.requires_grad_()
@@ -169,39 +163,16 @@ class StreamStage:
             self._stash.begin(version)
         if high > low:
             inputs = batch.inputs[low:high] if received is None else received
-            output = self._compute(inputs, batch, slice(low, high))
+            output = self._output(inputs, batch, low, high)
         share = (high - low) / batch.global_samples
         self._passes[number] = _Pass(received, output, high - low, share, version)
-        if self._after is not None:
-            if slot == 0:
-                timer.ended("forward")
-                self._after.activations.begin()
-                timer.ended("bubble")
-            self._after.activations.send(slot, None if output is None else output.detach())
-        timer.ended("forward")
-
-    def _compute(self, inputs: Tensor, batch: TrainBatch, part: slice) -> Tensor:
-        """Return the outputs, or in the last stage the mean loss of the samples."""
-        training = self._training
-        set_sample_keys(self._module, training.seed, batch.epoch, batch.sample_ids[part])
-        with autocast(training, CPU.type):
-            output: Tensor = self._module(inputs)
-            if self._after is None:
-                loss = summed_loss(self._task, output, batch.targets[part])
-                self._loss_sum += float(loss.detach())
-                output = loss / batch.global_samples
-        return output
+        self._send_activations(slot, output, timer)
 
     def _backward(self, number: int, timer: StageTimer) -> None:
         place = self._place
         slot = number % place.micro_batches
         done = self._passes.pop(number)
-        gradient = None
-        if self._after is not None:
-            timer.ended("backward")
-            self._after.gradients.wait(slot)
-            timer.ended("bubble")
-            gradient = self._after.gradients.received(slot, done.samples)
+        gradient = self._received_gradient(slot, done.samples, timer)
         if done.result is not None and done.result.requires_grad:
             if place.delay:
                 self._stash.use(done.version)
@@ -209,13 +180,7 @@ class StreamStage:
             torch.autograd.backward(done.result, gradient)
         if self._after is not None and slot == place.micro_batches - 1:
             self._after.gradients.release()
-        if self._before is not None:
-            if slot == 0:
-                timer.ended("backward")
-                self._before.gradients.begin()
-                timer.ended("bubble")
-            received = None if done.received is None else done.received.grad
-            self._before.gradients.send(slot, received)
+        self._send_gradient(slot, done.received, timer)
         self._apply(number, done)
         timer.ended("backward")
 

@@ -46,8 +46,7 @@ class PipeDreamStrategy(PipelineStrategy):
                 'schedule: with "pipedream" a parameter belongs to one stage, but stages share '
                 'one; use "1f1b", or other split_points'
             )
-        low, high = self._bounds
-        self._stage_bytes = 4 * (high - low)
+        self._stage_bytes = 4 * self._weights.elements
         self._stream.update(self._weights)
 
     def gradient(self, batch: TrainBatch) -> GradientResult:

@@ -15,7 +15,7 @@ from paceline.strategies.pipeline.split_points import stage_bounds
 from paceline.training.devices import CPU, synchronize
 from paceline.training.dropout import set_sample_keys
 from paceline.training.optimizers import TaskOptimizer, trained_parameters
-from paceline.training.precision import autocast
+from paceline.training.passes import autocast
 from paceline.training.transforms import torch_memory_format
 from paceline.workloads.facts import legal_split_points
 

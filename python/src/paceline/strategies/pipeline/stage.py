@@ -1,4 +1,7 @@
-"""One stage of one replica: runs its layers on the micro-batches of a step."""
+"""One stage of one replica: runs its layers on the micro-batches of a step.
+
+`StageLayers` is what a stage with flushes (`Stage`) and one without (pipedream.py) have in common.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,9 @@ from paceline.training.batch_norm import placeholders, synchronise
 from paceline.training.checkpointing import Segments
 from paceline.training.devices import CPU, InputMover, synchronize
 from paceline.training.dropout import set_sample_keys
-from paceline.training.loss import summed_loss
 from paceline.training.optimizers import trained_parameters
 from paceline.training.pass_communication import PassCommunication
-from paceline.training.precision import autocast
+from paceline.training.passes import autocast, no_loss, summed_loss
 from paceline.training.strategy import GradientResult
 
 if TYPE_CHECKING:
@@ -83,8 +85,77 @@ class _Pass:
     result: Tensor  # the output of the stage, or the loss
 
 
-class Stage:
+class StageLayers:
     """Consecutive layers of a replica, between the split points `before` and `after`."""
+
+    def __init__(
+        self,
+        task: Task,
+        layers: Sequence[nn.Module],
+        before: SplitPoint | None,
+        after: SplitPoint | None,
+        training: Training,
+        device: torch.device = CPU,
+    ) -> None:
+        self._module = nn.Sequential(*layers)
+        self._before, self._after = before, after
+        self._task, self._training = task, training
+        self._device = device
+        self._mover = InputMover(device)
+        self._loss_sum = 0.0
+        self._forward_of: Callable[[Tensor], Tensor] = self._module
+
+    def _await_activations(self, before: SplitPoint, slot: int, timer: StageTimer) -> None:
+        """Wait until the previous stage has sent the activations of a micro-batch."""
+        timer.ended("forward")
+        before.activations.wait(slot)
+        timer.ended("bubble")
+
+    def _send_activations(self, slot: int, output: Tensor | None, timer: StageTimer) -> None:
+        """Send the output of a micro-batch to the next stage, if there is one."""
+        if self._after is not None:
+            if slot == 0:
+                timer.ended("forward")
+                self._after.activations.begin()
+                timer.ended("bubble")
+            self._after.activations.send(slot, None if output is None else output.detach())
+        timer.ended("forward")
+
+    def _received_gradient(self, slot: int, samples: int, timer: StageTimer) -> Tensor | None:
+        """Wait for the gradient of the output of a micro-batch; None in the last stage."""
+        if self._after is None:
+            return None
+        timer.ended("backward")
+        self._after.gradients.wait(slot)
+        timer.ended("bubble")
+        return self._after.gradients.received(slot, samples)
+
+    def _send_gradient(self, slot: int, received: Tensor | None, timer: StageTimer) -> None:
+        """Send the gradient of received activations to the previous stage, if there is one."""
+        if self._before is not None:
+            if slot == 0:
+                timer.ended("backward")
+                self._before.gradients.begin()
+                timer.ended("bubble")
+            self._before.gradients.send(slot, None if received is None else received.grad)
+
+    def _output(self, inputs: Tensor, batch: TrainBatch, low: int, high: int) -> Tensor:
+        """Return the outputs for samples low to high of the replica's part, or in the last stage
+        their part of the mean loss of the batch."""
+        training = self._training
+        set_sample_keys(self._module, training.seed, batch.epoch, batch.sample_ids[low:high])
+        with autocast(training, self._device.type):
+            output = self._forward_of(inputs)
+            if self._after is None:
+                targets = self._mover.move(batch.targets[low:high])
+                loss = summed_loss(self._task, output, targets)
+                self._loss_sum += float(loss.detach())
+                output = loss / batch.global_samples
+        return output
+
+
+class Stage(StageLayers):
+    """A stage that computes the gradient of a whole batch."""
 
     def __init__(
         self,
@@ -97,7 +168,9 @@ class Stage:
         device: torch.device = CPU,
     ) -> None:
         """actions: the actions of a step, two for each micro-batch."""
-        self._module = nn.Sequential(*(deferred(layer) for _, layer in layers))
+        super().__init__(
+            task, [deferred(layer) for _, layer in layers], before, after, training, device
+        )
         self._names = [name for name, _ in layers]
         self._deferred = [m for m in self._module if isinstance(m, DeferredLinear)]
         later = {id(p) for layer in self._deferred for p in layer.parameters()}
@@ -108,15 +181,8 @@ class Stage:
                 tensor.data = tensor.data.to(device)
         self._actions = actions
         self._micro_batches = len(actions) // 2
-        self._before = before
-        self._after = after
-        self._task, self._training = task, training
-        self._device = device
-        self._mover = InputMover(device)
         self._passes: dict[int, _Pass] = {}
-        self._loss_sum = 0.0
         self._pass_communication: PassCommunication | None = None
-        self._forward_of: Callable[[Tensor], Tensor] = self._module
 
     def checkpoint_activations(self, stored: Sequence[BlockBytes]) -> None:
         """Compute activations again in the backward passes. stored: bytes of each layer."""
@@ -160,21 +226,13 @@ class Stage:
     def _forward(self, index: int, batch: TrainBatch, timer: StageTimer) -> None:
         low, high = share_bounds(len(batch.sample_ids), index, self._micro_batches)
         if self._before is not None:
-            timer.ended("forward")
-            self._before.activations.wait(index)
-            timer.ended("bubble")
+            self._await_activations(self._before, index, timer)
         output = None
         if high > low:
             output = self._compute(index, batch, low, high)
         elif self._pass_communication is not None:
             self._passes[index] = _Pass(None, self._placeholder(batch))
-        if self._after is not None:
-            if index == 0:
-                timer.ended("forward")
-                self._after.activations.begin()
-                timer.ended("bubble")
-            self._after.activations.send(index, None if output is None else output.detach())
-        timer.ended("forward")
+        self._send_activations(index, output, timer)
 
     def _compute(self, index: int, batch: TrainBatch, low: int, high: int) -> Tensor:
         """Run the forward pass of samples low to high of the replica's part."""
@@ -184,15 +242,7 @@ class Stage:
         else:
             received = self._before.activations.received(index, high - low).requires_grad_()
             inputs = received
-        training = self._training
-        set_sample_keys(self._module, training.seed, batch.epoch, batch.sample_ids[low:high])
-        with autocast(training, self._device.type):
-            output = self._forward_of(inputs)
-            if self._after is None:
-                targets = self._mover.move(batch.targets[low:high])
-                loss = summed_loss(self._task, output, targets)
-                self._loss_sum += float(loss.detach())
-                output = loss / batch.global_samples
+        output = self._output(inputs, batch, low, high)
         self._passes[index] = _Pass(received, output)
         return output
 
@@ -208,27 +258,16 @@ class Stage:
         set_sample_keys(self._module, self._training.seed, batch.epoch, [0])
         with placeholders(self._module), autocast(self._training, self._device.type):
             output = self._forward_of(inputs)
-        return output.float().sum() * 0
+        return no_loss(output)
 
     def _backward(self, index: int, batch: TrainBatch, timer: StageTimer) -> None:
-        gradient = None
-        if self._after is not None:
-            timer.ended("backward")
-            self._after.gradients.wait(index)
-            timer.ended("bubble")
-            low, high = share_bounds(len(batch.sample_ids), index, self._micro_batches)
-            gradient = self._after.gradients.received(index, high - low)
+        low, high = share_bounds(len(batch.sample_ids), index, self._micro_batches)
+        gradient = self._received_gradient(index, high - low, timer)
         done = self._passes.pop(index, None)
         if done is not None and done.result.requires_grad:
             is_scalar = done.result.dim() == 0  # a loss, or the zero of a placeholder
             torch.autograd.backward(done.result, None if is_scalar else gradient)
-        if self._before is not None:
-            if index == 0:
-                timer.ended("backward")
-                self._before.gradients.begin()
-                timer.ended("bubble")
-            received = None if done is None else done.received
-            self._before.gradients.send(index, None if received is None else received.grad)
+        self._send_gradient(index, None if done is None else done.received, timer)
         timer.ended("backward")
 
     def _finish(self, timer: StageTimer) -> None:

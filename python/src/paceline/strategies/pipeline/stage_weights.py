@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from paceline.node.barrier import Barrier
     from paceline.strategies.reduction.flat_layout import FlatLayout, ParameterShard
     from paceline.strategies.reduction.shared_gradients import SharedGradients
-    from paceline.training.state import SavedState
     from paceline.training.task import Task
 
 
@@ -88,14 +87,14 @@ class StageWeights:
         squared_norm: of the gradient of the whole model; needed if the task clips gradients.
         """
         self.shard.step(squared_norm)
-        self._exchange()
+        self.exchange()
 
-    def restore(self, saved: SavedState) -> None:
-        """Continue from a saved state; afterwards all replicas have its weights."""
-        self.shard.restore(saved)
-        self._exchange()
+    @property
+    def elements(self) -> int:
+        """Elements of the stage's weights."""
+        return self._layout.elements
 
-    def _exchange(self) -> None:
+    def exchange(self) -> None:
         """Give the other replicas of the stage the shards of this one, and take theirs."""
         if len(self._replicas.shards) == 1:
             return

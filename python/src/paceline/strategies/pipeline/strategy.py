@@ -45,6 +45,7 @@ from paceline.strategies.pipeline.tied import Ownership, TiedGradients
 from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.strategies.reduction.node_factors import NodeFactors
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
+from paceline.strategies.reduction.sharded_strategy import ShardedStrategy
 from paceline.strategies.reduction.shared_gradients import SharedGradients
 from paceline.strategies.reduction.shared_sum import SharedSum, shared_rows
 from paceline.strategies.reduction.sufficient_factors import mark_all_but, mark_summed_layers
@@ -52,8 +53,7 @@ from paceline.training.batch_norm import batch_norms, normalise_alone, statistic
 from paceline.training.devices import CPU, device_of, on_cpu, use_device
 from paceline.training.optimizers import trained_parameters
 from paceline.training.segments import stored_bytes
-from paceline.training.state import RankState, restore_buffers
-from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
+from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 
 if TYPE_CHECKING:
@@ -87,16 +87,12 @@ class Place:
         return [self.local_rank(replica, stage) for replica in range(self.replicas)]
 
 
-class PipelineStrategy(LocalStrategy):
+class PipelineStrategy(ShardedStrategy):
     """One stage of one replica."""
 
-    memory_model = "paceline.strategies.pipeline.memory:node_memory"
-
     def __init__(self) -> None:
-        self._shared: SharedNode | None = None
-        self._task: Task
+        super().__init__()
         self._description: dict[str, Any] = {}
-        self._layout: FlatLayout  # of the whole model
         self._shared_weights: Tensor
         self._stage: Stage
         self._weights: StageWeights
@@ -106,15 +102,9 @@ class PipelineStrategy(LocalStrategy):
         self._aliases: dict[str, str]  # name in the state -> name of the trained parameter
         self._frozen: dict[str, Tensor]  # every rank keeps all parameters that are not trained
         self._state_names: tuple[str, ...] = ()
-        self._is_first_replica = True
-        self._is_first_node = True
-        self._total_of_node: SharedSum
-        self._bounds = (0, 0)  # of the stage's weights in the layout
         self._siblings = ""  # name of the node's workers with this stage in the records
         self._replicas = 1  # on this node
         self._everyone: Barrier  # of all workers of the node
-        self._replicate_group = ReplicateGroup()
-        self._node_factors: NodeFactors
         self._alone = True  # whether there is only one replica on all nodes
 
     def prepare(
@@ -133,8 +123,8 @@ class PipelineStrategy(LocalStrategy):
         if trial.training.batch_norm == "per-replica":
             normalise_alone(model)
         self._siblings = f"node {context.node_index} stage {place.stage}"
-        self._replicas, self._is_first_replica = place.replicas, place.replica == 0
-        self._is_first_node = context.node_index == 0
+        self._replicas = place.replicas
+        self._saves_shards, self._saves_buffers = context.node_index == 0, place.replica == 0
         device = device_of(trial, context)
         chosen = use_device(device)
         # Before a measurement for the partition moves the layers to the device.
@@ -235,7 +225,7 @@ class PipelineStrategy(LocalStrategy):
         layouts = [FlatLayout.of((name, parameters[name]) for name in stage) for stage in names]
         replicas = _open_replicas(shared, place, layouts)
         whole = self._layout.only(names[place.stage])
-        self._bounds = (whole.begin, whole.end)
+        self._own_elements = slice(whole.begin, whole.end)
         own = {name: parameters.pop(name) for name in names[place.stage]}
         borrowed = {name: parameters.pop(name) for name in ownership.borrowed[place.stage]}
         for parameter in parameters.values():
@@ -249,6 +239,7 @@ class PipelineStrategy(LocalStrategy):
             task=self._task,
             device=None if device == CPU else device,
         )
+        self._shards = [self._weights.shard]
         workers = place.replicas * place.stages
         width = max(1, *(statistics_width(layer) for _, layer in layers))
         rows = shared_rows(shared, "sums", workers, width)
@@ -273,8 +264,9 @@ class PipelineStrategy(LocalStrategy):
         self._node_factors.begin(batch.global_samples)
         passed = self._stage.run(batch)
         ready_s, ready_unix_s = time.perf_counter(), time.time()
-        low, high = self._bounds
-        operation = begin_operation(self._siblings, self._replicas, SHARED_REDUCE, 4 * (high - low))
+        operation = begin_operation(
+            self._siblings, self._replicas, SHARED_REDUCE, 4 * self._weights.elements
+        )
         if self._has_ties:
             self._tied.publish()
             self._everyone.wait()
@@ -282,31 +274,18 @@ class PipelineStrategy(LocalStrategy):
         self._weights.reduce()
         if self._replicas > 1:
             operation.end()
-        shard = self._weights.shard
-        complete = self._node_factors.parameter_names
-        self._replicate_group.all_reduce(shard.gradient_tensors(complete), shard.shapes(complete))
+        self._sum_over_nodes()
         if self._alone:
             return passed
         return replace(passed, comm_s=time.perf_counter() - ready_s, comm_ready_unix_s=ready_unix_s)
 
     def step(self) -> None:
-        if self._task.clip_norm is None:
-            self._weights.step()
-            return
-        own = torch.tensor([self._weights.shard.squared_norm()], dtype=torch.float64)
-        self._weights.step(float(self._total_of_node(own)))
-
-    def gradients(self) -> dict[str, Tensor]:
-        """Return the gradients in shared memory, complete on all ranks of the node."""
-        whole = shared_floats(self._running(), "the gradients", self._layout.elements)
-        self._weights.shard.copy_gradients_to(whole[slice(*self._bounds)])
-        self._everyone.wait()
-        return {name: self._layout.view(whole, name) for name in self._layout.names}
+        self._weights.step(self._squared_norm())
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights in shared memory, and the buffers of all stages."""
         self._weights.publish()
-        if self._is_first_replica:
+        if self._saves_buffers:
             self._buffers.publish()
         self._everyone.wait()
         others = {**self._buffers.all(), **on_cpu(self._frozen)}
@@ -317,32 +296,19 @@ class PipelineStrategy(LocalStrategy):
             for name in self._state_names
         }
 
-    def rank_state(self) -> RankState:
-        """Return this worker's shards of its stage on the first node; all nodes have the same."""
-        state = RankState()
-        if self._is_first_node:
-            self._weights.shard.add_to(state)
-            if self._is_first_replica:
-                state.add_buffers(self._buffers.own)
-        return state
-
     def restore(self, saved: SavedState) -> None:
-        self._weights.restore(saved)
-        restore_buffers(self._buffers.own, saved)
+        super().restore(saved)
+        self._weights.exchange()
         self._everyone.wait()
 
+    def _wait_for_node(self) -> None:
+        self._everyone.wait()
+
+    def _buffers_of_replicas(self) -> list[dict[str, Tensor]]:
+        return [self._buffers.own]
+
     def describe(self) -> dict[str, Any]:
-        others = self._node_factors.with_traffic(self._replicate_group.describe())
-        return {**self._description, **others}
-
-    def close(self, *, failed: bool) -> None:
-        self._replicate_group.close(failed=failed)
-        if self._shared is not None:
-            self._shared.close(failed=failed)
-
-    def _running(self) -> SharedNode:
-        assert self._shared is not None, "prepare comes first"
-        return self._shared
+        return {**self._description, **super().describe()}
 
 
 def _open_split_points(

@@ -12,7 +12,7 @@ from paceline.spec.extensions import TRANSPORTS
 from paceline.spec.placement import NodeCounts
 from paceline.spec.transport_rules import transport_of
 from paceline.spec.values import Count, PositiveInt
-from paceline.strategies.process_per_replica import ProcessPerReplica
+from paceline.strategies.descriptors import ProcessPerReplica
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

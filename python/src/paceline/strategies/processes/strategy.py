@@ -29,6 +29,7 @@ from paceline.strategies.reduction.flat_layout import FlatLayout, shared_floats
 from paceline.strategies.reduction.node_factors import NodeFactors
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
+from paceline.strategies.reduction.sharded_strategy import ShardedStrategy
 from paceline.strategies.reduction.shared_gradients import SharedGradients
 from paceline.strategies.reduction.shared_sum import SharedSum, shared_rows
 from paceline.strategies.reduction.sufficient_factors import (
@@ -41,10 +42,9 @@ from paceline.strategies.reduction.sufficient_factors import (
 )
 from paceline.training.batch_norm import statistics_width, synchronise
 from paceline.training.optimizers import trained_parameters
-from paceline.training.passes import run_passes
-from paceline.training.precision import working_dtype
-from paceline.training.state import RankState, persistent_buffers, restore_buffers
-from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
+from paceline.training.passes import run_passes, working_dtype
+from paceline.training.state import persistent_buffers
+from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 
 if TYPE_CHECKING:
@@ -54,26 +54,20 @@ if TYPE_CHECKING:
     from paceline.strategies.reduction.flat_layout import ParameterShard
     from paceline.training.context import RankContext
     from paceline.training.pass_communication import PassCommunication
-    from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
 
 
-class ProcessesStrategy(LocalStrategy):
+class ProcessesStrategy(ShardedStrategy):
     """One of the replicas of a node, each in its own process."""
 
-    memory_model = "paceline.strategies.processes.memory:node_memory"
-
     def __init__(self) -> None:
-        self._shared: SharedNode | None = None
+        super().__init__()
         self._rank = 0  # local rank
         self._ranks = 1
-        self._is_first_node = True
         self._node = ""  # name of the node in the records
         self._model: nn.Module
-        self._task: Task
         self._trial: Trial
-        self._layout: FlatLayout
         self._barrier: Barrier
         self._rows: dict[str, int]  # number of rows of the parameters that are divided by rows
         self._shards_by_rank: list[list[ParameterShard]]  # by local rank, as are the next two
@@ -81,9 +75,6 @@ class ProcessesStrategy(LocalStrategy):
         self._shared_factors: list[SharedFactors]
         self._shard: OptimizerShard
         self._total: SharedSum  # over all replicas
-        self._total_of_node: SharedSum
-        self._replicate_group = ReplicateGroup()
-        self._node_factors: NodeFactors
         self._pass_communication: PassCommunication | None = None
 
     def prepare(
@@ -96,7 +87,8 @@ class ProcessesStrategy(LocalStrategy):
         """
         self._task, self._model, self._trial = task, model, trial
         self._rank, self._ranks = context.local_rank, context.ranks_on_node
-        self._node, self._is_first_node = f"node {context.node_index}", context.node_index == 0
+        self._node = f"node {context.node_index}"
+        self._saves_shards, self._saves_buffers = context.node_index == 0, self._rank == 0
         limit_s = trial.limits.collective_s
         self._shared = shared = SharedNode(peers.node("gradients") or SoloNode(), limit_s)
         parameters = trained_parameters(model)
@@ -121,6 +113,7 @@ class ProcessesStrategy(LocalStrategy):
             self._rows,
             low_precision,
         )
+        self._shards = [self._shard]
         rows = shared_rows(shared, "sums", self._ranks, max(1, statistics_width(model)))
         place, wait = (range(self._ranks), self._rank), self._barrier.wait
         self._total = SharedSum(rows, *place, wait, self._replicate_group)
@@ -205,60 +198,31 @@ class ProcessesStrategy(LocalStrategy):
         self._reduce()
         if self._ranks > 1:
             operation.end()
-        complete = self._node_factors.parameter_names
-        self._replicate_group.all_reduce(
-            self._shard.gradient_tensors(complete), self._shard.shapes(complete)
-        )
+        self._sum_over_nodes()
         return passed.result(alone=self._trial.placement.replicas == 1)
 
     def step(self) -> None:
         """Step the optimiser; ends when the slowest rank of the node has stepped."""
-        squared_norm = None
-        if self._task.clip_norm is not None:
-            own = torch.tensor([self._shard.squared_norm()], dtype=torch.float64)
-            squared_norm = float(self._total_of_node(own))
-        self._shard.step(squared_norm)
+        self._shard.step(self._squared_norm())
         self._barrier.wait()
-
-    def gradients(self) -> dict[str, Tensor]:
-        """Return the gradients in shared memory, complete on all ranks of the node."""
-        shared = self._shared
-        assert shared is not None, "prepare comes first"
-        whole = shared_floats(shared, "the gradients", self._layout.elements)
-        self._shard.copy_gradients_to(whole)
-        self._barrier.wait()
-        return {name: self._layout.view(whole, name) for name in self._layout.names}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the weights themselves, which change with the next step."""
         return dict(self._model.state_dict())
 
-    def rank_state(self) -> RankState:
-        """Return this rank's shards on the first node; all nodes have the same."""
-        state = RankState()
-        if self._is_first_node:
-            self._shard.add_to(state)
-            if self._rank == 0:
-                state.add_buffers(persistent_buffers(self._model))
-        return state
-
-    def restore(self, saved: SavedState) -> None:
-        self._shard.restore(saved)
-        restore_buffers(persistent_buffers(self._model), saved)
+    def _wait_for_node(self) -> None:
         self._barrier.wait()
+
+    def _buffers_of_replicas(self) -> list[dict[str, Tensor]]:
+        return [persistent_buffers(self._model)]
 
     def describe(self) -> dict[str, Any]:
         sizes = [4 * sum(s.elements for s in shards) for shards in self._shards_by_rank]
         return {
             "shard_bytes": sizes,
             "by_sufficient_factors": sorted(self._rows),
-            **self._node_factors.with_traffic(self._replicate_group.describe()),
+            **super().describe(),
         }
-
-    def close(self, *, failed: bool) -> None:
-        self._replicate_group.close(failed=failed)
-        if self._shared is not None:
-            self._shared.close(failed=failed)
 
     def _reduce(self) -> None:
         """Sum this rank's shards over the node's processes, or compute them from sufficient

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from paceline.strategies.reduction.layer_calls import input_shapes
+from paceline.training.fake_tensors import input_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container

@@ -9,8 +9,9 @@ of zeros, which add nothing to a product.
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -21,11 +22,12 @@ from paceline.errors import UsageError
 from paceline.training.linear import joined
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch._C._distributed_c10d import Work
 
     from paceline.costs.factor_cost import FactorShape
+    from paceline.strategies.reduction.factor_choice import FactorChoice
 
 
 def open_group(limit_s: float | None) -> dist.ProcessGroup | None:
@@ -113,6 +115,56 @@ class FactorExchange:
         # The lock also keeps the order of messages equal on all ranks.
         with self._lock, torch.no_grad():
             self._sent += factor.keep(part.detach(), worker, is_last=is_last)
+
+
+class ExchangedFactors:
+    """The exchange of one rank, and the passes of its workers. Without an exchange it does nothing.
+
+    A step is `begin`, the passes, then the gradients from the factors of all ranks. A worker is a
+    replica of this rank.
+    """
+
+    def __init__(self, choice: FactorChoice) -> None:
+        self._choice = choice
+        self._exchange: FactorExchange | None = None
+        self._incomplete: set[int] = set()  # workers that have passes to come
+
+    def begin(self, samples: int) -> None:
+        """Begin a step in which no rank has more than `samples` samples."""
+        if self._exchange is not None:
+            self._exchange.begin(samples)
+
+    @contextmanager
+    def accumulating(self, worker: int = 0) -> Iterator[None]:
+        """Send nothing meanwhile, because a later pass has more samples of the step."""
+        self._incomplete.add(worker)
+        try:
+            yield
+        finally:
+            self._incomplete.discard(worker)
+
+    def keep_inputs(self, layer: str, inputs: Tensor, worker: int = 0) -> None:
+        """Keep the inputs of a forward pass; send them after the last one of the step."""
+        assert self._exchange is not None, "only layers of an exchange are captured"
+        is_last = worker not in self._incomplete
+        self._exchange.keep_inputs(layer, inputs, worker, is_last=is_last)
+
+    def keep_gradients(self, layer: str, gradients: Tensor, worker: int = 0) -> bool:
+        """Keep the gradients of the outputs like `keep_inputs`; return whether they are sent."""
+        assert self._exchange is not None, "only layers of an exchange are captured"
+        is_last = worker not in self._incomplete
+        self._exchange.keep_gradients(layer, gradients, worker, is_last=is_last)
+        return True
+
+    def wait(self, layer: str) -> tuple[Tensor, Tensor]:
+        """Return the factors of one layer of all ranks; blocks until they have arrived."""
+        assert self._exchange is not None, "the layer sends factors"
+        return self._exchange.wait(layer)
+
+    def with_traffic(self, others: dict[str, Any]) -> dict[str, Any]:
+        """Add the choice and the traffic of factors to the description of other gradients."""
+        sent = None if self._exchange is None else self._exchange.sent_bytes
+        return self._choice.with_traffic(others, sent)
 
 
 class _GatheredFactor:

@@ -6,8 +6,7 @@ compute their rows from the factors of all of them.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -18,12 +17,12 @@ from paceline.strategies.reduction.factor_choice import (
     setting_of,
     shape_of,
 )
-from paceline.strategies.reduction.factor_exchange import FactorExchange
+from paceline.strategies.reduction.factor_exchange import ExchangedFactors, FactorExchange
 from paceline.strategies.reduction.sufficient_factors import linear_layers
-from paceline.training.precision import working_dtype
+from paceline.training.passes import working_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container
 
     from torch import Tensor, nn
 
@@ -32,17 +31,15 @@ if TYPE_CHECKING:
     from paceline.strategies.reduction.sufficient_factors import SufficientFactors
 
 
-class NodeFactors:
+class NodeFactors(ExchangedFactors):
     """The exchange of one rank over its replicate group. On a single node it does nothing."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
         self._setting = setting_of(trial) if trial.placement.nodes > 1 else "never"
-        self._choice = FactorChoice(setting=self._setting)
-        self._exchange: FactorExchange | None = None
+        super().__init__(FactorChoice(setting=self._setting))
         self._ranks = 1  # of the replicate group
         self._owners = self._workers = 1
-        self._incomplete: set[int] = set()  # workers that have passes to come
         self.layers: tuple[str, ...] = ()  # those that send factors
         self.parameter_names: frozenset[str] = frozenset()
 
@@ -101,46 +98,21 @@ class NodeFactors:
 
     def begin(self, global_samples: int) -> None:
         """Begin a step of so many samples on all ranks."""
-        if self._exchange is not None:
-            self._exchange.begin(self._samples(global_samples))
-
-    @contextmanager
-    def accumulating(self, worker: int = 0) -> Iterator[None]:
-        """Send nothing meanwhile, because a later pass has more samples of the step."""
-        self._incomplete.add(worker)
-        yield
-        self._incomplete.discard(worker)
+        super().begin(self._samples(global_samples))
 
     def keep_inputs(self, layer: str, inputs: Tensor, worker: int = 0) -> None:
         """Keep the inputs of a forward pass, if the layer sends factors."""
-        if self._exchange is not None and layer in self.layers:
-            is_last = worker not in self._incomplete
-            self._exchange.keep_inputs(layer, inputs, worker, is_last=is_last)
+        if layer in self.layers:
+            super().keep_inputs(layer, inputs, worker)
 
     def keep_gradients(self, layer: str, gradients: Tensor, worker: int = 0) -> bool:
         """Keep the gradients of the outputs; return whether the layer sends factors."""
-        if self._exchange is None or layer not in self.layers:
-            return False
-        is_last = worker not in self._incomplete
-        self._exchange.keep_gradients(layer, gradients, worker, is_last=is_last)
-        return True
-
-    def wait(self, layer: str) -> tuple[Tensor, Tensor]:
-        """Return the factors of one layer of all nodes; blocks until they have arrived."""
-        assert self._exchange is not None, "the layer sends factors"
-        return self._exchange.wait(layer)
+        return layer in self.layers and super().keep_gradients(layer, gradients, worker)
 
     def gathered(self) -> SufficientFactors:
         """Return the factors of all nodes, after the passes of all workers; blocks until they have
         arrived."""
-        if self._exchange is None:
-            return {}
-        return {layer: self._exchange.wait(layer) for layer in reversed(self.layers)}
-
-    def with_traffic(self, others: dict[str, Any]) -> dict[str, Any]:
-        """Add the choice and the traffic of factors to the description of other gradients."""
-        sent = None if self._exchange is None else self._exchange.sent_bytes
-        return self._choice.with_traffic(others, sent)
+        return {layer: self.wait(layer) for layer in reversed(self.layers)}
 
     def _samples(self, global_samples: int) -> int:
         """Return the largest number of rows of a rank.

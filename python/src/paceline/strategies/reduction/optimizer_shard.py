@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 class OptimizerShard:
     """The parameter shards that one worker owns, their gradients and their optimiser.
 
-    layout: of the parameters. weights: flat float32 array that holds the shards. All workers share
-    it, and each writes only its own shards. rows: parameters of linear layers whose gradients are
-    computed from sufficient factors, with their numbers of rows. low_precision: copy of the weights
-    of those layers, which all workers share, too.
+    layout: of the parameters. weights: flat float32 array of the elements from `first` on, which
+    holds the shards. Several workers may share it, and each writes only its own shards. rows:
+    parameters of linear layers whose gradients are computed from sufficient factors, with their
+    numbers of rows. low_precision: copy of the weights of those layers, which all workers share,
+    too.
     """
 
     def __init__(
@@ -47,12 +48,17 @@ class OptimizerShard:
         task: Task,
         rows: Mapping[str, int] | None = None,
         low_precision: LowPrecisionWeights | None = None,
+        *,
+        first: int = 0,
     ) -> None:
         self.parameter_shards = parameter_shards
         self._row_gradients = RowGradients(layout, parameter_shards, rows or {})
         self._low_precision = low_precision
         self._layout = layout
-        self._parameters = [nn.Parameter(weights[s.place]) for s in parameter_shards]
+        self._places = [
+            slice(s.place.start - first, s.place.stop - first) for s in parameter_shards
+        ]
+        self._parameters = [nn.Parameter(weights[place]) for place in self._places]
         # A worker owns nothing if there are more workers than cache lines of parameters.
         owns = bool(parameter_shards)
         names = [shard.name for shard in parameter_shards]
@@ -78,6 +84,11 @@ class OptimizerShard:
                 for gradient_of in others:
                     total.add_(gradient_of(shard))
             parameter.grad = total
+
+    def set_gradients(self, flat: Tensor) -> None:
+        """Use views of `flat`, which has the shape of the weights, as reduced gradients."""
+        for place, parameter in zip(self._places, self._parameters, strict=True):
+            parameter.grad = flat[place]
 
     def gradient_tensors(self, skip: Container[str] = ()) -> list[Tensor]:
         """Return the reduced gradients; change them in place to sum them over nodes.
@@ -143,9 +154,9 @@ class OptimizerShard:
             name = f"{WEIGHTS}/{shard.name}"
             tensor = whole(saved, name, self._layout.shape(shard.name))
             parameter.copy_(self._layout.part(shard, tensor))
-
         if self._optimizer is not None:
-            restore_optimizer(self._optimizer, saved, partial(part_of_state, self._layout, shards))
+            part_of = partial(_part_of_state, self._layout, shards)
+            restore_optimizer(self._optimizer, saved, part_of)
         self.refresh()
 
     def copy_gradients_to(self, flat: Tensor) -> None:
@@ -154,7 +165,7 @@ class OptimizerShard:
             flat[shard.place] = gradient
 
 
-def part_of_state(
+def _part_of_state(
     layout: FlatLayout, shards: Mapping[str, ParameterShard], name: str, tensor: Tensor
 ) -> Tensor:
     """Return the part of an optimiser's saved tensor that belongs to the shard of a parameter.

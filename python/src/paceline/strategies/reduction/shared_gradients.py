@@ -56,8 +56,10 @@ class SharedGradients:
     def accumulating(self) -> Iterator[None]:
         """Write no gradients meanwhile, because a later pass adds to them."""
         self._is_complete = False
-        yield
-        self._is_complete = True
+        try:
+            yield
+        finally:
+            self._is_complete = True
 
     def write(self, name: str, gradient: Tensor) -> None:
         """Copy the shards that others own; they must have read those of the previous step."""

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.strategies.reduction.flat_layout import copy_shards, whole_lines
-from paceline.strategies.reduction.layer_calls import input_shapes
+from paceline.training.fake_tensors import input_shapes
 from paceline.training.linear import (
     bias_gradient,
     is_plain_linear,

@@ -35,6 +35,7 @@ from paceline.strategies.reduction.flat_layout import FlatLayout
 from paceline.strategies.reduction.node_factors import NodeFactors
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard, shard_of
 from paceline.strategies.reduction.replicate_group import ReplicateGroup
+from paceline.strategies.reduction.sharded_strategy import ShardedStrategy
 from paceline.strategies.reduction.shared_sum import SharedSum
 from paceline.strategies.reduction.sufficient_factors import (
     LowPrecisionWeights,
@@ -50,8 +51,8 @@ from paceline.training.devices import unix_s
 from paceline.training.linear import joined
 from paceline.training.optimizers import trained_parameters
 from paceline.training.passes import Passes, run_passes, share_of
-from paceline.training.state import RankState, persistent_buffers, restore_buffers
-from paceline.training.strategy import GradientResult, LocalStrategy, TrainBatch
+from paceline.training.state import persistent_buffers
+from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 
 if TYPE_CHECKING:
@@ -61,30 +62,22 @@ if TYPE_CHECKING:
     from paceline.records.rows import WorkerEnvironment
     from paceline.training.context import RankContext
     from paceline.training.pass_communication import PassCommunication
-    from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task
 
 
-class ThreadsStrategy(LocalStrategy):
+class ThreadsStrategy(ShardedStrategy):
     """k replicas in k threads."""
 
-    memory_model = "paceline.strategies.threads.memory:node_memory"
-
     def __init__(self) -> None:
+        super().__init__()
         self._pool: WorkerPool | None = None
-        self._task: Task
         self._trial: Trial
         self._group: str  # name of the threads in the records
-        self._layout: FlatLayout
         self._replicas: list[nn.Module]
         self._parameters: list[dict[str, nn.Parameter]]
-        self._shards: list[OptimizerShard]
         self._factors: list[SufficientFactors]  # by worker, as is the next one
         self._pass_communication: list[PassCommunication | None]
-        self._replicate_group = ReplicateGroup()
-        self._node_factors: NodeFactors
-        self._is_first = True
 
     def prepare(
         self,
@@ -100,7 +93,7 @@ class ThreadsStrategy(LocalStrategy):
         """
         replicas, threads = trial.placement.replicas_per_rank, trial.placement.threads_per_worker
         self._task, self._trial = task, trial
-        self._group, self._is_first = f"threads of rank {context.rank}", context.is_first
+        self._group, self._saves_shards = f"threads of rank {context.rank}", context.is_first
         self._replicate_group = ReplicateGroup(trial)
         # The main thread runs few operations, and a larger thread pool would take cores.
         torch.set_num_threads(threads)
@@ -140,7 +133,7 @@ class ThreadsStrategy(LocalStrategy):
 
     def _synchronise_statistics(self, model: nn.Module) -> None:
         """Sum the statistics of batch normalisation over all replicas, also of other nodes."""
-        pool, replicas = self._running(), len(self._replicas)
+        pool, replicas = self._threads(), len(self._replicas)
         rows = np.zeros((2 * replicas, max(1, statistics_width(model))))
         nodes = self._replicate_group
         for worker, replica in enumerate(self._replicas):
@@ -153,7 +146,7 @@ class ThreadsStrategy(LocalStrategy):
     def for_parts(self, samples: int, task: Callable[[slice], None]) -> None:
         """Let each thread prepare the images of its own replica."""
         replicas = len(self._replicas)
-        self._running().run(lambda worker: task(slice(*share_bounds(samples, worker, replicas))))
+        self._threads().run(lambda worker: task(slice(*share_bounds(samples, worker, replicas))))
 
     def gradient(self, batch: TrainBatch) -> GradientResult:
         """Compute and sum the gradients.
@@ -161,7 +154,7 @@ class ThreadsStrategy(LocalStrategy):
         forward_s and backward_s are those of the slowest replica. comm_s runs from its last
         gradient until all are summed; None for one replica on one node.
         """
-        pool = self._running()
+        pool = self._threads()
         started_s = time.perf_counter()
         self._node_factors.begin(batch.global_samples)
         passed = pool.run(lambda worker: self._pass_and_reduce(pool, worker, batch))
@@ -169,59 +162,30 @@ class ThreadsStrategy(LocalStrategy):
         if len(passed) > 1:
             size_bytes, ready_unix_s = 4 * self._layout.elements, unix_s(slowest.ready_s)
             begin_operation(self._group, 1, SHARED_REDUCE, size_bytes, ready_unix_s).end()
-        # All nodes have the same shards, hence the same tensors in the same order.
-        complete = self._node_factors.parameter_names
-        shapes = [shape for shard in self._shards for shape in shard.shapes(complete)]
-        sums = [tensor for shard in self._shards for tensor in shard.gradient_tensors(complete)]
-        self._replicate_group.all_reduce(sums, shapes)
+        self._sum_over_nodes()
         loss_sum = sum(p.loss_sum for p in passed)
         whole = replace(slowest, loss_sum=loss_sum, started_s=started_s)
         return whole.result(alone=self._trial.placement.replicas == 1)
 
     def step(self) -> None:
-        if self._task.clip_norm is None:
-            self._running().run(lambda worker: self._shards[worker].step())
-            return
-        squared_norm = sum(shard.squared_norm() for shard in self._shards)
-        self._running().run(lambda worker: self._shards[worker].step(squared_norm))
-
-    def gradients(self) -> dict[str, Tensor]:
-        """Return copies of the gradients, complete on every rank."""
-        whole = torch.zeros(self._layout.elements)
-        for shard in self._shards:
-            shard.copy_gradients_to(whole)
-        return {name: self._layout.view(whole, name) for name in self._layout.names}
+        squared_norm = self._squared_norm()
+        self._threads().run(lambda worker: self._shards[worker].step(squared_norm))
 
     def state_dict(self) -> dict[str, Tensor]:
         return dict(self._replicas[0].state_dict())
 
-    def rank_state(self) -> RankState:
-        """Return everything on rank 0; all nodes have the same."""
-        state = RankState()
-        if self._is_first:
-            for shard in self._shards:
-                shard.add_to(state)
-            state.add_buffers(persistent_buffers(self._replicas[0]))
-        return state
-
-    def restore(self, saved: SavedState) -> None:
-        for shard in self._shards:
-            shard.restore(saved)
-        for replica in self._replicas:
-            restore_buffers(persistent_buffers(replica), saved)
+    def _buffers_of_replicas(self) -> list[dict[str, Tensor]]:
+        return [persistent_buffers(replica) for replica in self._replicas]
 
     def workers(self) -> list[WorkerEnvironment]:
-        return self._running().workers
-
-    def describe(self) -> dict[str, Any]:
-        return self._node_factors.with_traffic(self._replicate_group.describe())
+        return self._threads().workers
 
     def close(self, *, failed: bool) -> None:
-        self._replicate_group.close(failed=failed)
+        super().close(failed=failed)
         if self._pool is not None:
             self._pool.close()
 
-    def _running(self) -> WorkerPool:
+    def _threads(self) -> WorkerPool:
         assert self._pool is not None, "prepare comes first"
         return self._pool
 

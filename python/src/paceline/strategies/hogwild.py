@@ -60,7 +60,6 @@ _COUNTER_BYTES = 64  # a cache line for each process
 class HogwildStrategy(LocalStrategy):
     """One of the processes of a node."""
 
-    memory_model = "paceline.strategies.hogwild.memory:node_memory"
     pauses_for_checkpoints = True
     has_replica_state = True
 

@@ -14,9 +14,9 @@ from torch.nn.functional import cross_entropy, one_hot
 from paceline.data.masks import ImagesWithMasks
 from paceline.errors import UsageError
 from paceline.training.task import NamedParameters, Sums, Task, TaskOptions
-from paceline.workloads.deeplab.shapes import CLASSES, Shapes
-from paceline.workloads.deeplab.xception import xception
-from paceline.workloads.resnet101.task import EXPANSION, residual_layers
+from paceline.workloads.deeplab_shapes import CLASSES, Shapes
+from paceline.workloads.resnet import EXPANSION, residual_layers
+from paceline.workloads.xception import xception
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,31 +12,23 @@ from torch import nn
 from paceline.training.dropout import SampleDropout
 from paceline.training.task import Task
 
-# Output channels of the 3x3 convolutions; 0 is a 2x2 max pooling.
 _VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
-_TINY = (8, 8, 0, 16, 16, 0, 16, 16, 0)
 
 
 class VGG16(Task):
     """138,357,544 parameters with 1000 classes; images from 32x32 pixels, made for 224x224."""
 
     def model(self) -> nn.Module:
-        return _vgg(_VGG16, 7, 4096, self.settings.classes, dropout=self.settings.dropout)
+        return vgg(_VGG16, 7, 4096, self.settings.classes, dropout=self.settings.dropout)
 
 
-class TinyVGG(Task):
-    """Small network of the same family for tests; images from 32x32 pixels. In no workload."""
-
-    def model(self) -> nn.Module:
-        return _vgg(_TINY, 2, 64, self.settings.classes, dropout=self.settings.dropout)
-
-
-def _vgg(
+def vgg(
     channels: tuple[int, ...], pooled: int, hidden: int, classes: int, *, dropout: bool
 ) -> nn.Sequential:
     """Return a network of this family with initial weights.
 
-    pooled: side of the last feature maps in pixels; hidden: units of linear layers.
+    channels: output channels of the 3x3 convolutions; 0 is a 2x2 max pooling. pooled: side of the
+    last feature maps in pixels. hidden: units of linear layers.
     """
     inputs = [c for c in channels if c][-1] * pooled**2
     p = 0.5 if dropout else 0.0

@@ -1,1 +1,0 @@
-"""Hogwild: processes of a node update shared weights without locks."""

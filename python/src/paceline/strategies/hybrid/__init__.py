@@ -1,1 +1,0 @@
-"""`hybrid`: several replicas, each a pipeline."""

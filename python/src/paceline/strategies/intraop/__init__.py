@@ -1,1 +1,0 @@
-"""`intraop`: one replica on the threads of the framework."""

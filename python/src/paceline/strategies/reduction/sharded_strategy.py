@@ -1,0 +1,107 @@
+"""Base class of strategies whose workers own shards of one copy of a node's weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline.strategies.reduction.flat_layout import shared_floats
+from paceline.strategies.reduction.replicate_group import ReplicateGroup
+from paceline.training.state import RankState, restore_buffers
+from paceline.training.strategy import LocalStrategy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.node.shared_node import SharedNode
+    from paceline.strategies.reduction.flat_layout import FlatLayout
+    from paceline.strategies.reduction.node_factors import NodeFactors
+    from paceline.strategies.reduction.optimizer_shard import OptimizerShard
+    from paceline.training.pass_communication import Total
+    from paceline.training.state import SavedState
+    from paceline.training.task import Task
+
+
+class ShardedStrategy(LocalStrategy):
+    """Sums, steps, saves and restores the shards of the workers of this rank."""
+
+    def __init__(self) -> None:
+        self._shared: SharedNode | None = None  # None if all workers of a node are in this process
+        self._task: Task
+        self._layout: FlatLayout  # of the whole model
+        self._shards: list[OptimizerShard]  # of the workers of this rank
+        self._own_elements = slice(None)  # of the layout, to which these shards belong
+        self._total_of_node: Total | None = None  # None if there is one rank on a node
+        self._replicate_group = ReplicateGroup()
+        self._node_factors: NodeFactors
+        self._saves_shards = True  # whether this node is the first; all nodes have the same
+        self._saves_buffers = True  # whether this is the first rank with its layers
+
+    def _wait_for_node(self) -> None:
+        """Wait for the other ranks of the node."""
+
+    def _buffers_of_replicas(self) -> list[dict[str, Tensor]]:
+        """Return the persistent buffers of each replica on this rank, by name."""
+        raise NotImplementedError
+
+    def _running(self) -> SharedNode:
+        assert self._shared is not None, "prepare comes first"
+        return self._shared
+
+    def _sum_over_nodes(self) -> None:
+        """Sum the shards over the replicate group, except for those computed from factors.
+
+        All nodes have the same shards, hence the same tensors in the same order.
+        """
+        complete = self._node_factors.parameter_names
+        self._replicate_group.all_reduce(
+            [tensor for shard in self._shards for tensor in shard.gradient_tensors(complete)],
+            [shape for shard in self._shards for shape in shard.shapes(complete)],
+        )
+
+    def _squared_norm(self) -> float | None:
+        """Return the squared norm of the whole gradient; None if the task does not clip it."""
+        if self._task.clip_norm is None:
+            return None
+        own = sum(shard.squared_norm() for shard in self._shards)
+        if self._total_of_node is None:
+            return own
+        return float(self._total_of_node(torch.tensor([own], dtype=torch.float64)))
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients, complete on all ranks of the node."""
+        elements = self._layout.elements
+        if self._shared is None:
+            whole = torch.zeros(elements)
+        else:
+            whole = shared_floats(self._shared, "the gradients", elements)
+        for shard in self._shards:
+            shard.copy_gradients_to(whole[self._own_elements])
+        self._wait_for_node()
+        return {name: self._layout.view(whole, name) for name in self._layout.names}
+
+    def rank_state(self) -> RankState:
+        """Return the shards of this rank on the first node; all nodes have the same."""
+        state = RankState()
+        if self._saves_shards:
+            for shard in self._shards:
+                shard.add_to(state)
+            if self._saves_buffers:
+                state.add_buffers(self._buffers_of_replicas()[0])
+        return state
+
+    def restore(self, saved: SavedState) -> None:
+        for shard in self._shards:
+            shard.restore(saved)
+        for buffers in self._buffers_of_replicas():
+            restore_buffers(buffers, saved)
+        self._wait_for_node()
+
+    def describe(self) -> dict[str, Any]:
+        return self._node_factors.with_traffic(self._replicate_group.describe())
+
+    def close(self, *, failed: bool) -> None:
+        self._replicate_group.close(failed=failed)
+        if self._shared is not None:
+            self._shared.close(failed=failed)

@@ -1,1 +1,0 @@
-"""`sequential`: one replica on one thread."""
