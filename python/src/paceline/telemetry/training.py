@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paceline.records.phases import RANK_STEP_PHASES
-from paceline.telemetry.metrics.training import STEP_SECONDS_BUCKETS
 from paceline.telemetry.tail import LineTail
 
 if TYPE_CHECKING:
     from paceline.records.layout import RankFiles
     from paceline.telemetry.rank_finder import RankFinder
 
+STEP_SECONDS_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 # phase -> fields of StepRow
 _PHASE_KEYS = {
     phase: ("comm_s", "pass_comm_s") if phase == "comm" else (f"{phase}_s",)

@@ -57,82 +57,41 @@ def _usage(
     )
 
 
+# fmt: off
 _USAGE_METRICS = (
-    _usage("gauge", "processes", "processes", lambda of: of.processes, "Live processes."),
-    _usage("gauge", "threads", "threads", lambda of: of.threads, "Threads of the live processes."),
-    _usage(
-        "counter",
-        "cpu_seconds",
-        "cpu_seconds",
-        lambda of: of.cpu_seconds,
+    _usage("gauge", "processes", "processes", lambda of: of.processes,
+        "Live processes."),
+    _usage("gauge", "threads", "threads", lambda of: of.threads,
+        "Threads of the live processes."),
+    _usage("counter", "cpu_seconds", "cpu_seconds", lambda of: of.cpu_seconds,
         "CPU time since the trial's sidecar started, including ended processes. The time that a "
-        "process used between the last tick and its end is included only if its parent is "
-        "watched and waited for it.",
-    ),
-    _usage(
-        "gauge",
-        "resident_memory_bytes",
-        "rss_bytes",
-        lambda of: of.rss_bytes,
-        "Sum of the resident set sizes (RSS); shared pages count once for each process.",
-    ),
-    _usage(
-        "gauge",
-        "proportional_memory_bytes",
-        "pss_bytes",
-        lambda of: of.pss_bytes,
+        "process used between the last tick and its end is included only if its parent is watched"
+        " and waited for it."),
+    _usage("gauge", "resident_memory_bytes", "rss_bytes", lambda of: of.rss_bytes,
+        "Sum of the resident set sizes (RSS); shared pages count once for each process."),
+    _usage("gauge", "proportional_memory_bytes", "pss_bytes", lambda of: of.pss_bytes,
         "Sum of the proportional set sizes (PSS); each shared page counts once. Read at the "
-        "expensive interval.",
-    ),
-    _usage(
-        "counter",
-        "context_switches",
-        "{kind}_context_switches",
+        "expensive interval."),
+    _usage("counter", "context_switches", "{kind}_context_switches",
         lambda of: {"voluntary": of.voluntary_switches, "involuntary": of.involuntary_switches},
         "Context switches of all threads since the trial's sidecar started, by kind (voluntary, "
-        "involuntary). Read at the expensive interval.",
-    ),
-    _usage(
-        "counter",
-        "read_bytes",
-        "read_bytes",
-        lambda of: of.read_bytes,
-        "Bytes read from storage since the trial's sidecar started.",
-    ),
-    _usage(
-        "counter",
-        "written_bytes",
-        "written_bytes",
-        lambda of: of.written_bytes,
-        "Bytes written to storage since the trial's sidecar started.",
-    ),
-    _usage(
-        "gauge",
-        "open_files",
-        "open_files",
-        lambda of: of.open_files,
-        "Open file descriptors. Read at the expensive interval.",
-    ),
+        "involuntary). Read at the expensive interval."),
+    _usage("counter", "read_bytes", "read_bytes", lambda of: of.read_bytes,
+        "Bytes read from storage since the trial's sidecar started."),
+    _usage("counter", "written_bytes", "written_bytes", lambda of: of.written_bytes,
+        "Bytes written to storage since the trial's sidecar started."),
+    _usage("gauge", "open_files", "open_files", lambda of: of.open_files,
+        "Open file descriptors. Read at the expensive interval."),
 )
 RUN_METRICS = (
-    Metric(
-        "run",
-        "info",
-        RUN,
-        "Facts of the trial; always 1.",
-        lambda run: run.facts,
-        info_labels=RUN_FACTS,
-        in_trace=False,
-    ),
-    Metric(
-        "run_start_timestamp_seconds",
-        "gauge",
-        RUN,
-        "Unix time at which the trial was launched.",
-        lambda run: run.launched_unix_s,
-        in_trace=False,
-    ),
+    Metric("run", "info", RUN,
+        "Facts of the trial; always 1.", lambda run: run.facts, info_labels=RUN_FACTS,
+        in_trace=False),
+    Metric("run_start_timestamp_seconds", "gauge", RUN,
+        "Unix time at which the trial was launched.", lambda run: run.launched_unix_s,
+        in_trace=False),
 )
+# fmt: on
 RUN_PROCESS_METRICS = tuple(run for run, _ in _USAGE_METRICS)
 RANK_METRICS = tuple(rank for _, rank in _USAGE_METRICS)
 
@@ -143,55 +102,26 @@ def _sidecar(
     return Metric(f"sidecar{name}", kind, SIDECAR, text, read, **more)
 
 
+# fmt: off
 SIDECAR_METRICS = (
-    _sidecar(
-        "info",
-        "",
-        lambda sidecar: sidecar.version,
-        "Version of the sidecar; always 1.",
-        info_labels=("version",),
-        in_trace=False,
-    ),
-    _sidecar(
-        "gauge",
-        "_interval_seconds",
-        lambda sidecar: sidecar.interval_s,
-        "Time between two samples.",
-        in_trace=False,
-    ),
-    _sidecar(
-        "counter",
-        "_restarts",
-        lambda sidecar: sidecar.restarts,
-        "Times that the sidecar died and was started again.",
-        in_trace=False,
-    ),
-    _sidecar(
-        "counter", "_samples", lambda sidecar: sidecar.samples, "Samples taken.", in_trace=False
-    ),
-    _sidecar(
-        "counter",
-        "_missed_samples",
-        lambda sidecar: sidecar.missed,
-        "Samples that could not be taken in time.",
-        column="sidecar_missed_ticks",
-    ),
-    _sidecar("counter", "_cpu_seconds", lambda sidecar: sidecar.cpu_s, "CPU time of the sidecar."),
-    _sidecar(
-        "gauge",
-        "_resident_memory_bytes",
-        lambda sidecar: sidecar.rss_bytes,
-        "Resident memory of the sidecar.",
-        column="sidecar_rss_bytes",
-    ),
-    _sidecar(
-        "gauge",
-        "_last_sample_timestamp_seconds",
-        lambda sidecar: sidecar.unix_s,
-        "Unix time of the last sample.",
-        column="unix_s",
-    ),
+    _sidecar("info", "", lambda sidecar: sidecar.version,
+        "Version of the sidecar; always 1.", info_labels=("version",), in_trace=False),
+    _sidecar("gauge", "_interval_seconds", lambda sidecar: sidecar.interval_s,
+        "Time between two samples.", in_trace=False),
+    _sidecar("counter", "_restarts", lambda sidecar: sidecar.restarts,
+        "Times that the sidecar died and was started again.", in_trace=False),
+    _sidecar("counter", "_samples", lambda sidecar: sidecar.samples,
+        "Samples taken.", in_trace=False),
+    _sidecar("counter", "_missed_samples", lambda sidecar: sidecar.missed,
+        "Samples that could not be taken in time.", column="sidecar_missed_ticks"),
+    _sidecar("counter", "_cpu_seconds", lambda sidecar: sidecar.cpu_s,
+        "CPU time of the sidecar."),
+    _sidecar("gauge", "_resident_memory_bytes", lambda sidecar: sidecar.rss_bytes,
+        "Resident memory of the sidecar.", column="sidecar_rss_bytes"),
+    _sidecar("gauge", "_last_sample_timestamp_seconds", lambda sidecar: sidecar.unix_s,
+        "Unix time of the last sample.", column="unix_s"),
 )
+# fmt: on
 
 
 def facts_of(trial: Trial) -> dict[str, str]:
