@@ -225,12 +225,6 @@ def _add_tune(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="MIB",
         help="memory of the ranks of a trial; default: 80 %% of what is available",
     )
-    batch.add_argument(
-        "--train",
-        action="store_true",
-        help="also train with each batch size, with linear and square-root scaling of the learning "
-        "rate; needs held_out_samples",
-    )
     batch.add_argument("--json", action="store_true")
     batch.set_defaults(command=commands.tune_batch)
 
