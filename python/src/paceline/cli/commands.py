@@ -230,7 +230,6 @@ def profile(arguments: argparse.Namespace) -> int:
         _existing_run(arguments.run_dir),
         trial_id=arguments.trial,
         as_json=arguments.json,
-        trace=arguments.trace,
     )
     return ExitCode.OK
 

@@ -276,9 +276,6 @@ def _add_profile(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     profile.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     profile.add_argument("--trial", metavar="ID", help="show only this trial, in detail")
     profile.add_argument("--json", action="store_true")
-    profile.add_argument(
-        "--trace", type=Path, metavar="FILE", help="also write a trace for ui.perfetto.dev"
-    )
     profile.set_defaults(command=commands.profile)
 
 
