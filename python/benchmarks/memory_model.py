@@ -20,7 +20,7 @@ from paceline.host.machine import default_cache_dir
 from paceline.plan.planning import plan_trials
 from paceline.records.files import read_json
 from paceline.records.layout import TrialFiles
-from paceline.runner.trial import run_trial
+from paceline.runner.run_trial import run_trial
 from paceline.spec.loading import check_spec
 from paceline.spec.own_task import reads_dataset
 from paceline.tune.batch.prediction import MIB, predict_memory

@@ -164,7 +164,7 @@ def test_killed_it_takes_prometheus_with_it(run) -> None:
         assert not alive
 
 
-def test_it_listens_on_loopback_only_and_hides_its_configuration(shown) -> None:
+def test_it_listens_on_loopback_only_and_hides_its_folder(shown) -> None:
     run, monitor = shown
     listening = [
         connection.laddr.ip
@@ -173,7 +173,7 @@ def test_it_listens_on_loopback_only_and_hides_its_configuration(shown) -> None:
         if connection.status == psutil.CONN_LISTEN
     ]
     assert listening == ["127.0.0.1"]
-    assert stat.S_IMODE((run.monitor / "prometheus.yml").stat().st_mode) == 0o600
+    assert stat.S_IMODE(run.monitor.stat().st_mode) == 0o700
 
 
 def test_second_monitor_of_a_run_is_told_of_the_first(shown, tmp_path) -> None:

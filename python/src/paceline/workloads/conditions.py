@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.training.batch_norm import batch_norms
+from paceline.training.loss import summed_loss
 from paceline.training.modes import evaluating
 from paceline.training.optimizers import TaskOptimizer, trained_parameters
 
 if TYPE_CHECKING:
+    from paceline.data.source import Values
     from paceline.training.task import NamedParameters, Task
 
 STEPS = 3  # that a check takes; a schedule may not allow more than the training has
@@ -99,6 +102,25 @@ def unused_parameter(task: Task, model: nn.Module) -> str | None:
     unused = [name for name, parameter in trained.items() if parameter.grad is None]
     model.zero_grad()
     return unused[0] if unused else None
+
+
+def loss_fault(task: Task, model: nn.Module, targets: Values) -> str | None:
+    """Return why the loss of two samples is not one value per sample.
+
+    None if it is, or if a pass without values cannot tell. model: on the meta device.
+    """
+    kind = torch.float32 if np.dtype(targets.dtype).kind == "f" else torch.int64
+    try:
+        with evaluating(model), torch.no_grad():
+            example = task.example_input().to("meta")
+            outputs = model(example.expand(2, *example.shape[1:]))
+            wanted = torch.zeros((2, *targets.shape), dtype=kind, device="meta")
+            summed_loss(task, outputs, wanted)
+    except UsageError as error:
+        return str(error)
+    except Exception:  # noqa: BLE001  (the code of a user; the training finds it, too)
+        return None
+    return None
 
 
 def small_parameters(model: nn.Module) -> NamedParameters:

@@ -14,6 +14,7 @@ from paceline.training.batch_norm import batch_norms
 from paceline.workloads.build import informed, make_task, on_meta_device
 from paceline.workloads.conditions import (
     STEPS,
+    loss_fault,
     sharding_fault,
     small_parameters,
     splitting_fault,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from paceline.data.source import Source
     from paceline.training.task import Task
 
 
@@ -41,12 +43,15 @@ def derive_facts(
         task_path, classes=CLASSES, steps=STEPS, options=options or {}, samples=samples
     )
     items = None if data else task.dataset()
+    source: Source | None = None
     if items is not None:
-        task = informed(task, ItemSource(items, len(items)), classes=CLASSES)
+        source = ItemSource(items, len(items))
     elif data:
         # A missing data set or field is reported later; it may exist on the cluster only.
         with suppress(PacelineError):
-            task = informed(task, _source(task, data), classes=CLASSES)
+            source = _source(task, data)
+    if source is not None:
+        task = informed(task, source, classes=CLASSES)
     built = on_meta_device(task)
     parameters = list(built.parameters())
     unsplit = splitting_fault(task, built)
@@ -66,6 +71,7 @@ def derive_facts(
         unused_parameter=unused_parameter(task, built),
         splitting_fault=unsplit,
         sharding_fault=sharding_fault(task, built),
+        loss_fault=None if source is None else loss_fault(task, built, source.targets),
     )
 
 
