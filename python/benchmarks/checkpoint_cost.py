@@ -25,7 +25,7 @@ from paceline.plan.planning import plan_trials
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import CheckpointRow, StepRow
 from paceline.records.tables import rows
-from paceline.runner.trial import run_trial
+from paceline.runner.run_trial import run_trial
 from paceline.spec.loading import parse_spec
 from paceline.spec.tables import CheckpointSettings
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -46,7 +48,18 @@ class Monitor:
             time.sleep(0.1)
 
     def api(self) -> Prometheus:
-        return Prometheus(self.address("Prometheus"))
+        """Return the API once Prometheus is ready."""
+        url = self.address("Prometheus")
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        deadline = time.monotonic() + READY_LIMIT_S
+        while True:
+            try:
+                with direct.open(f"{url}/-/ready", timeout=10):
+                    return Prometheus(url)
+            except OSError:
+                assert self.process.poll() is None, self.log
+                assert time.monotonic() < deadline, self.log
+                time.sleep(0.1)
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(how)
@@ -65,7 +78,7 @@ def monitored(
     argv = [sys.executable, "-m", "paceline.cli", "monitor", str(run_dir)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*argv, "--listen", "127.0.0.1:0", "--grafana-listen", "127.0.0.1:0", *arguments],
+            [*argv, "--listen", free_address(), "--grafana-listen", free_address(), *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -82,6 +95,12 @@ def monitored(
             except subprocess.TimeoutExpired:
                 process.kill()  # its children follow: the kernel ends them
                 process.wait(timeout=END_LIMIT_S)
+
+
+def free_address() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 def children_of(pid: int) -> set[int]:

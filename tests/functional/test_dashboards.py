@@ -15,7 +15,7 @@ from tests.functional.promql import faults, series_in
 from tests.unit.analysis.fabricate import LAUNCHED
 from tests.unit.monitor.recorded import CPU, SENT, make_recorded_run
 
-from paceline.monitor.prometheus import packaged
+from paceline.monitor import serve
 from paceline.telemetry.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,7 +123,9 @@ def test_committed_dashboards_are_what_the_generator_writes() -> None:
 
 
 def test_package_has_the_same_dashboards() -> None:
-    assert packaged("dashboards") == {path.name: path.read_text() for path in FOLDER.iterdir()}
+    packaged = Path(serve.__file__).parent / "files"
+    assert (packaged / "dashboards").resolve() == FOLDER
+    assert (packaged / "provisioning").resolve() == FOLDER.parent / "provisioning"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -227,7 +229,7 @@ def test_every_metric_is_on_a_dashboard() -> None:
 @pytest.fixture(scope="module")
 def api(tmp_path_factory):
     run = make_recorded_run(tmp_path_factory.mktemp("monitored") / "recorded")
-    with monitored(run.root, "--no-grafana") as monitor:
+    with monitored(run.root) as monitor:
         yield monitor.api()
 
 

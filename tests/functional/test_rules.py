@@ -15,7 +15,7 @@ from tests.functional.promql import faults
 from tests.unit.analysis.fabricate import LAUNCHED
 from tests.unit.monitor.recorded import make_recorded_run
 
-from paceline.monitor.prometheus import packaged
+from paceline.monitor import serve
 
 MONITORING = Path(__file__).resolve().parents[2] / "monitoring"
 RULES = [
@@ -38,7 +38,8 @@ def promtool(*arguments: str) -> str:
 
 
 def test_package_has_the_same_rules() -> None:
-    assert packaged("rules") == {p.name: p.read_text() for p in (MONITORING / "rules").iterdir()}
+    packaged = Path(serve.__file__).parent / "files" / "rules"
+    assert packaged.resolve() == MONITORING / "rules"
 
 
 @needs_prometheus
@@ -98,7 +99,7 @@ def test_alert_says_how_bad_it_is_and_what_it_means(rule) -> None:
 @pytest.fixture(scope="module")
 def api(tmp_path_factory):
     run = make_recorded_run(tmp_path_factory.mktemp("monitored") / "recorded")
-    with monitored(run.root, "--no-grafana") as monitor:
+    with monitored(run.root) as monitor:
         yield monitor.api()
 
 

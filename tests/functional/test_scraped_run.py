@@ -136,7 +136,7 @@ def scraped(tmp_path_factory, cache):
             assert process.poll() is None, (folder / "run.log").read_text()
             assert time.time() < began + LIMIT_S
             time.sleep(0.1)
-        with monitored(run_dir, "--no-grafana") as monitor:
+        with monitored(run_dir) as monitor:
             api = monitor.api()
             listeners, programs = watch_listeners(process, str(folder))
             assert process.returncode == 0, (folder / "run.log").read_text()

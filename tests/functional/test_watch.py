@@ -32,7 +32,7 @@ def test_a_run_is_followed_from_before_its_beginning_to_its_end(
     assert "\x1b" not in watched.stdout
     steps = [int(found[1]) for line in lines if (found := re.search(r"step (\d+)/20", line))]
     assert max(steps) > 0
-    assert any("samples/s loss" in line and "IOWait" in line for line in lines)
+    assert any("samples/s, loss" in line and "IOWait" in line for line in lines)
 
 
 def test_a_finished_run_is_shown_once_in_80_columns(paceline: Cli, small_run: Path) -> None:

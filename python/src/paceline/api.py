@@ -20,7 +20,6 @@ from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Request
 from paceline.analysis.recommend.recommend import recommend
 from paceline.errors import NotComparable, UsageError
-from paceline.export.formats import export
 from paceline.export.run_data import RunData, finished_trials
 from paceline.launchers.base import launcher_for
 from paceline.records.layout import RunFiles
@@ -96,7 +95,7 @@ class Run(RunData):
     """
 
     def __init__(self, run_dir: StrPath, baseline: str | None = None) -> None:
-        super().__init__(RunFiles(Path(run_dir)), baseline)
+        super().__init__(Path(run_dir), baseline)
         self.search: Findings | None = None  # of the [tune] search that `run` did before the trials
         self.failed: Sequence[Outcome] = ()  # of the trials that failed in `run`
 
@@ -209,13 +208,6 @@ class Run(RunData):
         out = self.files.report if path is None else Path(path)
         write_report(self.files, out, self.comparison)
         return out
-
-    def export(self, to: str, out: StrPath | None = None, trial: str | None = None) -> list[Path]:
-        """Write the run in a format of `paceline export`; return the files or folders.
-
-        out: a folder; default RUN_DIR/export/FORMAT. trial: only the trial with this id.
-        """
-        return list(export(self, to, None if out is None else Path(out), trial))
 
     def __repr__(self) -> str:
         return f"<paceline.Run {self.path}: {len(self.trials)} trials>"

@@ -56,6 +56,18 @@ def test_default_and_best_have_a_row_each_with_the_ratio(shown):
     assert best == ["best", "t2", "30", "1.50", "(1.25", "to", "1.75)"]
 
 
+def test_strategy_that_may_be_as_fast_as_the_best_is_marked(shown):
+    slower = finding(
+        target=Target(workload="tiny", name="threads"),
+        fastest_samples_per_s=exactly(29.0),
+        ties_best=True,
+    )
+    text = shown(finding(), slower)
+    assert "intraop *" in text
+    assert "threads =" in text
+    assert "= tie with it: the difference may be chance" in text
+
+
 def test_tie_is_called_one_and_explained(shown):
     text = shown(finding(ratio=Interval(median=1.1, low=0.9, high=1.3)))
     assert "1.10 (0.90 to 1.30) tie" in text

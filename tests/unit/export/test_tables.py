@@ -43,7 +43,7 @@ def test_one_trial_alone(run, alone, tmp_path):
     assert len(pl.read_csv(tmp_path / "out/rows.csv")) == 1
 
 
-def test_perfetto_traces_are_those_of_profile(run, alone, pair, tmp_path):
+def test_perfetto_has_a_trace_of_each_trial(run, alone, pair, tmp_path):
     written = export(run, "perfetto", tmp_path / "out")
     assert {path.name for path in written} == {f"{alone}.json", f"{pair}.json"}
     events = json.loads((tmp_path / f"out/{pair}.json").read_text())["traceEvents"]

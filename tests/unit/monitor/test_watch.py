@@ -10,6 +10,7 @@ from tests.unit.monitor import watching
 
 from paceline.errors import DataError, TimedOut
 from paceline.monitor import follow, watch
+from paceline.monitor.follow import RunView, TrialView
 from paceline.records.layout import RunFiles
 
 
@@ -95,3 +96,40 @@ def test_a_run_that_says_nothing_any_more_is_given_up(run, trial, monkeypatch) -
     monkeypatch.setattr(watch, "_IDLE_LIMIT_S", 0.0)
     with pytest.raises(TimedOut, match="--resume"):
         _watched(run)
+
+
+def _view(trial: TrialView | None = None, **values) -> RunView:
+    usual = {
+        "name": "mine", "stage": "", "planned": 9, "done": 3, "failed": 0, "elapsed_s": 3725.0,
+        "trial": trial, "ended": False, "message": None,
+    }  # fmt: skip
+    return RunView(**{**usual, **values})
+
+
+def test_lines_say_how_far_the_run_is_and_what_failed() -> None:
+    trial = TrialView(
+        trial_id="tiny.r0", number=4, steps=12, steps_planned=24, samples_per_s=1234.5, loss=1.0625,
+        cpu={"node0": {"busy": 70.0, "idle": 25.0, "iowait": 5.0}}, straggler="rank 1 is late",
+    )  # fmt: skip
+    assert list(watch.view_lines(_view(trial, failed=1, message="out of memory"))) == [
+        "mine: 3 of 9 done, 1 failed, 1:02:05",
+        "trial 4: tiny.r0",
+        "step 12/24, 1234 samples/s, loss 1.062",
+        "node0: CPU 70%, idle 25%, IOWait 5%",
+        "straggler: rank 1 is late",
+        "failed: out of memory",
+    ]
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    early = TrialView(
+        trial_id="tiny.r0", number=None, steps=0, steps_planned=None, samples_per_s=None, loss=None,
+        cpu={}, straggler=None,
+    )  # fmt: skip
+    lines = list(watch.view_lines(_view(early, planned=None, stage="tune", elapsed_s=None)))
+    assert lines == ["mine (tune): 3 done", "tiny.r0", "step 0"]
+
+
+def test_between_trials_it_says_what_is_awaited() -> None:
+    assert list(watch.view_lines(_view()))[1] == "waiting for the next trial"
+    assert list(watch.view_lines(_view(done=0)))[1] == "waiting for the first trial"

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from paceline.records.files import JsonlWriter, write_json
-from paceline.records.rows import SCHEMA, HostSample, Outcome, RankSample, RankStatus, StepRow
+from paceline.records.rows import SCHEMA, HostSample, Outcome, RankStatus, StepRow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,28 +105,6 @@ def sample(files: TrialFiles, unix_s: float, host: str = "node0", **values: Any)
     )
     with JsonlWriter(files.host(host).trace) as rows:
         rows.write({**dataclasses.asdict(usual), **values})
-
-
-def rank_sample(
-    files: TrialFiles, unix_s: float, rank: int, host: str = "node0", *, cpu_s: float = 1.0
-) -> None:
-    row = RankSample(
-        unix_s=unix_s,
-        rank=rank,
-        pid=100 + rank,
-        processes=1,
-        cpu_seconds=cpu_s,
-        rss_bytes=512 << 20,
-        pss_bytes=256 << 20,
-        threads=7,
-        voluntary_context_switches=0,
-        involuntary_context_switches=0,
-        read_bytes=None,
-        written_bytes=None,
-        open_files=None,
-    )
-    with JsonlWriter(files.host(host).ranks) as rows:
-        rows.write(row)
 
 
 def append(path: Path, row: dict[str, Any]) -> None:

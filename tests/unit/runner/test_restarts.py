@@ -1,5 +1,6 @@
 """New starts of a trial after a failed rank, with a fake launcher."""
 
+import importlib
 import json
 import sys
 
@@ -8,8 +9,10 @@ import pytest
 from paceline.launchers.base import Command
 from paceline.records.files import read_json, read_jsonl
 from paceline.records.layout import TrialFiles
-from paceline.runner import trial as module
-from paceline.runner.trial import run_trial
+from paceline.runner.run_trial import run_trial
+
+# The package exports the function under the name of the module.
+module = importlib.import_module("paceline.runner.run_trial")
 
 # Writes what a rank writes, and fails as often as the first argument says.
 PROGRAM = """

@@ -9,8 +9,9 @@ import pytest
 
 from paceline.analysis.statistics import series
 from paceline.spec.loading import parse_spec
-from paceline.tune.local import strategy_space
+from paceline.tune.local import LocalSearch
 from paceline.tune.measurement import Measurement
+from paceline.tune.method import RoundSearch, SearchContext
 from paceline.tune.spaces import short_experiment
 
 SPEC = """
@@ -53,16 +54,32 @@ def measurer():
     return FakeMeasurer
 
 
+def local_context(experiment, cores):
+    return SearchContext(
+        experiment=experiment,
+        spec_text="",
+        settings=experiment.tune,
+        short=short_experiment(experiment, experiment.tune),
+        cores=cores,
+        datasets={workload.name: "data" for workload in experiment.workloads},
+        files=None,
+    )
+
+
+def local_space(experiment, workload, strategy, cores):
+    """Return the candidates of a strategy, which is searched although no trial has it."""
+    tune = experiment.tune.model_copy(update={"strategies": (strategy,)})
+    context = local_context(experiment.model_copy(update={"tune": tune}), cores)
+    spaces = RoundSearch(LocalSearch(), context).first_spaces()
+    return next(s for s in spaces if (s.target.workload, s.target.name) == (workload, strategy))
+
+
 @pytest.fixture
 def make_space():
     """The candidates of a strategy for `tiny`."""
 
     def make(strategy, *, cores=2, spec=SPEC, tune=""):
         experiment = parse_spec(f"{spec}\n[tune]\n{tune}", "mine.toml")
-        short = short_experiment(experiment, experiment.tune)
-        (workload,) = short.workloads
-        return strategy_space(
-            short, workload, strategy, "data/tiny", cores=cores, settings=experiment.tune
-        )
+        return local_space(experiment, "tiny", strategy, cores)
 
     return make

@@ -3,7 +3,7 @@ from tests.trials import changed
 
 from paceline.spec import TuneSettings
 from paceline.tune.findings import findings_of
-from paceline.tune.search import Bracket, interleaved, search
+from paceline.tune.search import Bracket, FinalBracket, Measurements, interleaved, search
 
 SETTINGS = TuneSettings(repeats=4)
 
@@ -19,8 +19,9 @@ def speeds_of(space, fastest, fast=50.0):
 
 
 def found(space, measurer, *, settings=SETTINGS, follow=nothing_follows):
+    measured = Measurements()
     brackets = [Bracket(space.target, space.candidates, settings)]
-    finished, measured = search(brackets, measurer, follow, seed=1)
+    finished = search(brackets, measurer, measured, follow, seed=1)
     (finding,) = findings_of([space], finished, measured).found
     return finding
 
@@ -91,7 +92,7 @@ def test_time_that_is_spent_ends_the_search_with_what_is_known(make_space, measu
     assert early.chosen is None
 
 
-def test_baseline_is_measured_once(make_space, measurer):
+def test_only_candidate_is_measured_once(make_space, measurer):
     space = make_space("sequential")
     fake = measurer({space.default.configuration: 10.0})
     assert found(space, fake).chosen == space.default
@@ -105,10 +106,10 @@ def test_winner_of_the_contest_that_follows_is_the_one_found(make_space, measure
     speeds = {**speeds_of(space, first), settings.configuration: 80.0}
 
     def follow(bracket):
-        if bracket.follows is not None:
+        if bracket.round_number == 1:
             return None
         assert bracket.best == first
-        return Bracket(bracket.target, [bracket.best, settings], SETTINGS, follows=bracket)
+        return Bracket(bracket.target, [bracket.best, settings], SETTINGS, round_number=1)
 
     finding = found(space, measurer(speeds), follow=follow)
     assert finding.chosen == settings
@@ -124,12 +125,26 @@ def test_best_strategy_is_the_fastest_of_those_chosen(make_space, measurer):
     speeds = dict(
         zip([s.default.configuration for s in spaces], [10.0, 17.0, 19.0, 18.0], strict=True)
     )
+    measured = Measurements()
     brackets = [Bracket(s.target, s.candidates, SETTINGS) for s in spaces]
-    finished, measured = search(brackets, measurer(speeds), nothing_follows, seed=1)
+    finished = search(brackets, measurer(speeds), measured, nothing_follows, seed=1)
     findings = findings_of(spaces, finished, measured)
     assert findings.best("tiny").target.name == "threads"
     assert findings.best("tiny").chosen == spaces[2].default
     assert findings.best("simple-big") is None
+
+
+@pytest.mark.parametrize(("speed", "ties"), [(49.9, True), (30.0, False)])
+def test_strategies_that_differ_by_less_than_the_noise_tie(make_space, measurer, speed, ties):
+    spaces = [make_space(s) for s in ("sequential", "threads", "processes")]
+    names = [s.default.configuration for s in spaces]
+    fake = measurer(dict(zip(names, [10.0, 50.0, speed], strict=True)), jitter=0.01)
+    finals = [FinalBracket(s.target, [s.default], SETTINGS) for s in spaces]
+    measured = Measurements()
+    finished = search(finals, fake, measured, nothing_follows, seed=1)
+    findings = findings_of(spaces, finished, measured)
+    assert [found.ties_best for found in findings.found] == [False, False, ties]
+    assert {name.rpartition(".r")[2] for name in fake.asked} == {"4", "5", "6", "7"}
 
 
 def test_trials_of_all_strategies_are_interleaved_after_the_baseline(make_space):

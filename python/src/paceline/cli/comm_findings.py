@@ -1,4 +1,4 @@
-"""Result of `tune comm` as text: one table per trial, with its messages by size."""
+"""Result of `tune comm` as text: one table per trial."""
 
 from __future__ import annotations
 
@@ -16,25 +16,21 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from paceline.plan.trial import Trial
-    from paceline.tune.comm import CommFindings
-    from paceline.tune.comm.message_times import BinTimes
-    from paceline.tune.findings import Finding
+    from paceline.tune.findings import Finding, Findings
 
 _WIDTH = 80
 _LOSSY = "is lossy: it does not train the same (docs/explanation/compression.md)"
 
 
-def print_comm_findings(found: CommFindings) -> None:
+def print_comm_findings(found: Findings) -> None:
     """Print default and best of every searched trial, then remarks."""
     console = plain_console()
-    findings = found.findings.found
-    searched = [finding for finding in findings if finding.candidates]
+    searched = [finding for finding in found.found if finding.candidates]
     for finding in searched:
         _print_speeds(console, finding)
-        _print_messages(console, found.messages[finding.target])
         console.print()
     lines = [TIE] if any(finding.tie for finding in searched) else []
-    for finding in findings:
+    for finding in found.found:
         lines += remarks_on(finding, f"{finding.target.workload} {finding.target.name}")
     for line in lines:
         wrapped = textwrap.fill(line, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
@@ -99,23 +95,3 @@ def _verdict(finding: Finding) -> list[str]:
     if chosen is not None:
         lines.append(f"{chosen.method} {_LOSSY}")
     return lines
-
-
-def _print_messages(console: Console, rows: tuple[BinTimes, ...]) -> None:
-    """Print milliseconds per step by message size, as table I of Anthony et al. (2020)."""
-    measured = [row for row in rows if row.default_s is not None or row.best_s is not None]
-    if not measured or all(row.default_s == row.best_s for row in measured):
-        return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("message bytes")
-    for column in ("default ms/step", "best ms/step", "less"):
-        table.add_column(column, justify="right")
-    for row in measured:
-        percent = row.improvement_percent
-        less = "" if percent is None else f"{percent:.1f} %"
-        table.add_row(row.name, _ms(row.default_s), _ms(row.best_s), less)
-    console.print(table)
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1000 * seconds:.2f}"

@@ -91,7 +91,7 @@ def tune_local(arguments: argparse.Namespace) -> int:
             budget_s=arguments.budget,
         )
     print_findings(findings)
-    print(f"\ntuned spec: {RunFiles(run_dir).tuned_spec}")
+    print(f"\nnext: paceline run {RunFiles(run_dir).tuned_spec}")
     return ExitCode.OK
 
 
@@ -113,7 +113,7 @@ def tune_comm(arguments: argparse.Namespace) -> int:
             budget_s=arguments.budget,
         )
     print_comm_findings(found)
-    print(f"\ntuned spec: {RunFiles(run_dir).tuned_spec}")
+    print(f"\nnext: paceline run {RunFiles(run_dir).tuned_spec}")
     return ExitCode.OK
 
 
@@ -128,9 +128,7 @@ def tune_batch(arguments: argparse.Namespace) -> int:
     spec = load_spec(arguments.spec)
     run_dir = arguments.out or runner.default_run_dir(f"{spec.experiment.name}-tune-batch")
     with ConsoleProgress() as progress:
-        found = search(
-            spec, run_dir, memory_mib=arguments.memory, trains=arguments.train, progress=progress
-        )
+        found = search(spec, run_dir, memory_mib=arguments.memory, progress=progress)
     if arguments.json:
         print_json(read_json(RunFiles(run_dir).batch))
     else:
@@ -232,7 +230,6 @@ def profile(arguments: argparse.Namespace) -> int:
         _existing_run(arguments.run_dir),
         trial_id=arguments.trial,
         as_json=arguments.json,
-        trace=arguments.trace,
     )
     return ExitCode.OK
 

@@ -99,7 +99,7 @@ def settings_text(trial: Trial) -> str:
 
 
 def _rows(found: Finding, *, fastest: bool) -> list[tuple[str, str, str, str, str]]:
-    name = found.target.name + (" *" if fastest else "")
+    name = found.target.name + (" *" if fastest else " =" if found.ties_best else "")
     rows = []
     if found.default is not None:
         speed = speed_text(found.default_samples_per_s)
@@ -160,6 +160,8 @@ def _first_line(text: str) -> str:
 
 def _remarks(findings: list[Finding]) -> list[str]:
     lines = ["* fastest of this workload"] if any(f.chosen for f in findings) else []
+    if any(f.ties_best for f in findings):
+        lines.append("= tie with it: the difference may be chance (95 % interval)")
     if any(f.tie for f in findings):
         lines.append(TIE)
     return lines + [line for found in findings for line in remarks_on(found, found.target.name)]

@@ -225,12 +225,6 @@ def _add_tune(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="MIB",
         help="memory of the ranks of a trial; default: 80 %% of what is available",
     )
-    batch.add_argument(
-        "--train",
-        action="store_true",
-        help="also train with each batch size, with linear and square-root scaling of the learning "
-        "rate; needs held_out_samples",
-    )
     batch.add_argument("--json", action="store_true")
     batch.set_defaults(command=commands.tune_batch)
 
@@ -282,9 +276,6 @@ def _add_profile(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     profile.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     profile.add_argument("--trial", metavar="ID", help="show only this trial, in detail")
     profile.add_argument("--json", action="store_true")
-    profile.add_argument(
-        "--trace", type=Path, metavar="FILE", help="also write a trace for ui.perfetto.dev"
-    )
     profile.set_defaults(command=commands.profile)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.errors import UsageError
+from paceline.errors import EnvironmentLacks, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,8 @@ _EXPORTERS = {
     "parquet": "paceline.export.tables:write_parquet",
     "mlflow": "paceline.export.mlflow:write_mlflow",
     "tensorboard": "paceline.export.tensorboard:write_tensorboard",
-    "perfetto": "paceline.export.perfetto:write_perfetto",
+    "perfetto": "paceline.export.trace:write_perfetto",
+    "openmetrics": "paceline.export.openmetrics:write_run",
     "onnx": "paceline.export.onnx:write_onnx",
 }
 FORMATS = tuple(_EXPORTERS)
@@ -54,3 +56,13 @@ def export(
             "choose another with -o"
         ) from error
     return exporter(run, folder, trial)
+
+
+def require(extra: str, *modules: str) -> None:
+    """Raise EnvironmentLacks with the command to install unless all `modules` are installed."""
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise EnvironmentLacks(
+            f"export to {extra}: expected the packages {', '.join(modules)}, not installed: "
+            f"{', '.join(missing)}; install them with `pip install 'paceline[{extra}]'`"
+        )

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from paceline.errors import DataError, UsageError
-from paceline.export.libraries import require
+from paceline.export.formats import require
 from paceline.spec.extensions import WORKLOADS
 from paceline.workloads.build import on_meta_device, task_of
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.compare import compare_run
 from paceline.analysis.reading import load_run, load_trial
 from paceline.errors import DataError, NotComparable, UsageError
+from paceline.export.formats import export
 from paceline.export.frames import (
     communication_frame,
     evaluation_frame,
@@ -17,6 +19,7 @@ from paceline.export.frames import (
     row_frame,
     step_frame,
 )
+from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
 
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.reading import TrialRecord
-    from paceline.records.layout import RunFiles
 
 
 class RunData:
@@ -35,13 +37,13 @@ class RunData:
     Raises DataError if the directory contains no trial.
     """
 
-    def __init__(self, files: RunFiles, baseline: str | None = None) -> None:
-        if not any(files.trials()):
+    def __init__(self, run: RunFiles | str | Path, baseline: str | None = None) -> None:
+        self.files = run if isinstance(run, RunFiles) else RunFiles(Path(run))
+        if not any(self.files.trials()):
             raise DataError(
-                f"{files.root}: expected a run directory (with trials/*/trial.json), found none; "
-                "`paceline run` makes one and prints its name"
+                f"{self.files.root}: expected a run directory (with trials/*/trial.json), found "
+                "none; `paceline run` makes one and prints its name"
             )
-        self.files = files
         self._baseline = baseline
 
     @cached_property
@@ -90,6 +92,15 @@ class RunData:
     def rank_trace(self, trial: str | None = None) -> pl.DataFrame:
         """Return the sidecars' samples of every rank's processes."""
         return self._joined(rank_frame, trial)
+
+    def export(
+        self, to: str, out: str | Path | None = None, trial: str | None = None
+    ) -> list[Path]:
+        """Write the run in a format of `paceline export`; return the files or folders.
+
+        out: a folder; default RUN_DIR/export/FORMAT. trial: only the trial with this id.
+        """
+        return list(export(self, to, None if out is None else Path(out), trial))
 
     def chosen(self, trial: str | None) -> tuple[TrialRecord, ...]:
         """Return the trial with this id; None returns all. Raises UsageError if there is none."""

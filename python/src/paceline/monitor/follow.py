@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from paceline.analysis.host_frames import GAP_INTERVALS, host_frame, rank_frame
+from paceline.analysis.host_frames import host_frame
 from paceline.analysis.operations import clock_errors
-from paceline.analysis.phases import mean_over_ranks, mean_step, mean_steps
 from paceline.analysis.reading import (
     HostTrace,
     RankRecord,
@@ -19,33 +18,23 @@ from paceline.analysis.reading import (
     load_manifest,
     read_trial,
 )
-from paceline.analysis.steps import GlobalSteps, RankSteps, global_steps, rank_steps
+from paceline.analysis.steps import RankSteps, global_steps, rank_steps
 from paceline.analysis.stragglers import find_straggler
 from paceline.errors import DataError
-from paceline.monitor.tail import RowTail
-from paceline.monitor.views import HostView, RankView, RunView, TrialView
 from paceline.records.documents import has_writer, read_stopping
 from paceline.records.files import document
-from paceline.records.rows import (
-    HostSample,
-    Outcome,
-    RankEnvironment,
-    RankSample,
-    RankStatus,
-    StepRow,
-)
+from paceline.records.rows import HostSample, Outcome, RankEnvironment, RankStatus, StepRow
 from paceline.records.tables import frame_of
+from paceline.telemetry.tail import LineTail
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import polars as pl
+    from pathlib import Path
 
     from paceline.plan.trial import Trial
     from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
-    from paceline.records.phases import Phases
 
-_STEPS = 120  # of each rank: for averages, sparklines and the straggler
+_STEPS = 120  # of each rank: for averages and the straggler
 _RECENT_STEPS = 20  # for the speed
 _SAMPLES = 2  # of each host: rates are of the last tick
 _STRAGGLER_EVERY_S = 5.0  # the detection is the most expensive computation here
@@ -53,29 +42,82 @@ _MOST_RANKS_COMPARED = 64
 _SETTLED_S = 5.0  # without a new trial, if no closing document shows that the run has ended
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialView:
+    """State of the running trial."""
+
+    trial_id: str
+    number: int | None  # as planned, from 1
+    steps: int  # that every rank has ended
+    steps_planned: int | None
+    samples_per_s: float | None  # over the last steps
+    loss: float | None  # of the last step
+    cpu: Mapping[str, Mapping[str, float]]  # percentages of the last sample, by host
+    straggler: str | None  # a sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A whole run directory."""
+
+    name: str
+    stage: str  # "tune" while the search before the trials goes on, else ""
+    planned: int | None
+    done: int
+    failed: int
+    elapsed_s: float | None
+    trial: TrialView | None
+    ended: bool
+    message: str | None  # of the trial that failed last
+
+
+class _RowTail:
+    """New rows of a file of JSON lines that another process is writing.
+
+    The file may appear later or be replaced; then it is read from its beginning.
+    """
+
+    def __init__(self, path: Path, newest: int) -> None:
+        """newest: largest number of rows that a call returns, the newest ones."""
+        self._path = path
+        self._newest = newest
+        self._lines = LineTail(path)
+
+    def new_rows(self) -> list[dict[str, Any]]:
+        """Return complete new rows. Raises DataError if one is not a JSON object."""
+        if self._lines.was_replaced():
+            self._lines.rewind()
+        try:
+            lines = deque(self._lines.lines(to_the_end=True), maxlen=self._newest)
+        except FileNotFoundError:
+            return []  # moved aside just now
+        return [self._row(line) for line in lines]
+
+    def _row(self, line: bytes) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{self._path}: expected one JSON object a line: {error}") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{self._path}: expected JSON objects, got {type(row).__name__}")
+        return row
+
+
 class _Rank:
     """Files of one rank."""
 
     def __init__(self, rank: int, files: RankFiles) -> None:
         self._rank, self._files = rank, files
-        self._tail = RowTail(files.steps, newest=_STEPS)
-        self._steps: deque[dict[str, Any]] = deque(maxlen=_STEPS)
-        self._environment = document(files.environment, RankEnvironment)
+        self._tail = _RowTail(files.steps, _STEPS)
+        self.steps: deque[dict[str, Any]] = deque(maxlen=_STEPS)
+        self._environment: RankEnvironment | None = None
 
     def read(self) -> bool:
         rows = self._tail.new_rows()
-        self._steps.extend(rows)
+        self.steps.extend(rows)
         if self._environment is None:
             self._environment = document(self._files.environment, RankEnvironment)
         return bool(rows)
-
-    @property
-    def last_step(self) -> Mapping[str, Any] | None:
-        return self._steps[-1] if self._steps else None
-
-    def frame(self) -> pl.DataFrame:
-        """Return its last steps."""
-        return frame_of(list(self._steps), StepRow, self._files.steps)
 
     def record(self) -> RankRecord:
         return RankRecord(
@@ -87,41 +129,27 @@ class _Rank:
 
 
 class _Host:
-    """Files of one sidecar."""
+    """Trace of one sidecar."""
 
     def __init__(self, host: str, files: HostFiles) -> None:
         self._host, self._files = host, files
-        self._trace, self._rank_rows = RowTail(files.trace), RowTail(files.ranks)
+        self._tail = _RowTail(files.trace, _SAMPLES)
         self._samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES)
-        self._ranks: dict[int, deque[dict[str, Any]]] = {}
-        self._interval_s = math.inf
-        self._gaps = 0
 
     def read(self) -> bool:
-        rows = self._trace.new_rows()
-        for row in rows:
-            if "unix_s" not in row:
-                self._interval_s = row.get("interval_s", math.inf)  # the header
-                continue
-            limit_s = GAP_INTERVALS * self._interval_s
-            if self._samples and row["unix_s"] - self._samples[-1]["unix_s"] > limit_s:
-                self._gaps += 1
-            self._samples.append(row)
-        for row in self._rank_rows.new_rows():
-            self._ranks.setdefault(row.get("rank", -1), deque(maxlen=_SAMPLES)).append(row)
+        rows = [row for row in self._tail.new_rows() if "unix_s" in row]
+        self._samples.extend(rows)
         return bool(rows)
 
-    def view(self) -> tuple[HostView | None, dict[int, dict[str, Any]]]:
-        """Return the newest sample of the host, and of each rank. Raises DataError if damaged."""
-        rows = [row for rows in self._ranks.values() for row in rows]
-        ranks = rank_frame(frame_of(rows, RankSample, self._files.ranks))
-        by_rank = {row["rank"]: row for row in ranks.iter_rows(named=True)}
+    def cpu(self) -> dict[str, float]:
+        """Return the shares of the last tick; empty before the second sample."""
         samples = frame_of(list(self._samples), HostSample, self._files.trace)
         if samples.is_empty():
-            return None, by_rank
-        derived = host_frame(HostTrace(host=self._host, header={}, samples=samples))
-        sample = derived.row(-1, named=True)
-        return HostView(host=self._host, sample=sample, gaps=self._gaps), by_rank
+            return {}
+        frame = host_frame(HostTrace(host=self._host, header={}, samples=samples))
+        last = frame.row(-1, named=True)
+        named = {name: last.get(f"cpu_{name}_percent") for name in ("busy", "idle", "iowait")}
+        return {name: value for name, value in named.items() if value is not None}
 
 
 class TrialFollower:
@@ -133,7 +161,7 @@ class TrialFollower:
         self._ranks: dict[int, _Rank] = {}
         self._hosts: dict[str, _Host] = {}
         self._straggler: str | None = None
-        self._straggler_found_s = 0.0
+        self._straggler_found_s = -math.inf
 
     def read(self) -> bool:
         """Read new rows; return whether there were any. Raises DataError if a row is damaged."""
@@ -146,37 +174,23 @@ class TrialFollower:
         return any(new)
 
     def view(self, number: int | None) -> TrialView:
-        record = self._record()
-        table = rank_steps(record, {n: rank.frame() for n, rank in self._ranks.items()})
-        steps = global_steps(record, table) if self._all_there(record) else None
-        recent = slice(-_RECENT_STEPS, None)
-        means = mean_steps(table)
-        last_steps = [step for r in self._ranks.values() if (step := r.last_step) is not None]
-        hosts = [host.view() for host in self._hosts.values()]
-        samples = {rank: row for _, rows in hosts for rank, row in rows.items()}
+        steps, speed, loss = self._progress()
         return TrialView(
             trial_id=self.trial.id,
             number=number,
-            steps=0 if steps is None or not len(steps.step) else int(steps.step[-1]) + 1,
+            steps=steps,
             steps_planned=self.trial.training.max_steps,
-            epoch=max((step["epoch"] for step in last_steps), default=None),
-            samples_per_s=None
-            if steps is None or not len(steps.step) or not steps.samples_known
-            else float(steps.samples[recent].sum() / max(1e-9, steps.time_s[recent].sum())),
-            loss=_last_loss(steps),
-            rates=_rates(steps),
-            losses=() if steps is None else tuple(map(float, steps.loss)),
-            phases=mean_over_ranks(list(means.values())),
-            ranks=tuple(
-                self._rank_view(r, mean_step(means, r.rank), samples.get(r.rank))
-                for r in record.ranks
-            ),
-            hosts=tuple(host for host, _ in hosts if host is not None),
-            straggler=self._find_straggler(record, table),
+            samples_per_s=speed,
+            loss=loss,
+            cpu={name: cpu for name, host in self._hosts.items() if (cpu := host.cpu())},
+            straggler=self._straggler,
         )
 
-    def _record(self) -> TrialRecord:
-        return TrialRecord(
+    def _progress(self) -> tuple[int, float | None, float | None]:
+        """Return steps, samples per second and loss; steps are incomplete until all ranks began."""
+        if len(self._ranks) < self.trial.placement.ranks:
+            return 0, None, None
+        record = TrialRecord(
             trial=self.trial,
             files=self._files,
             outcome=None,
@@ -184,33 +198,26 @@ class TrialFollower:
             ranks=tuple(self._ranks[rank].record() for rank in sorted(self._ranks)),
             command=None,
         )
+        frames = {
+            number: frame_of(list(rank.steps), StepRow, self._files.rank(number).steps)
+            for number, rank in self._ranks.items()
+        }
+        table = rank_steps(record, frames)
+        self._find_straggler(record, table)
+        steps = global_steps(record, table)
+        if not len(steps.step):
+            return 0, None, None
+        recent = slice(-_RECENT_STEPS, None)
+        time_s = max(1e-9, float(steps.time_s[recent].sum()))
+        speed = float(steps.samples[recent].sum()) / time_s if steps.samples_known else None
+        loss = float(steps.loss[-1])
+        return int(steps.step[-1]) + 1, speed, None if math.isnan(loss) else loss
 
-    def _all_there(self, record: TrialRecord) -> bool:
-        """Return whether all ranks have started; before that, steps are incomplete."""
-        return len(record.ranks) == self.trial.placement.ranks
-
-    def _rank_view(
-        self, rank: RankRecord, mean: Phases, sample: Mapping[str, Any] | None
-    ) -> RankView:
-        last = self._ranks[rank.rank].last_step
-        step_s = None if last is None else sum(v for v in mean.values() if v is not None)
-        waited = sum(mean[name] or 0.0 for name in ("comm_wait", "bubble"))
-        return RankView(
-            rank=rank.rank,
-            host=rank.host,
-            state="starting" if rank.status is None else rank.status.state,
-            steps=0 if last is None else last["step"] + 1,
-            step_s=step_s,
-            waiting_share=waited / step_s if step_s and self.trial.placement.ranks > 1 else None,
-            sample=sample,
-        )
-
-    def _find_straggler(self, record: TrialRecord, table: RankSteps) -> str | None:
+    def _find_straggler(self, record: TrialRecord, table: RankSteps) -> None:
         now = time.monotonic()
-        if now - self._straggler_found_s < _STRAGGLER_EVERY_S:
-            return self._straggler
-        if not self._all_there(record) or not 1 < len(record.ranks) <= _MOST_RANKS_COMPARED:
-            return None
+        is_due = now - self._straggler_found_s >= _STRAGGLER_EVERY_S
+        if not is_due or not 1 < len(record.ranks) <= _MOST_RANKS_COMPARED:
+            return
         self._straggler_found_s = now
         found = [
             f"rank {late.rank} on {late.host} delays each step by {late.delay_share:.0%}"
@@ -220,7 +227,6 @@ class TrialFollower:
             for late in verdict.ranks[:1]
         ]
         self._straggler = "; ".join(found) or None
-        return self._straggler
 
 
 class RunFollower:
@@ -254,7 +260,9 @@ class RunFollower:
         planned: list[str] = manifest.get("trials", [])
         running = [files for name, files in found.items() if outcomes[name] is None]
         number = self._follow(max(running, key=_written_ns, default=None), planned)
-        self._note((len(found), len(ended)))
+        if (len(found), len(ended)) != self._counts:
+            self._counts = (len(found), len(ended))
+            self._last_news_s = time.monotonic()
         is_over = (
             run is self._run
             and _has_ended(run, planned, outcomes)
@@ -294,23 +302,6 @@ class RunFollower:
             self._trial = self._trial_written = None  # it was just moved aside, to be repeated
         name = None if self._trial is None else self._trial.trial.id
         return planned.index(name) + 1 if name in planned else None
-
-    def _note(self, counts: tuple[int, int]) -> None:
-        if counts != self._counts:
-            self._counts = counts
-            self._last_news_s = time.monotonic()
-
-
-def _last_loss(steps: GlobalSteps | None) -> float | None:
-    if steps is None or not len(steps.loss) or math.isnan(steps.loss[-1]):
-        return None
-    return float(steps.loss[-1])
-
-
-def _rates(steps: GlobalSteps | None) -> tuple[float, ...]:
-    if steps is None or not len(steps.step):
-        return ()
-    return tuple(map(float, steps.samples / np.maximum(steps.time_s, 1e-9)))
 
 
 def _written_ns(files: TrialFiles) -> int:

@@ -6,19 +6,23 @@ import time
 from typing import TYPE_CHECKING
 
 from rich.live import Live
+from rich.text import Text
 
 from paceline.errors import DataError, TimedOut
 from paceline.monitor.follow import RunFollower
-from paceline.monitor.screen import plain_line, screen
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import Console
 
-    from paceline.monitor.views import RunView
+    from paceline.monitor.follow import RunView, TrialView
     from paceline.records.layout import RunFiles
 
 _BEGIN_LIMIT_S = 600.0  # until the run directory exists: images are synthesised before
 _IDLE_LIMIT_S = 600.0  # between trials: synthesising images, checking tensors
+
+_CPU_NAMES = {"busy": "CPU", "idle": "idle", "iowait": "IOWait"}
 
 
 def watch(run: RunFiles, console: Console, *, once: bool, interval_s: float) -> None:
@@ -30,7 +34,7 @@ def watch(run: RunFiles, console: Console, *, once: bool, interval_s: float) -> 
     if once:
         _must_be_there(run)
         view = RunFollower(run).look()
-        console.print(screen(view, console.width, console.height))
+        console.print(_screen(view))
         return
     _await_beginning(run, console)
     follower = RunFollower(run)
@@ -41,11 +45,50 @@ def watch(run: RunFiles, console: Console, *, once: bool, interval_s: float) -> 
     console.print(_last_words(view, run), highlight=False, markup=False, soft_wrap=True)
 
 
+def view_lines(view: RunView) -> Iterator[str]:
+    """Yield the state of a run in a few lines, which leave out what is not known."""
+    name = f"{view.name} ({view.stage})" if view.stage else view.name
+    planned = "" if view.planned is None else f" of {view.planned}"
+    failed = f", {view.failed} failed" if view.failed else ""
+    elapsed = "" if view.elapsed_s is None else f", {_clock(view.elapsed_s)}"
+    yield f"{name}: {view.done}{planned} done{failed}{elapsed}"
+    if view.trial is not None:
+        yield from _trial_lines(view.trial)
+    elif not view.ended:
+        started = view.done + view.failed
+        yield f"waiting for the {'next' if started else 'first'} trial"
+    if view.message is not None:
+        yield f"failed: {view.message}"
+
+
+def _trial_lines(trial: TrialView) -> Iterator[str]:
+    yield trial.trial_id if trial.number is None else f"trial {trial.number}: {trial.trial_id}"
+    planned = "" if trial.steps_planned is None else f"/{trial.steps_planned}"
+    speed = "" if trial.samples_per_s is None else f", {trial.samples_per_s:.4g} samples/s"
+    loss = "" if trial.loss is None else f", loss {trial.loss:.4g}"
+    yield f"step {trial.steps}{planned}{speed}{loss}"
+    for host, cpu in trial.cpu.items():
+        parts = [f"{_CPU_NAMES[part]} {percent:.0f}%" for part, percent in cpu.items()]
+        yield f"{host}: {', '.join(parts)}"
+    if trial.straggler is not None:
+        yield f"straggler: {trial.straggler}"
+
+
+def _screen(view: RunView) -> Text:
+    return Text("\n".join(view_lines(view)), no_wrap=True, overflow="ellipsis")
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
 def _follow_lines(
     follower: RunFollower, run: RunFiles, console: Console, interval_s: float
 ) -> RunView:
     while not (view := follower.look()).ended:
-        console.print(plain_line(view), highlight=False, markup=False, soft_wrap=True)
+        console.print("  ".join(view_lines(view)), highlight=False, markup=False, soft_wrap=True)
         _check_alive(follower, run)
         time.sleep(interval_s)
     return view
@@ -56,10 +99,10 @@ def _follow_live(
 ) -> RunView:
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while not (view := follower.look()).ended:
-            live.update(screen(view, console.width, console.height), refresh=True)
+            live.update(_screen(view), refresh=True)
             _check_alive(follower, run)
             time.sleep(interval_s)
-        live.update(screen(view, console.width, console.height), refresh=True)
+        live.update(_screen(view), refresh=True)
     return view
 
 

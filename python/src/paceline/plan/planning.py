@@ -88,6 +88,9 @@ def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset:
         return otherwise if given is None else given
 
     batch = value("global_batch", defaults.global_batch)
+    max_steps = value("max_steps", None)
+    # max_steps alone decides: an epoch has a step at least
+    usual_epochs = DEFAULT_EPOCHS if workload.script is not None else max_steps or DEFAULT_EPOCHS
     steps = known_steps(workload, experiment)
     usual_warmup = DEFAULT_WARMUP_STEPS if steps is None else min(DEFAULT_WARMUP_STEPS, steps - 1)
     return Training(
@@ -97,8 +100,8 @@ def resolve_training(experiment: Experiment, workload: WorkloadRequest, dataset:
         seed=experiment.seed,
         image_size=value("image_size", defaults.image_size),
         global_batch=batch,
-        epochs=value("epochs", DEFAULT_EPOCHS),
-        max_steps=value("max_steps", None),
+        epochs=value("epochs", usual_epochs),
+        max_steps=max_steps,
         warmup_steps=value("warmup_steps", usual_warmup),
         learning_rate=scaled_learning_rate(
             value("learning_rate", defaults.learning_rate),

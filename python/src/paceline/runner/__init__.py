@@ -6,8 +6,8 @@ trial aside and runs it again.
 - `experiment`: the stages in order;
 - `planning`: a spec's data sets and trials;
 - `directory`: the run directory: new, resumed, or refused;
-- `disk_use`, `disk_check`: the predicted disk use, and the warning if it is too much;
-- `trial`: one trial from its command to its outcome;
+- `disk`: the estimated disk use, and the warning if it is too much;
+- `run_trial`: one trial from its command to its outcome;
 - `equivalence`: the comparison of tensors with the baseline.
 """
 
@@ -17,10 +17,9 @@ from paceline.runner.directory import (
     made_run_dir,
     only_runner,
 )
-from paceline.runner.disk_check import predicted_disk_use
-from paceline.runner.disk_use import DiskUse
+from paceline.runner.disk import DiskUse, predicted_disk_use
 from paceline.runner.equivalence import check_equivalences
-from paceline.runner.experiment import Progress, preflight, run
+from paceline.runner.experiment import preflight, run
 from paceline.runner.planning import (
     Planned,
     expected_datasets,
@@ -28,12 +27,16 @@ from paceline.runner.planning import (
     manifest_of,
     plan,
 )
-from paceline.runner.trial import failure_of, failure_of_all, is_finished, run_trial
+from paceline.runner.preview import Preview, TrialPreview, preview_run
+from paceline.runner.progress import Progress
+from paceline.runner.run_trial import failure_of, failure_of_all, is_finished, run_trial
 
 __all__ = [
     "DiskUse",
     "Planned",
+    "Preview",
     "Progress",
+    "TrialPreview",
     "check_equivalences",
     "check_run_dir",
     "default_run_dir",
@@ -48,6 +51,7 @@ __all__ = [
     "plan",
     "predicted_disk_use",
     "preflight",
+    "preview_run",
     "run",
     "run_trial",
 ]

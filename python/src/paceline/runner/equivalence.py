@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.analysis.equivalence import check_equivalence, write_equivalence
 from paceline.data.dataset import order_of
-from paceline.runner.trial import is_finished
+from paceline.runner.run_trial import is_finished
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

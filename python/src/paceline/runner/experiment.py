@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from paceline.launchers.base import launcher_for
 from paceline.records.attempts import set_aside
 from paceline.records.files import write_json
 from paceline.records.layout import RunFiles
 from paceline.runner.directory import check_run_dir, made_run_dir, only_runner
-from paceline.runner.disk_check import warn_of_small_disk
+from paceline.runner.disk import warn_of_small_disk
 from paceline.runner.equivalence import check_equivalences
-from paceline.runner.failures import check_failures
+from paceline.runner.failure_injection import check_failures
 from paceline.runner.planning import make_datasets, manifest_of, planned_trials
+from paceline.runner.preview import check_plan
 from paceline.runner.repeats import repeats_of
-from paceline.runner.trial import failure_of, is_finished, run_trial
+from paceline.runner.run_trial import failure_of, is_finished, run_trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from paceline.plan.trial import Trial
-    from paceline.records.layout import TrialFiles
     from paceline.records.rows import Outcome
     from paceline.runner.planning import Planned
+    from paceline.runner.progress import Progress
     from paceline.spec import Spec
-
-
-class Progress(Protocol):
-    """Receives the progress of a run; all methods return at once."""
-
-    def stage(self, text: str) -> None: ...
-    def data(self, done: int, total: int) -> None: ...
-    def trial_started(self, trial: Trial, files: TrialFiles, number: int, of: int) -> None: ...
-    def trial_ended(self, trial: Trial, outcome: Outcome) -> None: ...
 
 
 def run(
@@ -54,6 +46,7 @@ def run(
     check_run_dir(files, spec, resume=resume)
     with made_run_dir(run_dir):
         planned = planned_trials(spec, make_datasets(spec.experiment, progress))
+        check_plan(planned)
         preflight(planned.trials)
         warn_of_small_disk(planned, run_dir)
     if keep_going is None:

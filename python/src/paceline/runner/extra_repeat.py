@@ -10,14 +10,14 @@ from paceline.records.attempts import set_aside
 from paceline.runner.directory import only_runner
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.experiment import preflight
-from paceline.runner.trial import failure_of, run_trial
+from paceline.runner.run_trial import failure_of, run_trial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.plan.trial import Trial
     from paceline.records.layout import RunFiles
-    from paceline.runner.experiment import Progress
+    from paceline.runner.progress import Progress
 
 
 def run_extra_repeat(

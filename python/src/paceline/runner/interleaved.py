@@ -10,14 +10,14 @@ from paceline.launchers.base import launcher_for
 from paceline.plan.planning import repeated
 from paceline.records.layout import RunFiles
 from paceline.runner.directory import made_run_dir, only_runner
-from paceline.runner.trial import failure_of, run_trial
+from paceline.runner.run_trial import failure_of, run_trial
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from paceline.plan.trial import Trial
-    from paceline.runner.experiment import Progress
+    from paceline.runner.progress import Progress
 
 LEAST_REPEATS = 2  # fewer show no noise between runs
 

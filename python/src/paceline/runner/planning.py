@@ -23,7 +23,7 @@ from paceline.spec.workloads import reads_dataset, workload_of
 if TYPE_CHECKING:
     from paceline.data.dataset import Dataset
     from paceline.plan.trial import Trial
-    from paceline.runner.experiment import Progress
+    from paceline.runner.progress import Progress
     from paceline.spec import Experiment, Spec, WorkloadRequest
 
 
@@ -96,6 +96,16 @@ def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, str]:
             path = str(made)
         datasets[workload.name] = path
     return datasets
+
+
+def check_dataset(planned: Planned, workload_name: str) -> None:
+    """Raise UsageError, EnvironmentLacks or DataError if a workload's given data set is unusable.
+
+    A data set that is synthesised by the run need not exist yet.
+    """
+    [workload] = [w for w in planned.experiment.workloads if w.name == workload_name]
+    if workload.data is not None:
+        _check_fields(open_dataset(planned.datasets[workload_name]), workload)
 
 
 def _check_fields(dataset: Dataset, workload: WorkloadRequest) -> None:

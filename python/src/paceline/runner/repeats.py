@@ -11,7 +11,7 @@ from paceline.analysis.reading import load_trial
 from paceline.analysis.repeats import FIRST_LOOK, levels, undecided
 from paceline.analysis.speeds import target_speed, trial_speed
 from paceline.records.documents import LookRecord, Stopping, write_stopping
-from paceline.runner.trial import is_finished
+from paceline.runner.run_trial import is_finished
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

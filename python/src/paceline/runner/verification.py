@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline.analysis.explain.interventions import Verification
     from paceline.export.run_data import RunData
     from paceline.plan.trial import Trial
-    from paceline.runner.experiment import Progress
+    from paceline.runner.progress import Progress
 
 REPEATS = 4
 LIMIT_S = 300.0

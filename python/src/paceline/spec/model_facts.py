@@ -45,6 +45,7 @@ class ModelFacts(BaseModel):
     # why a pipeline cannot split the model, and why workers cannot update shards of parameters
     splitting_fault: str | None = None
     sharding_fault: str | None = None
+    loss_fault: str | None = None  # why its loss cannot be used; None also if it is not known
 
 
 @cache

@@ -97,7 +97,8 @@ def known_steps(workload: WorkloadRequest, experiment: Experiment) -> int | None
         held_out = first_given("held_out_samples", workload, experiment) or 0
         samples = max(1, (defaults.facts().items or 1) - held_out)
     batch = first_given("global_batch", workload, experiment) or defaults.global_batch
-    epochs = first_given("epochs", workload, experiment) or DEFAULT_EPOCHS
+    # without epochs, max_steps alone decides: an epoch has a step at least
+    epochs = first_given("epochs", workload, experiment) or limit or DEFAULT_EPOCHS
     whole = math.ceil(samples / batch) * epochs
     return whole if limit is None else min(whole, limit)
 

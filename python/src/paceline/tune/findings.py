@@ -3,7 +3,7 @@ noise."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.noise import run_noise
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.tune.search import Bracket, Measurements
     from paceline.tune.spaces import LeftOut, Space, Target
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,7 @@ class Finding:
     failures: Mapping[str, str]  # by configuration
     cut_short: bool  # whether the time budget ended before all measurements
     repeats: tuple[int, ...] = ()  # repeats of both default and fastest, used to compare them
+    ties_best: bool = False  # not significantly slower than the fastest target of the workload
 
     @property
     def tie(self) -> bool:
@@ -54,6 +55,8 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         return {
+            "workload": self.target.workload,
+            "target": self.target.name,
             "default": configuration_of(self.default),
             "default_samples_per_s": jsonable(self.default_samples_per_s),
             "fastest": configuration_of(self.fastest),
@@ -61,6 +64,7 @@ class Finding:
             "ratio": jsonable(self.ratio),
             "repeats": list(self.repeats),
             "tie": self.tie,
+            "ties_best": self.ties_best,
             "chosen": configuration_of(self.chosen),
             "candidates": self.candidates,
             "left_out": [out.to_json() for out in self.left_out],
@@ -74,6 +78,7 @@ class Findings:
     """Results for all targets."""
 
     found: tuple[Finding, ...]
+    compares_targets: bool = True  # whether the targets of a workload are alternatives
 
     def of(self, target: Target) -> Finding | None:
         return next((found for found in self.found if found.target == target), None)
@@ -91,17 +96,41 @@ class Findings:
     def workloads(self) -> list[str]:
         return list(dict.fromkeys(found.target.workload for found in self.found))
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of `tuning.json`."""
+        document: dict[str, Any] = {
+            "schema": SCHEMA,
+            "targets": [found.to_json() for found in self.found],
+        }
+        if self.compares_targets:
+            best = {name: self.best(name) for name in self.workloads}
+            document["best"] = {
+                name: None if found is None else configuration_of(found.chosen)
+                for name, found in best.items()
+            }
+        return document
+
 
 def findings_of(
-    spaces: Sequence[Space], brackets: Sequence[Bracket], measured: Measurements
+    spaces: Sequence[Space],
+    brackets: Sequence[Bracket],
+    measured: Measurements,
+    *,
+    compares_targets: bool = True,
 ) -> Findings:
     """Compare the measurements; run-to-run noise is estimated from all trials of a workload."""
     workloads = {space.target.workload for space in spaces}
     noises = {workload: _noise(workload, brackets, measured) for workload in workloads}
-    return Findings(
+    found = [_finding(space, brackets, measured, noises[space.target.workload]) for space in spaces]
+    findings = Findings(found=tuple(found), compares_targets=compares_targets)
+    if not compares_targets:
+        return findings
+    return replace(
+        findings,
         found=tuple(
-            _finding(space, brackets, measured, noises[space.target.workload]) for space in spaces
-        )
+            replace(each, ties_best=_ties_best(each, findings, brackets, measured, noises))
+            for each in found
+        ),
     )
 
 
@@ -116,7 +145,7 @@ def _finding(
     noises: RunNoises,
 ) -> Finding:
     ours = [bracket for bracket in brackets if bracket.target == space.target]
-    decided = next((bracket for bracket in reversed(ours) if bracket.best is not None), None)
+    decided = _decided(space.target, brackets)
     fastest = None if decided is None else decided.best
     first = 0 if decided is None else decided.first_repeat
     configurations = {name for bracket in ours for name in bracket.candidates}
@@ -137,6 +166,40 @@ def _finding(
         cut_short=any(bracket.cut_short for bracket in ours),
         repeats=tuple(sorted(of_default.keys() & of_fastest.keys())),
     )
+
+
+def _ties_best(
+    finding: Finding,
+    findings: Findings,
+    brackets: Sequence[Bracket],
+    measured: Measurements,
+    noises: Mapping[str, RunNoises],
+) -> bool:
+    """Return whether the best target of the workload may be no faster than this one."""
+    workload = finding.target.workload
+    best = findings.best(workload)
+    if best is None or finding.chosen is None or best.chosen is None or best is finding:
+        return False
+    ratio = ratio_interval(
+        _decisive_series(best, brackets, measured),
+        _decisive_series(finding, brackets, measured),
+        noises[workload].of_ratio(best.chosen.configuration, finding.chosen.configuration),
+    )
+    return ratio is not None and ratio.low <= 1
+
+
+def _decisive_series(
+    finding: Finding, brackets: Sequence[Bracket], measured: Measurements
+) -> dict[int, Series]:
+    """Return the measurements of the chosen trial that decided."""
+    decided = _decided(finding.target, brackets)
+    return _series(finding.chosen, measured, 0 if decided is None else decided.first_repeat)
+
+
+def _decided(target: Target, brackets: Sequence[Bracket]) -> Bracket | None:
+    """Return the last bracket of the target that has a winner."""
+    ours = [b for b in brackets if b.target == target and b.best is not None]
+    return ours[-1] if ours else None
 
 
 def _noise(workload: str, brackets: Sequence[Bracket], measured: Measurements) -> RunNoises:

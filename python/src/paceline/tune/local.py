@@ -17,101 +17,69 @@ from paceline.spec.extensions import STRATEGIES
 from paceline.spec.tune_rules import has_layout
 from paceline.spec.values import BEST
 from paceline.spec.workloads import workload_of
-from paceline.tune.findings import SCHEMA, Finding, Findings, configuration_of
-from paceline.tune.search import Bracket
+from paceline.tune.findings import Findings
+from paceline.tune.method import Round, Searched
 from paceline.tune.session import plan_search, run_search
-from paceline.tune.spaces import (
-    Space,
-    Target,
-    changed,
-    cores_wanted,
-    plan_one,
-    space_of,
-)
+from paceline.tune.spaces import BASELINE, Target, changed, cores_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from paceline.records.layout import RunFiles
+    from paceline.plan.trial import Trial
     from paceline.runner import Progress
     from paceline.spec import Experiment, Spec, TuneSettings, WorkloadRequest
+    from paceline.tune.findings import Findings
     from paceline.tune.method import SearchContext, SearchPlan
 
 
+def _layouts(
+    searched: Searched, reached: Trial | None, context: SearchContext
+) -> list[TrialRequest]:
+    """Return every other division of this node's cores."""
+    del reached
+    return _requests(searched.target, context)[1:]
+
+
+def _moved_split_points(
+    searched: Searched, reached: Trial | None, context: SearchContext
+) -> list[TrialRequest]:
+    """Return the measured winner of a pipeline with one split point moved."""
+    if reached is None or reached.placement.stages == 1 or context.files is None:
+        return []
+    record = load_trial(context.files.trial(repeated(reached, 0).id))
+    split_points = (
+        [] if record.result is None else record.result.communication.get("split_points", [])
+    )
+    workload = workload_of(context.short_workload(searched.target.workload))
+    present = _with_layout(searched.request, reached)
+    return [
+        changed(present, balance=None, split_points=moved)
+        for moved in neighbouring_split_points(split_points, workload.facts().split_points)
+    ]
+
+
 class LocalSearch:
-    """Targets are strategies on a workload. A pipeline's winner is then compared with moved split
-    points."""
+    """Targets are strategies on a workload, and the baseline. A pipeline's winner is then compared
+    with moved split points."""
 
     command = "tune local"
+    compares_targets = True
+    rounds: tuple[Round, ...] = (
+        Round(name="layout", choices=_layouts),
+        Round(name="split points", choices=_moved_split_points),
+    )
 
-    def spaces(self, context: SearchContext) -> list[Space]:
-        return [
-            strategy_space(
-                context.short,
-                workload,
-                strategy,
-                context.datasets.get(workload.name, ""),
-                cores=context.cores,
-                settings=context.settings,
-            )
+    def searched(self, context: SearchContext) -> list[Searched]:
+        targets = [
+            Target(workload=workload.name, name=strategy)
             for workload in context.short.workloads
             for strategy in searched_strategies(context.experiment, context.settings)
         ]
+        return [Searched(target=t, request=_requests(t, context)[0]) for t in targets]
 
-    def first_bracket(self, space: Space, context: SearchContext) -> Bracket:
-        return Bracket(space.target, space.candidates, context.settings)
-
-    def following(self, bracket: Bracket, plan: SearchPlan, files: RunFiles) -> Bracket | None:
-        """Return the winner of a pipeline against variants with one split point moved."""
-        winner, context = bracket.best, plan.context
-        if bracket.follows is not None or winner is None or winner.placement.stages == 1:
-            return None
-        record = load_trial(files.trial(repeated(winner, 0).id))
-        split_points = (
-            [] if record.result is None else record.result.communication.get("split_points", [])
-        )
-        workload = next(w for w in context.short.workloads if w.name == bracket.target.workload)
-        layout = {k: v for k, v in winner.layout_keys.items() if k != "balance"}
-        beside = [
-            plan_one(
-                context.short,
-                workload,
-                TrialRequest(
-                    launcher="local",
-                    local_strategy=winner.local_strategy,
-                    oversubscribe=winner.placement.oversubscribe,
-                    **{**layout, "split_points": moved},
-                ),
-                winner.training.dataset,
-                context.cores,
-            )
-            for moved in neighbouring_split_points(
-                split_points, workload_of(workload).facts().split_points
-            )
-        ]
-        if not beside:
-            return None
-        return Bracket(
-            bracket.target,
-            [winner, *beside],
-            context.settings,
-            name="split_points",
-            follows=bracket,
-        )
-
-    def document(
-        self,
-        plan: SearchPlan,  # noqa: ARG002  (of any method of search)
-        findings: Findings,
-        files: RunFiles,  # noqa: ARG002
-    ) -> dict[str, Any]:
-        best = {name: findings.best(name) for name in findings.workloads}
-        return {
-            "schema": SCHEMA,
-            "strategies": [_strategy_json(found) for found in findings.found],
-            "best": {n: None if f is None else configuration_of(f.chosen) for n, f in best.items()},
-        }
+    def present(self, request: TrialRequest, reached: Trial) -> TrialRequest:
+        return _with_layout(request, reached)
 
     def filled_in(
         self,
@@ -139,6 +107,12 @@ class LocalSearch:
         shares_cores = {"oversubscribe": True} if chosen.placement.oversubscribe else {}
         return changed(request, local_strategy=chosen.local_strategy, **layout, **shares_cores)
 
+    def winner(self, workload: str, findings: Findings) -> TrialRequest | None:
+        found = findings.best(workload)
+        if found is None or found.chosen is None:
+            return None
+        return _with_layout(_request(found.target.name, {}), found.chosen)
+
 
 def plan_local(spec: Spec) -> SearchPlan:
     """Return what `tune_local` would measure; creates nothing, and needs no existing data set."""
@@ -154,17 +128,16 @@ def tune_local(
     )
 
 
-def _strategy_json(found: Finding) -> dict[str, Any]:
-    target = found.target
-    return {"workload": target.workload, "local_strategy": target.name, **found.to_json()}
-
-
 def searched_strategies(experiment: Experiment, settings: TuneSettings) -> list[str]:
-    """Return the strategies of [tune], else those of the trials; all that are candidates for the
-    best one if a trial requests it."""
+    """Return the baseline's strategy, and those of [tune], else those of the trials.
+
+    If a trial requests the best strategy, these are all that are candidates for it.
+    """
+    named = {BASELINE.local_strategy}
     if settings.strategies is not None:
-        return [s for s in STRATEGIES.names() if s in settings.strategies]
-    named = {trial.local_strategy for trial in experiment.trials}
+        named |= set(settings.strategies)
+        return [s for s in STRATEGIES.names() if s in named]
+    named |= {trial.local_strategy for trial in experiment.trials}
     return [
         s.name
         for s in STRATEGIES.all()
@@ -172,29 +145,25 @@ def searched_strategies(experiment: Experiment, settings: TuneSettings) -> list[
     ]
 
 
-def strategy_space(
-    short: Experiment,
-    workload: WorkloadRequest,
-    strategy: str,
-    dataset: str,
-    *,
-    cores: int,
-    settings: TuneSettings,
-) -> Space:
-    """Return every division of this node's cores that the planner accepts."""
-    batch = resolve_training(short, workload, dataset).global_batch
-    oversubscribe = settings.oversubscribe or any(
-        t.oversubscribe for t in short.trials if t.local_strategy in (strategy, BEST)
+def _requests(target: Target, context: SearchContext) -> list[TrialRequest]:
+    """Return the default of a strategy first, then every other division of this node's cores."""
+    workload = context.short_workload(target.workload)
+    training = resolve_training(context.short, workload, context.dataset(target.workload))
+    oversubscribe = context.settings.oversubscribe or any(
+        t.oversubscribe for t in context.short.trials if t.local_strategy in (target.name, BEST)
     )
-    requests = local_requests(strategy, cores=cores, batch=batch, oversubscribe=oversubscribe)
-    return space_of(
-        Target(workload=workload.name, name=strategy),
-        requests,
-        short,
-        dataset,
-        cores=cores,
-        settings=settings,
+    return local_requests(
+        target.name,
+        cores=context.cores,
+        batch=training.global_batch,
+        oversubscribe=oversubscribe,
     )
+
+
+def _with_layout(request: TrialRequest, reached: Trial) -> TrialRequest:
+    """Return the request with the layout of a trial."""
+    shares_cores = {"oversubscribe": True} if reached.placement.oversubscribe else {}
+    return changed(request, **reached.layout_keys, **shares_cores)
 
 
 def local_requests(

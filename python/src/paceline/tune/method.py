@@ -1,19 +1,25 @@
-"""Interface of a search method: what `paceline tune local` and `paceline tune comm` define."""
+"""The rounds of a search, as data: what `paceline tune local` and `paceline tune comm` define.
+
+All combinations of settings would be hundreds of trials. So each round changes one kind of setting,
+on top of the fastest of the previous rounds.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from paceline.errors import EnvironmentLacks, UsageError
+from paceline.tune.search import Bracket, FinalBracket
+from paceline.tune.spaces import LeftOut, Space, Target, plan_one, reason_of, space_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from paceline.plan.trial import Trial
     from paceline.records.layout import RunFiles
     from paceline.spec import Experiment, TrialRequest, TuneSettings, WorkloadRequest
     from paceline.tune.findings import Findings
-    from paceline.tune.search import Bracket
-    from paceline.tune.spaces import Space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,34 +32,56 @@ class SearchContext:
     short: Experiment  # the experiment with the number of steps of a search
     cores: int
     datasets: Mapping[str, str]
+    files: RunFiles | None  # of the search; None if it is only planned
+
+    def short_workload(self, name: str) -> WorkloadRequest:
+        return next(w for w in self.short.workloads if w.name == name)
+
+    def dataset(self, workload: str) -> str:
+        return self.datasets.get(workload, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchPlan:
-    """The trials that a search would measure."""
+    """The trials that a search would measure first."""
 
     context: SearchContext
     baselines: Mapping[str, Trial]  # by workload
     spaces: tuple[Space, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """A target with its default, or the reason why it is not searched."""
+
+    target: Target
+    request: TrialRequest
+    not_searched: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One kind of setting. `choices` returns what to try on top of `reached`, the fastest trial so
+    far; it is None before the first round if the default cannot be planned."""
+
+    name: str
+    choices: Callable[[Searched, Trial | None, SearchContext], Sequence[TrialRequest]]
+
+
 class SearchMethod(Protocol):
-    """A method of search: its candidates, follow-up brackets, and the meaning of its winners."""
+    """A method of search: its targets, its rounds, and the meaning of its winners."""
 
     command: str  # name of the command: "tune local"
+    rounds: tuple[Round, ...]
+    # True: targets of a workload are alternatives. All are measured, and the fastest is the result.
+    compares_targets: bool
 
-    def spaces(self, context: SearchContext) -> list[Space]:
-        """Return the space of every workload and target; empty ones state why in `left_out`."""
+    def searched(self, context: SearchContext) -> list[Searched]:
+        """Return every target with its default."""
         ...
 
-    def first_bracket(self, space: Space, context: SearchContext) -> Bracket: ...
-
-    def following(self, bracket: Bracket, plan: SearchPlan, files: RunFiles) -> Bracket | None:
-        """Return the bracket that starts from the winner of a finished one, if any."""
-        ...
-
-    def document(self, plan: SearchPlan, findings: Findings, files: RunFiles) -> dict[str, Any]:
-        """Return the content of `tuning.json`."""
+    def present(self, request: TrialRequest, reached: Trial) -> TrialRequest:
+        """Return the request with the settings of `reached`."""
         ...
 
     def filled_in(
@@ -65,3 +93,109 @@ class SearchMethod(Protocol):
     ) -> TrialRequest | None:
         """Return a trial of the spec with its winner filled in; None to leave the trial out."""
         ...
+
+    def winner(self, workload: str, findings: Findings) -> TrialRequest | None:
+        """Return the winner of a workload as a trial, if the method compares targets."""
+        ...
+
+
+class RoundSearch:
+    """The spaces and brackets of a method."""
+
+    def __init__(self, method: SearchMethod, context: SearchContext) -> None:
+        self._method = method
+        self._context = context
+        self._searched = {each.target: each for each in method.searched(context)}
+        self.compares_targets = method.compares_targets
+
+    def first_spaces(self) -> list[Space]:
+        """Return the space of every target; empty ones state why in `left_out`."""
+        return [self._first_space(each) for each in self._searched.values()]
+
+    def bracket(self, space: Space) -> Bracket:
+        return Bracket(
+            space.target,
+            space.candidates,
+            self._context.settings,
+            round_number=space.round_number,
+        )
+
+    def following(self, bracket: Bracket) -> Bracket | None:
+        """Return the next round with candidates, on top of the winner of a finished one."""
+        searched = self._searched.get(bracket.target)
+        if searched is None or bracket.best is None:
+            return None
+        space = self._next_space(searched, bracket.best, bracket.round_number + 1)
+        return None if space is None else self.bracket(space)
+
+    def finals(self, spaces: Sequence[Space], brackets: Sequence[Bracket]) -> list[Bracket]:
+        """Return the comparison of every winner with its default."""
+        finals: list[Bracket] = []
+        for space in spaces:
+            best = [b.best for b in brackets if b.target == space.target and b.best is not None]
+            if not best:
+                continue
+            winner, default = best[-1], space.default
+            is_default = default is not None and default.configuration == winner.configuration
+            if is_default and not self.compares_targets:
+                continue
+            candidates = [winner] if default is None or is_default else [default, winner]
+            finals.append(FinalBracket(space.target, candidates, self._context.settings))
+        return finals
+
+    def _first_space(self, searched: Searched) -> Space:
+        if searched.not_searched is not None:
+            return _nothing(searched.target, searched.not_searched)
+        try:
+            default = self._planned(searched)
+        except (UsageError, EnvironmentLacks) as error:
+            if not self.compares_targets:
+                return _nothing(searched.target, reason_of(error))
+            default = None
+        if self.compares_targets:
+            return self._space(searched, default, 0)
+        space = self._next_space(searched, default, 0)
+        if space is not None:
+            return space
+        return _nothing(
+            searched.target, "nothing to choose: the spec says it all, or it has no effect"
+        )
+
+    def _planned(self, searched: Searched) -> Trial:
+        context, name = self._context, searched.target.workload
+        return plan_one(
+            context.short,
+            context.short_workload(name),
+            searched.request,
+            context.dataset(name),
+            context.cores,
+        )
+
+    def _next_space(self, searched: Searched, reached: Trial | None, first: int) -> Space | None:
+        """Return the first round from number `first` on that has something to choose."""
+        for number in range(first, len(self._method.rounds)):
+            space = self._space(searched, reached, number)
+            if len(space.candidates) > 1:
+                return space
+        return None
+
+    def _space(self, searched: Searched, reached: Trial | None, number: int) -> Space:
+        context, request = self._context, searched.request
+        # the default keeps its words, so that what is left out is named by them
+        present = request
+        if number > 0 and reached is not None:
+            present = self._method.present(request, reached)
+        return space_of(
+            searched.target,
+            [present, *self._method.rounds[number].choices(searched, reached, context)],
+            context.short,
+            context.dataset(searched.target.workload),
+            cores=context.cores,
+            settings=context.settings,
+            round_number=number,
+        )
+
+
+def _nothing(target: Target, reason: str) -> Space:
+    left_out = (LeftOut(what="all", reason=reason),)
+    return Space(target=target, candidates=(), has_default=False, left_out=left_out)

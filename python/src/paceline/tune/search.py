@@ -46,11 +46,7 @@ class Measurements:
 
 
 class Bracket:
-    """Candidates for one target, of which the fastest is sought by successive halving.
-
-    name: what differs among them, if a target has several brackets. follows: the bracket whose
-    winner this one started from.
-    """
+    """Candidates for one target, of which the fastest is sought by successive halving."""
 
     first_repeat = 0  # the first repeat that counts for the decision
 
@@ -60,16 +56,14 @@ class Bracket:
         candidates: Sequence[Trial],
         settings: TuneSettings,
         *,
-        name: str = "",
-        follows: Bracket | None = None,
+        round_number: int = 0,
     ) -> None:
         self.target = target
         self.candidates = {trial.configuration: trial for trial in candidates}
-        self.name = name
-        self.follows = follows
+        self.round_number = round_number
         self.cut_short = False
-        # the baseline is the only candidate of its bracket, and the slowest trial
-        repeats = 1 if candidates[0].is_baseline else settings.repeats
+        # without a choice, the final measures it as often as needed
+        repeats = 1 if len(self.candidates) == 1 else settings.repeats
         self._halving = SuccessiveHalving(
             list(self.candidates), keep=settings.reduction_factor, repeats=repeats
         )
@@ -107,10 +101,9 @@ class FinalBracket(Bracket):
     another time than the default. Here neither effect counts.
     """
 
-    def __init__(
-        self, default: Trial, winner: Trial, settings: TuneSettings, *, follows: Bracket
-    ) -> None:
-        super().__init__(follows.target, [default, winner], settings, name="final", follows=follows)
+    def __init__(self, target: Target, candidates: Sequence[Trial], settings: TuneSettings) -> None:
+        """candidates: the winner is the last one."""
+        super().__init__(target, candidates, settings)
         self.first_repeat = settings.repeats
         self._repeats = range(settings.repeats, 2 * settings.repeats)
         self._best: Trial | None = None
@@ -142,15 +135,16 @@ class FinalBracket(Bracket):
 def search(
     brackets: Sequence[Bracket],
     measurer: Measurer,
-    refine: Callable[[Bracket], Bracket | None],
+    measured: Measurements,
+    follow: Callable[[Bracket], Bracket | None],
     *,
     seed: int,
-) -> tuple[list[Bracket], Measurements]:
+) -> list[Bracket]:
     """Measure rung by rung until every bracket has a winner, or the time budget is spent.
 
-    refine: returns the bracket that follows a finished one, if any.
+    follow: returns the bracket that starts from the winner of a finished one, if any.
+    Return all brackets, and add the measurements to `measured`.
     """
-    measured = Measurements()
     every, running = list(brackets), list(brackets)
     while running:
         block = [trial for bracket in running for trial in bracket.due(measured)]
@@ -160,11 +154,11 @@ def search(
             break
         for bracket in running:
             bracket.judge(measured)
-        followers = [refine(bracket) for bracket in running if bracket.finished]
+        followers = [follow(bracket) for bracket in running if bracket.finished]
         new = [bracket for bracket in followers if bracket is not None]
         every += new
         running = [bracket for bracket in running if not bracket.finished] + new
-    return every, measured
+    return every
 
 
 def interleaved(trials: Iterable[Trial], seed: int) -> list[Trial]:

@@ -25,8 +25,8 @@ from paceline.runner import (
 from paceline.spec import TuneSettings
 from paceline.tune.findings import Findings, findings_of
 from paceline.tune.measurement import TrialMeasurer
-from paceline.tune.method import SearchContext, SearchPlan
-from paceline.tune.search import Bracket, search
+from paceline.tune.method import RoundSearch, SearchContext, SearchPlan
+from paceline.tune.search import Bracket, Measurements, search
 from paceline.tune.spaces import BASELINE, Target, plan_one, short_experiment
 from paceline.tune.tuned_spec import tuned_text
 
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 def plan_search(method: SearchMethod, spec: Spec) -> SearchPlan:
     """Return what `run_search` would measure; creates nothing, and needs no existing data set."""
-    return _plan(method, spec, expected_datasets(spec.experiment))
+    context = _context(method, spec, expected_datasets(spec.experiment), files=None)
+    return _plan(RoundSearch(method, context), method, context)
 
 
 def run_search(
@@ -62,16 +63,26 @@ def run_search(
     files = RunFiles(run_dir)
     check_run_dir(files, spec, resume=resume)
     with made_run_dir(run_dir):
-        plan = _plan(method, spec, make_datasets(spec.experiment, progress))
+        context = _context(method, spec, make_datasets(spec.experiment, progress), files=files)
+        rounds = RoundSearch(method, context)
+        plan = _plan(rounds, method, context)
         preflight(trial for space in plan.spaces for trial in space.candidates)
     with only_runner(run_dir):
         if not files.manifest.exists():
             write_json(files.manifest, manifest_of(_as_planned(plan)))
         limit_s = budget_s or plan.context.settings.timeout_s
-        return _search(method, plan, files, progress, limit_s)
+        measurer = TrialMeasurer(files, plan.baselines, progress, limit_s=limit_s)
+        findings = _search(rounds, plan, measurer)
+        if all(found.chosen_samples_per_s is None for found in findings.found):
+            raise NotComparable(_nothing_measured(findings, files))
+        write_json(files.tuning, {"cores": context.cores, **findings.to_json()})
+        write_text(files.tuned_spec, tuned_text(method, spec.experiment, findings, context.cores))
+    return findings
 
 
-def _plan(method: SearchMethod, spec: Spec, datasets: Mapping[str, str]) -> SearchPlan:
+def _context(
+    method: SearchMethod, spec: Spec, datasets: Mapping[str, str], *, files: RunFiles | None
+) -> SearchContext:
     experiment = spec.experiment
     if any(workload.script is not None for workload in experiment.workloads):
         raise UsageError(
@@ -79,25 +90,29 @@ def _plan(method: SearchMethod, spec: Spec, datasets: Mapping[str, str]) -> Sear
             "leave it out of [[workloads]]"
         )
     settings = experiment.tune or TuneSettings()
-    context = SearchContext(
+    return SearchContext(
         experiment=experiment,
         spec_text=spec.text,
         settings=settings,
         short=short_experiment(experiment, settings),
         cores=usable_cores(),
         datasets=datasets,
+        files=files,
     )
-    spaces = method.spaces(context)
+
+
+def _plan(rounds: RoundSearch, method: SearchMethod, context: SearchContext) -> SearchPlan:
+    spaces = rounds.first_spaces()
     if not any(space.candidates for space in spaces):
         reasons = "".join(
             f"\n  - {s.target.name}: {o.what}: {o.reason}" for s in spaces for o in s.left_out
         )
         raise UsageError(
-            f"experiment {experiment.name!r}: `paceline {method.command}` has nothing to search on "
-            f"this node:{reasons}"
+            f"experiment {context.experiment.name!r}: `paceline {method.command}` has nothing to "
+            f"search on this node:{reasons}"
         )
     baselines = {
-        w.name: plan_one(context.short, w, BASELINE, datasets.get(w.name, ""), context.cores)
+        w.name: plan_one(context.short, w, BASELINE, context.dataset(w.name), context.cores)
         for w in context.short.workloads
     }
     return SearchPlan(context=context, baselines=baselines, spaces=tuple(spaces))
@@ -115,38 +130,24 @@ def _as_planned(plan: SearchPlan) -> Planned:
     )
 
 
-def _search(
-    method: SearchMethod,
-    plan: SearchPlan,
-    files: RunFiles,
-    progress: Progress,
-    limit_s: float | None,
-) -> Findings:
-    settings, experiment = plan.context.settings, plan.context.experiment
-    measurer = TrialMeasurer(files, plan.baselines, progress, limit_s=limit_s)
+def _search(rounds: RoundSearch, plan: SearchPlan, measurer: TrialMeasurer) -> Findings:
+    settings, seed = plan.context.settings, plan.context.experiment.seed
     # the baselines come first, because every other trial is compared with them
-    brackets = [
+    first = [
         Bracket(Target(workload=workload, name=trial.local_strategy), [trial], settings)
         for workload, trial in plan.baselines.items()
     ]
-    known = {bracket.target for bracket in brackets}
-    brackets += [
-        method.first_bracket(space, plan.context)
+    known = {bracket.target for bracket in first}
+    first += [
+        rounds.bracket(space)
         for space in plan.spaces
         if space.candidates and space.target not in known
     ]
-    finished, measured = search(
-        brackets,
-        measurer,
-        lambda bracket: method.following(bracket, plan, files),
-        seed=experiment.seed,
-    )
-    findings = findings_of(plan.spaces, finished, measured)
-    if all(found.chosen_samples_per_s is None for found in findings.found):
-        raise NotComparable(_nothing_measured(findings, files))
-    write_json(files.tuning, method.document(plan, findings, files))
-    write_text(files.tuned_spec, tuned_text(method, experiment, findings, plan.context.cores))
-    return findings
+    measured = Measurements()
+    brackets = search(first, measurer, measured, rounds.following, seed=seed)
+    finals = rounds.finals(plan.spaces, brackets)
+    brackets += search(finals, measurer, measured, lambda _: None, seed=seed)
+    return findings_of(plan.spaces, brackets, measured, compares_targets=rounds.compares_targets)
 
 
 def _nothing_measured(findings: Findings, files: RunFiles) -> str:

@@ -53,6 +53,7 @@ class Space:
     candidates: tuple[Trial, ...]
     has_default: bool
     left_out: tuple[LeftOut, ...]
+    round_number: int = 0  # of the method's rounds
 
     @property
     def default(self) -> Trial | None:
@@ -78,6 +79,7 @@ def space_of(
     *,
     cores: int,
     settings: TuneSettings,
+    round_number: int = 0,
 ) -> Space:
     """Plan every request, the first being the default; select at most `max_candidates` by the seed.
 
@@ -109,6 +111,7 @@ def space_of(
         candidates=tuple(chosen),
         has_default=has_default,
         left_out=tuple(dict.fromkeys(left_out)),
+        round_number=round_number,
     )
 
 

@@ -51,7 +51,7 @@ def tuned_requests(
     """Return the trials with their winners; trials that are equal for several workloads are merged.
 
     Trials that become equal to an earlier one are left out, as is a trial of the best strategy if
-    none could be measured.
+    none could be measured. A workload's winner is added if no trial has its strategy.
     """
     wanted: dict[str, tuple[TrialRequest, list[WorkloadRequest]]] = {}
     planned: set[str] = set()
@@ -67,6 +67,13 @@ def tuned_requests(
             if name is not None:
                 planned.add(name)
             wanted.setdefault(tuned.model_dump_json(), (tuned, []))[1].append(workload)
+    for workload in experiment.workloads:
+        winner = method.winner(workload.name, findings)
+        present = [tuned for tuned, workloads in wanted.values() if workload in workloads]
+        if winner is not None and not any(
+            tuned.local_strategy == winner.local_strategy for tuned in present
+        ):
+            wanted.setdefault(winner.model_dump_json(), (winner, []))[1].append(workload)
     return [
         _for_workloads(request, workloads, experiment) for request, workloads in wanted.values()
     ]

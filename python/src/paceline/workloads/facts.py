@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,14 +17,13 @@ from paceline.errors import PacelineError, UsageError
 from paceline.spec.model_facts import CLASSES, ModelFacts
 from paceline.training.batch_norm import batch_norms
 from paceline.training.optimizers import TaskOptimizer, trained_parameters
-from paceline.training.passes import evaluating
+from paceline.training.passes import evaluating, summed_loss
 from paceline.workloads.build import informed, make_task, on_meta_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch import nn
-
+    from paceline.data.source import Source, Values
     from paceline.training.task import NamedParameters, Task
 
 
@@ -40,12 +40,15 @@ def derive_facts(
         task_path, classes=CLASSES, steps=STEPS, options=options or {}, samples=samples
     )
     items = None if data else task.dataset()
+    source: Source | None = None
     if items is not None:
-        task = informed(task, ItemSource(items, len(items)), classes=CLASSES)
+        source = ItemSource(items, len(items))
     elif data:
         # A missing data set or field is reported later; it may exist on the cluster only.
         with suppress(PacelineError):
-            task = informed(task, _source(task, data), classes=CLASSES)
+            source = _source(task, data)
+    if source is not None:
+        task = informed(task, source, classes=CLASSES)
     built = on_meta_device(task)
     parameters = list(built.parameters())
     unsplit = splitting_fault(task, built)
@@ -65,6 +68,7 @@ def derive_facts(
         unused_parameter=unused_parameter(task, built),
         splitting_fault=unsplit,
         sharding_fault=sharding_fault(task, built),
+        loss_fault=None if source is None else loss_fault(task, built, source.targets),
     )
 
 
@@ -179,6 +183,25 @@ def unused_parameter(task: Task, model: nn.Module) -> str | None:
     unused = [name for name, parameter in trained.items() if parameter.grad is None]
     model.zero_grad()
     return unused[0] if unused else None
+
+
+def loss_fault(task: Task, model: nn.Module, targets: Values) -> str | None:
+    """Return why the loss of two samples is not one value per sample.
+
+    None if it is, or if a pass without values cannot tell. model: on the meta device.
+    """
+    kind = torch.float32 if np.dtype(targets.dtype).kind == "f" else torch.int64
+    try:
+        with evaluating(model), torch.no_grad():
+            example = task.example_input().to("meta")
+            outputs = model(example.expand(2, *example.shape[1:]))
+            wanted = torch.zeros((2, *targets.shape), dtype=kind, device="meta")
+            summed_loss(task, outputs, wanted)
+    except UsageError as error:
+        return str(error)
+    except Exception:  # noqa: BLE001  (the code of a user; the training finds it, too)
+        return None
+    return None
 
 
 def small_parameters(model: nn.Module) -> NamedParameters:

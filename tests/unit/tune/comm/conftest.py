@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tests.unit.analysis.fabricate import LAUNCHED, SEQUENTIAL, Case, Way, make_trial
 
-from paceline.records.files import JsonlWriter, read_json
-from paceline.records.rows import CommunicationRow, Outcome
+from paceline.records.files import read_json
+from paceline.records.rows import Outcome
 from paceline.spec.loading import load_spec, parse_spec
-from paceline.tune import measurement, session
-from paceline.tune.comm import method, tune_comm
+from paceline.tune import comm, measurement, session
+from paceline.tune.comm import tune_comm
 
 BASELINE = """
 schema = 2
@@ -54,8 +54,8 @@ def unknown_parameters(names, _mpirun):
 
 @pytest.fixture(autouse=True)
 def _no_mpi(monkeypatch):
-    monkeypatch.setattr(method, "find_mpirun", lambda _asked: Tool())
-    monkeypatch.setattr(method, "unknown_parameters", unknown_parameters)
+    monkeypatch.setattr(comm, "find_mpirun", lambda _asked: Tool())
+    monkeypatch.setattr(comm, "unknown_parameters", unknown_parameters)
 
 
 class Tool:
@@ -91,8 +91,6 @@ class Machine:
         # told apart by a hair from one repeat to the next, so that there is noise to estimate
         case = dataclasses.replace(case, time_scale=1 + 1e-4 * (-1) ** trial.repeat)
         make_trial(files, trial, way, case, LAUNCHED, 1e-4)
-        if not trial.is_baseline:
-            write_messages(files, trial, step_s=way.step_s)
         return Outcome(**read_json(files.outcome))
 
     def way_of(self, trial):
@@ -105,33 +103,16 @@ class Machine:
         )
         return dataclasses.replace(way, forward_s=way.forward_s + self.step_s(trial) - way.step_s)
 
-    def tune(self, experiment_text, *, resume=False, budget_s=None):
+    def tune(self, experiment_text, *, search=tune_comm, resume=False, budget_s=None):
         spec = self.folder / "mine.toml"
         spec.write_text(experiment_text)
-        return tune_comm(
+        return search(
             load_spec(str(spec)),
             self.folder / "found",
             resume=resume,
             progress=Watcher(),
             budget_s=budget_s,
         )
-
-
-def write_messages(files, trial, *, step_s, payload_bytes=2_000_000):
-    """Each step one all-reduce that takes a tenth of it, on every rank."""
-    started = LAUNCHED + 0.5 + 2.0 + 0.25 + 1.0 + 0.125  # as fabricated: where training starts
-    for rank in range(trial.placement.ranks):
-        with JsonlWriter(files.rank(rank).communication) as rows:
-            for step in range(trial.training.max_steps):
-                at = started + (step + 0.5) * step_s
-                rows.write(
-                    CommunicationRow(
-                        group="0", ranks=trial.placement.ranks, sequence=step,
-                        operation="allreduce", algorithm="ring", payload_bytes=payload_bytes,
-                        arrived_unix_s=at, started_unix_s=at, ended_unix_s=at + step_s / 10,
-                        sent_bytes=None, sent_messages=None,
-                    )
-                )  # fmt: skip
 
 
 @pytest.fixture

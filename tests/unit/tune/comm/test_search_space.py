@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 from tests.trials import changed
 from tests.unit.tune.comm.conftest import entry, parsed
+from tests.unit.tune.conftest import local_context
 
 from paceline.plan.planning import plan_trials
-from paceline.tune.comm.search_space import choices, communication_of, why_left_alone
+from paceline.tune.comm import CommSearch
+from paceline.tune.comm_choices import communication_of, why_left_alone
+from paceline.tune.method import Searched
+from paceline.tune.spaces import Target
 
 MANY = {"nodes": 2}
 
@@ -18,7 +22,9 @@ def tried(name, *keys, values=None, tune="", trial_values=None, **where):
     request = experiment.trials[1]
     trial = planned(experiment)
     trial = changed(trial, **(trial_values or {}))
-    found = choices(name, request, trial, experiment.tune)
+    searched = Searched(target=Target(workload="simple-big", name="trials[2]"), request=request)
+    (round_,) = [each for each in CommSearch.rounds if each.name == name]
+    found = round_.choices(searched, trial, local_context(experiment, 4))
     return [tuple(getattr(r, key, None) for key in keys) for r in found]
 
 

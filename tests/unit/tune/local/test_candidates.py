@@ -92,9 +92,10 @@ def test_strategies_are_all_where_the_best_is_wanted():
     assert len(searched_strategies(experiment, experiment.tune)) == 6
 
 
-def test_strategies_that_the_table_names_are_searched_alone():
+def test_strategies_that_the_table_names_are_searched_beside_the_baseline():
     experiment = parsed(SPEC + BEST + '[tune]\nstrategies = ["threads", "intraop"]\n')
-    assert searched_strategies(experiment, experiment.tune) == ["intraop", "threads"]
+    strategies = searched_strategies(experiment, experiment.tune)
+    assert strategies == ["sequential", "intraop", "threads"]
 
 
 def test_repeats_are_told_apart_by_name(make_space):

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 from tests.trials import changed
-from tests.unit.tune.conftest import SPEC
+from tests.unit.tune.conftest import SPEC, local_space
 
 from paceline.analysis.statistics import Interval
 from paceline.plan.planning import plan_trials
@@ -12,8 +12,8 @@ from paceline.spec import WorkloadRequest
 from paceline.spec.loading import parse_spec
 from paceline.tune import tuned_spec
 from paceline.tune.findings import Finding, Findings
-from paceline.tune.local import LocalSearch, strategy_space
-from paceline.tune.spaces import Target, short_experiment
+from paceline.tune.local import LocalSearch
+from paceline.tune.spaces import Target
 from paceline.tune.tuned_spec import tuned_text
 
 TWO_WORKLOADS = SPEC + '[[workloads]]\nname = "simple-big"\nglobal_batch = 64\n'
@@ -31,20 +31,11 @@ class Case:
 
     def __init__(self, text):
         self.experiment = parse_spec(text + "[tune]\noversubscribe = true\n", "mine.toml")
-        self.short = short_experiment(self.experiment, self.experiment.tune)
         self.found: list[Finding] = []
 
     def wins(self, workload_name, strategy, number, speed=10.0):
         """The candidate of that number (0 is the default) is the fastest, certainly."""
-        workload = next(w for w in self.short.workloads if w.name == workload_name)
-        space = strategy_space(
-            self.short,
-            workload,
-            strategy,
-            "data",
-            cores=CORES,
-            settings=self.experiment.tune,
-        )
+        space = local_space(self.experiment, workload_name, strategy, CORES)
         interval = Interval(median=speed, low=speed, high=speed)
         winner = space.candidates[number]
         default = number == 0
@@ -84,19 +75,7 @@ def of(trials, strategy, launcher="local"):
 )
 def test_every_candidate_is_planned_again_from_what_the_tuned_spec_says(strategy):
     text = SPEC if strategy == "sequential" else SPEC + entry("local", strategy)
-    workload = Case(text).short.workloads[0]
-    numbers = range(
-        len(
-            strategy_space(
-                Case(text).short,
-                workload,
-                strategy,
-                "data",
-                cores=CORES,
-                settings=Case(text).experiment.tune,
-            ).candidates
-        )
-    )
+    numbers = range(len(local_space(Case(text).experiment, "tiny", strategy, CORES).candidates))
     for number in list(numbers)[:8]:
         case = Case(text)
         winner = case.wins("tiny", strategy, number)
@@ -169,6 +148,14 @@ def test_best_that_is_there_under_its_own_name_is_not_run_twice():
     case.wins("tiny", "processes", 1, speed=20)
     case.wins("tiny", "hybrid", 0)
     assert sorted(t.local_strategy for t in case.planned()) == ["hybrid", "processes", "sequential"]
+
+
+def test_winner_whose_strategy_no_trial_has_becomes_a_trial():
+    case = Case(SPEC + entry("mpi", "processes"))
+    winner = case.wins("tiny", "threads", 1, speed=20)
+    case.wins("tiny", "processes", 1, speed=10)
+    (planned,) = of(case.planned(), "threads")
+    assert planned.configuration == winner.configuration
 
 
 def test_trial_that_says_its_own_layout_is_left_alone():

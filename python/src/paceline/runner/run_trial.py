@@ -21,7 +21,7 @@ from paceline.records.compact import compact_trial
 from paceline.records.documents import write_trial
 from paceline.records.files import read_json, write_json, write_text
 from paceline.records.rows import FailureRow
-from paceline.runner.failures import failing
+from paceline.runner.failure_injection import failing
 from paceline.spec.extensions import LAUNCHERS
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from tests.unit.analysis import operations as made
 
 from paceline.analysis.reading import load_trial
 from paceline.errors import UsageError
-from paceline.report.trace import trace_events, write_trace
+from paceline.export.trace import trace_events, write_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

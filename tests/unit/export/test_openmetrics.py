@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.unit.analysis.fabricate import LAUNCHED, edit_json, make_run
 from tests.unit.monitor.recorded import MPI, SEQUENTIAL, TWO_HOSTS, make_recorded_run
 
-from paceline.errors import EnvironmentLacks, TimedOut
-from paceline.monitor.backfill import Backfilled, import_blocks, write_openmetrics
+from paceline.errors import DataError
+from paceline.export.formats import export
+from paceline.export.openmetrics import Written, write_openmetrics
+from paceline.export.run_data import RunData
 from paceline.records.files import JsonlWriter, read_jsonl, write_json
 from paceline.telemetry.metrics import METRICS
 
@@ -27,7 +28,7 @@ SERIES = {
 }
 
 
-def imported(run: RunFiles, tmp_path: Path) -> tuple[Backfilled, list[tuple[str, float, float]]]:
+def imported(run: RunFiles, tmp_path: Path) -> tuple[Written, list[tuple[str, float, float]]]:
     """What was said of it, and (series with labels, value, time) of each line."""
     out = tmp_path / "out.om"
     found = write_openmetrics(run, out)
@@ -184,28 +185,17 @@ def test_trials_come_in_order_of_time_and_damaged_ones_are_named(tmp_path) -> No
 def test_run_without_trials_is_an_empty_document(tmp_path) -> None:
     (tmp_path / "run").mkdir()
     run = make_run(tmp_path / "run", ())
-    assert imported(run, tmp_path) == (Backfilled(0, 0), [])
+    assert imported(run, tmp_path) == (Written(0, 0), [])
 
 
-def program(tmp_path: Path, body: str) -> str:
-    path = tmp_path / "promtool"
-    path.write_text(f"#!{sys.executable}\n{body}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
-def test_promtool_that_refuses_is_quoted(tmp_path) -> None:
-    refuses = program(tmp_path, "import sys\nprint('no space left', file=sys.stderr)\nsys.exit(1)")
-    with pytest.raises(EnvironmentLacks, match=r"no space left.*--no-backfill"):
-        import_blocks(refuses, tmp_path / "x.om", tmp_path)
-
-
-def test_promtool_that_is_not_one_is_named(tmp_path) -> None:
-    with pytest.raises(EnvironmentLacks, match=r"cannot start .*nothing"):
-        import_blocks(str(tmp_path / "nothing"), tmp_path / "x.om", tmp_path)
-
-
-def test_promtool_that_hangs_is_given_up(tmp_path) -> None:
-    hangs = program(tmp_path, "import time\ntime.sleep(60)")
-    with pytest.raises(TimedOut, match="--no-backfill"):
-        import_blocks(hangs, tmp_path / "x.om", tmp_path, limit_s=0.5)
+def test_format_writes_all_trials_or_one_and_refuses_damaged_ones(tmp_path) -> None:
+    run = make_recorded_run(tmp_path / "run", (SEQUENTIAL, MPI))
+    [first, second] = [name for name, _ in run.trials()]
+    [every] = export(RunData(run), "openmetrics", tmp_path / "out")
+    [one] = export(RunData(run), "openmetrics", tmp_path / "out", first)
+    assert (every.name, one.name) == ("run.om", f"{first}.om")
+    assert f'trial="{second}"' in every.read_text()
+    assert f'trial="{second}"' not in one.read_text()
+    run.trial(second).outcome.write_text("{")
+    with pytest.raises(DataError, match="outcome"):
+        export(RunData(run), "openmetrics", tmp_path / "out")

@@ -1,6 +1,5 @@
 """The predicted disk use: against files of real rows, and the warning."""
 
-import dataclasses
 import random
 import warnings
 from types import SimpleNamespace
@@ -12,16 +11,17 @@ from paceline.records.compact import compact_trial
 from paceline.records.files import JsonlWriter
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import CommunicationRow, SampleLogRow, StepRow
-from paceline.runner import disk_check
-from paceline.runner.disk_use import DiskUse, Sizes, run_disk_use, trial_disk_use
+from paceline.runner import disk
+from paceline.runner.disk import trial_disk_use
 from paceline.runner.planning import plan
+from paceline.runner.steps import known_samples, planned_steps
 from paceline.spec import load_spec
 from paceline.spec.models import TelemetrySettings
 from paceline.spec.tables import CheckpointSettings
 
 MB = 1_000_000
-OTHER_FILES = 10_000  # bytes of those without rows, of a trial of two ranks
-SIZES = Sizes(steps=100, samples=500, parameter_bytes=10 * MB)
+SAMPLES = 500
+SIZES = 100, (10 * MB, 1)  # steps; bytes of parameters, and tensors of momentum for each
 
 
 @pytest.fixture
@@ -40,37 +40,24 @@ def with_checkpoints(trial, *, keep):
 
 
 def test_tensors_and_checkpoints_have_the_size_of_the_parameters(quiet):
-    plain = trial_disk_use(quiet(), SIZES)
-    kept = trial_disk_use(quiet(), SIZES, keeps_tensors=True)
+    plain = trial_disk_use(quiet(), *SIZES)
+    kept = trial_disk_use(quiet(), *SIZES, keeps_tensors=True)
     assert kept.kept_bytes - plain.kept_bytes == 20 * MB  # gradient and weights
     assert plain.training_bytes - kept.training_bytes == 20 * MB
-    training = trial_disk_use(with_checkpoints(quiet(), keep=False), SIZES)
+    training = trial_disk_use(with_checkpoints(quiet(), keep=False), *SIZES)
     assert training.kept_bytes == plain.kept_bytes
     # weights and momentum; two are kept while a third one is written
     assert training.training_bytes - plain.training_bytes == 3 * 20 * MB
-    keeping = trial_disk_use(with_checkpoints(quiet(), keep=True), SIZES)
+    keeping = trial_disk_use(with_checkpoints(quiet(), keep=True), *SIZES)
     assert keeping.kept_bytes - plain.kept_bytes == 2 * 20 * MB
     assert keeping.peak_bytes() == pytest.approx(training.peak_bytes())
-
-
-def test_run_adds_what_its_trials_keep_and_the_largest_one_that_trains():
-    found = run_disk_use(
-        [
-            DiskUse(kept_bytes=1 * MB, training_bytes=5 * MB),
-            DiskUse(kept_bytes=2 * MB, training_bytes=3 * MB),
-        ],
-        1,
-    )
-    alone = run_disk_use([], 1)
-    assert found.kept_bytes - alone.kept_bytes == 3 * MB
-    assert found.peak_bytes() - alone.peak_bytes() == 8 * MB
 
 
 def test_traces_are_given_for_a_second_of_training(make_trial):
     trial = make_trial()
     slow, fast = (
         trial_disk_use(
-            trial.model_copy(update={"telemetry": TelemetrySettings(interval_s=interval_s)}), SIZES
+            trial.model_copy(update={"telemetry": TelemetrySettings(interval_s=interval_s)}), *SIZES
         )
         for interval_s in (1.0, 0.1)
     )
@@ -94,7 +81,7 @@ def write_rows(files, trial, steps):
             rows.write_all(operation(step, draw) for step in range(int(1.3 * steps)))
         with JsonlWriter(own.sample_log) as rows:
             for step in range(steps):
-                ids = [draw.randrange(SIZES.samples) for _ in range(share)]
+                ids = [draw.randrange(SAMPLES) for _ in range(share)]
                 rows.write(SampleLogRow(step=step, epoch=0, sample_ids=ids))
 
 
@@ -126,11 +113,10 @@ def operation(number, draw):
 def test_rows_are_as_large_as_predicted(quiet, tmp_path, steps):
     trial, files = quiet(ranks=2, global_batch=32), TrialFiles(tmp_path)
     write_rows(files, trial, steps)
-    sizes = dataclasses.replace(SIZES, steps=steps, parameter_bytes=0)
-    use = trial_disk_use(trial, sizes)
+    use = trial_disk_use(trial, steps, (0, 0))
     assert size_of(tmp_path) == pytest.approx(use.training_bytes, rel=0.25)
     compact_trial(files)
-    assert size_of(tmp_path) == pytest.approx(use.kept_bytes - OTHER_FILES, rel=0.25)
+    assert size_of(tmp_path) < use.kept_bytes < 4 * size_of(tmp_path)
 
 
 def size_of(folder):
@@ -172,10 +158,10 @@ def free(monkeypatch):
         asked.append(training)
         return SimpleNamespace(optimizer="SGD", parameter_bytes=MB)
 
-    monkeypatch.setattr(disk_check, "task_facts", facts_of)
+    monkeypatch.setattr(disk, "task_facts", facts_of)
 
     def set_free(size):
-        monkeypatch.setattr(disk_check.shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
+        monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: SimpleNamespace(free=size))
         return asked
 
     return set_free
@@ -183,11 +169,12 @@ def free(monkeypatch):
 
 def test_steps_follow_from_samples_and_epochs(planned):
     trial = planned.trials[0]
-    sizes = disk_check._sizes(trial.training, disk_check._samples(planned, trial.training), (0, 0))
-    assert (sizes.samples, sizes.steps) == (40, 9)  # three of 16 samples in each epoch
+    samples = known_samples(planned, trial.training)
+    assert samples == 40
+    assert planned_steps(trial.training, samples) == 9  # three of 16 samples in each epoch
 
 
-@pytest.mark.parametrize(("limit", "steps"), [("", 0), ("max_steps = 7", 7)])
+@pytest.mark.parametrize(("limit", "steps"), [("", None), ("max_steps = 7", 7)])
 def test_a_script_has_the_steps_that_it_may_make_and_no_known_size(tmp_path, limit, steps):
     (tmp_path / "train.py").touch()
     spec = tmp_path / "script.toml"
@@ -198,23 +185,23 @@ def test_a_script_has_the_steps_that_it_may_make_and_no_known_size(tmp_path, lim
     )
     planned = plan(load_spec(str(spec)))
     training = planned.trials[0].training
-    sizes = disk_check._sizes(training, disk_check._samples(planned, training), (0, 0))
-    assert (sizes.samples, sizes.steps) == (0, steps)
-    assert disk_check.predicted_disk_use(planned).kept_bytes > 0
+    assert known_samples(planned, training) is None
+    assert planned_steps(training, None) == steps
+    assert disk.predicted_disk_use(planned).kept_bytes > 0
 
 
 def test_too_small_disk_is_a_warning_with_both_sizes(planned, free, tmp_path):
     free(5 * MB)
     with pytest.warns(PacelineWarning, match=r"the run may need \d+ MB, 5 MB are free"):
-        disk_check.warn_of_small_disk(planned, tmp_path)
+        disk.warn_of_small_disk(planned, tmp_path)
 
 
 def test_large_disk_is_no_warning_and_needs_no_facts(planned, free, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         asked = free(100 * MB)
-        disk_check.warn_of_small_disk(planned, tmp_path)
+        disk.warn_of_small_disk(planned, tmp_path)
         assert len(asked) == 1  # a model as large as the memory would not fit
         free(10**15)
-        disk_check.warn_of_small_disk(planned, tmp_path)
+        disk.warn_of_small_disk(planned, tmp_path)
         assert len(asked) == 1

@@ -18,14 +18,14 @@ from paceline.records.documents import read_statuses
 from paceline.records.files import read_jsonl, write_json
 from paceline.records.layout import TrialFiles
 from paceline.records.rows import RankStatus
-from paceline.runner.failures import (
+from paceline.runner.failure_injection import (
+    Victims,
     _has_trained,
     check_failures,
     failing,
     failure_kinds,
     planned_failures,
 )
-from paceline.runner.victims import Victims
 from paceline.spec.tables import FailureSettings
 
 

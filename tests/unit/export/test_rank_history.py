@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.monitor.recorded import MPI, PAYLOAD_BYTES, make_recorded_run
 
-from paceline.monitor.training import RankHistory
+from paceline.export.openmetrics import RankHistory
 from paceline.records.rows import StepRow
 from paceline.records.tables import rows
 

@@ -29,9 +29,20 @@ if TYPE_CHECKING:
 
     from paceline.analysis.reading import RankRecord, TrialRecord
     from paceline.analysis.steps import RankSteps
+    from paceline.export.run_data import RunData
 
 _EXPOSED = "exposed communication"
 _STEPS, _COMMUNICATION = 1, 2  # thread numbers; further lanes of operations follow
+
+
+def write_perfetto(run: RunData, out: Path, trial: str | None) -> list[Path]:
+    """Write `ID.json` for each trial."""
+    written = []
+    for record in run.chosen(trial):
+        path = out / f"{record.trial.id}.json"
+        write_trace(record, path)
+        written.append(path)
+    return written
 
 
 def write_trace(record: TrialRecord, out: Path) -> None:

@@ -13,27 +13,22 @@ import psutil
 import pytest
 from tests.unit.monitor.recorded import SEQUENTIAL, make_recorded_run
 
-from paceline.errors import EnvironmentLacks, UsageError
-from paceline.monitor import children as children_module
-from paceline.monitor.prometheus import Address
-from paceline.monitor.session import MonitorSettings, monitor
+from paceline.errors import EnvironmentLacks, TimedOut, UsageError
+from paceline.monitor import serve
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-READY = """
-import http.server, signal, sys
+RUNS = """
+import signal, time
 {first}
-[listen] = [a.split("=")[1] for a in sys.argv if a.startswith("--web.listen-address=")]
-host, port = listen.rsplit(":", 1)
-class Answer(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-http.server.HTTPServer((host, int(port)), Answer).serve_forever()
+time.sleep(600)
 """
-SETTINGS = MonitorSettings(listen=Address("127.0.0.1", 0), grafana_listen=None, backfill=False)
+
+
+def monitor(run: RunFiles, say) -> None:
+    serve.monitor(run, say, listen="127.0.0.1:1", grafana_listen="127.0.0.1:2")
 
 
 def program(folder: Path, name: str, body: str) -> None:
@@ -71,25 +66,25 @@ def children() -> list[psutil.Process]:
 def test_signal_ends_the_session_and_its_program_and_handlers_are_as_before(
     run, tmp_path, how
 ) -> None:
-    program(tmp_path / "bin", "prometheus", READY.format(first=""))
+    program(tmp_path / "bin", "prometheus", RUNS.format(first=""))
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
     known = set(children())
     said: list[str] = []
     thread = interrupt_when(said, "stop with", how)
-    monitor(run, SETTINGS, said.append)
+    monitor(run, said.append)
     thread.join(timeout=30)
     assert set(children()) <= known
     assert {n: signal.getsignal(n) for n in before} == before
 
 
 def test_program_that_ignores_the_request_to_end_is_killed(run, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(children_module, "_END_S", 0.5)
-    deaf = READY.format(first="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    monkeypatch.setattr(serve, "_END_S", 0.5)
+    deaf = RUNS.format(first="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     program(tmp_path / "bin", "prometheus", deaf)
     known = set(children())
     said: list[str] = []
     thread = interrupt_when(said, "stop with", signal.SIGTERM)
-    monitor(run, SETTINGS, said.append)
+    monitor(run, said.append)
     thread.join(timeout=30)
     assert set(children()) <= known
 
@@ -97,7 +92,7 @@ def test_program_that_ignores_the_request_to_end_is_killed(run, tmp_path, monkey
 def test_program_that_does_not_start_is_quoted(run, tmp_path) -> None:
     program(tmp_path / "bin", "prometheus", "import sys\nsys.exit('bad storage')")
     with pytest.raises(EnvironmentLacks, match=r"(?s)exit status 1.*bad storage"):
-        monitor(run, SETTINGS, lambda _text: None)
+        monitor(run, lambda _text: None)
 
 
 def test_what_an_earlier_session_left_is_cleared(run, tmp_path) -> None:
@@ -105,20 +100,20 @@ def test_what_an_earlier_session_left_is_cleared(run, tmp_path) -> None:
     old = run.monitor / "data" / "block"
     old.mkdir(parents=True)
     with pytest.raises(EnvironmentLacks):
-        monitor(run, SETTINGS, lambda _text: None)
+        monitor(run, lambda _text: None)
     assert not old.exists()
     assert (run.monitor / "rules" / "alerts.yml").exists()
 
 
 def test_folder_that_is_no_run_is_refused_and_left_alone(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"manifest\.json or trials/"):
-        monitor(RunFiles(tmp_path), SETTINGS, lambda _text: None)
+        monitor(RunFiles(tmp_path), lambda _text: None)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_prometheus_is_told_before_anything_is_written(run) -> None:
     with pytest.raises(EnvironmentLacks, match="prometheus: not found"):
-        monitor(run, SETTINGS, lambda _text: None)
+        monitor(run, lambda _text: None)
     assert not run.monitor.exists()
 
 
@@ -126,4 +121,27 @@ def test_monitor_folder_that_cannot_be_made_is_told(run, tmp_path) -> None:
     program(tmp_path / "bin", "prometheus", "")
     run.monitor.write_text("a file in its place")
     with pytest.raises(EnvironmentLacks, match="a folder that can be written"):
-        monitor(run, SETTINGS, lambda _text: None)
+        monitor(run, lambda _text: None)
+
+
+def test_promtool_that_refuses_is_quoted(run, tmp_path) -> None:
+    program(tmp_path / "bin", "prometheus", "")
+    refuses = "import sys\nprint('no space left', file=sys.stderr)\nsys.exit(1)"
+    program(tmp_path / "bin", "promtool", refuses)
+    with pytest.raises(EnvironmentLacks, match="no space left"):
+        monitor(run, lambda _text: None)
+    assert not (run.monitor / "traces.om").exists()
+
+
+def test_promtool_that_hangs_is_given_up(run, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(serve, "_IMPORT_LIMIT_S", 0.5)
+    program(tmp_path / "bin", "prometheus", "")
+    program(tmp_path / "bin", "promtool", "import time\ntime.sleep(60)")
+    with pytest.raises(TimedOut, match="did not import"):
+        monitor(run, lambda _text: None)
+
+
+@pytest.mark.parametrize("address", ["9090", "127.0.0.1:", ":9090", "127.0.0.1:99999"])
+def test_address_is_checked(run, address) -> None:
+    with pytest.raises(UsageError, match="expected HOST:PORT"):
+        serve.monitor(run, lambda _text: None, listen=address, grafana_listen="127.0.0.1:2")

@@ -1,5 +1,5 @@
-"""Import of traces into Prometheus: OpenMetrics text with timestamps, from which promtool makes
-blocks (https://prometheus.io/docs/prometheus/latest/storage/#backfilling-from-openmetrics-format).
+"""Export to OpenMetrics: text with timestamps, from which promtool makes blocks of Prometheus
+(https://prometheus.io/docs/prometheus/latest/storage/#backfilling-from-openmetrics-format).
 
 Series come from the same declarations as those of the metrics endpoint. Times are those of the
 samples, on the clock of rank 0. At the end of a trial its gauges and facts get a NaN: otherwise
@@ -8,52 +8,68 @@ Prometheus would show the last value for five more minutes, into the next trial.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.analysis.host_frames import GAP_INTERVALS
 from paceline.analysis.reading import read_trial
-from paceline.errors import DataError, EnvironmentLacks, TimedOut
-from paceline.host.processes import guarded
-from paceline.monitor.training import RankHistory
+from paceline.errors import DataError
 from paceline.records.files import document, read_json
-from paceline.records.rows import Outcome, RankEnvironment, RankStatus
-from paceline.records.tables import read_header, row_dicts
+from paceline.records.rows import (
+    CommunicationRow,
+    Outcome,
+    RankEnvironment,
+    RankStatus,
+    StepRow,
+)
+from paceline.records.tables import read_header, read_table, row_dicts
 from paceline.telemetry.exporter import Snapshot, families
 from paceline.telemetry.metrics import METRICS, RUN, SIDECAR
 from paceline.telemetry.metrics.metric import Row, read_into
 from paceline.telemetry.metrics.run import RunReading, SidecarReading, facts_of
+from paceline.telemetry.training import TrainingProgress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from paceline.export.run_data import RunData
     from paceline.plan.trial import Trial
-    from paceline.records.layout import HostFiles, RunFiles, TrialFiles
+    from paceline.records.layout import HostFiles, RankFiles, RunFiles, TrialFiles
 
 _MARK_AFTER_S = 0.001  # Prometheus's resolution; the next trial begins later
-_LONGEST_S = 600.0
 _UNTRACED = tuple(m for m in METRICS if not m.in_trace and m.scope in (RUN, SIDECAR))
 
 
 @dataclass(frozen=True, slots=True)
-class Backfilled:
-    """Result of an import."""
+class Written:
+    """Content of a file."""
 
     trials: int
     samples: int
     left_out: tuple[str, ...] = ()  # trials whose files are damaged, with the reason
 
 
-def write_openmetrics(run: RunFiles, out: Path) -> Backfilled:
+def write_run(run: RunData, out: Path, trial: str | None) -> list[Path]:
+    """Write `run.om`, or `ID.om` for one trial. Raises DataError if a file is damaged."""
+    path = out / f"{trial or 'run'}.om"
+    run.chosen(trial)  # refuses an unknown trial
+    written = write_openmetrics(run.files, path, trial)
+    if written.left_out:
+        raise DataError("; ".join(written.left_out))
+    return [path]
+
+
+def write_openmetrics(run: RunFiles, out: Path, trial: str | None = None) -> Written:
     """Write all trials of `run` that have a trace into `out`, in order of time.
 
+    trial: only the trial with this id.
     A trial whose files are damaged is left out and named. Raises OSError if `out` cannot be
     written.
     """
-    found, left_out = _traces(run)
+    found, left_out = _traces(run, trial)
     trials: set[str] = set()
     samples = 0
     with out.open("w", encoding="utf-8") as file:
@@ -63,44 +79,16 @@ def write_openmetrics(run: RunFiles, out: Path) -> Backfilled:
             if written:
                 trials.add(trace.trial_id)
         file.write("# EOF\n")
-    return Backfilled(len(trials), samples, tuple(left_out))
+    return Written(len(trials), samples, tuple(left_out))
 
 
-def import_blocks(
-    promtool: str, openmetrics: Path, storage: Path, *, limit_s: float = _LONGEST_S
-) -> None:
-    """Make blocks in Prometheus's storage. Raises EnvironmentLacks if promtool cannot, TimedOut
-    if it takes longer than `limit_s`."""
-    argv = [promtool, "tsdb", "create-blocks-from", "openmetrics", "--quiet"]
-    try:
-        done = subprocess.run(
-            guarded([*argv, str(openmetrics), str(storage)]),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise TimedOut(
-            f"promtool did not import {openmetrics} within {limit_s:.0f} s; without the trials that"
-            " have ended: paceline monitor --no-backfill"
-        ) from error
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise EnvironmentLacks(
-            f"promtool could not import {openmetrics} into {storage}: "
-            f"{said[-1] if said else f'exit status {done.returncode}'}; without the trials that "
-            "have ended: paceline monitor --no-backfill"
-        )
-
-
-def _traces(run: RunFiles) -> tuple[list[_HostTrace], list[str]]:
+def _traces(run: RunFiles, only: str | None) -> tuple[list[_HostTrace], list[str]]:
     """Return all traces by the time of their first sample, and the damaged trials."""
     found: list[_HostTrace] = []
     left_out: list[str] = []
     for trial_id, files in run.trials():
+        if only not in (None, trial_id):
+            continue
         try:
             trial = read_trial(files)
             traces = [_HostTrace(run, trial, files, host) for host, _ in files.hosts()]
@@ -212,3 +200,38 @@ def _series_name(name: str, labels: Mapping[str, str]) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+class RankHistory:
+    """Adds up the steps and operations of a rank in the order in which they ended.
+
+    Raises DataError if a file is damaged.
+    """
+
+    def __init__(self, rank: int, files: RankFiles, replicas: int, *, failed: bool) -> None:
+        self._replicas, self._failed = replicas, failed
+        steps = read_table(files.steps, StepRow)
+        operations = read_table(files.communication, CommunicationRow)
+        rows = [*steps.iter_rows(named=True), *operations.iter_rows(named=True)]
+        self._rows = sorted(rows, key=_ended_unix_s)
+        self._done = 0
+        self._progress = TrainingProgress(rank=rank)
+
+    def until(self, unix_s: float) -> TrainingProgress:
+        """Return the progress at `unix_s`, on the rank's own clock; times must not decrease."""
+        while self._done < len(self._rows) and _ended_unix_s(self._rows[self._done]) <= unix_s:
+            row = self._rows[self._done]
+            if "step_s" in row:
+                self._progress.add_step(row, self._replicas)
+            else:
+                self._progress.add_operation(row)
+            self._done += 1
+        # A rank that failed is shown as failed from its last row on.
+        failed = self._failed and self._done == len(self._rows)
+        return dataclasses.replace(self._progress.copy(), failed=failed)
+
+
+def _ended_unix_s(row: Mapping[str, Any]) -> float:
+    """Return when a step or an operation ended."""
+    ended: float = row["started_unix_s"] + row["step_s"] if "step_s" in row else row["ended_unix_s"]
+    return ended

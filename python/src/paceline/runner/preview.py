@@ -1,0 +1,182 @@
+"""What a run would do, and the faults that would make it worthless, before its first trial."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.analysis.reading import load_manifest
+from paceline.errors import DataError, EnvironmentLacks, UsageError
+from paceline.plan.trial import task_facts
+from paceline.records.files import document
+from paceline.records.layout import RunFiles
+from paceline.records.rows import Outcome
+from paceline.runner.disk import predicted_disk_use
+from paceline.runner.planning import check_dataset
+from paceline.runner.steps import known_samples, planned_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from paceline.plan.trial import Training
+    from paceline.runner.disk import DiskUse
+    from paceline.runner.planning import Planned
+
+_FEW_STEPS = 10  # fewer measured steps give wide intervals
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPreview:
+    """One trial before it runs. None: not known."""
+
+    trial_id: str
+    configuration: str
+    repeat: int
+    nodes: int
+    ranks: int
+    global_batch: int
+    samples: int | None  # to train on
+    steps: int | None
+    warmup_steps: int
+    expected_s: float | None  # as long as in the latest run of the same spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """A run before it starts."""
+
+    trials: tuple[TrialPreview, ...]
+    expected_s: float | None  # None unless all trials are known
+    disk: DiskUse
+    faults: tuple[str, ...]  # each once, although it would hit every trial
+    warnings: tuple[str, ...]
+
+
+def preview_run(planned: Planned, former_runs: Path | None = None) -> Preview:
+    """Return what a run would do; takes 1 to 2 s for each model.
+
+    former_runs: the folder with run directories in which a run of the same spec is sought.
+    """
+    durations_s = {} if former_runs is None else _durations_s(planned.spec_text, former_runs)
+    samples = {t.training.workload: known_samples(planned, t.training) for t in planned.trials}
+    trials = tuple(
+        TrialPreview(
+            trial_id=trial.id,
+            configuration=trial.configuration,
+            repeat=trial.repeat,
+            nodes=trial.placement.nodes,
+            ranks=trial.placement.ranks,
+            global_batch=trial.training.global_batch,
+            samples=samples[trial.training.workload],
+            steps=planned_steps(trial.training, samples[trial.training.workload]),
+            warmup_steps=trial.training.warmup_steps,
+            expected_s=durations_s.get(trial.configuration),
+        )
+        for trial in planned.trials
+    )
+    known_s = [trial.expected_s for trial in trials if trial.expected_s is not None]
+    return Preview(
+        trials=trials,
+        expected_s=sum(known_s) if len(known_s) == len(trials) else None,
+        disk=predicted_disk_use(planned),
+        faults=tuple(faults_of_plan(planned)),
+        warnings=tuple(_warnings(planned)),
+    )
+
+
+def check_plan(planned: Planned) -> None:
+    """Raise UsageError with all faults of the plan that would make every trial fail or useless."""
+    faults = list(faults_of_plan(planned))
+    if faults:
+        raise UsageError("\n".join(faults))
+
+
+def faults_of_plan(planned: Planned) -> Iterator[str]:
+    """Yield the faults of each workload: its data set, loss, and number of steps."""
+    for training in _trainings(planned).values():
+        try:
+            check_dataset(planned, training.workload)
+        except (UsageError, EnvironmentLacks, DataError) as error:
+            yield f"workload {training.workload}: {error}"
+            continue
+        if training.script is None:
+            loss_fault = task_facts(training).loss_fault
+            if loss_fault is not None:
+                yield f"workload {training.workload}: {loss_fault}"
+        samples = known_samples(planned, training)
+        if samples is not None:
+            yield from _step_faults(training, samples)
+
+
+def _step_faults(training: Training, samples: int) -> Iterator[str]:
+    """Yield why no step would be measured."""
+    steps = planned_steps(training, samples)
+    if steps is None or steps > training.warmup_steps:
+        return
+    counted = f"{training.epochs} epoch{'s' if training.epochs > 1 else ''}"
+    made = f"{steps} step{'s' if steps != 1 else ''}"
+    if training.max_steps is not None and steps == training.max_steps:
+        advice = f"Set max_steps to at least {training.warmup_steps + 2 * _FEW_STEPS}."
+    else:
+        in_an_epoch = max(1, -(-samples // training.global_batch))
+        epochs = -(-(training.warmup_steps + 2 * _FEW_STEPS - 3) // in_an_epoch)
+        advice = f"Set epochs = {epochs}, or a smaller global_batch."
+    yield (
+        f"workload {training.workload}: {samples} samples, global batch {training.global_batch}, "
+        f"{counted} = {made}; {training.warmup_steps} are warm-up, so nothing would be measured. "
+        f"{advice}"
+    )
+
+
+def _warnings(planned: Planned) -> Iterator[str]:
+    for training in _trainings(planned).values():
+        samples = known_samples(planned, training)
+        steps = planned_steps(training, samples)
+        if samples is None or steps is None:
+            continue
+        if training.global_batch > samples:
+            yield (
+                f"workload {training.workload}: global_batch = {training.global_batch}, but there "
+                f"are only {samples} samples; each step trains {samples}"
+            )
+        if training.max_steps is not None and steps < training.max_steps:
+            yield (
+                f"workload {training.workload}: trains {steps} of max_steps = "
+                f"{training.max_steps} steps, because epochs = {training.epochs} ends it"
+            )
+        measured = steps - training.warmup_steps
+        if 0 < measured < _FEW_STEPS:
+            yield (
+                f"workload {training.workload}: only {measured} steps would be measured; "
+                f"{_FEW_STEPS} or more give narrower intervals"
+            )
+
+
+def _trainings(planned: Planned) -> dict[str, Training]:
+    """Return the training of each workload."""
+    return {trial.training.workload: trial.training for trial in reversed(planned.trials)}
+
+
+def _durations_s(spec_text: str, former_runs: Path) -> Mapping[str, float]:
+    """Return the median duration of each configuration in the latest run of the same spec."""
+    manifests = sorted(
+        former_runs.glob("*/manifest.json"), key=lambda path: path.stat().st_mtime, reverse=True
+    )
+    for path in manifests:
+        run = RunFiles(path.parent)
+        try:
+            if load_manifest(run).get("spec_toml") != spec_text:
+                continue
+            found: dict[str, list[float]] = {}
+            for name, files in run.trials():
+                outcome = document(files.outcome, Outcome)
+                if outcome is not None and outcome.status == "ok":
+                    duration_s = outcome.ended_unix_s - outcome.launched_unix_s
+                    found.setdefault(name.rpartition(".r")[0], []).append(duration_s)
+        except DataError:
+            continue  # a damaged run says nothing about this one
+        if found:
+            return {name: statistics.median(times) for name, times in found.items()}
+    return {}

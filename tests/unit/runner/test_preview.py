@@ -1,0 +1,113 @@
+"""What a run would do, and its faults, before its first trial."""
+
+import dataclasses
+
+import pytest
+
+from paceline.data.catalogue import ensure_dataset
+from paceline.errors import UsageError
+from paceline.records.files import write_json
+from paceline.records.layout import RunFiles
+from paceline.records.rows import SCHEMA, Outcome
+from paceline.runner import preview_run
+from paceline.runner.planning import plan
+from paceline.runner.preview import check_plan
+from paceline.spec import load_spec
+
+SPEC = """
+schema = 2
+name = "preview"
+repeats = 2
+[training]
+warmup_steps = 3
+global_batch = 64
+{training}
+[[workloads]]
+name = "{name}"
+{workload}
+[[trials]]
+launcher = "local"
+local_strategy = "sequential"
+"""
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return ensure_dataset("tiny", images=60, seed=1, cache_dir=tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def planned(tmp_path):
+    def make(training="", workload="", name="tiny"):
+        spec = tmp_path / "mine.toml"
+        spec.write_text(SPEC.format(training=training, workload=workload, name=name))
+        return plan(load_spec(str(spec)))
+
+    return make
+
+
+def test_trials_have_steps_and_batch_and_the_duration_of_a_former_run(planned, tmp_path):
+    made = planned("epochs = 12", "samples = 60")
+    former = RunFiles(tmp_path / "runs" / "before")
+    write_json(former.manifest, {"schema": SCHEMA, "spec_toml": made.spec_text})
+    for number, trial in enumerate(made.trials):
+        files = former.trial(trial.id)
+        files.root.mkdir(parents=True)
+        files.trial.write_text(trial.model_dump_json())
+        outcome = Outcome(
+            schema=SCHEMA, trial_id=trial.id, status="ok", exit_code=0, launched_unix_s=0.0,
+            ended_unix_s=10.0 + 2 * number, launcher_exit_status=0, failed_rank=None, message=None,
+        )  # fmt: skip
+        write_json(files.outcome, dataclasses.asdict(outcome))
+    found = preview_run(made, tmp_path / "runs")
+    assert [(t.steps, t.warmup_steps, t.global_batch, t.ranks) for t in found.trials] == [
+        (12, 3, 64, 1)
+    ] * 2
+    assert found.expected_s == 22.0
+    assert found.faults == ()
+    assert preview_run(made).expected_s is None
+    assert "only 60 samples" in found.warnings[0]
+
+
+def test_run_that_would_measure_nothing_is_refused_with_the_numbers(planned, dataset):
+    made = planned(workload=f'data = "{dataset}"')
+    with pytest.raises(UsageError) as raised:
+        check_plan(made)
+    assert str(raised.value) == (
+        "workload tiny: 60 samples, global batch 64, 1 epoch = 1 step; 3 are warm-up, so nothing "
+        "would be measured. Set epochs = 20, or a smaller global_batch."
+    )
+
+
+def test_max_steps_alone_decides_without_epochs(planned, dataset):
+    made = planned("max_steps = 20", f'data = "{dataset}"')
+    assert {trial.steps for trial in preview_run(made).trials} == {20}
+    check_plan(made)
+
+
+def test_data_set_that_is_not_there_is_one_fault_of_the_workload(planned, tmp_path):
+    made = planned("epochs = 20", f'data = "{tmp_path}/nothing"')
+    [fault] = preview_run(made).faults
+    assert "nothing" in fault
+
+
+TASK = """
+from torch import nn
+from torch.nn.functional import cross_entropy
+from paceline import Task
+
+class Scalar(Task):
+    def model(self):
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * self.settings.image_size**2, 1000))
+
+    def loss(self, outputs, targets):
+        return cross_entropy(outputs, targets)
+"""
+
+
+def test_scalar_loss_is_found_before_the_first_trial(planned, dataset, tmp_path):
+    (tmp_path / "mine.py").write_text(TASK)
+    workload = f'task = "{tmp_path}/mine.py:Scalar"\ndata = "{dataset}"'
+    made = planned("epochs = 20", workload, name="mine")
+    [fault] = preview_run(made).faults
+    assert "expected one loss for each of 2 samples" in fault
