@@ -87,9 +87,9 @@ def test_terminal_says_so(slowed_run, paceline):
 
 def test_trace_has_both_ranks(slowed_run, paceline, tmp_path):
     transport, out = slowed_run
-    trace = tmp_path / "trace.json"
-    result = paceline.main("profile", out, "--trace", trace)
+    result = paceline.main("export", out, "--to", "perfetto", "--out", tmp_path)
     assert result.returncode == 0, result.stderr
+    (trace,) = tmp_path.glob("*processes*.json")
     events = json.loads(trace.read_text())["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
     assert {event["pid"] for event in slices} == {0, 1}

@@ -5,19 +5,12 @@ from tests.trials import changed
 from tests.unit.analysis.fabricate import MPI, make_trial_value
 
 from paceline.analysis.statistics import Interval
-from paceline.cli.comm_findings import communication_text, print_comm_findings
+from paceline.cli.findings import communication_text, print_comm_findings
 from paceline.tune.comm import CommFindings
-from paceline.tune.comm.message_times import BinTimes
 from paceline.tune.findings import Finding, Findings
 from paceline.tune.spaces import LeftOut, Target
 
 SUBJECT = Target(workload="tiny", name="trials[2]")
-MESSAGES = (
-    BinTimes(name="10^5-10^6", default_s=None, best_s=0.002),
-    BinTimes(name="10^6-10^7", default_s=None, best_s=None),
-    BinTimes(name="10^7-10^8", default_s=0.02, best_s=None),
-    BinTimes(name="total", default_s=0.02, best_s=0.002),
-)
 
 
 def default_trial():
@@ -54,13 +47,8 @@ def finding(**changes):
 def shown(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
-    def show(*findings, messages=()):
-        print_comm_findings(
-            CommFindings(
-                findings=Findings(found=findings),
-                messages={found.target: messages for found in findings},
-            )
-        )
+    def show(*findings):
+        print_comm_findings(CommFindings(findings=Findings(found=findings), messages={}))
         text = capsys.readouterr().out
         assert max(map(len, text.splitlines())) <= 80
         return text
@@ -73,18 +61,10 @@ def rows_of(text):
 
 
 def test_default_and_best_are_set_against_each_other(shown):
-    text = shown(finding(), messages=MESSAGES)
+    text = shown(finding())
     assert "tiny trials[2]: mpi, mpi, processes, 1 x 2 ranks" in text
     assert "1.50 (1.25 to 1.75)" in text
     assert "5 MB buckets, 2 in flight" in text
-    assert ["total", "20.00", "2.00", "90.0", "%"] in rows_of(text)
-
-
-def test_bin_that_only_one_of_both_has_shows_no_percentage_and_empty_ones_are_left_out(shown):
-    rows = rows_of(shown(finding(), messages=MESSAGES))
-    assert ["10^5-10^6", "-", "2.00"] in rows
-    assert ["10^7-10^8", "20.00", "-"] in rows
-    assert not any(row[:1] == ["10^6-10^7"] for row in rows)
 
 
 def test_difference_within_the_noise_is_called_a_tie(shown):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.unit.analysis import operations as made
 
-from paceline.cli.main import main
+from paceline.cli import main
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,16 +47,6 @@ def test_json_has_all_or_the_one(run_dir: Path, capsys: Any) -> None:
     assert [t["operations_recorded"] for t in document["trials"]] == [True, False]
     assert main(["profile", str(run_dir), "--trial", MPI, "--json"]) == 0
     assert [t["trial"] for t in json.loads(capsys.readouterr().out)["trials"]] == [MPI]
-
-
-def test_trace_is_of_one_trial(run_dir: Path, tmp_path: Path, capsys: Any) -> None:
-    out = tmp_path / "trace.json"
-    assert main(["profile", str(run_dir), "--trace", str(out)]) == 2
-    assert "choose one with --trial" in capsys.readouterr().err
-    assert not out.exists()
-    assert main(["profile", str(run_dir), "--trial", MPI, "--trace", str(out)]) == 0
-    assert json.loads(out.read_text())["traceEvents"]
-    assert "perfetto" in capsys.readouterr().err
 
 
 def test_unknown_trial_is_answered_with_those_there_are(run_dir: Path, capsys: Any) -> None:

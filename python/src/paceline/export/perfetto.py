@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def write_perfetto(run: RunData, out: Path, trial: str | None) -> list[Path]:
-    """Write `ID.json` for each trial, as `paceline profile --trace` does for one."""
+    """Write `ID.json` for each trial, for ui.perfetto.dev."""
     written = []
     for record in run.chosen(trial):
         path = out / f"{record.trial.id}.json"

@@ -16,6 +16,7 @@ from paceline.runner.directory import (
     default_run_dir,
     made_run_dir,
     only_runner,
+    recorded_spec,
 )
 from paceline.runner.disk_check import predicted_disk_use
 from paceline.runner.disk_use import DiskUse
@@ -28,7 +29,13 @@ from paceline.runner.planning import (
     manifest_of,
     plan,
 )
-from paceline.runner.trial import failure_of, failure_of_all, is_finished, run_trial
+from paceline.runner.trial import (
+    failure_of,
+    failure_of_all,
+    how_to_continue,
+    is_finished,
+    run_trial,
+)
 
 __all__ = [
     "DiskUse",
@@ -40,6 +47,7 @@ __all__ = [
     "expected_datasets",
     "failure_of",
     "failure_of_all",
+    "how_to_continue",
     "is_finished",
     "made_run_dir",
     "make_datasets",
@@ -48,6 +56,7 @@ __all__ = [
     "plan",
     "predicted_disk_use",
     "preflight",
+    "recorded_spec",
     "run",
     "run_trial",
 ]

@@ -102,7 +102,7 @@ def bound_of(memory_mib: int | None) -> int:
 
 
 def tune_batch(
-    spec: Spec, run_dir: Path, *, memory_mib: int | None, trains: bool, progress: Progress
+    spec: Spec, run_dir: Path, *, memory_mib: int | None, trains: bool = False, progress: Progress
 ) -> list[BatchFinding]:
     """Search for all trials of the spec; write `batch.json` into `run_dir`.
 
