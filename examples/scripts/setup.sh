@@ -19,4 +19,4 @@ export PYTHONPATH="$site\${PYTHONPATH:+:\$PYTHONPATH}"
 exec "$programs/python" -m paceline.cli "\$@"
 END
 chmod +x "$own/bin/paceline"
-echo "ready: $own/bin/paceline run --script FILE.py"
+echo "ready: $own/bin/paceline run FILE.py"

@@ -176,9 +176,9 @@ def run(lab: Lab, name: str, speed: str, options: argparse.Namespace) -> dict[st
     folder.mkdir(parents=True, exist_ok=True)
     spec = folder / "spec.toml"
     spec.write_text(spec_text(lab, name, speed, options))
-    words = [sys.executable, "-m", "paceline.cli", "run", spec, "--out", folder / "run"]
-    if RunFiles(folder / "run").manifest.exists():
-        words.append("--resume")
+    began = RunFiles(folder / "run").manifest.exists()
+    words = [sys.executable, "-m", "paceline.cli", "run"]
+    words += ["--resume", folder / "run"] if began else [spec, "--out", folder / "run"]
     print(f"{name}, links {speed}:", file=sys.stderr)
     with (folder / "table.txt").open("w") as table:
         status = subprocess.run(

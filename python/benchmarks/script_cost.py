@@ -3,7 +3,7 @@
     python script_cost.py --out results/raw/script_cost.json [--repeats 7] [--steps 60]
 
 bare_ddp.py, AlexNet 224x224 on two one-thread ranks over Gloo, knows nothing of Paceline and notes
-itself when each step ended. It runs under torchrun alone, and as `paceline run --script` starts it.
+itself when each step ended. It runs under torchrun alone, and as `paceline run SCRIPT.py`.
 Its own times are compared, so the ratio contains hooks, records, recorded process group and
 sidecar. "same resources" gives plain torchrun the cores and the allocator settings that Paceline
 gives every rank; without them Paceline gains more than its records cost.
@@ -149,10 +149,10 @@ def main() -> None:
     ways: Ways = {
         "plain torchrun": partial(bare, "gloo", arguments.steps),
         "plain torchrun, same resources": partial(with_same_resources, arguments.steps),
-        "paceline run --script": partial(as_script, arguments.steps),
+        "paceline run SCRIPT.py": partial(as_script, arguments.steps),
     }
     raw = interleaved(ways, arguments.repeats)
-    own = "paceline run --script"
+    own = "paceline run SCRIPT.py"
     claims = [
         ("own cost: speed with records over without", own, "plain torchrun, same resources", 0.99),
         ("speed over plain torchrun", own, "plain torchrun", 0.99),

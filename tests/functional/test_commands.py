@@ -47,7 +47,7 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(paceline):
 def test_plan_shows_each_command_and_makes_nothing(paceline, tmp_path, cache):
     spec = tmp_path / "small.toml"
     spec.write_text(SMALL.replace("samples = 48", "samples = 17") + trial("mpi", "mpi"))
-    result = paceline.main("plan", spec)
+    result = paceline.main("plan", spec, "--commands")
     assert result.returncode == 0, result.stderr
     comments = [line for line in result.stdout.splitlines() if line.startswith("#")]
     assert len(comments) == 3

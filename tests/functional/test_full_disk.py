@@ -56,9 +56,11 @@ class SmallDisk:
     def run_dir(self) -> Path:
         return self.folder / "run"
 
-    def start(self, *options: str) -> None:
-        """Start the run; the first time on a new file system."""
-        words = self.cli.argv("run", self.spec, "--out", self.run_dir, "--no-keep-going", *options)
+    def start(self) -> None:
+        """Start the run on a new file system; afterwards resume it."""
+        is_new = self.namespace is None
+        run = [self.spec, "--out", self.run_dir] if is_new else ["--resume", self.run_dir]
+        words = self.cli.argv("run", "--exit-first", *run)
         if self.namespace is None:
             private = ["unshare", "--mount", "--propagation", "private", "sh", "-c", MOUNTED, "sh"]
             argv = [*private, self.size, str(self.folder), *words]
@@ -157,7 +159,7 @@ def test_disk_that_is_full_or_lost_while_a_rank_trains_loses_no_finished_trial(d
     assert run.first_outcome() == before
 
     run.inside("rm", fill)
-    run.start("--resume")
+    run.start()
     run.wait_for_training(SECOND, attempts=1)
     # As a network file system whose server has gone: the folder is empty and read-only. The rank
     # can write to its open files until it has ended.
@@ -166,7 +168,7 @@ def test_disk_that_is_full_or_lost_while_a_rank_trains_loses_no_finished_trial(d
     run.inside("umount", run.run_dir)
     assert run.first_outcome() == before
 
-    run.start("--resume")
+    run.start()
     code, output = run.end(STARTED_WITHIN_S)
     assert code == 0, output
     assert run.first_outcome() == before

@@ -64,7 +64,7 @@ def test_two_of_twelve_configurations_fail(paceline, tmp_path):
 
     before = {path: path.stat().st_mtime_ns for path in out.glob("trials/tiny.local*/outcome.json")}
     assert len(before) == 10
-    again = paceline("run", spec, "--out", out, "--resume")
+    again = paceline("run", "--resume", out)
     assert again.returncode == 5, again.stderr
     assert {path: path.stat().st_mtime_ns for path in before} == before
     attempts = {path.name.rpartition(".")[0] for path in (out / "attempts").iterdir()}

@@ -87,7 +87,7 @@ def test_run_whose_rank_0_was_killed_is_completed_by_the_same_command(
     finished = {p: p.read_bytes() for p in out.glob("trials/tiny.local.*/outcome.json")}
     assert len(finished) == 1, "the baseline had ended"
 
-    result = paceline("run", spec, "--out", out, "--resume")
+    result = paceline("run", "--resume", out)
     assert result.returncode == 0, result.stderr
     assert {p: p.read_bytes() for p in finished} == finished
     rows = json.loads(paceline.main("compare", out, "--json").stdout)["rows"]

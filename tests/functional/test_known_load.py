@@ -90,7 +90,7 @@ def watch(tmp_path: Path) -> Iterator[Watch]:
         trace = tmp_path / "trace.jsonl"
         sidecar = subprocess.Popen(
             [
-                *(sys.executable, "-m", "paceline.cli", "sidecar", "--max-lifetime=120"),
+                *(sys.executable, "-m", "paceline.cli", "sidecar", "--limit=120"),
                 *(f"--pid={program.pid}", f"--interval={INTERVAL_S}", f"--out={trace}"),
             ]
         )

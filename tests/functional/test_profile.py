@@ -87,7 +87,7 @@ def test_terminal_says_so(slowed_run, paceline):
 
 def test_trace_has_both_ranks(slowed_run, paceline, tmp_path):
     transport, out = slowed_run
-    result = paceline.main("export", out, "--to", "perfetto", "-o", tmp_path)
+    result = paceline.main("export", out, "--to", "perfetto", "--out", tmp_path)
     assert result.returncode == 0, result.stderr
     [trace] = [path for path in tmp_path.glob("*.json") if ".n1r2t" in path.name]
     events = json.loads(trace.read_text())["traceEvents"]

@@ -134,7 +134,7 @@ def test_two_runs_at_once_count_their_own_and_end_when_they_are_asked_to(pacelin
             [f"127.0.0.1:{state['port']}"] for state in states
         ]
         wait_for(lambda: all(len(rows_of(out, "ranks.jsonl")) > 5 for out in outs), 60, "readings")
-        second = paceline.main("run", spec, "--out", outs[0], "--resume")
+        second = paceline.main("run", "--resume", outs[0])
         assert second.returncode == 2
         assert "another `paceline run` is writing here" in second.stderr
         assert running_rank(outs[0], "local", 0) in alive(outs[0]), "the first run goes on"

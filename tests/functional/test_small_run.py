@@ -133,9 +133,9 @@ def test_tensors_of_every_trial_are_kept_if_the_spec_says_so(finished):
 
 
 def test_finished_run_resumes_to_nothing(finished):
-    cli, spec, run_dir, _ = finished
+    cli, _, run_dir, _ = finished
     before = {p: p.stat().st_mtime_ns for p in run_dir.glob("trials/*/outcome.json")}
-    assert cli.main("run", spec, "--out", run_dir, "--resume").returncode == 0
+    assert cli.main("run", "--resume", run_dir).returncode == 0
     assert {p: p.stat().st_mtime_ns for p in run_dir.glob("trials/*/outcome.json")} == before
 
 
@@ -143,9 +143,9 @@ def test_resume_with_another_spec_is_refused(finished, tmp_path):
     cli, spec, run_dir, _ = finished
     other = tmp_path / "other.toml"
     other.write_text(spec.read_text().replace("seed = 3", "seed = 4"))
-    result = cli.main("run", other, "--out", run_dir, "--resume")
+    result = cli.main("run", "--resume", run_dir, other)
     assert result.returncode == 2
-    assert "another spec" in result.stderr
+    assert "the run directory holds its spec" in result.stderr
 
 
 def test_report_is_one_file_without_network_and_names_every_configuration(finished, comparison):

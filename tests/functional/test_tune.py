@@ -91,20 +91,20 @@ def test_tuned_spec_says_the_best_strategy_and_can_be_planned(searched):
 
 
 def test_finished_search_resumes_to_nothing_and_says_the_same(searched):
-    cli, spec, found, result = searched
+    cli, _, found, result = searched
     before = outcomes(found)
-    again = cli.main("tune", "local", spec, "--out", found, "--resume")
+    again = cli.main("tune", "local", "--resume", found)
     assert again.returncode == 0, again.stderr
     assert outcomes(found) == before
     assert again.stdout == result.stdout
 
 
 def test_unfinished_trial_alone_is_measured_again(searched):
-    cli, spec, found, _ = searched
+    cli, _, found, _ = searched
     victim = next((found / "trials").glob("*intraop*"))
     (victim / "outcome.json").unlink()
     before = outcomes(found)
-    assert cli("tune", "local", spec, "--out", found, "--resume").returncode == 0
+    assert cli("tune", "local", "--resume", found).returncode == 0
     assert outcomes(found).items() - before.items() == {
         (victim / "outcome.json", (victim / "outcome.json").stat().st_mtime_ns)
     }
@@ -123,15 +123,15 @@ def test_plan_shows_what_would_be_searched_and_runs_nothing(searched, tmp_path):
 
 def test_run_goes_on_from_a_search_with_the_best_strategy(searched, tmp_path):
     """The search of this very spec is there already, as after an interruption."""
-    cli, spec, found, _ = searched
+    cli, _, found, _ = searched
     run_dir = tmp_path / "run"
     shutil.copytree(found, run_dir / "tune")
-    result = cli("run", spec, "--out", run_dir, "--resume")
+    result = cli("run", "--resume", run_dir)
     assert result.returncode == 0, result.stderr
     rows = json.loads((run_dir / "comparison.json").read_text())["rows"]
     assert {row["launcher"] for row in rows} == {"local", "mpi"}
     assert (run_dir / "report.html").exists()
-    again = cli.main("run", spec, "--out", run_dir, "--resume")
+    again = cli.main("run", "--resume", run_dir)
     assert again.returncode == 0, again.stderr
 
 
@@ -139,7 +139,7 @@ def test_search_without_time_says_how_to_go_on(paceline, tmp_path):
     spec = tmp_path / "search.toml"
     spec.write_text(SPEC)
     out = tmp_path / "found"
-    result = paceline.main("tune", "local", spec, "--out", out, "--budget", "1e-6")
+    result = paceline.main("tune", "local", spec, "--out", out, "--limit", "1e-6")
     assert result.returncode == 7
     assert "--resume" in result.stderr
     assert "Traceback" not in result.stderr
@@ -213,9 +213,9 @@ def test_spec_with_the_best_communication_can_be_planned(communicated):
 
 
 def test_search_of_communication_resumes_to_nothing_and_says_the_same(communicated):
-    cli, spec, found, result = communicated
+    cli, _, found, result = communicated
     before = outcomes(found)
-    again = cli.main("tune", "comm", spec, "--out", found, "--resume")
+    again = cli.main("tune", "comm", "--resume", found)
     assert again.returncode == 0, again.stderr
     assert outcomes(found) == before
     assert again.stdout == result.stdout

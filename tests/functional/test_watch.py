@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.functional
 
 
+def _wait_for(run_dir: Path) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while not run_dir.exists():
+        assert time.monotonic() < end_s, "expected the run directory"
+        time.sleep(0.05)
+
+
 def test_a_run_is_followed_from_before_its_beginning_to_its_end(
     paceline: Cli, tmp_path: Path
 ) -> None:
@@ -21,6 +29,7 @@ def test_a_run_is_followed_from_before_its_beginning_to_its_end(
     spec.write_text(SMALL + trial("local", "shared"), "utf-8")
     run = slowed(paceline).start("run", spec, "--out", run_dir, log=tmp_path / "run.log")
     try:
+        _wait_for(run_dir)
         watched = paceline("watch", run_dir, "--interval", "0.2")
         assert run.wait(timeout=LIMIT_S) == 0, (tmp_path / "run.log").read_text("utf-8")
     finally:
@@ -43,7 +52,7 @@ def test_a_finished_run_is_shown_once_in_80_columns(paceline: Cli, small_run: Pa
 
 
 def test_what_is_no_run_is_refused_with_a_word(paceline: Cli, tmp_path: Path) -> None:
-    refused = paceline.main("watch", tmp_path / "nothing", "--once")
-    assert refused.returncode == 4
+    refused = paceline.main("watch", tmp_path / "nothing")
+    assert refused.returncode == 2
     assert "expected a run directory" in refused.stderr
     assert "Traceback" not in refused.stderr

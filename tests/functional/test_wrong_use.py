@@ -95,9 +95,10 @@ def test_output_folder_that_cannot_be_made_is_named(paceline, tmp_path, tiny_dat
 
 
 def test_resume_of_nothing(paceline, tmp_path):
-    spec = tmp_path / "small.toml"
-    spec.write_text(SMALL)
-    assert "--resume" in complaint(paceline.main("run", spec, "--out", "nowhere", "--resume"), 2)
+    assert "nowhere: expected a run directory" in complaint(
+        paceline.main("run", "--resume", "nowhere"), 2
+    )
+    assert "expected a run to resume" in complaint(paceline.main("run", "--resume", tmp_path), 2)
 
 
 def test_class_folder_without_an_image_is_named(paceline, tmp_path):
@@ -111,4 +112,4 @@ def test_class_folder_without_an_image_is_named(paceline, tmp_path):
 def test_help_is_no_mistake(paceline):
     result = paceline.main("--help")
     assert result.returncode == 0
-    assert "exit codes" in result.stdout
+    assert "Exit codes" in result.stdout

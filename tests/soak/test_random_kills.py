@@ -187,8 +187,8 @@ def assert_completes(paceline: Cli, spec: Path, out: Path) -> None:
         for path in out.glob("trials/*/outcome.json")
         if json.loads(path.read_text())["status"] == "ok"
     }
-    resume = ["--resume"] if (out / "manifest.json").exists() else []
-    result = paceline("run", spec, "--out", out, *resume)
+    began = (out / "manifest.json").exists()
+    result = paceline("run", *(["--resume", out] if began else [spec, "--out", out]))
     assert result.returncode == 0, result.stderr
     assert {path: path.read_bytes() for path in before} == before
     rows = json.loads(paceline.main("compare", out, "--json").stdout)["rows"]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from paceline.cli.batch_findings import print_batch_findings
+from paceline.cli.findings import print_batch_findings
 from paceline.tune.batch import BatchFinding, Probe
 
 MIB = 2**20

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.main import main
+from paceline.cli import main
 
 
 @pytest.fixture
@@ -23,12 +23,12 @@ def test_all_configurations_are_compared_with_the_fastest(run_dir: Path, capsys:
     assert main(["explain", str(run_dir)]) == 0
     out = capsys.readouterr().out
     assert "Steps compared with those of" in out
-    assert "paceline explain RUN_DIR tiny." in out
+    assert f"paceline explain {run_dir} --pair tiny." in out
     assert all(len(line) <= 80 for line in out.splitlines()[:-1])
 
 
 def test_a_pair_is_shown_with_parts_causes_and_evidence(run_dir: Path, capsys: Any) -> None:
-    assert main(["explain", str(run_dir), "*.mpi.*", "*.sequential.*"]) == 0
+    assert main(["explain", str(run_dir), "--pair", "*.mpi.*", "*.sequential.*"]) == 0
     out = capsys.readouterr().out
     for words in ("whole step", "fewer allocated cores", "CPU idle", "not available", "imports"):
         assert words in out
@@ -36,7 +36,7 @@ def test_a_pair_is_shown_with_parts_causes_and_evidence(run_dir: Path, capsys: A
 
 
 def test_json_has_parts_that_add_up(run_dir: Path, capsys: Any) -> None:
-    assert main(["explain", str(run_dir), "*.sequential.*", "*.mpi.*", "--json"]) == 0
+    assert main(["explain", str(run_dir), "--pair", "*.sequential.*", "*.mpi.*", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["explanations"]
     assert found["faster"].startswith("tiny.mpi.")
     assert found["significant"]
@@ -47,7 +47,7 @@ def test_json_has_parts_that_add_up(run_dir: Path, capsys: Any) -> None:
 
 def test_two_trials_of_one_configuration(run_dir: Path, capsys: Any) -> None:
     trials = [f"tiny.local.none.sequential.n1r1t1.fp32.r{n}" for n in (0, 1)]
-    words = ["explain", str(run_dir), "--trial", trials[0], "--trial", trials[1]]
+    words = ["explain", str(run_dir), "--pair", *trials]
     assert main(words) == 0
     assert "No cause is named" in capsys.readouterr().out
 
@@ -55,13 +55,23 @@ def test_two_trials_of_one_configuration(run_dir: Path, capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["*.mpi.*"], "expected two configurations"),
-        (["*.mpi.*", "tiny.mpi*"], "both are"),
-        (["*", "*.mpi.*"], "it matches"),
-        (["*.spark.*", "*.mpi.*"], "no configuration matches"),
-        (["--trial", "no", "--trial", "no"], "no trial 'no'"),
+        (["--pair", "*.mpi.*"], "requires 2 arguments"),
+        (["--pair", "*.mpi.*", "tiny.mpi*"], "both are"),
+        (["--pair", "*", "*.mpi.*"], "it matches"),
+        (["--pair", "*.spark.*", "*.mpi.*"], "no configuration matches"),
+        (["--only", "*.spark.*"], "no configuration matches"),
+        (["--only", "*", "--pair", "a", "b"], "expected one of them"),
     ],
 )
 def test_wrong_use_says_what_to_do(run_dir: Path, capsys: Any, words, expected) -> None:
     assert main(["explain", str(run_dir), *words]) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_one_matching_configuration_is_explained_against_the_fastest(
+    run_dir: Path, capsys: Any
+) -> None:
+    assert main(["explain", str(run_dir), "--only", "*.sequential.*"]) == 0
+    out = capsys.readouterr().out
+    assert "sequential takes" in " ".join(out.split())
+    assert "whole step" in out

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.unit.analysis import operations as made
 
-from paceline.cli.main import main
+from paceline.cli import main
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 import warnings
@@ -14,11 +15,16 @@ from paceline import runner
 from paceline.cli import main
 from paceline.cli.progress import ConsoleProgress
 from paceline.errors import ExitCode, PacelineWarning
+from paceline.records.files import write_json
+from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA, Outcome
+from paceline.spec.loading import shipped_experiments
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
+
+    from paceline.spec import Spec
 
 FAILED = Outcome(
     schema=SCHEMA,
@@ -101,7 +107,7 @@ def test_reader_that_has_ended_changes_neither_the_run_nor_its_exit_code(
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [([], None), (["--keep-going"], True), (["--no-keep-going"], False)],
+    [([], None), (["-x"], False), (["--exit-first"], False)],
 )
 def test_user_decides_whether_a_run_goes_on(
     monkeypatch: pytest.MonkeyPatch,
@@ -140,3 +146,112 @@ def test_jobs_of_a_scheduler_need_a_number_of_repeats(
     )
     assert main(["render", "slurm", str(spec), "--out", str(tmp_path / "out")]) == ExitCode.USAGE
     assert 'repeats = "auto" needs `paceline run`' in capsys.readouterr().err
+
+
+def test_dry_run_shows_the_trials_and_runs_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "run", pytest.fail)
+    assert main(["run", "quickstart", "--dry-run", "--only", "*.mpi.mpi.*"]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert "tiny.mpi.mpi.processes" in shown
+    assert "mpirun" not in shown
+    assert main(["plan", "quickstart", "--commands", "--only", "*.mpi.mpi.*"]) == ExitCode.OK
+    assert "mpi-jobs/train.py" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_result_as_json(
+    fabricate: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fabricate.make_run(tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
+    monkeypatch.setattr(runner, "run", lambda *_, **__: [])
+    assert main(["run", "quickstart", "--json", "--out", str(tmp_path)]) == ExitCode.OK
+    shown = capsys.readouterr()
+    assert len(json.loads(shown.out)["rows"]) == 2
+    assert "report: " in shown.err
+
+
+def interrupted_run(fabricate: ModuleType, run_dir: Path) -> None:
+    """Make a run of which two of three trials are done."""
+    run = fabricate.make_run(run_dir, [fabricate.SEQUENTIAL, fabricate.MPI])
+    done = [trial_id for trial_id, _ in run.trials()]
+    text = shipped_experiments()["quickstart"]
+    write_json(run.manifest, {"spec_toml": text, "trials": [*done, "tiny.x.r0"]})
+
+
+def test_run_goes_on_with_the_spec_of_its_directory(
+    fabricate: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    interrupted_run(fabricate, tmp_path)
+    asked = []
+
+    def run(spec: Spec, run_dir: Path, *, resume: bool, **_: object) -> list[Outcome]:
+        asked.append((spec.experiment.name, run_dir, resume))
+        return []
+
+    monkeypatch.setattr(runner, "run", run)
+    assert main(["run", "--resume", str(tmp_path)]) == ExitCode.OK
+    assert asked == [("quickstart", tmp_path, True)]
+
+
+@pytest.mark.parametrize(
+    "words", [["quickstart"], ["--out", "x"], ["--repeats", "2"], ["--set", "seed=2"]]
+)
+def test_resumed_run_takes_no_other_spec(
+    fabricate: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    interrupted_run(fabricate, tmp_path)
+    assert main(["run", "--resume", str(tmp_path), *words]) == ExitCode.USAGE
+    assert "the run directory holds its spec" in capsys.readouterr().err
+
+
+def test_directory_without_a_spec_cannot_be_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--resume", str(tmp_path)]) == ExitCode.USAGE
+    assert "expected a run to resume" in capsys.readouterr().err
+
+
+def test_interruption_says_how_to_go_on(
+    fabricate: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(*_: object, **__: object) -> list[Outcome]:
+        interrupted_run(fabricate, tmp_path / "a run")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run", run)
+    out = str(tmp_path / "a run")
+    assert main(["run", "quickstart", "--out", out]) == ExitCode.INTERRUPTED
+    said = capsys.readouterr().err
+    continued = f"2 of 3 trials done. Continue with: paceline run --resume '{out}'\n"
+    assert said.endswith(f"paceline: interrupted\n{continued}")
+
+
+def test_quiet_progress_shows_failed_trials_only(
+    fabricate: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trial = fabricate.make_trial_value(fabricate.MPI)
+    with ConsoleProgress(quiet=True) as progress:
+        progress.stage("data set for tiny")
+        progress.trial_ended(trial, dataclasses.replace(FAILED, status="ok", message=""))
+        assert capsys.readouterr().err == ""
+        progress.trial_ended(trial, FAILED)
+    assert "not done within its limit" in capsys.readouterr().err
+
+
+def test_verbose_progress_shows_the_log_of_a_trial(
+    fabricate: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trial = fabricate.make_trial_value(fabricate.MPI)
+    with ConsoleProgress(verbose=True) as progress:
+        progress.trial_started(trial, RunFiles(tmp_path).trial(trial.id), 1, 2)
+        progress.trial_ended(trial, FAILED)
+    assert f"log: {tmp_path}/trials/{trial.id}/launcher.log" in capsys.readouterr().err

@@ -1,84 +1,112 @@
-"""`paceline run --script`: options become a spec, and mistakes a message."""
+"""`paceline run SCRIPT.py`: options become a spec, and mistakes a message."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import click
 import pytest
 
 from paceline.cli import main
-from paceline.cli.main import _parser
-from paceline.cli.script import script_experiment, split_arguments
+from paceline.cli.experiment import ExperimentCommand, Request, takes_experiment
 from paceline.errors import UsageError
-from paceline.spec.loading import check_spec
+from paceline.spec import Spec
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("", "utf-8")
-    return "train.py"
 
 
-def parsed(*words: str):
-    own, arguments = split_arguments(["run", *words])
-    found = _parser().parse_args(own)
-    found.script_arguments = arguments
-    return found
+def parsed(*words: str) -> Request:
+    """Parse as `paceline run` does."""
+    found: list[Request] = []
+
+    @click.command(cls=ExperimentCommand)
+    @takes_experiment
+    @click.option("--out")
+    def command(request: Request, out: str | None) -> None:
+        del out
+        found.append(request)
+
+    command.main(list(words), standalone_mode=False)
+    return found[0]
 
 
-def pairs(*words: str) -> list[tuple[str, str | None, str]]:
-    spec = script_experiment(parsed(*words))
-    assert spec is not None
-    check_spec(spec, "spec")
-    return [(t["launcher"], t.get("transport"), t["local_strategy"]) for t in spec["trials"]]
+def loaded(*words: str) -> Spec:
+    return parsed(*words).load()
 
 
-def test_the_default_is_baseline_all_threads_and_torchrun(script):
-    assert pairs("--script", script) == [
+def pairs(*words: str) -> list[tuple[Any, ...]]:
+    trials = loaded(*words).experiment.trials
+    return [(t.launcher, t.transport, t.local_strategy, t.ranks_per_node) for t in trials]
+
+
+def test_the_default_is_baseline_all_threads_and_torchrun():
+    assert [pair[:3] for pair in pairs("train.py")] == [
         ("local", None, "sequential"),
         ("local", None, "intraop"),
         ("torchrun", "gloo", "processes"),
     ]
 
 
-def test_impossible_pairs_are_left_out(script):
-    found = pairs("--script", script, "--launcher", "torchrun,mpi,spark", "--transport", "gloo,mpi",
-                  "--local-strategy", "processes", "--ranks", "2")  # fmt: skip
+@pytest.mark.parametrize("ranks", ["--ranks", "--nproc-per-node"])
+def test_impossible_pairs_are_left_out(ranks):
+    found = pairs("--launcher", "torchrun,mpi,spark", "--transport", "gloo,mpi",
+                  "--local-strategy", "processes", ranks, "2", "train.py")  # fmt: skip
     assert found == [
-        ("local", None, "sequential"),
-        ("torchrun", "gloo", "processes"),
-        ("mpi", "gloo", "processes"),
-        ("spark", "gloo", "processes"),
-        ("mpi", "mpi", "processes"),
-        ("spark", "mpi", "processes"),
+        ("local", None, "sequential", "auto"),
+        ("torchrun", "gloo", "processes", 2),
+        ("mpi", "gloo", "processes", 2),
+        ("spark", "gloo", "processes", 2),
+        ("mpi", "mpi", "processes", 2),
+        ("spark", "mpi", "processes", 2),
     ]
 
 
-def test_words_after_the_dashes_belong_to_the_script(script):
-    spec = script_experiment(parsed("--script", script, "--max-steps", "5", "--", "--out", "x"))
-    assert spec is not None
-    assert spec["workloads"] == [
-        {"script": "train.py", "arguments": ["--out", "x"], "max_steps": 5}
-    ]
-    assert split_arguments(["compare", "--", "-x"]) == (["compare", "--", "-x"], [])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--out", "x"], ["--help"], ["--lr", "0.1", "a", "--max-steps=3"], ["--", "-x"], []],
+)
+def test_words_after_the_script_are_its_own(arguments):
+    (workload,) = loaded("--max-steps", "5", "train.py", *arguments).experiment.workloads
+    assert (workload.script, list(workload.arguments)) == ("train.py", arguments)
+    assert workload.max_steps == 5
+
+
+def test_options_may_stand_on_both_sides_of_a_spec():
+    request = parsed("--repeats", "2", "quickstart", "--only", "*.mpi.*,*.spark.*", "--out", "x")
+    assert (request.spec, request.only) == ("quickstart", ("*.mpi.*", "*.spark.*"))
+    experiment = request.load().experiment
+    assert (experiment.repeats, experiment.only) == (2, ("*.mpi.*", "*.spark.*"))
+    assert experiment.name == "quickstart"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--script", "none.py"], "--script none.py: expected a Python file, found none"),
-        (["a.toml", "--script", "train.py"], "expected SPEC or --script, got both"),
-        (["a.toml", "--ranks", "2", "--", "-x"], "--ranks, `-- -x`: only with --script"),
+        (["none.py"], "none.py: expected a Python file, found none"),
+        (["a.toml", "--ranks", "2"], "--ranks: expected only with a script"),
         ([], "expected SPEC (a TOML file"),
     ],
 )
-def test_wrong_use_is_one_message(script, words, message):
+def test_wrong_use_is_one_message(words, message):
     with pytest.raises(UsageError) as caught:
-        script_experiment(parsed(*words))
+        loaded(*words)
     assert message in str(caught.value)
 
 
-def test_arguments_without_dashes_get_a_hint(script, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["run", "--script", script, "--epochs", "3"])
-    assert caught.value.code == 2
-    assert "arguments of the script follow `--`" in capsys.readouterr().err
+def test_spec_has_no_arguments(capsys):
+    assert main(["run", "quickstart", "--epochs", "3"]) == 2
+    assert "No such option '--epochs'" in capsys.readouterr().err
+    assert main(["run", "quickstart", "more"]) == 2
+    assert "only a script (FILE.py) has arguments" in capsys.readouterr().err
+
+
+def test_plan_takes_a_script_too(capsys):
+    assert main(["plan", "--commands", "train.py", "--lr", "0.1"]) == 0
+    shown = capsys.readouterr().out
+    assert "torchrun" in shown
+    assert not Path("runs").exists()

@@ -77,7 +77,7 @@ def test_run_is_resumed_with_its_own_spec_only(tmp_path, spec):
         check_run_dir(files, spec, resume=True)
     write_json(files.manifest, {"spec_toml": spec.text + "\n# a comment"})
     check_run_dir(files, spec, resume=True)
-    with pytest.raises(UsageError, match="add --resume"):
+    with pytest.raises(UsageError, match="paceline run --resume"):
         check_run_dir(files, spec, resume=False)
     with pytest.raises(UsageError, match="holds a run of another spec"):
         check_run_dir(files, load_spec("transports"), resume=True)

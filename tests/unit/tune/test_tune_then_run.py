@@ -83,7 +83,7 @@ def test_interrupted_run_is_gone_on_with_and_not_searched_again(spec, stages, tm
 
 def test_run_that_is_there_is_not_overwritten(spec, stages, tmp_path):
     run(spec, tmp_path / "out")
-    with pytest.raises(UsageError, match="add --resume"):
+    with pytest.raises(UsageError, match="paceline run --resume"):
         run(spec, tmp_path / "out")
 
 

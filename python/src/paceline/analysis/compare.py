@@ -93,8 +93,8 @@ def no_finished_baseline(run: RunFiles) -> NotComparable:
     """Return the error about a run whose rows have no speedup."""
     return NotComparable(
         f"{run.root}: expected a finished baseline (launcher local, local strategy sequential) to "
-        "compare with, found none. Repair its cause and run `paceline run SPEC --out "
-        f"{run.root} --resume`."
+        "compare with, found none. Repair its cause and run `paceline run --resume "
+        f"{run.root}`."
     )
 
 
@@ -275,5 +275,5 @@ def _nothing_finished(run: RunFiles, unfinished: Sequence[UnfinishedTrial]) -> s
     )
     return (
         f"{run.root}: expected finished trials to compare, but none of {len(unfinished)} ended "
-        f"well; `paceline run SPEC --out {run.root} --resume` repeats them:{reasons}"
+        f"well; `paceline run --resume {run.root}` repeats them:{reasons}"
     )

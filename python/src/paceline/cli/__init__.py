@@ -1,8 +1,8 @@
-"""Arguments and exit codes: `paceline …`.
+"""Command line: `paceline …`. A verb has a module of its own, which is loaded when the verb runs.
 
 Data goes to standard output, logs and progress to standard error.
 """
 
-from paceline.cli.main import main
+from paceline.cli.app import main
 
 __all__ = ["main"]

@@ -2,6 +2,6 @@
 
 import sys
 
-from paceline.cli.main import main
+from paceline.cli.app import main
 
 sys.exit(main())

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from paceline.errors import ExitCode
+import click
+
+from paceline.api import load
+from paceline.cli.options import out_option, run_dir_argument
 from paceline.export.formats import FORMATS
 
-
-def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the parser."""
-    parser = verbs.add_parser("export", help="write a run for other tools")
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    parser.add_argument(
-        "--to", choices=FORMATS, required=True, metavar="FORMAT", help=", ".join(FORMATS)
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="DIR", help="default: RUN_DIR/export/FORMAT"
-    )
-    parser.add_argument("--trial", metavar="ID", help="export only this trial")
-    parser.set_defaults(command=_export)
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-def _export(arguments: argparse.Namespace) -> int:
-    from paceline.api import load
+@click.command("export")
+@run_dir_argument
+@click.option(
+    "--to", type=click.Choice(FORMATS), required=True, metavar="FORMAT", help=", ".join(FORMATS)
+)
+@out_option("DIR", "Write the files here; default: RUN_DIR/export/FORMAT.")
+@click.option("--trial", metavar="ID", help="Export only this trial.")
+def command(run_dir: Path, to: str, out: Path | None, trial: str | None) -> None:
+    """Write a run for other tools.
 
-    run = load(arguments.run_dir)
-    for path in run.export(arguments.to, arguments.output, arguments.trial):
+    RUN_DIR: default: the newest run in runs/.
+    """
+    for path in load(run_dir).export(to, out, trial):
         print(path)
-    return ExitCode.OK

@@ -2,125 +2,90 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from paceline.cli.console import print_json
+from paceline.cli.options import json_option
 from paceline.cli.signals import SIGNAL_BASE
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
+from paceline.lab import Lab, LabSettings, network, why_not
+from paceline.lab.registry import Registry
+from paceline.lab.removal import is_abandoned, remove, remove_abandoned
 from paceline.records.rows import SCHEMA
 
 if TYPE_CHECKING:
     from paceline.lab.record import LabRecord
-    from paceline.lab.session import Lab
 
-_DEFAULT_NAME = "lab"
-
-
-def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb to the command line."""
-    lab = verbs.add_parser("lab", help="make a cluster of hosts on this machine; needs root")
-    actions = lab.add_subparsers(title="actions", metavar="ACTION", required=True)
-    _add_up(actions)
-    down = actions.add_parser(
-        "down", help="remove a lab with everything in it, and the remains of killed labs"
-    )
-    _add_name(down)
-    down.set_defaults(command=_down)
-    listed = actions.add_parser("list", help="list the labs of this machine")
-    listed.add_argument("--json", action="store_true")
-    listed.set_defaults(command=_list)
-    run = actions.add_parser("exec", help="run a command on a host")
-    _add_host(run)
-    run.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND…", help="default: a shell")
-    run.set_defaults(command=_exec)
-    cut = actions.add_parser("cut", help="take a host's link down")
-    _add_host(cut)
-    cut.add_argument(
-        "--at", choices=("cable", "switch"), default="cable",
-        help="the host's end of the link, or the switch's, which the host cannot see "
-        "(default: cable)",
-    )  # fmt: skip
-    cut.set_defaults(command=_cut)
-    restore = actions.add_parser("restore", help="bring a host's link up again")
-    _add_host(restore)
-    restore.set_defaults(command=_restore)
+_name_option = click.option(
+    "--name", default="lab", show_default=True, metavar="NAME", help="Name of the lab."
+)
+# the number of the host, from 0, or its name
+_host_argument = click.argument("host")
 
 
-def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    up = actions.add_parser(
-        "up",
-        help="make a lab: hosts, links, a Spark standalone cluster, a host list for mpirun",
-        description="Makes hosts with names, addresses, cores and links of their own, starts a "
-        "Spark master and workers on them, and writes a host list and an agent for mpirun. "
-        "Without --exec the lab stays until `paceline lab down`.",
-    )
-    up.add_argument("--hosts", type=int, default=2, metavar="N", help="default: 2")
-    up.add_argument(
-        "--cores",
-        type=int,
-        metavar="N",
-        help="exclusive cores of each host; default: all hosts share all cores",
-    )
-    up.add_argument(
-        "--slots",
-        type=int,
-        metavar="N",
-        help="ranks that a host offers; default: the number of its cores",
-    )
-    up.add_argument(
-        "--bandwidth", metavar="RATE", help='of each link: "1gbit", "100mbit"; default: unlimited'
-    )
-    up.add_argument("--no-spark", action="store_true", help="do not start Spark")
-    up.add_argument("--logs", type=Path, metavar="DIR", help="keep the logs of Spark in DIR")
-    up.add_argument(
-        "--exec", metavar="COMMAND", dest="shell_line",
-        help="run a shell command on the first host, then remove the lab; "
-        "the exit code is the command's",
-    )  # fmt: skip
-    _add_name(up)
-    up.set_defaults(command=_up)
+@click.group("lab")
+def command() -> None:
+    """Make a cluster of hosts on this machine; needs root."""
 
 
-def _add_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--name", default=_DEFAULT_NAME, help=f"name of the lab (default: {_DEFAULT_NAME})"
-    )
+@command.command("up")
+@click.option(
+    "--hosts", metavar="N", type=int, default=2, show_default=True, help="Number of hosts."
+)
+@click.option(
+    "--cores",
+    metavar="N",
+    type=int,
+    help="Exclusive cores of each host; default: all hosts share all cores.",
+)
+@click.option(
+    "--slots",
+    metavar="N",
+    type=int,
+    help="Ranks that a host offers; default: the number of its cores.",
+)
+@click.option(
+    "--bandwidth", metavar="RATE", help='Of each link: "1gbit", "100mbit"; default: unlimited.'
+)
+@click.option("--no-spark", is_flag=True, help="Do not start Spark.")
+@click.option(
+    "--logs", metavar="DIR", type=click.Path(path_type=Path), help="Keep the logs of Spark in DIR."
+)
+@click.option(
+    "--exec",
+    "shell_line",
+    metavar="COMMAND",
+    help="Run a shell command on the first host, then remove the lab; the exit code is the "
+    "command's.",
+)
+@_name_option
+def up(
+    name: str, logs: Path | None, shell_line: str | None, no_spark: bool, **settings: Any
+) -> int:  # fmt: skip
+    """Make a lab: hosts, links, a Spark standalone cluster, a host list for mpirun.
 
-
-def _add_host(parser: argparse.ArgumentParser) -> None:
-    _add_name(parser)
-    parser.add_argument("host", metavar="HOST", help="number of the host, from 0, or its name")
-
-
-def _up(arguments: argparse.Namespace) -> int:
-    from paceline.lab import Lab, LabSettings
-
-    settings = LabSettings(
-        hosts=arguments.hosts,
-        cores=arguments.cores,
-        slots=arguments.slots,
-        bandwidth=arguments.bandwidth,
-        spark=not arguments.no_spark,
-    )
-    lab = Lab(settings, name=arguments.name, logs=arguments.logs)
+    Without --exec the lab stays until `paceline lab down`.
+    """
+    lab = Lab(LabSettings(spark=not no_spark, **settings), name=name, logs=logs)
     try:
-        for name in lab.make():
-            _say_abandoned(name)
-        if arguments.shell_line is None:
+        for abandoned in lab.make():
+            _say_abandoned(abandoned)
+        if shell_line is None:
             lab.leave()
         else:
             _say(_described(lab.record))
-            return _run_on_first(lab, arguments.shell_line)
+            return _run_on_first(lab, shell_line)
     except BaseException:
         lab.close()
         raise
     finally:
-        if arguments.shell_line is not None:
+        if shell_line is not None:
             lab.close()
     print(_described(lab.record))
     return ExitCode.OK
@@ -131,70 +96,80 @@ def _run_on_first(lab: Lab, shell_line: str) -> int:
     return status if status >= 0 else SIGNAL_BASE - status
 
 
-def _down(arguments: argparse.Namespace) -> int:
-    from paceline.lab.registry import Registry
-    from paceline.lab.removal import remove, remove_abandoned
-
+@command.command("down")
+@_name_option
+def down(name: str) -> None:
+    """Remove a lab with everything in it, and the remains of killed labs."""
     _require_possible()
     registry = Registry()
-    there_was = remove(arguments.name, registry)
+    there_was = remove(name, registry)
     with registry.locked():
         abandoned = remove_abandoned(registry)
-    for name in abandoned:
-        _say_abandoned(name)
+    for each in abandoned:
+        _say_abandoned(each)
     if there_was:
-        _say(f"lab {arguments.name} is removed")
+        _say(f"lab {name} is removed")
     else:
         others = ", ".join(registry.names())
-        _say(f"there is no lab {arguments.name}" + (f"; there are: {others}" if others else ""))
-    return ExitCode.OK
+        _say(f"there is no lab {name}" + (f"; there are: {others}" if others else ""))
 
 
-def _list(arguments: argparse.Namespace) -> int:
-    from paceline.lab.registry import Registry
-    from paceline.lab.removal import is_abandoned
-
+@command.command("list")
+@json_option
+def list_labs(as_json: bool) -> None:
+    """List the labs of this machine."""
     _require_possible()
     registry = Registry()
     found = {name: registry.load(name) for name in registry.names()}
     states = {name: _state(record, is_abandoned(record)) for name, record in found.items()}
-    if arguments.json:
+    if as_json:
         labs = [_json(name, record, states[name]) for name, record in found.items()]
         print_json({"schema": SCHEMA, "labs": labs})
-        return ExitCode.OK
+        return
     for name, record in found.items():
         print(f"{_described(record) if record else f'lab {name}'}\n  state   {states[name]}")
     if not found:
         _say("there is no lab; `paceline lab up` makes one")
-    return ExitCode.OK
 
 
-def _exec(arguments: argparse.Namespace) -> int:
-    record = _existing(arguments.name)
-    words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
-    status = subprocess.call(record.host(arguments.host).command(*words))
+@command.command("exec", context_settings={"allow_interspersed_args": False})
+@_name_option
+@_host_argument
+@click.argument("words", metavar="[COMMAND]...", nargs=-1, type=click.UNPROCESSED)
+def execute(name: str, host: str, words: tuple[str, ...]) -> int:
+    """Run a command on a host, by default a shell."""
+    record = _existing(name)
+    own = words[1:] if words[:1] == ("--",) else words
+    status = subprocess.call(record.host(host).command(*own))
     return status if status >= 0 else SIGNAL_BASE - status
 
 
-def _cut(arguments: argparse.Namespace) -> int:
-    from paceline.lab import network
+@command.command("cut")
+@_name_option
+@click.option(
+    "--at",
+    type=click.Choice(("cable", "switch")),
+    default="cable",
+    show_default=True,
+    help="The host's end of the link, or the switch's, which the host cannot see.",
+)
+@_host_argument
+def cut(name: str, at: Any, host: str) -> None:  # fmt: skip
+    """Take a host's link down."""
+    record = _existing(name)
+    network.cut(record, record.host(host), at)
 
-    record = _existing(arguments.name)
-    network.cut(record, record.host(arguments.host), arguments.at)
-    return ExitCode.OK
 
-
-def _restore(arguments: argparse.Namespace) -> int:
-    from paceline.lab import network
-
-    record = _existing(arguments.name)
-    network.restore(record, record.host(arguments.host))
-    return ExitCode.OK
+@command.command("restore")
+@_name_option
+@_host_argument
+def restore(name: str, host: str) -> None:
+    """Bring a host's link up again."""
+    record = _existing(name)
+    network.restore(record, record.host(host))
 
 
 def _existing(name: str) -> LabRecord:
-    from paceline.lab.registry import Registry
-
     _require_possible()
     registry = Registry()
     record = registry.load(name)
@@ -208,8 +183,6 @@ def _existing(name: str) -> LabRecord:
 
 
 def _require_possible() -> None:
-    from paceline.lab import why_not
-
     reason = why_not()
     if reason is not None:
         raise EnvironmentLacks(f"there are no labs here: {reason}")

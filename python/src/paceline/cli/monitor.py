@@ -1,44 +1,43 @@
-"""`paceline monitor`: a run in Prometheus, and in Grafana where it is installed."""
+"""`paceline monitor`: a run in Prometheus."""
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from paceline.errors import ExitCode
+import click
 
+from paceline.cli.options import run_dir_argument
+from paceline.monitor.serve import monitor
+from paceline.records.layout import RunFiles
 
-def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the parser."""
-    monitor = verbs.add_parser("monitor", help="show a run in Prometheus, and in Grafana")
-    monitor.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    monitor.add_argument(
-        "--listen",
-        default="127.0.0.1:9090",
-        metavar="HOST:PORT",
-        help="where Prometheus answers (default: 127.0.0.1:9090)",
-    )
-    monitor.add_argument(
-        "--grafana-listen",
-        default="127.0.0.1:3000",
-        metavar="HOST:PORT",
-        help="where Grafana answers (default: 127.0.0.1:3000)",
-    )
-    monitor.set_defaults(command=_monitor)
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-def _monitor(arguments: argparse.Namespace) -> int:
-    from paceline.monitor.serve import monitor
-    from paceline.records.layout import RunFiles
+@click.command("monitor")
+@run_dir_argument
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:9090",
+    show_default=True,
+    help="Where Prometheus answers; port 0 takes any free one.",
+)
+@click.option(
+    "--grafana-listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:3000",
+    show_default=True,
+    help="Where Grafana answers.",
+)
+def command(run_dir: Path, listen: str, grafana_listen: str) -> None:  # fmt: skip
+    """Show a run in Prometheus, and in Grafana where it is installed.
 
-    monitor(
-        RunFiles(arguments.run_dir.absolute()),
-        _say,
-        listen=arguments.listen,
-        grafana_listen=arguments.grafana_listen,
-    )
-    return ExitCode.OK
+    RUN_DIR: default: the newest run in runs/.
+    """
+    files = RunFiles(run_dir.absolute())
+    monitor(files, _say, listen=listen, grafana_listen=grafana_listen)
 
 
 def _say(text: str) -> None:

@@ -1,139 +1,148 @@
-"""`paceline predict`: step time and throughput of configurations that were not run."""
+"""`paceline predict`: step time and throughput of configurations that were not run.
+
+`paceline recommend` has the same options for what to predict.
+"""
 
 from __future__ import annotations
 
-import argparse
+import functools
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
-from paceline.cli.numbers import count, number, seconds
-from paceline.errors import EnvironmentLacks, ExitCode, NotComparable, UsageError
+import click
+
+from paceline.analysis.predict.link import requested_link
+from paceline.analysis.predict.predict import predict
+from paceline.analysis.predict.prediction import Request
+from paceline.cli.console import plain_console
+from paceline.cli.options import count, json_option, list_option, positive, run_dirs_argument
+from paceline.errors import NotComparable
+from paceline.export.run_data import RunData, finished_trials
+from paceline.records.layout import RunFiles
+from paceline.report.predict import predictions_view, refusal_sentences
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
-    from paceline.analysis.predict.prediction import Request
-    from paceline.analysis.reading import TrialRecord
-    from paceline.analysis.simulation.job import Topology
+    from paceline.analysis.predict.prediction import Predictions, Scaling
 
+_NODES = (1, 2, 4, 8)
 _MOST_NODES = 100_000
 _NUMBERS = re.compile(r"(\d+)(?:\.\.(\d+))?")
-_ratio = number(float, "a number of at least 1", lambda value: value >= 1)
 
 
-def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the parser."""
-    parser = verbs.add_parser(
-        "predict", help="predict configurations that were not run, from those of a run"
-    )
-    parser.add_argument("run_dir", type=Path, nargs="+", metavar="RUN_DIR")
-    add_options(parser, nodes="as in 1..64 or 1,2,4; default: 1,2,4,8")
-    parser.set_defaults(nodes=(1, 2, 4, 8))
-    parser.add_argument("--json", action="store_true")
-    parser.set_defaults(command=_predict)
+class NodeNumbers(click.ParamType[tuple[int, ...]]):
+    """Numbers of nodes such as `1..64` or `1,2,4`."""
+
+    name = "numbers"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        found: set[int] = set()
+        for part in str(value).split(","):
+            match = _NUMBERS.fullmatch(part.strip())
+            first = int(match[1]) if match else 0
+            last = int(match[2] or first) if match else 0
+            if not 1 <= first <= last <= _MOST_NODES:
+                self.fail(
+                    f"expected numbers from 1 to {_MOST_NODES}, as in 1..64 or 1,2,4, got "
+                    f"{value!r}",
+                    param,
+                    ctx,
+                )
+            found.update(range(first, last + 1))
+        return tuple(sorted(found))
 
 
-def add_options(parser: argparse.ArgumentParser, *, nodes: str) -> None:
-    """Add the options that describe what to predict. nodes: help of --nodes."""
-    parser.add_argument("--nodes", type=numbers, metavar="N", help=nodes)
-    parser.add_argument(
-        "--link", metavar="RATE", help='between nodes: "10gbit"; default: as measured in the runs'
-    )
-    parser.add_argument(
-        "--latency", type=seconds, metavar="SECONDS", help="of the link; default: 20 to 200 µs"
-    )
-    parser.add_argument(
-        "--strategy", action="append", default=[], metavar="PATTERN", help="may be repeated"
-    )
-    parser.add_argument(
-        "--transport", action="append", default=[], metavar="NAME", help="may be repeated"
-    )
-    parser.add_argument("--scaling", choices=("strong", "weak"), default="strong")
-    parser.add_argument("--global-batch", type=count, metavar="N", help="default: that of the runs")
-    parser.add_argument("--micro-batches", type=count, metavar="N", help="of pipelines")
-    parser.add_argument(
-        "--simulate", action="store_true", help="contention in the network, by SimGrid"
-    )
-    parser.add_argument(
-        "--rack-hosts", type=count, metavar="N",
-        help="with --simulate: hosts of a rack, which share an uplink; default: one switch for all",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the command line asks to predict."""
+
+    nodes: tuple[int, ...] | None
+    link: str | None
+    latency_s: float | None
+    local_strategy: tuple[str, ...]
+    transport: tuple[str, ...]
+    scaling: Scaling
+    global_batch: int | None
+    micro_batches: int | None
+
+    def predictions(self, run_dirs: Sequence[Path], nodes: tuple[int, ...]) -> Predictions:
+        """Predict from the finished trials of runs.
+
+        Raises NotComparable if there are none, UsageError for an unknown rate.
+        """
+        request = Request(
+            nodes=nodes,
+            link=requested_link(self.link, self.latency_s),
+            strategies=self.local_strategy,
+            transports=self.transport,
+            scaling=self.scaling,
+            global_batch=self.global_batch,
+            micro_batches=self.micro_batches,
+        )
+        return predict(finished_trials([RunData(RunFiles(path)) for path in run_dirs]), request)
+
+
+def takes_prediction(nodes: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add the options of predictions, which the function gets as `Wanted`. nodes: a help text."""
+    options = (
+        click.option("--nodes", metavar="N,…", type=NodeNumbers(), help=nodes),
+        click.option(
+            "--link", metavar="RATE",
+            help='Link between nodes, as in "10gbit"; default: as measured in the runs.',
+        ),
+        click.option(
+            "--latency", "latency_s", metavar="SECONDS", type=positive,
+            help="Latency of the link; default: 20 to 200 µs.",
+        ),
+        list_option("--local-strategy", "PATTERN,…", "Only local strategies that match."),
+        list_option("--transport", "NAME,…", "Transports between nodes; default: as measured."),
+        click.option(
+            "--scaling", type=click.Choice(("strong", "weak")), default="strong",
+            show_default=True, help="Keep the global batch (strong) or that of a node (weak).",
+        ),
+        click.option(
+            "--global-batch", metavar="N", type=count,
+            help="Global batch, with weak scaling that of a node; default: that of the runs.",
+        ),
+        click.option(
+            "--micro-batches", metavar="N", type=count,
+            help="Micro-batches of pipelines; default: those of the runs.",
+        ),
     )  # fmt: skip
-    parser.add_argument(
-        "--oversubscription", type=_ratio, metavar="RATIO",
-        help="with --rack-hosts: bandwidth of a rack's links over its uplink; default: 1",
-    )  # fmt: skip
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def with_wanted(**values: Any) -> Any:
+            own = {field.name: values.pop(field.name) for field in fields(Wanted)}
+            return function(wanted=Wanted(**own), **values)
+
+        decorated: Callable[..., Any] = with_wanted
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
 
 
-def request_of(arguments: argparse.Namespace) -> Request:
-    """Return the request. Raises UsageError for an unknown rate."""
-    from paceline.analysis.predict.link import requested_link
-    from paceline.analysis.predict.prediction import Request
+@click.command("predict")
+@run_dirs_argument
+@takes_prediction("Numbers of nodes, as in 1..64 or 1,2,4; default: 1,2,4,8.")
+@json_option
+def command(run_dirs: tuple[Path, ...], wanted: Wanted, as_json: bool) -> None:
+    """Predict configurations that were not run.
 
-    return Request(
-        nodes=arguments.nodes,
-        link=requested_link(arguments.link, arguments.latency),
-        strategies=tuple(arguments.strategy),
-        transports=tuple(arguments.transport),
-        scaling=arguments.scaling,
-        global_batch=arguments.global_batch,
-        micro_batches=arguments.micro_batches,
-        topology=_topology_of(arguments),
-    )
-
-
-def _topology_of(arguments: argparse.Namespace) -> Topology | None:
-    """Return the network to simulate. Raises UsageError, and EnvironmentLacks without SimGrid."""
-    from paceline.analysis.simulation.job import Topology
-    from paceline.lab.network import why_not
-
-    hosts, ratio = arguments.rack_hosts, arguments.oversubscription
-    if not arguments.simulate:
-        if hosts is not None or ratio is not None:
-            raise UsageError("--rack-hosts, --oversubscription: expected --simulate with them")
-        return None
-    if hosts is None and ratio is not None:
-        raise UsageError("--oversubscription: expected --rack-hosts with it, got one switch")
-    reason = why_not()
-    if reason is not None:
-        raise EnvironmentLacks(f"--simulate: {reason}")
-    return Topology(rack_hosts=hosts, oversubscription=ratio or 1.0)
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Parse numbers of nodes such as `1..64` or `1,2,4`."""
-    found: set[int] = set()
-    for part in text.split(","):
-        match = _NUMBERS.fullmatch(part.strip())
-        first = int(match[1]) if match else 0
-        last = int(match[2] or first) if match else 0
-        if not 1 <= first <= last <= _MOST_NODES:
-            raise argparse.ArgumentTypeError(
-                f"expected numbers from 1 to {_MOST_NODES}, as in 1..64 or 1,2,4, got {text!r}"
-            )
-        found.update(range(first, last + 1))
-    return tuple(sorted(found))
-
-
-def finished_records(run_dirs: Sequence[Path]) -> list[TrialRecord]:
-    """Read the finished trials of all runs. Raises NotComparable if there are none."""
-    from paceline.export.run_data import RunData, finished_trials
-    from paceline.records.layout import RunFiles
-
-    return finished_trials([RunData(RunFiles(path)) for path in run_dirs])
-
-
-def _predict(arguments: argparse.Namespace) -> int:
-    from paceline.analysis.predict.predict import predict
-    from paceline.cli.console import plain_console
-    from paceline.report.predict import predictions_view, refusal_sentences
-
-    found = predict(finished_records(arguments.run_dir), request_of(arguments))
-    if arguments.json:
+    RUN_DIR: default: the newest run in runs/. The trials of all runs are used.
+    """
+    found = wanted.predictions(run_dirs, wanted.nodes or _NODES)
+    if as_json:
         print(found.to_json())
     elif found.predictions:
         plain_console().print(predictions_view(found))
     if not found.predictions:
         reasons = "".join(f"\n  - {sentence}" for sentence in refusal_sentences(found.refusals))
         raise NotComparable(f"nothing can be predicted from these runs:{reasons}")
-    return ExitCode.OK

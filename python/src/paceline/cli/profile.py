@@ -1,52 +1,46 @@
-"""`paceline profile`: choose trials of a run and show their communication."""
+"""`paceline profile`: the communication of the trials of a run."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import click
+
 from paceline.analysis.communication import trial_communication
 from paceline.cli.console import plain_console, print_json
+from paceline.cli.options import json_option, run_dir_argument
 from paceline.errors import DataError
+from paceline.export.run_data import RunData
 from paceline.records.files import jsonable
+from paceline.records.layout import RunFiles
 from paceline.records.rows import SCHEMA
 from paceline.report.profile import overview, profile_view
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from paceline.analysis.communication import TrialCommunication
-    from paceline.analysis.reading import TrialRecord
-    from paceline.export.run_data import RunData
+    from pathlib import Path
 
 
-def show_profile(run: RunData, *, trial_id: str | None, as_json: bool) -> None:
-    """Print the profile of one trial, or one line for each of several.
+@click.command("profile")
+@run_dir_argument
+@click.option("--trial", metavar="ID", help="Show only this trial, in detail.")
+@json_option
+def command(run_dir: Path, trial: str | None, as_json: bool) -> None:
+    """Show the communication time of a run by cause.
 
-    Raises UsageError if there is no such trial, DataError if no trial communicated.
+    RUN_DIR: default: the newest run in runs/.
     """
-    records = run.chosen(trial_id)
-    found = [p for r in records if (p := trial_communication(r)) is not None]
+    records = RunData(RunFiles(run_dir)).chosen(trial)
+    found = [each for record in records if (each := trial_communication(record)) is not None]
     if not found:
+        names = ", ".join(record.trial.id for record in records)
         raise DataError(
-            f"{run.files.root}: expected a trial with steps after the warm-up in which ranks "
-            f"communicate, found none among {_names(records)}; a single rank does not "
-            "communicate"
+            f"{run_dir}: expected a trial with steps after the warm-up in which ranks communicate, "
+            f"found none among {names}; a single rank does not communicate"
         )
-    _show(found, as_json)
-
-
-def _show(profiles: list[TrialCommunication], as_json: bool) -> None:
     if as_json:
-        document = {"schema": SCHEMA, "trials": jsonable(profiles)}
-        print_json(document)
-        return
-    console = plain_console()
-    if len(profiles) == 1:
-        console.print(profile_view(profiles[0]))
-        return
-    console.print(overview(profiles))
-    print(f"\nin detail: paceline profile RUN_DIR --trial {profiles[0].trial}")
-
-
-def _names(records: Sequence[TrialRecord]) -> str:
-    return ", ".join(record.trial.id for record in records)
+        print_json({"schema": SCHEMA, "trials": jsonable(found)})
+    elif len(found) == 1:
+        plain_console().print(profile_view(found[0]))
+    else:
+        plain_console().print(overview(found))
+        print(f"\nin detail: paceline profile {run_dir} --trial {found[0].trial}")

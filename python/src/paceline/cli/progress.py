@@ -43,7 +43,9 @@ class _CountColumn(ProgressColumn):
 class ConsoleProgress:
     """Show the runner's progress. The step counter is read from the records of rank 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
+        """Show nothing but failed trials if quiet, also the logs of trials if verbose."""
+        self._quiet, self._verbose = quiet, verbose
         self._console = plain_console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
@@ -52,6 +54,7 @@ class ConsoleProgress:
             TimeElapsedColumn(),
             console=self._console,
             transient=True,
+            disable=quiet,
         )
         self._task: TaskID | None = None
         self._label = ""
@@ -73,7 +76,7 @@ class ConsoleProgress:
     def stage(self, text: str) -> None:
         self._label = text
         self._start(text, total=None, unit="")
-        if not self._console.is_terminal:
+        if not (self._console.is_terminal or self._quiet):
             self._console.print(text)
 
     def data(self, done: int, total: int) -> None:
@@ -83,12 +86,16 @@ class ConsoleProgress:
     def trial_started(self, trial: Trial, files: TrialFiles, number: int, of: int) -> None:
         self._label = f"[{number}/{of}] {trial.id}"
         self._start(self._label, total=trial.training.max_steps, unit="steps")
+        if self._verbose:
+            self._console.print(f"{self._label}  log: {files.launcher_log}", soft_wrap=True)
         self._watcher = _StepWatcher(files.rank(0).steps, self._steps)
         self._watcher.start()
 
     def trial_ended(self, trial: Trial, outcome: Outcome) -> None:
         del trial
         self._stop_watcher()
+        if self._quiet and outcome.status == "ok":
+            return
         seconds = outcome.ended_unix_s - outcome.launched_unix_s
         self._console.print(
             f"{self._label}  {outcome.status}  {seconds:.1f} s",

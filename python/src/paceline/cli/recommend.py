@@ -2,199 +2,152 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.cli import predict as predicting
+import click
+
+from paceline.analysis.explain.run import explain_workload
+from paceline.analysis.recommend.next_measurement import Measured
+from paceline.analysis.recommend.recommend import recommend
 from paceline.cli.console import plain_console, print_json
-from paceline.cli.numbers import number
-from paceline.errors import ExitCode, NotComparable, UsageError
+from paceline.cli.options import json_option, run_dirs_argument
+from paceline.cli.predict import Wanted, takes_prediction
+from paceline.cli.progress import ConsoleProgress
+from paceline.export.run_data import RunData
+from paceline.records.files import jsonable
+from paceline.records.layout import RunFiles
+from paceline.records.rows import SCHEMA
+from paceline.report.predict import refusal_sentences
+from paceline.report.recommend import measured_sentence, recommendation_view
+from paceline.runner.directory import check_machine
+from paceline.runner.extra_repeat import run_extra_repeat
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from pathlib import Path
 
     from paceline.analysis.comparison import Comparison
     from paceline.analysis.predict.prediction import Predictions
-    from paceline.analysis.recommend.next_measurement import Measured
+    from paceline.analysis.recommend.candidates import Goal
     from paceline.analysis.recommend.recommend import Recommendation
 
-_GOALS = ("time", "cost", "memory", "energy")
-_count = number(int, "a whole number from 1 to 100", lambda value: 1 <= value <= 100)
+_GOALS = ("time", "cost", "memory")
 
 
-def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the parser."""
-    parser = verbs.add_parser(
-        "recommend", help="rank measured and predicted configurations for a goal"
-    )
-    parser.add_argument(
-        "run_dir", type=Path, nargs="+", metavar="RUN_DIR",
-        help="the first one is ranked; predictions use all of them; a guide compares all of them",
-    )  # fmt: skip
-    parser.add_argument("--goal", choices=_GOALS, default="time")
-    predicting.add_options(parser, nodes="at most so many; default: as measured")
-    parser.add_argument(
-        "--measure",
-        type=_count,
-        nargs="?",
-        const=1,
-        default=0,
-        metavar="N",
-        help="run up to N of the proposed measurements into RUN_DIR, one after the other; "
-        "default: 1",
-    )
-    output = parser.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true")
-    output.add_argument(
-        "--guide", action="store_true",
-        help="print a decision guide in Markdown: what was fastest for which network, number of "
-        "nodes and link; RUN_DIR may also be a file of `paceline compare --json`",
-    )  # fmt: skip
-    parser.set_defaults(command=_recommend)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decision:
+    """A run with what is recommended from it, for each workload."""
+
+    comparison: Comparison
+    predictions: Predictions | None
+    recommendations: list[Recommendation]
 
 
-def _recommend(arguments: argparse.Namespace) -> int:
-    if arguments.guide:
-        if arguments.measure:
-            raise UsageError("--measure: expected no --guide, which only compares what is there")
-        return _print_guide(arguments.run_dir)
-    from paceline.records.files import jsonable
+@click.command("recommend")
+@run_dirs_argument
+@click.option(
+    "--goal",
+    type=click.Choice(_GOALS),
+    default="time",
+    show_default=True,
+    help="What should be least: time or core seconds (cost) of a sample, or memory of a node.",
+)
+@takes_prediction("Configurations of at most so many nodes; default: as measured.")
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Run the proposed measurement into RUN_DIR, and say what it has changed.",
+)
+@json_option
+def command(
+    run_dirs: tuple[Path, ...], goal: Goal, wanted: Wanted, measure: bool, as_json: bool
+) -> None:  # fmt: skip
+    """Rank measured and predicted configurations for a goal.
 
-    comparison, predictions, found = _found(arguments)
-    measured = []
-    for _ in range(arguments.measure):
-        step = _measure(arguments, comparison, found)
-        if step is None:
-            break
-        comparison, predictions, found, changed = step
-        measured.append(changed)
-    if arguments.json:
-        from paceline.records.rows import SCHEMA
-
+    RUN_DIR: default: the newest run in runs/. Of several runs, the first one is ranked, and
+    predictions use all of them.
+    """
+    decision = _decide(run_dirs, goal, wanted)
+    measured = None
+    if measure:
+        decision, measured = _measure(decision, run_dirs, goal, wanted)
+    if as_json:
         document = {
             "schema": SCHEMA,
-            "recommendations": [each.to_json() for each in found],
-            "measured": jsonable(measured),
+            "recommendations": [each.to_json() for each in decision.recommendations],
+            "measured": jsonable([] if measured is None else [measured]),
         }
         print_json(document)
-    else:
-        _show(comparison, found, predictions)
-        if arguments.measure:
-            _show_measured(measured, found)
-    return ExitCode.OK
+        return
+    _show(decision)
+    if measure:
+        _show_measured(measured, decision.recommendations)
 
 
-def _found(
-    arguments: argparse.Namespace,
-) -> tuple[Comparison, Predictions | None, list[Recommendation]]:
+def _decide(run_dirs: tuple[Path, ...], goal: Goal, wanted: Wanted) -> _Decision:
     """Read the run and recommend for each workload."""
-    from paceline.analysis.recommend.recommend import recommend
-    from paceline.export.run_data import RunData
-    from paceline.records.layout import RunFiles
-
-    most = None if arguments.nodes is None else max(arguments.nodes)
-    comparison = RunData(RunFiles(arguments.run_dir[0])).comparison
-    predictions = _predictions(arguments, most)
+    most = None if wanted.nodes is None else max(wanted.nodes)
+    comparison = RunData(RunFiles(run_dirs[0])).comparison
+    predictions = None
+    if wanted.nodes is not None and max(wanted.nodes) > 1:
+        predictions = wanted.predictions(run_dirs, wanted.nodes)
     found = [
-        recommend(comparison, workload, arguments.goal, most, predictions)
+        recommend(comparison, workload, goal, most, predictions)
         for workload in comparison.workloads
     ]
-    return comparison, predictions, found
+    return _Decision(comparison=comparison, predictions=predictions, recommendations=found)
 
 
 def _measure(
-    arguments: argparse.Namespace, comparison: Comparison, before: list[Recommendation]
-) -> tuple[Comparison, Predictions | None, list[Recommendation], Measured] | None:
-    """Run the first proposed measurement of a configuration that was measured; None without one."""
-    from paceline.analysis.recommend.next_measurement import Measured
-    from paceline.cli.progress import ConsoleProgress
-    from paceline.records.layout import RunFiles
-    from paceline.runner.directory import check_machine
-    from paceline.runner.extra_repeat import run_extra_repeat
-
-    proposed = [(n, r.next_measurement) for n, r in enumerate(before)]
+    before: _Decision, run_dirs: tuple[Path, ...], goal: Goal, wanted: Wanted
+) -> tuple[_Decision, Measured | None]:
+    """Run the first proposed measurement of a configuration that was measured, if there is one."""
+    proposed = [(n, r.next_measurement) for n, r in enumerate(before.recommendations)]
     chosen = next(((n, m) for n, m in proposed if m is not None and not m.is_predicted), None)
     if chosen is None:
-        return None
+        return before, None
     number, proposal = chosen
-    files = RunFiles(arguments.run_dir[0])
-    check_machine(comparison.manifest, files.root)
-    trials = [trial.record.trial for own in comparison.trials.values() for trial in own]
+    files = RunFiles(run_dirs[0])
+    check_machine(before.comparison.manifest, files.root)
+    trials = [trial.record.trial for own in before.comparison.trials.values() for trial in own]
     with ConsoleProgress() as progress:
         run_extra_repeat(files, proposal.configuration or "", trials, progress)
-    comparison, predictions, after = _found(arguments)
+    after = _decide(run_dirs, goal, wanted)
     changed = Measured(
         configuration=proposal.configuration or "",
         loss_before=proposal.loss_now,
         loss_expected=proposal.loss_now - proposal.gain,
-        loss_after=after[number].expected_loss,
+        loss_after=after.recommendations[number].expected_loss,
     )
-    return comparison, predictions, after, changed
+    return after, changed
 
 
-def _show_measured(measured: list[Measured], found: list[Recommendation]) -> None:
-    """Say how the measurements changed the uncertainty of the decision."""
-    from paceline.report.recommend import measured_sentence
-
+def _show_measured(measured: Measured | None, found: list[Recommendation]) -> None:
+    """Say how the measurement changed the uncertainty of the decision."""
     console = plain_console()
-    for each in measured:
-        console.print(measured_sentence(each))
+    if measured is not None:
+        console.print(measured_sentence(measured))
     left = [each.next_measurement for each in found if each.next_measurement is not None]
     if any(each.is_predicted for each in left):
         console.print(
             "The next measurement is of a predicted configuration: add it to a spec and run that."
         )
-    elif not measured:
+    elif measured is None:
         console.print("Nothing was measured: no measurement is worth it.")
 
 
-def _print_guide(paths: Sequence[Path]) -> int:
-    from paceline.analysis.recommend.decisions import decisions
-    from paceline.analysis.recommend.results import read_results
-    from paceline.report.guide import guide
-    from paceline.spec.extensions import WORKLOADS
-
-    results = [each for path in paths for each in read_results(path)]
-    found = decisions(results)
-    if not found:
-        raise NotComparable(
-            f"{', '.join(map(str, paths))}: expected two equivalent configurations of one workload "
-            "and precision in a run, found none; `paceline compare` says why"
-        )
-    models = {workload.name: workload.model for workload in WORKLOADS.all()}
-    sys.stdout.write(guide(found, results, models))
-    return ExitCode.OK
-
-
-def _predictions(arguments: argparse.Namespace, most: int | None) -> Predictions | None:
-    """Predict more nodes; None if no more than one node is wanted."""
-    from paceline.analysis.predict.predict import predict
-
-    if most is None or most < 2:
-        return None
-    request = predicting.request_of(arguments)
-    return predict(predicting.finished_records(arguments.run_dir), request)
-
-
-def _show(
-    comparison: Comparison, found: list[Recommendation], predictions: Predictions | None
-) -> None:
-    from paceline.analysis.explain.run import explain_workload
-    from paceline.report.predict import refusal_sentences
-    from paceline.report.recommend import recommendation_view
-
+def _show(decision: _Decision) -> None:
     console = plain_console()
-    for each in found:
+    for each in decision.recommendations:
         reasons = {}
         if each.goal == "time":
             reasons = {
                 e.slower: f"slower by {e.causes[0].label}"
-                for e in explain_workload(comparison, each.workload)
+                for e in explain_workload(decision.comparison, each.workload)
                 if e.causes
             }
         console.print(recommendation_view(each, reasons))
+    predictions = decision.predictions
     refused = refusal_sentences(() if predictions is None else predictions.refusals)
     for sentence in refused[:3]:
         console.print(f"Not predicted: {sentence}")

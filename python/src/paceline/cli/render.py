@@ -2,80 +2,75 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from paceline.cli.numbers import count, positive
-from paceline.errors import ExitCode, UsageError
+import click
+
+from paceline.cli.options import count, out_option, positive, spec_argument
+from paceline.errors import UsageError
+from paceline.records.files import write_text
+from paceline.render.files import Places
+from paceline.render.kubernetes import MOUNT, KubernetesSettings, render_kubernetes
+from paceline.render.slurm import SlurmSettings, render_slurm
+from paceline.runner import plan
+from paceline.spec import load_spec
+from paceline.spec.values import is_remote
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paceline.plan.trial import Trial
     from paceline.render.files import Rendered
     from paceline.spec import Experiment
 
 
-def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the parser."""
-    render = verbs.add_parser("render", help="write the trials of a spec as jobs of a scheduler")
-    kinds = render.add_subparsers(title="schedulers", metavar="SCHEDULER", required=True)
-    slurm = kinds.add_parser("slurm", help="write sbatch files; submit nothing")
-    _add_common(slurm, "NAME-slurm")
-    slurm.add_argument("--python", metavar="PATH", help="Python on the nodes (default: this one)")
-    slurm.set_defaults(command=_slurm)
-    kubernetes = kinds.add_parser(
-        "kubernetes", help="write SparkApplication, MPIJob and Job objects; apply nothing"
-    )
-    _add_common(kubernetes, "NAME-kubernetes")
-    kubernetes.add_argument(
-        "--claim", default="paceline", metavar="NAME", help="PersistentVolumeClaim of /shared"
-    )
-    kubernetes.add_argument(
-        "--registry",
-        default="",
-        metavar="PREFIX",
-        help="registry of the container images, ending in a slash",
-    )
-    kubernetes.add_argument("--namespace", metavar="NAME")
-    kubernetes.add_argument("--service-account", default="spark", metavar="NAME")
-    kubernetes.add_argument(
-        "--memory-gib",
-        type=positive,
-        default=4.0,
-        metavar="GIB",
-        help="memory of a rank (default: 4)",
-    )
-    kubernetes.set_defaults(command=_kubernetes)
+@click.group("render")
+def command() -> None:
+    """Write the trials of a spec as jobs of a scheduler."""
 
 
-def _add_common(parser: argparse.ArgumentParser, out: str) -> None:
-    parser.add_argument(
-        "spec", metavar="SPEC", help="a TOML file, or the name of a shipped experiment"
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: {out}")
-    parser.add_argument(
-        "--data-dir", metavar="DIR", help="folder on the nodes with a data set for each workload"
-    )
-    parser.add_argument("--run-dir", metavar="RUN_DIR", help="run directory on the nodes")
-    parser.add_argument(
-        "--cores",
-        type=count,
-        metavar="N",
-        help="cores of a node, for `auto` (default: those of this machine)",
-    )
+def _takes_places(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what all schedulers need."""
+    for option in reversed(
+        (
+            spec_argument,
+            out_option("DIR", "Write the files here; default: NAME-SCHEDULER."),
+            click.option(
+                "--data-dir", metavar="DIR",
+                help="Folder on the nodes with a data set for each workload.",
+            ),
+            click.option("--run-dir", metavar="RUN_DIR", help="Run directory on the nodes."),
+            click.option(
+                "--cores", metavar="N", type=count,
+                help="Cores of a node, for `auto`; default: those of this machine.",
+            ),
+        )
+    ):  # fmt: skip
+        function = option(function)
+    return function
 
 
-def _slurm(arguments: argparse.Namespace) -> int:
-    from paceline.render.files import Places
-    from paceline.render.slurm import SlurmSettings, render_slurm
-    from paceline.spec.values import is_remote
+@command.command("slurm")
+@_takes_places
+@click.option("--python", metavar="PATH", help="Python on the nodes; default: this one.")
+def slurm(
+    spec: str,
+    out: Path | None,
+    data_dir: str | None,
+    run_dir: str | None,
+    cores: int | None,
+    python: str | None,
+) -> None:
+    """Write sbatch files; submit nothing.
 
-    experiment, trials = _planned(arguments)
-    run_dir = arguments.run_dir or str(Path("runs", experiment.name).resolve())
+    SPEC is a TOML file, or the name of a shipped experiment.
+    """
+    experiment, trials = _planned(spec, cores)
+    run_dir = run_dir or str(Path("runs", experiment.name).resolve())
     settings = SlurmSettings(
-        places=Places(run_dir=run_dir, data_dir=arguments.data_dir),
-        python=arguments.python or sys.executable,
+        places=Places(run_dir=run_dir, data_dir=data_dir), python=python or sys.executable
     )
     for dataset in sorted({settings.places.dataset(trial) for trial in trials}):
         if dataset and not is_remote(dataset) and not Path(dataset).exists():
@@ -84,53 +79,79 @@ def _slurm(arguments: argparse.Namespace) -> int:
                 "synth` and `paceline data ingest` on storage that all nodes share (--data-dir)",
                 file=sys.stderr,
             )
-    out = arguments.out or Path(f"{experiment.name}-slurm")
-    return _write(out, render_slurm(trials, settings))
+    _write(out or Path(f"{experiment.name}-slurm"), render_slurm(trials, settings))
 
 
-def _kubernetes(arguments: argparse.Namespace) -> int:
-    from paceline.render.files import Places
-    from paceline.render.kubernetes import MOUNT, KubernetesSettings, render_kubernetes
+@command.command("kubernetes")
+@_takes_places
+@click.option(
+    "--claim",
+    metavar="NAME",
+    default="paceline",
+    show_default=True,
+    help="PersistentVolumeClaim of /shared.",
+)
+@click.option(
+    "--registry",
+    metavar="PREFIX",
+    default="",
+    help="Registry of the container images, ending in a slash.",
+)
+@click.option("--namespace", metavar="NAME", help="Namespace of the objects.")
+@click.option(
+    "--service-account",
+    metavar="NAME",
+    default="spark",
+    show_default=True,
+    help="Account with which Spark drivers start executors.",
+)
+@click.option(
+    "--memory-gib",
+    metavar="GIB",
+    type=positive,
+    default=4.0,
+    show_default=True,
+    help="Memory of a rank.",
+)
+def kubernetes(
+    spec: str,
+    out: Path | None,
+    data_dir: str | None,
+    run_dir: str | None,
+    cores: int | None,
+    **settings: Any,
+) -> None:  # fmt: skip
+    """Write SparkApplication, MPIJob and Job objects; apply nothing.
 
-    experiment, trials = _planned(arguments)
-    settings = KubernetesSettings(
-        places=Places(
-            run_dir=arguments.run_dir or f"{MOUNT}/runs/{experiment.name}",
-            data_dir=arguments.data_dir or f"{MOUNT}/data",
-        ),
-        claim=arguments.claim,
-        registry=arguments.registry,
-        namespace=arguments.namespace,
-        service_account=arguments.service_account,
-        memory_gib=arguments.memory_gib,
+    SPEC is a TOML file, or the name of a shipped experiment.
+    """
+    experiment, trials = _planned(spec, cores)
+    places = Places(
+        run_dir=run_dir or f"{MOUNT}/runs/{experiment.name}",
+        data_dir=data_dir or f"{MOUNT}/data",
     )
-    out = arguments.out or Path(f"{experiment.name}-kubernetes")
-    return _write(out, render_kubernetes(trials, settings))
+    rendered = render_kubernetes(trials, KubernetesSettings(places=places, **settings))
+    _write(out or Path(f"{experiment.name}-kubernetes"), rendered)
 
 
-def _planned(arguments: argparse.Namespace) -> tuple[Experiment, list[Trial]]:
-    from paceline.runner import plan
-    from paceline.spec import load_spec
-
-    spec = load_spec(arguments.spec)
+def _planned(source: str, cores: int | None) -> tuple[Experiment, list[Trial]]:
+    spec = load_spec(source)
     experiment = spec.experiment
     searched = [t for t in experiment.trials if t.local_strategy == "best"]
     if searched:
         raise UsageError(
-            f'{arguments.spec}: local_strategy "best" needs a search; run `paceline tune local '
+            f'{source}: local_strategy "best" needs a search; run `paceline tune local '
             "SPEC` on a node first, and render the tuned.toml that it writes"
         )
     if experiment.repeats == "auto":
         raise UsageError(
-            f'{arguments.spec}: repeats = "auto" needs `paceline run`, which looks at the ranking '
+            f'{source}: repeats = "auto" needs `paceline run`, which looks at the ranking '
             "after each repeat; write a number to render jobs"
         )
-    return experiment, plan(spec, arguments.cores).trials
+    return experiment, plan(spec, cores).trials
 
 
-def _write(out: Path, rendered: Rendered) -> int:
-    from paceline.records.files import write_text
-
+def _write(out: Path, rendered: Rendered) -> None:
     for configuration, reason in rendered.left_out.items():
         print(f"paceline: left out {configuration}: {reason}", file=sys.stderr)
     if not rendered.files:
@@ -138,4 +159,3 @@ def _write(out: Path, rendered: Rendered) -> int:
     for name, text in rendered.files.items():
         write_text(out / name, text)
         print(out / name)
-    return ExitCode.OK

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from paceline.cli.numbers import number
-from paceline.errors import ExitCode
+import click
 
-_interval_s = number(float, "0.2 to 60 seconds", lambda value: 0.2 <= value <= 60)
+from paceline.cli.console import plain_console
+from paceline.cli.options import poll_seconds, run_dir_argument
+from paceline.monitor.watch import watch
+from paceline.records.layout import RunFiles
 
-
-def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the parser."""
-    watch = verbs.add_parser("watch", help="show a running run in this terminal")
-    watch.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    watch.add_argument("--once", action="store_true", help="print once and exit")
-    watch.add_argument(
-        "--interval", type=_interval_s, default=1.0, metavar="SECONDS", help="default: 1"
-    )
-    watch.set_defaults(command=_watch)
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-def _watch(arguments: argparse.Namespace) -> int:
-    from paceline.cli.console import plain_console
-    from paceline.monitor.watch import watch
-    from paceline.records.layout import RunFiles
+@click.command("watch")
+@run_dir_argument
+@click.option("--once", is_flag=True, help="Print once and exit.")
+@click.option(
+    "--interval",
+    "interval_s",
+    metavar="SECONDS",
+    type=poll_seconds,
+    default=1.0,
+    show_default=True,
+    help="Time between two readings.",
+)
+def command(run_dir: Path, once: bool, interval_s: float) -> None:  # fmt: skip
+    """Show a running run in this terminal.
 
+    RUN_DIR: default: the newest run in runs/.
+    """
     try:
-        watch(
-            RunFiles(arguments.run_dir),
-            plain_console(),
-            once=arguments.once,
-            interval_s=arguments.interval,
-        )
+        watch(RunFiles(run_dir), plain_console(), once=once, interval_s=interval_s)
     except KeyboardInterrupt:
-        return ExitCode.OK  # the usual way to stop watching
-    return ExitCode.OK
+        return  # the usual way to stop watching

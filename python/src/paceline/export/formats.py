@@ -53,7 +53,7 @@ def export(
     except OSError as error:
         raise UsageError(
             f"{folder}: expected a folder that can be written, got: {error.strerror or error}; "
-            "choose another with -o"
+            "choose another with --out"
         ) from error
     return exporter(run, folder, trial)
 

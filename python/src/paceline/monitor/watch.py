@@ -141,5 +141,5 @@ def _check_alive(follower: RunFollower, run: RunFiles) -> None:
     if follower.quiet_s > limit_s:
         raise TimedOut(
             f"{run.root}: expected progress within {limit_s:.0f} s, there was none; has `paceline "
-            "run` died? `paceline run SPEC --out RUN_DIR --resume` completes it"
+            f"run` died? `paceline run --resume {run.root}` completes it"
         )

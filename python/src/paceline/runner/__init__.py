@@ -16,6 +16,7 @@ from paceline.runner.directory import (
     default_run_dir,
     made_run_dir,
     only_runner,
+    recorded_spec,
 )
 from paceline.runner.disk import DiskUse, predicted_disk_use
 from paceline.runner.equivalence import check_equivalences
@@ -29,7 +30,13 @@ from paceline.runner.planning import (
 )
 from paceline.runner.preview import Preview, TrialPreview, preview_run
 from paceline.runner.progress import Progress
-from paceline.runner.run_trial import failure_of, failure_of_all, is_finished, run_trial
+from paceline.runner.run_trial import (
+    failure_of,
+    failure_of_all,
+    how_to_continue,
+    is_finished,
+    run_trial,
+)
 
 __all__ = [
     "DiskUse",
@@ -43,6 +50,7 @@ __all__ = [
     "expected_datasets",
     "failure_of",
     "failure_of_all",
+    "how_to_continue",
     "is_finished",
     "made_run_dir",
     "make_datasets",
@@ -52,6 +60,7 @@ __all__ = [
     "predicted_disk_use",
     "preflight",
     "preview_run",
+    "recorded_spec",
     "run",
     "run_trial",
 ]

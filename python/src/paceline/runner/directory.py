@@ -13,12 +13,10 @@ from paceline.host.machine import machine_facts
 from paceline.records.documents import only_writer
 from paceline.records.files import read_json
 from paceline.records.layout import RunFiles
-from paceline.spec.loading import parse_spec
+from paceline.spec.loading import Spec, parse_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from paceline.spec import Spec
 
 
 def check_machine(manifest: Mapping[str, Any], run_dir: Path) -> None:
@@ -35,6 +33,23 @@ def check_machine(manifest: Mapping[str, Any], run_dir: Path) -> None:
 def default_run_dir(experiment_name: str) -> Path:
     """Return `runs/<name>-<local date and time>` under the current directory."""
     return Path("runs") / f"{experiment_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def recorded_spec(run_dir: Path) -> Spec:
+    """Return the spec of a run or of a search, with the changes that it was started with.
+
+    Raises UsageError if the directory contains none.
+    """
+    files = RunFiles(run_dir)
+    # a spec with [tune] is that of the search; the run after it has the tuned spec
+    manifest = files.tune.manifest if files.tune.manifest.exists() else files.manifest
+    text = read_json(manifest).get("spec_toml") if manifest.exists() else None
+    if not isinstance(text, str):
+        raise UsageError(
+            f"{run_dir}: expected a run to resume, found no spec in {files.manifest.name}; start "
+            "the run again without --resume"
+        )
+    return Spec(parse_spec(text, str(manifest)), text)
 
 
 def check_run_dir(files: RunFiles, spec: Spec, *, resume: bool) -> None:
@@ -67,8 +82,8 @@ def _may_be_first(path: Path, files: RunFiles) -> bool:
 def _check_resumed(files: RunFiles, spec: Spec, *, resume: bool) -> None:
     if not resume:
         raise UsageError(
-            f"{files.root}: holds a run already; add --resume to complete it, or choose another "
-            "directory with --out"
+            f"{files.root}: holds a run already; complete it with `paceline run --resume "
+            f"{files.root}`, or choose another directory with --out"
         )
     before = read_json(files.manifest).get("spec_toml")
     if before != spec.text and (
@@ -76,8 +91,8 @@ def _check_resumed(files: RunFiles, spec: Spec, *, resume: bool) -> None:
     ):
         raise UsageError(
             f"{files.root}: holds a run of another spec; resume it with its own spec (spec_toml in "
-            f"{files.manifest.name}) and its own --set, --only and --repeats, or start a new run "
-            "with --out"
+            f"{files.manifest.name}), as `paceline run --resume {files.root}` does, or start a new "
+            "run with --out"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import shutil
 import time
 from typing import TYPE_CHECKING
@@ -109,9 +110,9 @@ def _after_good_end(trial: Trial, files: TrialFiles) -> None:
 def failure_of(outcome: Outcome, resumable: RunFiles | None = None) -> PacelineError:
     """Return the error with which a command ends after such a trial.
 
-    resumable: the run directory, if the command can be completed with --resume.
+    resumable: the directory of the run or of the search, if it can be continued.
     """
-    advice = "" if resumable is None else f"\n{_intact(resumable)}"
+    advice = "" if resumable is None else f"\n{how_to_continue(resumable)}"
     return _error(outcome, f"{outcome.message}{advice}")
 
 
@@ -126,11 +127,15 @@ def failure_of_all(outcomes: Sequence[Outcome], files: RunFiles) -> PacelineErro
     decisive = next((o for o in outcomes if _code(o) is ExitCode.RANK_FAILED), outcomes[0])
     listed = "".join(f"\n  - {outcome.reason}" for outcome in outcomes)
     message = f"{len(outcomes)} trials failed:{listed}\nlogs: {files.root / 'trials'}\n"
-    return _error(decisive, message + _intact(files))
+    return _error(decisive, message + how_to_continue(files))
 
 
-def _intact(files: RunFiles) -> str:
-    return f"Finished trials are intact in {files.root}; complete the run with --resume."
+def how_to_continue(files: RunFiles) -> str:
+    """Return how many trials of a run are done, and the command that runs the others."""
+    planned = read_json(files.manifest)["trials"] if files.manifest.exists() else []
+    done = sum(is_finished(files.trial(trial_id)) for trial_id in planned)
+    state = f"{done} of {len(planned)} trials done. " if planned else ""
+    return f"{state}Continue with: paceline run --resume {shlex.quote(str(files.root))}"
 
 
 def _code(outcome: Outcome) -> ExitCode:

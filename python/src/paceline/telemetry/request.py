@@ -1,11 +1,11 @@
-"""Request to a sidecar, and the command line of `paceline sidecar`."""
+"""Request to a sidecar."""
 
 from __future__ import annotations
 
 import hashlib
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -13,25 +13,12 @@ from paceline.errors import UsageError
 from paceline.spec import TelemetrySettings
 from paceline.telemetry.metrics import RUN_FACTS
 
-if TYPE_CHECKING:
-    import argparse
-
 EXPENSIVE_INTERVAL_S = 5.0
 DEFAULT_MAX_LIFETIME_S = 7 * 24 * 3600.0
-_NO_METRICS = -1
+NO_METRICS = -1
 _LONGEST_REQUEST_BYTES = 1 << 20  # thousands of process ids
 # Below the ephemeral ports of Linux (32768 and above), which any client socket may occupy.
 _FIRST_PORT, _PORTS = 20000, 12000
-# Options of `paceline sidecar` that are settings of [telemetry] under the same name.
-_SETTINGS = {
-    "tls_certificate": "PEM; serve metrics over HTTPS only",
-    "tls_key": "PEM; private key of the certificate",
-    "tls_client_ca": "PEM; require a client certificate of this authority",
-    "basic_auth_file": "file with one line USER:PASSWORD, required from clients",
-    "bearer_token_file": "file with a token, required from clients",
-    "targets_dir": "directory in which Prometheus looks for sidecars (file_sd_configs)",
-    "textfile_dir": "directory in which node_exporter looks for metrics",
-}
 
 
 class SidecarRequest(BaseModel):
@@ -69,7 +56,7 @@ class SidecarRequest(BaseModel):
 
     @property
     def serves_metrics(self) -> bool:
-        return self.settings.listen_port != _NO_METRICS
+        return self.settings.listen_port != NO_METRICS
 
     def ports(self, host: str) -> tuple[int, ...]:
         """Return the ports to try, in order.
@@ -98,93 +85,3 @@ def read_request(stream: BinaryIO) -> SidecarRequest:
         return SidecarRequest.model_validate_json(line)
     except ValidationError as error:
         raise UsageError(f"request of a sidecar: expected JSON of this version: {error}") from error
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `paceline sidecar` to `parser`."""
-    parser.add_argument(
-        "--listen",
-        metavar="HOST:PORT",
-        help="serve Prometheus metrics here; port 0 takes any free port (default: no metrics)",
-    )
-    parser.add_argument("--interval", metavar="SECONDS", type=float, default=1.0)
-    parser.add_argument(
-        "--pid",
-        metavar="PID",
-        type=int,
-        action="append",
-        default=[],
-        help="root of a process tree to watch; may be repeated (default: watch the host alone)",
-    )
-    parser.add_argument(
-        "--out", metavar="FILE", type=Path, required=True, help="write the trace to this file"
-    )
-    parser.add_argument(
-        "--state",
-        metavar="FILE",
-        type=Path,
-        help="write process id, port and interval to this file",
-    )
-    parser.add_argument(
-        "--info",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help=f"label of the metric paceline_run_info ({', '.join(RUN_FACTS)}); may be repeated",
-    )
-    parser.add_argument("--run", metavar="NAME", default="", help="label `run` of the metrics")
-    for name, text in _SETTINGS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar="PATH", help=text)
-    parser.add_argument(
-        "--max-lifetime",
-        metavar="SECONDS",
-        type=float,
-        default=DEFAULT_MAX_LIFETIME_S,
-        help="end after this time in any case (default: 7 days)",
-    )
-
-
-def request_from(arguments: argparse.Namespace) -> SidecarRequest:
-    """Return the request that `add_arguments` parsed. Raises UsageError with every fault."""
-    listen_host, listen_port = _listen(arguments.listen)
-    out: Path = arguments.out
-    try:
-        return SidecarRequest(
-            settings=TelemetrySettings(
-                interval_s=arguments.interval,
-                listen_host=listen_host,
-                listen_port=listen_port,
-                **{name: getattr(arguments, name) for name in _SETTINGS},
-            ),
-            run=arguments.run or out.absolute().parent.name,
-            trace=out,
-            pids=tuple(arguments.pid),
-            state=arguments.state,
-            facts=dict(_pair(item) for item in arguments.info),
-            max_lifetime_s=arguments.max_lifetime,
-        )
-    except ValidationError as error:
-        raise UsageError(f"sidecar: {'; '.join(_faults(error))}") from error
-
-
-def _faults(error: ValidationError) -> list[str]:
-    return [
-        f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
-        for fault in error.errors(include_url=False)
-    ]
-
-
-def _listen(text: str | None) -> tuple[str, int]:
-    if text is None:
-        return "127.0.0.1", _NO_METRICS
-    host, separator, port = text.rpartition(":")
-    if not (separator and host and port.isascii() and port.isdigit()):
-        raise UsageError(f"--listen: expected HOST:PORT such as 127.0.0.1:9464, got {text!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not separator:
-        raise UsageError(f"--info: expected KEY=VALUE, got {text!r}")
-    return key, value

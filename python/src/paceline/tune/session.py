@@ -156,7 +156,7 @@ def _nothing_measured(findings: Findings, files: RunFiles) -> str:
     cut_short = any(found.cut_short for found in findings.found)
     listed = "".join(f"\n  - {reason}" for reason in sorted(reasons))
     advice = (
-        "allow more time (--budget, or [tune] timeout_s) and add --resume"
+        f"allow more time (--limit, or [tune] timeout_s) and continue with --resume {files.root}"
         if cut_short
         else (f"the records are in {files.root}")
     )

@@ -14,7 +14,7 @@ from tests.unit.analysis.ways import MPI, SEQUENTIAL, Way
 from paceline.analysis.compare import compare_run
 from paceline.analysis.comparison import Comparison
 from paceline.analysis.explain.two_runs import explain_runs
-from paceline.cli.main import main
+from paceline.cli import main
 from paceline.errors import NotComparable, UsageError
 from paceline.records.layout import RunFiles
 
@@ -101,7 +101,7 @@ def test_the_command_shows_both_runs_and_their_differences(run: Any, capsys: Any
     assert "Steps in new compared with those in old" in out
     assert "slow reader" in out
     assert "Machine, packages, git commit and spec are equal." in out
-    assert main(["explain", old, new, "*.sequential.*"]) == 0
+    assert main(["explain", old, new, "--only", "*.sequential.*"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "sequential in new takes" in out
     assert "more per step than tiny: local · sequential in old" in out
@@ -112,8 +112,8 @@ def test_the_command_shows_both_runs_and_their_differences(run: Any, capsys: Any
     assert len(document["explanations"]) == 2
 
 
-@pytest.mark.parametrize("words", [["a", "b"], ["--verify"], ["--trial", "x"]])
+@pytest.mark.parametrize("words", [["--pair", "a", "b"], ["--verify"]])
 def test_two_runs_take_one_pattern_only(run: Any, capsys: Any, words: list[str]) -> None:
     old, new = str(run("old", QUICK, repeats=1)), str(run("new", QUICK, repeats=1))
     assert main(["explain", old, new, *words]) == 2
-    assert "at most one shell pattern" in capsys.readouterr().err
+    assert "expected one run, got two" in capsys.readouterr().err

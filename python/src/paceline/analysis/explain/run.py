@@ -31,7 +31,7 @@ def explain_pair(comparison: Comparison, first: str, second: str) -> Explanation
     if names[0] == names[1]:
         raise UsageError(
             f"{first!r} and {second!r}: expected two configurations, both are {names[0]}; compare "
-            "two of its trials with --trial ID --trial ID"
+            "two of its trials with --pair ID ID"
         )
     workloads = [comparison.row(name).workload for name in names]
     if workloads[0] != workloads[1]:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import click
 import pytest
+from click.testing import CliRunner
 
-from paceline.cli import commands, main, signals
+from paceline.cli import doctor, main, signals
+from paceline.cli.app import app
 from paceline.cli.console import plain_console
 from paceline.cli.doctor import Finding
 from paceline.cli.signals import signals_raise
 from paceline.errors import DataError, ExitCode
 
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Callable
 
 
@@ -27,10 +31,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]],
     """Run `paceline doctor` with another body."""
 
     def run(body: Callable[[], object]) -> int:
-        def doctor(_: Namespace) -> object:
-            return body()
-
-        monkeypatch.setattr(commands, "doctor", doctor)
+        monkeypatch.setattr(doctor, "examine", body)
         return main(["doctor"])
 
     return run
@@ -151,8 +152,7 @@ def test_ignored_signal_stays_ignored() -> None:
 
 
 def test_every_exit_code_is_in_the_help(capsys) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
+    assert main(["--help"]) == ExitCode.OK
     text = " ".join(capsys.readouterr().out.split())
     for code in ExitCode:
         assert f"{code:d} {code.meaning}" in text
@@ -171,3 +171,94 @@ def test_doctor_prints_spec_keys_in_brackets(monkeypatch, capsys) -> None:
     printed = capsys.readouterr().out
     assert "[bold]MPI" in printed
     assert "set [mpi] mpirun or PATH" in printed
+
+
+def test_help_loads_no_large_library() -> None:
+    program = (
+        "import sys; from paceline.cli import main; main(['--help']); "
+        "print([name for name in ('torch', 'polars', 'rich', 'pydantic', 'numpy', 'tomllib') "
+        "if name in sys.modules])"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert shown.stdout.endswith("[]\n")
+
+
+def verbs() -> list[tuple[str, click.Command]]:
+    """Return all commands by the words that run them."""
+    context = click.Context(app)
+    found = []
+    for name in (*app.commands, "lab"):
+        verb = app.get_command(context, name)
+        assert verb is not None
+        found.append((name, verb))
+        if isinstance(verb, click.Group):
+            found += [(f"{name} {action}", each) for action, each in verb.commands.items()]
+    return found
+
+
+def test_help_of_a_verb_begins_with_its_line_in_the_list() -> None:
+    for name, verb in verbs():
+        if name in app.commands:
+            assert (verb.help or "").partition("\n\n")[0].replace("\n", " ") == (
+                app.commands[name].short_help
+            )
+
+
+def test_every_command_and_option_has_a_help_text_of_80_columns() -> None:
+    runner = CliRunner()
+    for name, verb in verbs():
+        without = [
+            option.name
+            for option in verb.params
+            if isinstance(option, click.Option) and not option.help
+        ]
+        assert without == [], name
+        assert verb.help, name
+        shown = runner.invoke(app, [*name.split(), "--help"])
+        assert shown.exit_code == 0
+        assert max(map(len, shown.output.splitlines())) <= 80, name
+
+
+def test_lab_is_not_in_the_help(capsys) -> None:
+    main(["--help"])
+    assert "lab " not in capsys.readouterr().out
+    assert main(["lab", "--help"]) == ExitCode.OK
+
+
+def test_no_command_is_answered_with_the_help(capsys) -> None:
+    assert main([]) == ExitCode.USAGE
+    assert "Read results:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["comapre"], "Did you mean 'compare'?"),
+        (["run", "quickstart", "--onyl", "x"], "'--only'"),
+        (["tune", "lokal"], "Did you mean 'local'?"),
+        (["doctor", "now"], "unexpected extra argument (now)"),
+        (["show", "quickstrat"], 'Did you mean "quickstart"?'),
+        (["list", "strategy"], "'strategy' is not one of"),
+    ],
+)
+def test_mistyped_words_are_wrong_usage_with_a_suggestion(capsys, words, expected) -> None:
+    assert main(words) == ExitCode.USAGE
+    shown = capsys.readouterr()
+    assert (shown.out, "Traceback" in shown.err) == ("", False)
+    assert expected in shown.err
+
+
+def test_shell_completes_verbs() -> None:
+    environment = {
+        **os.environ,
+        "_PACELINE_COMPLETE": "bash_complete",
+        "COMP_WORDS": "paceline rec",
+        "COMP_CWORD": "1",
+    }
+    shown = subprocess.run(
+        [sys.executable, "-m", "paceline.cli"],
+        env=environment, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert shown.stdout.split() == ["plain,recommend"]

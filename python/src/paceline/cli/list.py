@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 import tomllib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import click
 from rich.table import Table
 
 from paceline.cli.console import plain_console, print_json
-from paceline.errors import ExitCode
+from paceline.cli.options import json_option
 from paceline.records.rows import SCHEMA
 from paceline.spec.extensions import GROUPS
 from paceline.spec.loading import shipped_experiments
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _EXPERIMENTS = "experiments"
 KINDS = (_EXPERIMENTS, *GROUPS)
 
 
-def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the parser."""
-    parser = verbs.add_parser("list", help="show the experiments, and what a spec can name")
-    parser.add_argument(
-        "kinds", nargs="*", metavar="KIND", help=f"{', '.join(KINDS)}; default: all"
-    )
-    parser.add_argument("--json", action="store_true")
-    parser.set_defaults(command=_list, fault=parser.error)
-
-
-def _list(arguments: argparse.Namespace) -> int:
-    for kind in arguments.kinds:
-        if kind not in KINDS:
-            arguments.fault(f'expected one of {", ".join(KINDS)}, got "{kind}"')
-    found = {kind: _entries(kind) for kind in arguments.kinds or KINDS}
-    if arguments.json:
+@click.command("list")
+@click.argument("kinds", metavar="[KIND]...", nargs=-1, type=click.Choice(KINDS))
+@json_option
+def command(kinds: Sequence[str], as_json: bool) -> None:
+    """List the shipped experiments, and everything that a spec can name."""
+    found = {kind: _entries(kind) for kind in kinds or KINDS}
+    if as_json:
         print_json({"schema": SCHEMA, **found})
-        return ExitCode.OK
+        return
     for kind, entries in found.items():
         table = Table.grid(padding=(0, 2))
         table.add_column("name", no_wrap=True)
@@ -45,7 +39,6 @@ def _list(arguments: argparse.Namespace) -> int:
             table.add_row(f"  {entry['name']}", entry["summary"] + package)
         print(kind)
         plain_console().print(table)
-    return ExitCode.OK
 
 
 def _entries(kind: str) -> list[dict[str, Any]]:

@@ -1,0 +1,186 @@
+"""The verbs in groups, and the only place that turns errors into exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from importlib import import_module
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from paceline import __version__
+from paceline.cli.signals import EndedBySignal, signals_raise
+from paceline.cli.streams import reader_may_end
+from paceline.errors import ExitCode, PacelineError, PacelineWarning
+from paceline.host.garbage import permanent_objects
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Set to 1, it makes Python show the stack trace of an error of the operating system.
+_TRACEBACK_VARIABLE = "PACELINE_TRACEBACK"
+# Set by the shell while it completes a word; click answers.
+_COMPLETION_VARIABLE = "_PACELINE_COMPLETE"
+# Each verb is the `command` of the module of its name. Its line in the help stands here, so that
+# `paceline --help` loads none of these modules.
+_SECTIONS = {
+    "Measure": {
+        "init": "Write a commented spec to edit.",
+        "list": "List the shipped experiments, and everything that a spec can name.",
+        "show": "Print the spec of a shipped experiment.",
+        "plan": "Show what a run would do; run nothing.",
+        "run": "Run an experiment or a training script, and compare.",
+    },
+    "Read results": {
+        "compare": "Print the table of a run, or compare two runs.",
+        "explain": "Split a difference in step time into parts, and name the causes.",
+        "report": "Write the report of a run, one HTML file.",
+        "profile": "Show the communication time of a run by cause.",
+        "predict": "Predict configurations that were not run.",
+        "recommend": "Rank measured and predicted configurations for a goal.",
+        "history": "List runs by time, and mark changes of speed.",
+        "export": "Write a run for other tools.",
+    },
+    "Tune": {
+        "tune": "Find the fastest settings, or the largest batch, by short trials.",
+    },
+    "Watch": {
+        "watch": "Show a running run in this terminal.",
+        "monitor": "Show a run in Prometheus.",
+    },
+    "Data": {
+        "data": "Synthesise, ingest, register and inspect data sets.",
+    },
+    "This machine": {
+        "doctor": "Show what this machine has, and what is missing.",
+        "sidecar": "Sample the resources of this host and of processes.",
+    },
+    "Cluster files": {
+        "render": "Write the trials of a spec as jobs of a scheduler.",
+    },
+}
+_HIDDEN = ("lab",)  # for tests: a cluster of simulated hosts
+
+
+class _Verbs(click.Group):
+    """A group whose commands are loaded when they run."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load a verb; click suggests similar names for None."""
+        if cmd_name not in self.commands and cmd_name not in _HIDDEN:
+            return super().get_command(ctx, cmd_name)
+        with permanent_objects():
+            module = import_module(f"paceline.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs in groups."""
+        del ctx
+        width = max(map(len, self.commands))
+        for section, verbs in _SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(width), text) for name, text in verbs.items()])
+
+
+def _epilog() -> str:
+    codes = ", ".join(f"{code:d} {code.meaning}" for code in ExitCode)
+    return f"Exit codes: {codes}.\n\nStart with: paceline run quickstart"
+
+
+app = _Verbs(
+    "paceline",
+    commands={
+        name: click.Command(name, short_help=text)
+        for verbs in _SECTIONS.values()
+        for name, text in verbs.items()
+    },
+    help="Find the fastest configuration for distributing a training on these machines: by how "
+    "much, and why.",
+    epilog=_epilog(),
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+click.version_option(__version__, prog_name="paceline", message="%(prog)s %(version)s")(app)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. A user's mistake shows no stack trace."""
+    warnings.showwarning = _show_warning
+    if _COMPLETION_VARIABLE in os.environ:
+        app.main(prog_name="paceline", complete_var=_COMPLETION_VARIABLE)  # exits
+    with reader_may_end("stderr"):
+        return _run_command(sys.argv[1:] if argv is None else list(argv))
+
+
+def _run_command(words: list[str]) -> int:
+    try:
+        with signals_raise():
+            code = _invoke(words)
+        sys.stdout.flush()  # here a closed pipe is handled, at the exit of Python it is not
+    except PacelineError as error:
+        _say(str(error), error)
+        return error.exit_code
+    except KeyboardInterrupt as error:
+        _say("interrupted", error)
+        return ExitCode.INTERRUPTED
+    except EndedBySignal as error:
+        _say(f"ended by {error.name}", error)
+        raise
+    except BrokenPipeError:
+        # The reader of our output has ended (`paceline compare … | head`). The interpreter must
+        # not flush to the closed pipe again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    except OSError as error:
+        if os.environ.get(_TRACEBACK_VARIABLE) == "1":
+            raise
+        _say(_os_error_message(error), error)
+        return ExitCode.ENVIRONMENT
+    return code
+
+
+def _invoke(words: list[str]) -> int:
+    # click's own main() would turn a signal and a closed pipe into an exit code of 1
+    try:
+        with app.make_context("paceline", words) as context:
+            code: int = app.invoke(context) or ExitCode.OK
+    except click.exceptions.Exit as ended:  # after --help
+        return ended.exit_code
+    except click.UsageError as error:
+        error.show(sys.stderr)
+        return ExitCode.USAGE
+    return code
+
+
+def _os_error_message(error: OSError) -> str:
+    """Say which file the operating system refused, and why."""
+    places = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    reason = error.strerror or str(error) or type(error).__name__
+    return (
+        f"{': '.join([*places, reason])}. Expected the operating system to allow this; check the "
+        f"permissions, the free space and the limits (ulimit -a). {_TRACEBACK_VARIABLE}=1 shows "
+        "where it happened."
+    )
+
+
+def _say(text: str, error: BaseException | None = None) -> None:
+    """Print a message, and the notes of an error: how to continue."""
+    print(f"paceline: {text}", file=sys.stderr)
+    for note in getattr(error, "__notes__", ()):
+        print(note, file=sys.stderr)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,  # noqa: ARG001  (the standard library's signature)
+    lineno: int,  # noqa: ARG001
+    file: TextIO | None = None,  # noqa: ARG001
+    line: str | None = None,  # noqa: ARG001
+) -> None:
+    # Warnings of libraries do not help the user; python -W error still shows them.
+    if issubclass(category, PacelineWarning):
+        _say(f"warning: {message}")

@@ -1,0 +1,136 @@
+"""`paceline data`: make, convert and examine data sets."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from paceline.cli.console import print_json
+from paceline.cli.options import count, json_option, seed
+from paceline.cli.progress import data_progress
+from paceline.data.dataset import inspect_dataset
+from paceline.data.ingest import ingest
+from paceline.data.register import register
+from paceline.data.synth import synthesise
+from paceline.errors import UsageError
+from paceline.spec.extensions import WORKLOADS
+
+_PATH = click.Path(path_type=Path)
+_PRESETS = sorted(workload.name for workload in WORKLOADS.all() if not workload.own_samples)
+
+
+@click.group("data")
+def command() -> None:
+    """Synthesise, ingest, register and inspect data sets."""
+
+
+@command.command("synth")
+@click.argument("out_dir", type=_PATH)
+@click.option(
+    "--preset", type=click.Choice(_PRESETS), required=True, help="Workload to make images for."
+)
+@click.option("--images", metavar="N", type=count, help="Default: that of the preset.")
+@click.option(
+    "--seed", metavar="S", type=seed, default=1, show_default=True, help="Seed of the images."
+)
+def synth_command(out_dir: Path, preset: str, images: int | None, seed: int) -> None:
+    """Make images in class folders."""
+    with data_progress("images") as progress:
+        synthesise(out_dir, preset, images, seed, progress)
+    print(out_dir)
+
+
+@command.command("ingest")
+@click.argument("images_dir", type=_PATH)
+@click.argument("out_dataset")
+@click.option(
+    "--on-bad-image",
+    type=click.Choice(("fail", "skip")),
+    default="fail",
+    show_default=True,
+    help="What to do about an image that cannot be read.",
+)
+@click.option(
+    "--seed",
+    metavar="S",
+    type=seed,
+    default=1,
+    show_default=True,
+    help="Seed of the order of the samples.",
+)
+def ingest_command(images_dir: Path, out_dataset: str, on_bad_image: Any, seed: int) -> None:
+    """Convert class folders of images to a Petastorm data set.
+
+    OUT_DATASET is a folder or a file:// URL.
+    """
+    with data_progress("images") as progress:
+        manifest = ingest(
+            images_dir, out_dataset, on_bad_image=on_bad_image, seed=seed, progress=progress
+        )
+    for skipped in manifest.skipped:
+        print(f"paceline: skipped {skipped.path}: {skipped.reason}", file=sys.stderr)
+    print(out_dataset)
+
+
+@command.command("register")
+@click.argument("dataset")
+@click.option(
+    "--manifest-dir",
+    metavar="DIR",
+    type=_PATH,
+    help="Folder for the manifest, where DATASET must not be written to; DIR is then the data set.",
+)
+@click.option(
+    "--codec",
+    "codecs",
+    metavar="NAME=CODEC",
+    multiple=True,
+    help="How the bytes of a column are encoded, where they do not show it: image, array, "
+    "compressed_array; may be repeated.",
+)
+def register_command(dataset: str, manifest_dir: Path | None, codecs: tuple[str, ...]) -> None:
+    """Use Parquet files or a Petastorm data set without a conversion.
+
+    DATASET is a folder or a URL (s3, gs, hdfs).
+    """
+    pairs = [text.partition("=") for text in codecs]
+    for name, sign, codec in pairs:
+        if not (name and sign and codec):
+            raise UsageError(f"--codec {name}{sign}{codec}: expected NAME=CODEC")
+    with data_progress("files") as progress:
+        manifest = register(
+            dataset,
+            manifest_dir=manifest_dir,
+            codecs={name: codec for name, _, codec in pairs},
+            progress=progress,
+        )
+    for name, reason in manifest.ignored.items():
+        print(f"paceline: column {name} cannot be used: {reason}", file=sys.stderr)
+    print(manifest_dir or dataset)
+
+
+@command.command("inspect")
+@click.argument("dataset")
+@json_option
+def inspect_command(dataset: str, as_json: bool) -> None:
+    """Show the contents of a data set.
+
+    DATASET is a folder or a URL.
+    """
+    facts = inspect_dataset(dataset)
+    if as_json:
+        print_json(facts)
+    else:
+        _print_facts(facts)
+
+
+def _print_facts(facts: dict[str, Any], indent: str = "") -> None:
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            print(f"{indent}{key}:")
+            _print_facts(value, indent + "  ")
+        else:
+            print(f"{indent}{key}: {'none' if value in (None, [], ()) else value}")

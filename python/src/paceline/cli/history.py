@@ -1,0 +1,33 @@
+"""`paceline history`: all runs below a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from paceline.analysis.history import history_json, read_history
+from paceline.cli.console import plain_console, print_json
+from paceline.cli.options import RUN_DIR, RUNS, json_option
+from paceline.errors import DataError
+from paceline.report.runs import history_view
+
+
+@click.command("history")
+@click.argument("root", metavar="[DIR]", type=RUN_DIR, default=RUNS)
+@json_option
+def command(root: Path, as_json: bool) -> None:
+    """List runs by time, and mark changes of speed.
+
+    All runs below DIR are listed; default: runs/.
+    """
+    runs = read_history(root)
+    if not runs:
+        raise DataError(
+            f"{root}: expected run directories below it (with manifest.json), found none; "
+            "`paceline run` makes one"
+        )
+    if as_json:
+        print_json(history_json(runs))
+    else:
+        plain_console().print(history_view(runs))

@@ -1,0 +1,132 @@
+"""Arguments and options that several verbs share. One notion has one name in all of them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from paceline.errors import UsageError
+from paceline.records.layout import RunFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
+    Decorator = Callable[[Decorated], Decorated]
+
+RUNS = Path("runs")
+count = click.IntRange(min=1)
+seed = click.IntRange(min=0)
+
+
+class _RunDirectory(click.ParamType[Path]):
+    """An existing directory. A mistyped one is wrong usage, and similar names are suggested."""
+
+    name = "run_dir"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(value)
+        if not path.is_dir():
+            self.fail(f"{path}: expected a run directory, found none.{_similar(path)}", param, ctx)
+        return path
+
+
+class _FiniteFloat(click.FloatRange):
+    """A finite number in a range; click's own accepts `nan`."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+RUN_DIR = _RunDirectory()
+positive = _FiniteFloat(min=0, min_open=True)
+poll_seconds = _FiniteFloat(min=0.2, max=60)
+
+
+def _similar(path: Path) -> str:
+    siblings = [each.name for each in path.parent.glob("*") if each.is_dir()]
+    close = get_close_matches(path.name, siblings)
+    return f" Did you mean {path.parent / close[0]}?" if close else ""
+
+
+def newest_run() -> Path:
+    """Return the run in `runs` that began last, and say so. Raises UsageError if there is none."""
+    began = {path: time_s for path in RUNS.glob("*") for time_s in _began_unix_s(path)}
+    if not began:
+        raise UsageError(
+            f"expected RUN_DIR, because there is no run in {RUNS}/; `paceline run` makes one"
+        )
+    newest = max(began, key=lambda path: began[path])
+    print(f"paceline: newest run: {newest}", file=sys.stderr)
+    return newest
+
+
+def _began_unix_s(path: Path) -> Iterator[float]:
+    """Yield when the run in a directory began, or its search; nothing for another directory."""
+    files = RunFiles(path)
+    for manifest in (files.manifest, files.tune.manifest):
+        if manifest.exists():
+            yield manifest.stat().st_mtime
+
+
+def _or_newest(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
+    """Replace a missing run directory, or an empty tuple of them, by the newest run."""
+    if value or ctx.resilient_parsing:
+        return value
+    return (newest_run(),) if value == () else newest_run()
+
+
+# The help of a verb says so, because arguments have no help text.
+run_dir_argument: Decorator[Any] = click.argument(
+    "run_dir", type=RUN_DIR, metavar="[RUN_DIR]", required=False, callback=_or_newest
+)
+run_dirs_argument: Decorator[Any] = click.argument(
+    "run_dirs", type=RUN_DIR, metavar="[RUN_DIR]...", nargs=-1, callback=_or_newest
+)
+spec_argument: Decorator[Any] = click.argument("spec", metavar="SPEC")
+json_option: Decorator[Any] = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON for other programs."
+)
+baseline_option: Decorator[Any] = click.option(
+    "--baseline",
+    metavar="NAME",
+    help="Show speedups over this configuration, or over the fastest one that matches this shell "
+    "pattern; default: that of the spec, else the sequential one.",
+)
+
+
+def out_option(metavar: str, text: str, *, required: bool = False) -> Decorator[Any]:
+    """Return the option for the output, which has one name in all verbs."""
+    return click.option(
+        "-o", "--out", metavar=metavar, type=click.Path(path_type=Path), help=text,
+        required=required,
+    )  # fmt: skip
+
+
+def limit_option(text: str, default: float | None = None) -> Decorator[Any]:
+    """Return the option for the limit of time, which has one name in all verbs."""
+    return click.option(
+        "--limit", "limit_s", metavar="SECONDS", type=positive, default=default,
+        show_default=default and f"{default:g}", help=text,
+    )  # fmt: skip
+
+
+def list_option(name: str, metavar: str, text: str, **settings: Any) -> Decorator[Any]:
+    """Return an option for a list, whose values are separated by commas."""
+
+    def split(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+        words = (word.strip() for value in values for word in value.split(","))
+        return tuple(word for word in words if word)
+
+    # a repeated option adds to the list, instead of a silent loss of what was given first
+    return click.option(name, metavar=metavar, multiple=True, callback=split, help=text, **settings)

@@ -1,0 +1,25 @@
+"""`paceline report`: one HTML file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from paceline.api import load
+from paceline.cli.options import baseline_option, out_option, run_dir_argument
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@click.command("report")
+@run_dir_argument
+@baseline_option
+@out_option("FILE.html", "Write the report here; default: RUN_DIR/report.html.")
+def command(run_dir: Path, baseline: str | None, out: Path | None) -> None:
+    """Write the report of a run, one HTML file.
+
+    RUN_DIR: default: the newest run in runs/.
+    """
+    print(load(run_dir, baseline=baseline).to_html(out))

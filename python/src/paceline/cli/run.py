@@ -1,0 +1,121 @@
+"""`paceline run`: an experiment or a script, its table and its report."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import click
+
+from paceline import api, runner
+from paceline.cli.compare import print_table
+from paceline.cli.console import print_json
+from paceline.cli.experiment import ExperimentCommand, Request, takes_experiment
+from paceline.cli.findings import print_findings
+from paceline.cli.options import RUN_DIR, json_option, out_option
+from paceline.cli.plan import show_plan
+from paceline.cli.progress import ConsoleProgress
+from paceline.cli.signals import EndedBySignal
+from paceline.cli.streams import reader_may_end
+from paceline.errors import NotComparable, UsageError
+from paceline.records.files import write_json
+from paceline.records.layout import RunFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from paceline.api import Run
+
+
+@click.command("run", cls=ExperimentCommand)
+@takes_experiment
+@out_option("RUN_DIR", "Write the run here; default: runs/NAME-DATE-TIME.")
+@click.option(
+    "--resume",
+    metavar="RUN_DIR",
+    type=RUN_DIR,
+    help="Run the failed and missing trials of this run, which holds its own spec.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would run, as `paceline plan`.")
+@click.option(
+    "-x",
+    "--exit-first",
+    is_flag=True,
+    help="End the run with the first failed trial; default: go on if there are several "
+    "configurations.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@click.option("-v", "--verbose", is_flag=True, help="Show where the log of each trial is.")
+@json_option
+def command(
+    request: Request,
+    out: Path | None,
+    resume: Path | None,
+    dry_run: bool,
+    exit_first: bool,
+    quiet: bool,
+    verbose: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Run an experiment or a training script, and compare.
+
+    SPEC is a TOML file, or the name of a shipped experiment. A SCRIPT.py runs unchanged, as
+    torchrun would run it; all words after its name are its own. Lists are separated by commas.
+    """
+    if resume is not None and not (request.is_empty and out is None):
+        raise UsageError(
+            f"--resume {resume}: expected no SPEC, no --out and no changes of the spec, because "
+            "the run directory holds its spec; start another run with --out"
+        )
+    spec = request.load() if resume is None else runner.recorded_spec(resume)
+    if dry_run:
+        show_plan(spec, as_json=as_json, commands=False)
+        return
+    run_dir = resume or out or runner.default_run_dir(spec.experiment.name)
+    progress = ConsoleProgress(quiet=quiet, verbose=verbose)
+    with _interruption_says_how_to_continue(RunFiles(run_dir)), progress:
+        finished = api.run(
+            spec,
+            run_dir,
+            resume=resume is not None,
+            keep_going=False if exit_first else None,
+            progress=progress,
+        )
+    _show(finished, as_json=as_json)
+
+
+@contextmanager
+def _interruption_says_how_to_continue(files: RunFiles) -> Iterator[None]:
+    try:
+        yield
+    except (KeyboardInterrupt, EndedBySignal) as error:
+        if files.manifest.exists() or files.tune.manifest.exists():
+            error.add_note(runner.how_to_continue(files))
+        raise
+
+
+def _show(finished: Run, *, as_json: bool) -> None:
+    """Print the result, and raise the failure of its trials."""
+    with reader_may_end("stdout"):  # report and exit code do not depend on it
+        if finished.search is not None and not as_json:
+            print_findings(finished.search)
+        if not finished.failed:
+            _show_comparison(finished, as_json=as_json)
+            return
+        with suppress(NotComparable):  # no trial has finished
+            _show_comparison(finished, as_json=as_json)
+    raise runner.failure_of_all(finished.failed, finished.files)
+
+
+def _show_comparison(run: Run, *, as_json: bool) -> None:
+    document = run.comparison.to_json()
+    write_json(run.files.comparison, document)
+    if as_json:
+        print_json(document)
+    else:
+        print_table(run.comparison)
+    report = f"report: {run.to_html()}"
+    print(report if as_json else f"\n{report}", file=sys.stderr if as_json else sys.stdout)
+    sys.stdout.flush()

@@ -1,0 +1,156 @@
+"""`paceline tune`: searches for the fastest settings, and for the largest batch."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paceline import runner
+from paceline.cli.console import print_json
+from paceline.cli.findings import print_batch_findings, print_comm_findings, print_findings
+from paceline.cli.options import (
+    RUN_DIR,
+    count,
+    json_option,
+    limit_option,
+    out_option,
+    spec_argument,
+)
+from paceline.cli.progress import ConsoleProgress
+from paceline.cli.signals import EndedBySignal
+from paceline.errors import UsageError
+from paceline.records.files import read_json
+from paceline.records.layout import RunFiles
+from paceline.spec import load_spec
+from paceline.tune.batch import tune_batch
+from paceline.tune.comm import tune_comm
+from paceline.tune.local import tune_local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from paceline.spec import Spec
+
+
+@click.group("tune")
+def command() -> None:
+    """Find the fastest settings, or the largest batch, by short trials."""
+
+
+def _takes_search(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the arguments and options of a search."""
+    for option in reversed(
+        (
+            click.argument("spec", metavar="[SPEC]", required=False),
+            out_option("DIR", "Write the search here; default: runs/NAME-tune…-DATE-TIME."),
+            click.option(
+                "--resume", metavar="DIR", type=RUN_DIR,
+                help="Continue the search in this directory, which holds its own spec.",
+            ),
+            limit_option("Start no short trial after this time."),
+            json_option,
+        )
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+@command.command("local")
+@_takes_search
+def local(**options: Any) -> None:
+    """Tune each local strategy on this node; write a spec with the winners.
+
+    SPEC is a TOML file, or the name of a shipped experiment.
+    """
+    _search("local", "tune", tune_local, print_findings, **options)
+
+
+@command.command("comm")
+@_takes_search
+def comm(**options: Any) -> None:
+    """Tune the gradient communication of each trial; write a spec with the winners.
+
+    SPEC is a TOML file, or the name of a shipped experiment.
+    """
+    _search("comm", "tune-comm", tune_comm, print_comm_findings, **options)
+
+
+def _search(
+    action: str,
+    suffix: str,
+    search: Callable[..., Any],
+    print_found: Callable[[Any], None],
+    *,
+    spec: str | None,
+    out: Path | None,
+    resume: Path | None,
+    limit_s: float | None,
+    as_json: bool,
+) -> None:
+    """Search, and show what was found."""
+    checked, files = _searched(spec, out, resume, suffix)
+    with _continued_by(action, files), ConsoleProgress() as progress:
+        found = search(
+            checked, files.root, resume=resume is not None, progress=progress, budget_s=limit_s
+        )
+    if as_json:
+        print_json(read_json(files.tuning))
+    else:
+        print_found(found)
+        print(f"\ntuned spec: {files.tuned_spec}")
+
+
+@command.command("batch")
+@spec_argument
+@out_option("DIR", "Write the search here; default: runs/NAME-tune-batch-DATE-TIME.")
+@click.option(
+    "--memory",
+    "memory_mib",
+    metavar="MIB",
+    type=count,
+    help="Memory of the ranks of a trial; default: 80 % of what is available.",
+)
+@json_option
+def batch(spec: str, out: Path | None, memory_mib: int | None, as_json: bool) -> None:  # fmt: skip
+    """Find the largest batch of each trial that fits into memory.
+
+    SPEC is a TOML file, or the name of a shipped experiment.
+    """
+    checked = load_spec(spec)
+    run_dir = out or runner.default_run_dir(f"{checked.experiment.name}-tune-batch")
+    with ConsoleProgress() as progress:
+        found = tune_batch(checked, run_dir, memory_mib=memory_mib, progress=progress)
+    if as_json:
+        print_json(read_json(RunFiles(run_dir).batch))
+    else:
+        print_batch_findings(found)
+
+
+def _searched(
+    spec: str | None, out: Path | None, resume: Path | None, suffix: str
+) -> tuple[Spec, RunFiles]:
+    """Return the spec and the directory of a search."""
+    if (spec is None) == (resume is None) or (resume is not None and out is not None):
+        raise UsageError(
+            "expected SPEC, or --resume DIR without SPEC and --out, because the directory holds "
+            "its spec"
+        )
+    if resume is not None:
+        return runner.recorded_spec(resume), RunFiles(resume)
+    checked = load_spec(spec or "")
+    default = runner.default_run_dir(f"{checked.experiment.name}-{suffix}")
+    return checked, RunFiles(out or default)
+
+
+@contextmanager
+def _continued_by(action: str, files: RunFiles) -> Iterator[None]:
+    """Say how to continue a search that a signal has ended."""
+    try:
+        yield
+    except (KeyboardInterrupt, EndedBySignal) as error:
+        if files.manifest.exists():
+            error.add_note(f"Continue with: paceline tune {action} --resume {files.root}")
+        raise

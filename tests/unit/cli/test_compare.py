@@ -1,0 +1,86 @@
+"""`paceline compare`: which rows it shows, in which order and form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from paceline.cli import main
+from paceline.errors import ExitCode
+
+
+@pytest.fixture
+def run_dir(fabricate: ModuleType, tmp_path: Path) -> str:
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI, fabricate.TORCHRUN]
+    fabricate.make_run(tmp_path / "run", ways, repeats=2, jitter=0.01)
+    return str(tmp_path / "run")
+
+
+def rows_of(capsys: Any, *words: str) -> list[dict[str, Any]]:
+    assert main(["compare", *words, "--json"]) == ExitCode.OK
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
+    return rows
+
+
+def test_only_matching_rows_are_shown_and_the_record_keeps_all(run_dir: str, capsys: Any) -> None:
+    rows = rows_of(capsys, run_dir, "--only", "*.mpi.*,*.sequential.*")
+    assert {row["launcher"] for row in rows} == {"mpi", "local"}
+    assert main(["compare", run_dir, "--only", "*.mpi.*"]) == ExitCode.OK
+    assert "torchrun" not in capsys.readouterr().out.partition("strategy")[2]
+    recorded = json.loads(Path(run_dir, "comparison.json").read_text("utf-8"))
+    assert len(recorded["rows"]) == 3
+
+
+def test_pattern_without_a_match_lists_the_names(run_dir: str, capsys: Any) -> None:
+    assert main(["compare", run_dir, "--only", "*.spark.*"]) == ExitCode.USAGE
+    shown = capsys.readouterr().err
+    assert "no configuration matches '*.spark.*'" in shown
+    assert "tiny.mpi.mpi" in shown
+
+
+@pytest.mark.parametrize(
+    ("column", "figure", "sign"),
+    [("samples", "samples_per_s", -1), ("step", "step_s", 1), ("efficiency", "efficiency", -1)],
+)
+def test_rows_are_sorted_with_the_best_first(
+    run_dir: str, capsys: Any, column: str, figure: str, sign: int
+) -> None:
+    rows = rows_of(capsys, run_dir, "--sort", column)
+    values = [sign * row[figure]["median"] for row in rows]
+    assert values == sorted(values)
+
+
+@pytest.mark.parametrize("column", ["launcher", "transport", "memory", "cpu", "first-step"])
+def test_every_column_can_be_sorted(run_dir: str, capsys: Any, column: str) -> None:
+    assert len(rows_of(capsys, run_dir, "--sort", column)) == 3
+
+
+def test_markdown_has_the_verdict_and_a_table(run_dir: str, capsys: Any) -> None:
+    assert main(["compare", run_dir, "--markdown"]) == ExitCode.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("tiny: ")
+    heading = next(n for n, line in enumerate(lines) if line.startswith("| speedup | samples /s |"))
+    table = lines[heading : heading + 5]
+    assert len({line.count("|") for line in table}) == 1
+    assert set(table[1]) <= set("|-: ")
+    assert "| processes |" in "".join(table)
+
+
+def test_two_runs_as_markdown(
+    run_dir: str, fabricate: ModuleType, tmp_path: Path, capsys: Any
+) -> None:
+    fabricate.make_run(tmp_path / "new", [fabricate.SEQUENTIAL, fabricate.MPI], repeats=2)
+    assert main(["compare", run_dir, str(tmp_path / "new"), "--markdown"]) == ExitCode.OK
+    assert "| --- |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--baseline", "x"], ["--only", "x"], ["--sort", "step"]])
+def test_options_of_one_run_are_refused_for_two(
+    run_dir: str, capsys: Any, words: list[str]
+) -> None:
+    assert main(["compare", run_dir, run_dir, *words]) == ExitCode.USAGE
+    assert "expected one run, got two" in capsys.readouterr().err

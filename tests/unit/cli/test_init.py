@@ -1,0 +1,32 @@
+"""`paceline init` and `paceline show` give the user a spec to edit."""
+
+from __future__ import annotations
+
+from paceline.cli import main
+from paceline.errors import ExitCode
+from paceline.runner import plan
+from paceline.spec import load_spec
+from paceline.spec.loading import shipped_experiments
+
+
+def test_written_spec_can_be_planned_and_is_never_overwritten(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["init"]) == ExitCode.OK
+    assert "paceline run experiment.toml" in capsys.readouterr().out
+    trials = plan(load_spec("experiment.toml")).trials
+    assert {trial.launcher for trial in trials} == {"local", "torchrun", "mpi"}
+
+    written = (tmp_path / "experiment.toml").read_text("utf-8")
+    assert main(["init", "experiment.toml"]) == ExitCode.USAGE
+    assert "expected a new file" in capsys.readouterr().err
+    assert (tmp_path / "experiment.toml").read_text("utf-8") == written
+
+
+def test_file_that_cannot_be_written_is_wrong_usage(tmp_path, capsys):
+    assert main(["init", str(tmp_path / "none" / "a.toml")]) == ExitCode.USAGE
+    assert "expected a file that can be written" in capsys.readouterr().err
+
+
+def test_shipped_experiment_is_printed_as_it_is(capsys):
+    assert main(["show", "quickstart"]) == ExitCode.OK
+    assert capsys.readouterr().out == shipped_experiments()["quickstart"]

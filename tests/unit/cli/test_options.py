@@ -1,0 +1,93 @@
+"""Arguments and options that several verbs share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from paceline.cli import main, options
+from paceline.errors import ExitCode
+from paceline.records.files import write_json
+from paceline.records.layout import RunFiles
+
+
+def given(option: Any, *words: str) -> Any:
+    """Return what a command gets for its only option."""
+    received = []
+
+    @click.command()
+    @option
+    def command(**values: Any) -> None:
+        received.append(values)
+
+    ended = CliRunner().invoke(command, words)
+    assert ended.exit_code == 0, ended.output
+    (value,) = received[0].values()
+    return value
+
+
+def test_list_has_commas_and_a_repeated_option_adds_to_it() -> None:
+    option = options.list_option("--only", "A,B", "help")
+    assert given(option) == ()
+    assert given(option, "--only", "a, b,", "--only", "c") == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "0", "-1", "x"])
+def test_limit_is_a_finite_positive_number(word: str) -> None:
+    @click.command()
+    @options.limit_option("help")
+    def command(limit_s: float) -> None:
+        pytest.fail(f"got {limit_s}")
+
+    assert CliRunner().invoke(command, ["--limit", word]).exit_code == ExitCode.USAGE
+
+
+def test_run_that_began_last_is_the_default(
+    fabricate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("b", "c", "a")):
+        fabricate.make_run(tmp_path / "runs" / name, [fabricate.SEQUENTIAL, fabricate.MPI])
+        manifest = RunFiles(tmp_path / "runs" / name).manifest
+        write_json(manifest, {"spec_toml": ""})
+        os.utime(manifest, (number, number))
+    (tmp_path / "runs" / "other").mkdir()
+    for verb in ("compare", "explain", "report", "profile", "recommend", "watch --once"):
+        assert main(verb.split()) == ExitCode.OK, verb
+        shown = capsys.readouterr()
+        assert shown.err.startswith(f"paceline: newest run: {Path('runs', 'a')}\n"), verb
+
+
+def test_search_before_a_run_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_json(RunFiles(Path("runs/searched")).tune.manifest, {})
+    assert options.newest_run() == Path("runs/searched")
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["compare", "explain", "report", "profile", "predict", "recommend", "history", "watch",
+     "monitor", "export --to csv", "run --resume"],
+)  # fmt: skip
+def test_mistyped_run_directory_is_refused_at_once(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs/first-1").mkdir(parents=True)
+    assert main([*verb.split(), "runs/frist-1"]) == ExitCode.USAGE
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "runs/frist-1: expected a run directory, found none. Did you mean runs/first-1?" in shown
+
+
+def test_without_a_run_the_directory_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare"]) == ExitCode.USAGE
+    assert "expected RUN_DIR" in capsys.readouterr().err
