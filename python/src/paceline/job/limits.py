@@ -11,15 +11,14 @@ from paceline.errors import TimedOut
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
     from paceline.plan.trial import Trial
 
 
 def trial_timed_out(trial: Trial) -> TimedOut:
     """Return the error of a trial that took longer than `limits.trial_s`."""
     return TimedOut(
-        f"not done within its limit of {trial.limits.trial_s:g} s; raise it with --trial-timeout "
-        "(in a spec: limits.trial_s)"
+        f"not done within its limit of {trial.limits.trial_s:g} s; raise limits.trial_s"
     )
 
 

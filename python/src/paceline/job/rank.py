@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
     from paceline.records.layout import RankFiles
     from paceline.training.context import RankContext
 

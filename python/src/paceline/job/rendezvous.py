@@ -18,7 +18,7 @@ from paceline.training.context import StoreAddress
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _IFNAMSIZ = 16
@@ -40,7 +40,7 @@ def interface_address(interface: str) -> str:
             raise EnvironmentLacks(
                 f"interface {interface!r} on host {host_name()}: expected one with an "
                 f"IPv4 address ({error}); interfaces here: {known}; name one of them with "
-                "[network] interface or --interface"
+                "[network] interface"
             ) from error
     return socket.inet_ntoa(answer[20:24])  # ifreq.ifr_addr.sin_addr
 
@@ -88,7 +88,7 @@ def exchange_address(job: Job, rank: int, own: StoreAddress | None, start: str) 
         time.sleep(_POLL_S)
     raise TimedOut(
         f"rank {rank} waited {limit_s:g} s for rank 0 to write its address to {path}; look at "
-        "rank 0's log, or raise limits.rendezvous_s (--rendezvous-timeout)"
+        "rank 0's log, or raise limits.rendezvous_s"
     )
 
 
@@ -98,5 +98,5 @@ def check_reachable(interface: str, hosts: Iterable[str]) -> None:
     if len(names) > 1 and interface == LOOPBACK:
         raise EnvironmentLacks(
             f"ranks are on {len(names)} hosts ({', '.join(names)}), which {interface!r} does not "
-            "connect; name the interface between them with [network] interface or --interface"
+            "connect; name the interface between them with [network] interface"
         )

@@ -22,7 +22,7 @@ from paceline.records.statuses import read_statuses
 if TYPE_CHECKING:
     from types import FrameType
 
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
     from paceline.training.context import StoreAddress
 
 RANK_VARIABLE = "PACELINE_RANK"

@@ -35,7 +35,7 @@ from paceline.training.resources import set_thread_variables
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
     from paceline.plan.trial import Trial
     from paceline.training.context import RankContext
 

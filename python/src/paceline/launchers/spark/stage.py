@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JError
 from pyspark import BarrierTaskContext, SparkConf, SparkContext, TaskContext
 
-from paceline.errors import EnvironmentLacks, UsageError
+from paceline.errors import EnvironmentLacks
 from paceline.job.failure import RESTARTED_CODES
+from paceline.job.job import Job, parse_job
 from paceline.job.launched_by import check_started_once
 from paceline.job.messages import rank_failed_line, say
-from paceline.job.options import JobOptions, parse_options
 from paceline.job.rank_status import RankEnd
 from paceline.job.run_directory import finish, prepare
-from paceline.job.trial import Job, asked_ranks, job_of, read_trial
 from paceline.launchers.spark.barrier import Stage, failed_stage, run_barrier_rank
 from paceline.launchers.spark.configuration import check_conf, job_defaults
 from paceline.launchers.spark.descriptor import is_local
@@ -55,14 +54,12 @@ def main(archive: Path) -> int:
 
     archive: the package as a file for executors that have not installed it; it may be missing.
     """
-    options = parse_options("spark-jobs/train.py")
+    job = parse_job("spark", "spark-jobs/train.py")
     check_started_once()
     # Only a conf made beside a JVM has the settings of spark-submit; any other overrides them.
     SparkContext._ensure_initialized()  # noqa: SLF001
     conf = SparkConf()
     local = is_local(conf.get("spark.master") or "")
-    ranks, on_node = _placement(options, local=local)
-    job = job_of(options, "spark", nodes=ranks // on_node, ranks_per_node=on_node)
     check_conf(dict(conf.getAll()))
     for name, value in job_defaults(job.trial, local=local).items():
         conf.setIfMissing(name, value)
@@ -83,28 +80,8 @@ def main(archive: Path) -> int:
     else:
         context.stop()
     if end.error is not None:
-        say(rank_failed_line(end.rank, ranks, end.error))
+        say(rank_failed_line(end.rank, job.trial.placement.ranks, end.error))
     return end.exit_code
-
-
-def _placement(options: JobOptions, *, local: bool) -> tuple[int, int]:
-    """Return (ranks, ranks per node) as the options give them. Raises UsageError."""
-    if options.trial_file is not None:
-        place = read_trial(options.trial_file).placement
-        return place.ranks, place.ranks_per_node
-    ranks = asked_ranks(options)
-    if ranks is None:
-        raise UsageError("--ranks: expected the number of tasks to train with")
-    on_node = options.value("trials", "ranks_per_node")
-    if on_node in (None, "auto"):
-        if not local:
-            say("note: --ranks-per-node is not given; all ranks are assumed to be on one node")
-        return ranks, ranks
-    if on_node < 1 or ranks % on_node:
-        raise UsageError(
-            f"--ranks-per-node {on_node}: expected a positive divisor of --ranks {ranks}"
-        )
-    return ranks, on_node
 
 
 def _check_slots(context: SparkContext, job: Job, others_s: float = _SLOTS_WAIT_S) -> None:

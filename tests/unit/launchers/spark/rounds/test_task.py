@@ -14,9 +14,7 @@ from paceline.launchers.spark.rounds.task import run_round_task
 @pytest.fixture
 def job(make_job, monkeypatch):
     monkeypatch.setattr(task, "die_with_parent", lambda _parent: None)  # the parent is pytest's
-    return make_job(
-        "--transport", "spark-rounds", "--local-strategy", "processes", launcher="spark"
-    )
+    return make_job(transport="spark-rounds", launcher="spark")
 
 
 def end_of_task(job, partition):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import IO
 
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
     from paceline.plan.trial import Trial
     from paceline.records.rows import RankStatus
 
@@ -211,7 +211,7 @@ def end_of_mpirun(job: Job, exit_status: int, output: Sequence[str], watched: Wa
     if watched.missing_ranks:
         late = TimedOut(
             f"rank(s) {', '.join(map(str, watched.missing_ranks))} did not start within "
-            f"{limits.rendezvous_s:g} s (limits.rendezvous_s, --rendezvous-timeout)"
+            f"{limits.rendezvous_s:g} s (limits.rendezvous_s)"
         )
         return RankEnd.of(late, watched.missing_ranks[0])
     if exit_status == 0 and not open_ranks:

@@ -27,7 +27,7 @@ from paceline.training.resources import RankCores, check_node
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
     from paceline.launchers.spark.rounds.exchange import Carry, RankReport, Report, State
 
 # Spark's message for a lost Python worker or executor: the task's partition, and the reason.

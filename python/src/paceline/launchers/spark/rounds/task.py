@@ -29,7 +29,7 @@ from paceline.training.context import RankContext
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
     from paceline.launchers.spark.rounds.exchange import Orders, Report, State
     from paceline.launchers.spark.rounds.worker import RoundWorker
 
