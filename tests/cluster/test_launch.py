@@ -18,7 +18,6 @@ from tests.functional.cli_runs import FAULTS, within
 from tests.job_specs import NO_SIDECAR, job_words
 from tests.listeners import open_listeners
 
-from paceline.host.java import find_java
 from paceline.host.processes import (
     TOKEN_VARIABLE,
     command_line_of,
@@ -27,7 +26,7 @@ from paceline.host.processes import (
     send,
     wait_until,
 )
-from paceline.host.spark import find_spark
+from paceline.host.spark import find_java, find_spark
 from paceline.job.job import parse_job
 from paceline.launchers import supervise as supervise_module
 from paceline.launchers.base import launcher_for

@@ -17,8 +17,8 @@ from mpi4py.run import set_abort_status
 from torch._C._distributed_c10d import TCPStore
 
 from paceline.errors import EnvironmentLacks, TimedOut
+from paceline.host.interfaces import interface_address
 from paceline.host.machine import host_name
-from paceline.job.rendezvous import interface_address
 from paceline.plan.trial import LOOPBACK
 from paceline.transports.mpi.polling import poll
 from paceline.transports.mpi.transport import Options

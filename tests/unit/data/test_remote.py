@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -162,7 +163,7 @@ def test_a_changed_object_is_detected(server: S3Server, url: str, files: Path) -
 def test_the_folder_of_a_killed_process_is_removed(url: str, tmp_path: Path) -> None:
     abandoned = tmp_path / "paceline-data-old"
     abandoned.mkdir()
-    (abandoned / ".owner").touch()
+    os.utime(abandoned, (0, 0))
     dataset = open_dataset(url)
     with node_folder(dataset, SoloNode(), None) as first:
         assert not abandoned.exists()

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.host.cgroups import read_limits
 from paceline.host.machine import default_cache_dir, machine_facts, package_versions, torch_cuda
-from paceline.host.tools import Finding, why_it_failed
+from paceline.host.programs import Finding, why_it_failed
 from paceline.spec.extensions import LAUNCHERS, load_object
 
 # Tensors of two trials of the largest workload (VGG16: weights and gradient, 537 MB each) and its

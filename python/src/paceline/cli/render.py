@@ -11,8 +11,8 @@ from paceline.cli.numbers import count, positive
 from paceline.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from paceline.launchers.schedulers.files import Rendered
     from paceline.plan.trial import Trial
-    from paceline.render.files import Rendered
     from paceline.spec import Experiment
 
 
@@ -67,8 +67,8 @@ def _add_common(parser: argparse.ArgumentParser, out: str) -> None:
 
 
 def _slurm(arguments: argparse.Namespace) -> int:
-    from paceline.render.files import Places
-    from paceline.render.slurm import SlurmSettings, render_slurm
+    from paceline.launchers.schedulers.files import Places
+    from paceline.launchers.schedulers.slurm import SlurmSettings, render_slurm
     from paceline.spec.data_names import is_remote
 
     experiment, trials = _planned(arguments)
@@ -89,8 +89,12 @@ def _slurm(arguments: argparse.Namespace) -> int:
 
 
 def _kubernetes(arguments: argparse.Namespace) -> int:
-    from paceline.render.files import Places
-    from paceline.render.kubernetes import MOUNT, KubernetesSettings, render_kubernetes
+    from paceline.launchers.schedulers.files import Places
+    from paceline.launchers.schedulers.kubernetes import (
+        MOUNT,
+        KubernetesSettings,
+        render_kubernetes,
+    )
 
     experiment, trials = _planned(arguments)
     settings = KubernetesSettings(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-import tempfile
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.errors import DataError, EnvironmentLacks, TimedOut
+from paceline.errors import DataError, EnvironmentLacks
 from paceline.host.locks import exclusive_lock
+from paceline.host.own_folder import own_folder
 from paceline.spec.data_names import local_path
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 _COPY_S = 1800.0
 _ANSWER_S = 60.0
 _PREFIX = "paceline-data-"
-_OWNER = ".owner"  # file that the process with the folder keeps locked
 
 
 def sha256_of_file(path: Path) -> str:
@@ -75,28 +73,15 @@ def node_folder(dataset: Dataset, share: NodeShare, cache: str | None) -> Iterat
 
 @contextmanager
 def _temporary() -> Iterator[Path]:
-    """Yield a new folder and remove it. This process keeps it locked until then."""
-    parent = Path(tempfile.gettempdir())
-    _remove_abandoned(parent)
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    except OSError as error:
-        raise EnvironmentLacks(
-            f"no folder for copies of a remote data set: {error}; set TMPDIR, or `cache`"
-        ) from None
-    try:
-        with exclusive_lock(folder / _OWNER, _ANSWER_S, f"{folder}: is locked already"):
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """Remove the folders of killed processes: the kernel has released their locks."""
-    for owner in parent.glob(f"{_PREFIX}*/{_OWNER}"):
-        # Another process may use or remove it, and other users' folders are not ours to open.
-        with suppress(TimedOut, OSError), exclusive_lock(owner, 0.0, "in use"):
-            shutil.rmtree(owner.parent, ignore_errors=True)
+    """Yield a new folder and remove it at the end."""
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(own_folder(_PREFIX))
+        except OSError as error:
+            raise EnvironmentLacks(
+                f"no folder for copies of a remote data set: {error}; set TMPDIR, or `cache`"
+            ) from None
+        yield folder
 
 
 def _made(folder: Path) -> Path:

@@ -21,7 +21,7 @@ worker. This is the interface for the job side, the same for built-in and third-
 """
 
 from paceline.job.context import nodes_of, rank_context
-from paceline.job.failure import trial_end
+from paceline.job.first_failure import trial_end
 from paceline.job.job import Job, parse_job
 from paceline.job.launched_by import check_started_once
 from paceline.job.messages import run_guarded, say

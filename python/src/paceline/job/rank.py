@@ -12,9 +12,15 @@ from paceline.errors import EnvironmentLacks, ExitCode, PacelineError
 from paceline.host.garbage import permanent_objects
 from paceline.host.processes import die_with_parent
 from paceline.job.checks import check_inputs
-from paceline.job.limits import trial_limit, trial_timed_out
 from paceline.job.messages import rank_failed_line, say
-from paceline.job.rank_status import RankEnd, RankStatusFile, log_of, terminated
+from paceline.job.rank_status import (
+    RankEnd,
+    RankStatusFile,
+    log_of,
+    terminated,
+    trial_limit,
+    trial_timed_out,
+)
 from paceline.job.sidecars import host_sidecar
 from paceline.records.continuation import begin_attempt
 

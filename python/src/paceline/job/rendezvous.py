@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import socket
-import struct
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from paceline.errors import DataError, EnvironmentLacks, TimedOut
-from paceline.host.machine import host_name
+from paceline.host.interfaces import interface_address
 from paceline.plan.trial import LOOPBACK
 from paceline.records.files import read_json, write_json
 from paceline.training.context import StoreAddress
@@ -20,29 +18,8 @@ if TYPE_CHECKING:
 
     from paceline.job.job import Job
 
-_SIOCGIFADDR = 0x8915  # netdevice(7)
-_IFNAMSIZ = 16
 _BACKLOG = 1024
 _POLL_S = 0.02
-
-
-def interface_address(interface: str) -> str:
-    """Return the IPv4 address of a network interface, by its name as `ip addr` shows it.
-
-    Raises EnvironmentLacks, with the existing interfaces, if it has none.
-    """
-    request = struct.pack(f"{_IFNAMSIZ}s16x", interface.encode()[: _IFNAMSIZ - 1])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-        except OSError as error:
-            known = ", ".join(name for _, name in socket.if_nameindex())
-            raise EnvironmentLacks(
-                f"interface {interface!r} on host {host_name()}: expected one with an "
-                f"IPv4 address ({error}); interfaces here: {known}; name one of them with "
-                "[network] interface"
-            ) from error
-    return socket.inet_ntoa(answer[20:24])  # ifreq.ifr_addr.sin_addr
 
 
 def listen_on(interface: str) -> StoreAddress:

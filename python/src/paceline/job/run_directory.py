@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
 from paceline.host.machine import machine_facts, package_versions
-from paceline.job.failure import outcome_status
+from paceline.job.first_failure import outcome_status
 from paceline.job.launched_by import launched_unix_s
 from paceline.records.attempts import set_aside
 from paceline.records.files import read_json, write_json, write_text

@@ -14,7 +14,7 @@ from paceline.errors import (
     TimedOut,
     UsageError,
 )
-from paceline.job.failure import FirstFailure, first_failure, outcome_status
+from paceline.job.first_failure import FirstFailure, first_failure, outcome_status
 from paceline.job.messages import RANK_FAILED_LINE
 from paceline.records.rows import SCHEMA, Outcome
 from paceline.records.statuses import exit_code_of, read_statuses

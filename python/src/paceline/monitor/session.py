@@ -6,7 +6,6 @@ All files of the session are in the run directory's folder `monitor`.
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import signal
 import time
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, UsageError
+from paceline.host.locks import try_lock
 from paceline.monitor import grafana, prometheus
 from paceline.monitor.backfill import import_blocks, write_openmetrics
 from paceline.monitor.children import running
@@ -106,13 +106,11 @@ def _alone(run: RunFiles) -> Iterator[None]:
     """Lock the monitor folder of the run directory: two monitors cannot share the storage."""
     run.monitor.mkdir(mode=0o700, exist_ok=True)
     with (run.monitor / "lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not try_lock(lock):
             raise UsageError(
                 f"{run.root}: another `paceline monitor` is running; end it first, or use the "
                 "address that it printed"
-            ) from error
+            )
         yield
 
 

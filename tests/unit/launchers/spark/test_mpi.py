@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import EnvironmentLacks, TimedOut, UsageError
-from paceline.host.tools import Tool
+from paceline.host.programs import Tool
 from paceline.job.job import Job, parse_job
 from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import listen_on
 from paceline.launchers.mpi.rank import EnclosingJob, train
 from paceline.launchers.spark.mpi import agent as spark_mpi_agent
+from paceline.launchers.spark.mpi import barrier_task as spark_mpi
 from paceline.launchers.spark.mpi import mpirun as spark_mpirun
-from paceline.launchers.spark.mpi import task as spark_mpi
 from paceline.launchers.spark.mpi.agent import DaemonStart, read_command
+from paceline.launchers.spark.mpi.barrier_task import TaskPlace, run_mpi_task
 from paceline.launchers.spark.mpi.mpirun import (
     daemon_command,
     end_of_mpirun,
@@ -27,7 +28,6 @@ from paceline.launchers.spark.mpi.mpirun import (
     mpirun_command,
     run_mpirun,
 )
-from paceline.launchers.spark.mpi.task import TaskPlace, run_mpi_task
 from paceline.launchers.spark.mpi.wire import accept, connect, has_ended, receive, send
 from paceline.launchers.supervise import Watched
 from paceline.records.files import write_json

@@ -54,7 +54,7 @@ class Spark(LauncherDescriptor):
     Options = SparkOptions
     provides = frozenset({"spark", "mpi job"})
     spans_nodes = True
-    checks = "paceline.launchers.spark.tools:checks"
+    checks = "paceline.launchers.spark.launcher:checks"
     render_slurm = "paceline.launchers.spark.render:slurm_step"
     render_kubernetes = "paceline.launchers.spark.render:kubernetes_object"
     paper_rows = {"cpu": "Spark, CPU"}

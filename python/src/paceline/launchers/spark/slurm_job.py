@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
+from paceline.host.interfaces import interface_address
 from paceline.host.processes import end_processes, guarded, wait_until
+from paceline.host.programs import job_script
 from paceline.host.spark import find_spark
-from paceline.host.tools import job_script
 from paceline.job import run_guarded
 from paceline.job.job import parse_arguments, read_trial
-from paceline.job.rendezvous import check_reachable, interface_address
+from paceline.job.rendezvous import check_reachable
+from paceline.launchers.schedulers.files import limit_s
 from paceline.launchers.spark.configuration import slots_per_node
 from paceline.launchers.spark.descriptor import SparkOptions
 from paceline.launchers.spark.launcher import SparkLauncher, submission
@@ -36,7 +38,6 @@ from paceline.launchers.spark.standalone import (
     start_daemon,
     wait_for,
 )
-from paceline.render.files import limit_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -16,7 +16,7 @@ from py4j.protocol import Py4JError
 from pyspark import BarrierTaskContext, SparkConf, SparkContext, TaskContext
 
 from paceline.errors import EnvironmentLacks
-from paceline.job.failure import RESTARTED_CODES
+from paceline.job.first_failure import RESTARTED_CODES
 from paceline.job.job import Job, parse_job
 from paceline.job.launched_by import check_started_once
 from paceline.job.messages import rank_failed_line, say
@@ -28,7 +28,7 @@ from paceline.launchers.spark.descriptor import is_local
 from paceline.launchers.spark.mpi.wire import new_token
 from paceline.launchers.spark.rounds.driver import RoundFailed, run_rounds
 from paceline.launchers.spark.rounds.exchange import together
-from paceline.launchers.spark.rounds.task import run_round_task
+from paceline.launchers.spark.rounds.round_task import run_round_task
 from paceline.launchers.supervise import wait_for_ranks
 from paceline.records.attempts import leave_attempt
 from paceline.records.rows import FailureRow

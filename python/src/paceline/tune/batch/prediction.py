@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import TimedOut, UsageError
-from paceline.host.tools import why_it_failed
+from paceline.host.programs import why_it_failed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,9 +19,8 @@ import paceline
 from paceline.errors import RankFailed, TimedOut
 from paceline.host.processes import end_processes, guarded
 from paceline.job.environment import rank_environment
-from paceline.job.failure import first_failure
-from paceline.job.limits import trial_timed_out
-from paceline.job.rank_status import RankEnd
+from paceline.job.first_failure import first_failure
+from paceline.job.rank_status import RankEnd, trial_timed_out
 from paceline.launchers.diagnosis import SPECIFIC_ERRORS
 from paceline.launchers.mpi.implementations import (
     OpenMpi5,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from paceline.launchers.spark.barrier import BarrierTaskFailed, failed_stage
-from paceline.launchers.spark.rounds import task
+from paceline.launchers.spark.rounds import round_task as task
 from paceline.launchers.spark.rounds.claims import Claims
 from paceline.launchers.spark.rounds.exchange import Orders
-from paceline.launchers.spark.rounds.task import run_round_task
+from paceline.launchers.spark.rounds.round_task import run_round_task
 
 
 @pytest.fixture

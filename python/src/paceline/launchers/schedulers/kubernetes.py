@@ -16,7 +16,7 @@ import yaml
 
 from paceline import __version__
 from paceline.job.environment import rank_environment
-from paceline.render.files import (
+from paceline.launchers.schedulers.files import (
     CannotRender,
     Places,
     Rendered,
