@@ -10,7 +10,6 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from paceline import __version__
 from paceline.cli import (
     commands,
     explain,
@@ -30,6 +29,7 @@ from paceline.cli.streams import reader_may_end
 from paceline.errors import ExitCode, PacelineError, PacelineWarning
 from paceline.spec.extensions import WORKLOADS
 from paceline.telemetry import request as sidecar_request
+from paceline.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from paceline import __version__
 from paceline.job.environment import rank_environment
 from paceline.launchers.schedulers.files import (
     CannotRender,
@@ -28,6 +27,7 @@ from paceline.launchers.schedulers.files import (
     trial_text,
 )
 from paceline.spec.extensions import LAUNCHERS, load_object
+from paceline.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
