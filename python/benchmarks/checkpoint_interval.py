@@ -38,13 +38,13 @@ from paceline.host.machine import host_name
 from paceline.host.processes import die_with_parent
 from paceline.plan.checkpoint_interval import daly_interval_s, expected_time_s
 from paceline.plan.planning import plan_trials
+from paceline.plan.rank_context import RankContext
 from paceline.records.checkpoints import CheckpointFolder
 from paceline.records.continuation import begin_attempt
 from paceline.records.files import read_jsonl, write_json
 from paceline.records.layout import TrialFiles
 from paceline.spec.checkpoint import CheckpointSettings
 from paceline.spec.loading import parse_spec
-from paceline.training.context import RankContext
 from paceline.training.resources import apply_resources
 from paceline.worker import checkpoint_writer, worker
 

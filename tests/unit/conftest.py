@@ -8,8 +8,8 @@ from tests.job_specs import NO_SIDECAR, job_words
 from tests.unit.analysis import fabricate as fabricator
 
 from paceline.job.job import parse_job
+from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Placement, Training, Trial
-from paceline.training.context import RankContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ from paceline.job.job import parse_job
 from paceline.job.rank import run_rank
 from paceline.job.rendezvous import listen_on
 from paceline.job.run_directory import prepare
-from paceline.training.context import RankContext, StoreAddress
+from paceline.plan.rank_context import RankContext, StoreAddress
 
 _MEET_S = 30.0
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from paceline.plan.rank_context import RankContext, StoreAddress
 from paceline.script.environment import torchrun_variables
-from paceline.training.context import RankContext, StoreAddress
 
 
 class _Trial:

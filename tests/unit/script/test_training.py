@@ -10,13 +10,13 @@ from torch import nn
 import paceline
 from paceline.errors import RankFailed
 from paceline.plan.planning import plan_trials
+from paceline.plan.rank_context import RankContext
 from paceline.records.files import read_jsonl
 from paceline.records.layout import RankFiles, TrialFiles
 from paceline.script.program import EnoughSteps
 from paceline.script.tensors import ParameterRecord
 from paceline.script.training import TrainingRecorder
 from paceline.spec import load_spec
-from paceline.training.context import RankContext
 from paceline.transports.recorder import Recorder
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from paceline.errors import EnvironmentLacks, TimedOut, UsageError
-from paceline.training.context import StoreAddress
+from paceline.plan.rank_context import StoreAddress
 from paceline.transports import create_transport
 from paceline.transports.base import PeerLost
 from paceline.transports.gloo.transport import GlooTransport

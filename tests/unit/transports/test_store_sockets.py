@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from paceline.training.context import StoreAddress
+from paceline.plan.rank_context import StoreAddress
 from paceline.transports.store import open_again, open_store
 from paceline.transports.store_sockets import cut, limit_answers
 

@@ -29,7 +29,7 @@ from paceline.job.rank import run_rank
 from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import check_reachable, close_listener, listen_on
 from paceline.job.run_directory import finish, prepare
-from paceline.training.context import RankContext, StoreAddress
+from paceline.plan.rank_context import RankContext, StoreAddress
 
 __all__ = [
     "Job",

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from paceline.job.job import Job
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
 
 # A rank that only lost a peer ends later than that peer. Launchers report and act on the first end,
 # so they see the cause first.

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from paceline.job.job import Job
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.layout import RankFiles
-    from paceline.training.context import RankContext
 
 # Messages of collectives whose peer has closed the connection: the cause is on another rank.
 _PEER_GONE = (

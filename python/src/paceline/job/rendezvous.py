@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import DataError, EnvironmentLacks, TimedOut
 from paceline.host.interfaces import interface_address
+from paceline.plan.rank_context import StoreAddress
 from paceline.plan.trial import LOOPBACK
 from paceline.records.files import read_json, write_json
-from paceline.training.context import StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

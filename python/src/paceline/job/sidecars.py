@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from paceline.job.job import Job
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.telemetry import SidecarHandle
-    from paceline.training.context import RankContext
 
 
 def watch(

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
     from paceline.worker.peers import Peers
 
 

@@ -9,8 +9,8 @@ from paceline.errors import PacelineError, RankFailed
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
 
 
 class PeerLost(RankFailed):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from paceline.errors import PacelineError
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
 
 # Texts with which Gloo, NCCL and c10d report a time-out.
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from paceline.errors import PacelineError
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
     from paceline.transports.work import PendingWork
 
 _CLOSE_LIMIT_S = 10.0

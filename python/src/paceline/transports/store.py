@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-    from paceline.training.context import RankContext, StoreAddress
+    from paceline.plan.rank_context import RankContext, StoreAddress
 
 # Texts with which c10d reports a connection that was lost.
 _SERVER_GONE = re.compile(r"likely closed|reset by peer|broken pipe", re.IGNORECASE)

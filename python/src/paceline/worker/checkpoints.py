@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.sample_order import SampleOrder
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import StepRow
     from paceline.spec.checkpoint import CheckpointSettings
-    from paceline.training.context import RankContext
     from paceline.training.strategy import LocalStrategy
     from paceline.worker.peers import Peers
 

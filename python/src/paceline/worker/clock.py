@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-    from paceline.training.context import RankContext
+    from paceline.plan.rank_context import RankContext
 
 _ROUNDS = 8
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.data.reading import Batch
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.sample_order import SampleOrder
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
     from paceline.training.strategy import LocalStrategy
     from paceline.training.task import Task
     from paceline.worker.peers import Peers

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import TCPStore
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
 
 
 class Peers:

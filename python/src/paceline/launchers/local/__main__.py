@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from paceline.job.job import Job
-    from paceline.training.context import StoreAddress
+    from paceline.plan.rank_context import StoreAddress
 
 RANK_VARIABLE = "PACELINE_RANK"
 STORE_VARIABLE = "PACELINE_STORE"  # host:port:descriptor; only rank 0 has a descriptor

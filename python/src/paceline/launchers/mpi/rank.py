@@ -22,7 +22,7 @@ from paceline.job.messages import run_guarded
 from paceline.job.rank import run_rank
 from paceline.job.rendezvous import check_reachable, listen_on
 from paceline.job.run_directory import finish, prepare
-from paceline.training.context import StoreAddress
+from paceline.plan.rank_context import StoreAddress
 from paceline.training.resources import keep_freed_memory
 
 if TYPE_CHECKING:

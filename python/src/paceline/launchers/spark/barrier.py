@@ -28,16 +28,16 @@ from paceline.job.rendezvous import check_reachable, close_listener, exchange_ad
 from paceline.launchers.spark.configuration import EXECUTORS_ADVICE, wrong_nodes
 from paceline.launchers.spark.launcher import LOST_TASK
 from paceline.launchers.spark.mpi.barrier_task import TaskPlace, run_mpi_task
+from paceline.plan.rank_context import StoreAddress
 from paceline.records.statuses import read_statuses
-from paceline.training.context import StoreAddress
 from paceline.training.resources import set_thread_variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from paceline.job.job import Job
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
 
 # The driver finds a rank's error by this line in the stack traces that Spark wraps around it.
 _RANK_ERROR = re.compile(r"paceline rank (\d+) ended (\{.*?\})$", re.MULTILINE)

@@ -57,9 +57,9 @@ from paceline.transports.shared.barrier import Barrier
 from paceline.transports.shared.node import SharedNode
 
 if TYPE_CHECKING:
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.strategies.pipeline.split_points import Layers
-    from paceline.training.context import RankContext
     from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task

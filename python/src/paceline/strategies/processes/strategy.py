@@ -50,9 +50,9 @@ from paceline.transports.shared.node import SharedNode
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.strategies.reduction.flat_layout import ParameterShard
-    from paceline.training.context import RankContext
     from paceline.training.pass_communication import PassCommunication
     from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups

@@ -20,8 +20,8 @@ from paceline.transports.process_group import ThreadedTransport
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
     from paceline.transports.mpi.descriptor import Algorithm
 
 _THREAD_LEVELS = {

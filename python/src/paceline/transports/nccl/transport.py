@@ -21,8 +21,8 @@ from paceline.transports.interfaces import NetworkTransport
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
 
 # Texts of torch and NCCL (ProcessGroupNCCL.cpp, NCCLUtils.cpp; ncclResult_t in NCCL's manual)
 _PEER_LOST = re.compile(

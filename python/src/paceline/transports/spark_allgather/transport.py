@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch._C._distributed_c10d import Store
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
     from paceline.transports.work import PendingWork
 
 BACKEND = "spark-allgather"

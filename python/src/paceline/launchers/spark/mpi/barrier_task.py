@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paceline.job.job import Job
-    from paceline.training.context import StoreAddress
+    from paceline.plan.rank_context import StoreAddress
 
 _POLL_S = 0.1
 _OUTPUT_CHARACTERS = 4096

@@ -24,7 +24,7 @@ from paceline.job.sidecars import host_sidecar
 from paceline.launchers.spark.barrier import executor_pid, task_failed
 from paceline.launchers.spark.rounds.claims import Claims
 from paceline.launchers.spark.rounds.executors import own_executor
-from paceline.training.context import RankContext
+from paceline.plan.rank_context import RankContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable

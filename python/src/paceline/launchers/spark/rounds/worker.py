@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
     from paceline.data.reading import Batch, Feed
     from paceline.launchers.spark.rounds.exchange import Orders, State
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import StepRow
-    from paceline.training.context import RankContext
 
 
 @dataclass(frozen=True, slots=True)
