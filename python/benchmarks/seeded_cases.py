@@ -146,7 +146,9 @@ def competitor(plan: Plan, side: str, folder: Path, repeat: int) -> None:
 
 
 def slow_reader(plan: Plan, side: str, folder: Path, repeat: int) -> None:
-    how = {"disturbance": "reader", "value": 0.2 + 0.2 * plan.strength} if side == "seeded" else {}
+    how: dict[str, Any] = {}
+    if side == "seeded":
+        how = {"disturbance": "reader", "value": 0.2 + 0.2 * plan.strength}
     alone(plan, folder, repeat, **how)
 
 

@@ -21,13 +21,7 @@ from paceline.runner.disk_check import predicted_disk_use
 from paceline.runner.disk_use import DiskUse
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.experiment import Progress, preflight, run
-from paceline.runner.planning import (
-    Planned,
-    expected_datasets,
-    make_datasets,
-    manifest_of,
-    plan,
-)
+from paceline.runner.planning import Planned, make_datasets, manifest_of, plan
 from paceline.runner.trial import failure_of, failure_of_all, is_finished, run_trial
 
 __all__ = [
@@ -37,7 +31,6 @@ __all__ = [
     "check_equivalences",
     "check_run_dir",
     "default_run_dir",
-    "expected_datasets",
     "failure_of",
     "failure_of_all",
     "is_finished",
