@@ -1,6 +1,6 @@
 """Train one trial as one rank of an MPI job.
 
-    mpirun -n 2 python mpi-jobs/train.py --workload tiny --data DATASET --out RUN_DIR
+    mpirun -n 2 python mpi-jobs/train.py quickstart --only '*.mpi.gloo.*' --out RUN_DIR
 
 An error on any rank ends the whole job, so `-m mpi4py` is not needed.
 """

@@ -38,6 +38,7 @@ from paceline.costs.checkpoint_interval import daly_interval_s, expected_time_s
 from paceline.host.machine import host_name
 from paceline.host.processes import die_with_parent
 from paceline.plan.planning import plan_trials
+from paceline.plan.rank_context import RankContext
 from paceline.rank import checkpoints
 from paceline.rank import train as rank
 from paceline.records.attempts import begin_attempt
@@ -46,7 +47,6 @@ from paceline.records.files import read_jsonl, write_json
 from paceline.records.layout import TrialFiles
 from paceline.spec.loading import parse_spec
 from paceline.spec.tables import CheckpointSettings
-from paceline.training.context import RankContext
 from paceline.training.resources import apply_resources
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import Any
 
 from common import call
 from control_groups import Skipped, control_group, entering, limit_cpu
+from one_trial import one_trial
 from paceline.lab import INTERFACE, Lab, LabSettings, why_not
 
 HERE = Path(__file__).resolve().parent
@@ -88,39 +89,50 @@ class Plan:
     strength: float  # of the disturbance, from 0 to 1
 
 
-def train(plan: Plan, folder: Path, repeat: int, *words: str, **how: Any) -> None:
+def arguments_of(
+    plan: Plan, folder: Path, repeat: int, trial: dict[str, Any], changes: dict[str, Any]
+) -> list[str]:
+    """Return the arguments of a job script; changes: of the workload."""
+    workload = {
+        "name": "tiny", "data": str(plan.data), "image_size": 128, "global_batch": 64,
+        "max_steps": plan.options.steps, "warmup_steps": 4, "epochs": 10_000, **changes,
+    }  # fmt: skip
+    spec = folder.parent / f"{folder.name}-{repeat}.toml"
+    words = one_trial(spec, workload, trial, telemetry={"interval_s": 0.25})
+    return [*words, "--out", str(folder), "--repeat", str(repeat)]
+
+
+def train(plan: Plan, folder: Path, repeat: int, trial: dict[str, Any], **how: Any) -> None:
     """Train once under launcher `local`.
 
     how: disturbance and value of seeded_rank.py; prefix: words before the command; changes: of the
-    options.
+    workload.
     """
     disturbance, value = how.get("disturbance", "none"), how.get("value", 0.0)
-    settings = {
-        "--workload": "tiny", "--data": plan.data, "--out": folder, "--repeat": repeat,
-        "--image-size": 128, "--global-batch": 64, "--max-steps": plan.options.steps,
-        "--warmup-steps": 4, "--epochs": 10_000, "--telemetry-interval": 0.25,
-        **how.get("changes", {}),
-    }  # fmt: skip
+    own = {"launcher": "local", **trial}
     argv = [
         *how.get("prefix", ()), sys.executable, HERE / "seeded_rank.py", disturbance, value,
-        *(word for pair in settings.items() for word in pair), *words,
+        *arguments_of(plan, folder, repeat, own, how.get("changes", {})),
     ]  # fmt: skip
     log = folder.parent / f"{folder.name}-{repeat}.log"
     call(list(map(str, argv)), dict(os.environ), LIMIT_S, log)
 
 
-def alone(plan: Plan, folder: Path, repeat: int, *words: str, **how: Any) -> None:
-    train(plan, folder, repeat, "--local-strategy", "sequential", *words, **how)
+def alone(
+    plan: Plan, folder: Path, repeat: int, *, oversubscribe: bool = False, **how: Any
+) -> None:
+    trial = {"local_strategy": "sequential", "oversubscribe": oversubscribe}
+    train(plan, folder, repeat, trial, **how)
 
 
 def cpu_quota(plan: Plan, side: str, folder: Path, repeat: int) -> None:
-    allowed = "--oversubscribe"  # else Paceline refuses a quota below the planned cores
+    # oversubscribe, else Paceline refuses a quota below the planned cores
     if side == "clean":
-        alone(plan, folder, repeat, allowed)
+        alone(plan, folder, repeat, oversubscribe=True)
         return
     with control_group("cpu") as group:
         limit_cpu(group, 0.8 - 0.4 * plan.strength, PERIOD_US)
-        alone(plan, folder, repeat, allowed, prefix=entering(group))
+        alone(plan, folder, repeat, oversubscribe=True, prefix=entering(group))
 
 
 def memory_hog(plan: Plan, side: str, folder: Path, repeat: int) -> None:
@@ -134,7 +146,9 @@ def competitor(plan: Plan, side: str, folder: Path, repeat: int) -> None:
 
 
 def slow_reader(plan: Plan, side: str, folder: Path, repeat: int) -> None:
-    how = {"disturbance": "reader", "value": 0.2 + 0.2 * plan.strength} if side == "seeded" else {}
+    how: dict[str, Any] = {}
+    if side == "seeded":
+        how = {"disturbance": "reader", "value": 0.2 + 0.2 * plan.strength}
     alone(plan, folder, repeat, **how)
 
 
@@ -145,7 +159,7 @@ def cold_cache(plan: Plan, side: str, folder: Path, repeat: int) -> None:
         disk = f"{os.major(device)}:{os.minor(device) - os.minor(device) % 16}"
         (group / "blkio.throttle.read_bps_device").write_text(f"{disk} {DISK_BYTES_PER_S}")
         with beside(_DROP_CACHES if side == "seeded" else None, 1, str(plan.data)):
-            changes = {"--reading": "stream"}
+            changes = {"reading": "stream"}
             alone(plan, folder, repeat, prefix=entering(group), changes=changes)
 
 
@@ -155,19 +169,20 @@ def own_threads(plan: Plan, side: str, folder: Path, repeat: int) -> None:
 
 def oversubscription(plan: Plan, side: str, folder: Path, repeat: int) -> None:
     threads = 2 if side == "clean" else 4 + round(4 * plan.strength)
-    words = ["--local-strategy", "intraop", "--threads-per-rank", str(threads)]
-    train(plan, folder, repeat, *words, "--oversubscribe")
+    trial = {"local_strategy": "intraop", "threads_per_rank": threads, "oversubscribe": True}
+    train(plan, folder, repeat, trial)
 
 
 def slow_rank(plan: Plan, side: str, folder: Path, repeat: int) -> None:
     seconds = 0.0 if side == "clean" else 0.02 + 0.02 * plan.strength
+    trial = {
+        "launcher": "mpi", "local_strategy": "processes", "transport": "gloo", "ranks_per_node": 2,
+    }  # fmt: skip
     argv = [
         Path(sys.executable).with_name("mpirun"), "-n", 2, "--bind-to", "none",
         "--host", "localhost:2", sys.executable, HERE / "slowed_rank.py", 1, seconds, 1,
-        HERE.parents[1] / "mpi-jobs" / "train.py", "--workload", "tiny", "--data", plan.data,
-        "--out", folder, "--repeat", repeat, "--image-size", 128, "--global-batch", 64,
-        "--max-steps", plan.options.steps, "--warmup-steps", 4, "--epochs", 10_000,
-        "--telemetry-interval", 0.25, "--transport", "gloo", "--local-strategy", "processes",
+        HERE.parents[1] / "mpi-jobs" / "train.py",
+        *arguments_of(plan, folder, repeat, trial, {}),
     ]  # fmt: skip
     as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     log = folder.parent / f"{folder.name}-{repeat}.log"

@@ -21,8 +21,7 @@ import time
 from pathlib import Path
 
 from common import median_interval, paired_ratio, shown, write_results
-from paceline.host.java import find_java
-from paceline.host.spark import find_spark
+from paceline.host.spark import find_java, find_spark
 from paceline.plan.planning import plan_trials
 from paceline.records.files import read_json
 from paceline.records.layout import TrialFiles

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common import call, median_interval, shown, write_results
+from one_trial import one_trial
 from paceline.analysis.communication import trial_communication
 from paceline.analysis.reading import load_run
 from paceline.analysis.steps import read_steps
@@ -78,24 +79,28 @@ def measure(
 ) -> dict[str, Any]:
     """One run; slowed: the rank that spins, None for nobody; every: in which steps it does."""
     seconds = 0.0 if slowed is None else arguments.slow_ms / 1000
-    options = {
-        "--workload": arguments.workload,
-        "--transport": transport,
-        "--local-strategy": "processes",
-        "--image-size": arguments.image_size,
-        "--global-batch": arguments.global_batch,
-        "--bucket-mb": arguments.bucket_mb,
-        "--max-steps": WARMUP + arguments.steps,
-        "--warmup-steps": WARMUP,
-        "--epochs": 1000,
-        "--data": arguments.data.resolve(),
-        "--out": place,
+    workload = {
+        "name": arguments.workload,
+        "data": str(arguments.data.resolve()),
+        "image_size": arguments.image_size,
+        "global_batch": arguments.global_batch,
+        "max_steps": WARMUP + arguments.steps,
+        "warmup_steps": WARMUP,
+        "epochs": 1000,
     }
+    trial = {
+        "launcher": "mpi",
+        "local_strategy": "processes",
+        "transport": transport,
+        "ranks_per_node": RANKS,
+        "bucket_mb": arguments.bucket_mb,
+    }
+    words = one_trial(place.with_suffix(".toml"), workload, trial, telemetry={"enabled": False})
     argv = [
         Path(sys.executable).with_name("mpirun"), "-n", RANKS, "--bind-to", "none",
         "--host", f"localhost:{RANKS}", sys.executable,
-        HERE / "slowed_rank.py", slowed or 0, seconds, every, JOB, "--no-sidecar",
-        *itertools.chain(*options.items()),
+        HERE / "slowed_rank.py", slowed or 0, seconds, every, JOB, *words,
+        "--out", place,
     ]  # fmt: skip
     as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     call(list(map(str, argv)), {**os.environ, **as_root}, LIMIT_S, place.with_suffix(".log"))

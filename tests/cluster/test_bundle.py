@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.environment import QUICK_JVM
+from tests.job_specs import job_words
 
 from paceline.records.tables import row_dicts
 
@@ -142,16 +143,12 @@ def dataset(
     return target
 
 
-def training_options(dataset: Path, run_dir: Path) -> list[str | Path]:
-    options: dict[str, str | Path] = {
-        "--workload": "tiny",
-        "--data": dataset,
-        "--out": run_dir,
-        "--global-batch": str(GLOBAL_BATCH),
-        "--max-steps": str(STEPS),
-        "--image-size": "64",
-    }
-    return [part for option in options.items() for part in option]
+def training_arguments(launcher: str, dataset: Path, run_dir: Path) -> list[str]:
+    words = job_words(
+        run_dir.parent, launcher, ranks_per_node=RANKS, data=dataset, global_batch=GLOBAL_BATCH,
+        max_steps=STEPS, image_size=64,
+    )  # fmt: skip
+    return [*words, "--out", str(run_dir)]
 
 
 def assert_every_rank_trained(run_dir: Path) -> None:
@@ -221,21 +218,21 @@ def test_job_explains_its_options_without_an_environment(
     # where mpi4py finds MPI when no mpirun of the same installation has started it
     env = bare_env(LD_LIBRARY_PATH=str(BIN.parent / "lib"))
     text = succeed([cluster_python, script, "--help"], cwd=tmp_path, env=env)
-    for option in ("--workload", "--data", "--out", "--transport", "--local-strategy"):
+    for option in ("--only", "--set", "--out", "--trial"):
         assert option in text
 
 
 def test_mpi_archive_trains_without_the_repository(
     unpacked: dict[str, Path], cluster_python: Path, dataset: Path, tmp_path: Path
 ) -> None:
-    options = ["--ranks", str(RANKS), *training_options(dataset, tmp_path / "run")]
-    mpirun(cluster_python, [unpacked["mpi"] / "train.py", *options], cwd=tmp_path)
+    arguments = training_arguments("mpi", dataset, tmp_path / "run")
+    mpirun(cluster_python, [unpacked["mpi"] / "train.py", *arguments], cwd=tmp_path)
     assert_every_rank_trained(tmp_path / "run")
 
 
 def test_spark_archive_trains_without_the_repository(
     unpacked: dict[str, Path], cluster_python: Path, dataset: Path, tmp_path: Path
 ) -> None:
-    options = ["--ranks", str(RANKS), *training_options(dataset, tmp_path / "run")]
-    spark_submit(cluster_python, [unpacked["spark"] / "train.py", *options], cwd=tmp_path)
+    arguments = training_arguments("spark", dataset, tmp_path / "run")
+    spark_submit(cluster_python, [unpacked["spark"] / "train.py", *arguments], cwd=tmp_path)
     assert_every_rank_trained(tmp_path / "run")

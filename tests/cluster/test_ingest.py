@@ -29,7 +29,7 @@ from paceline.data.reading import open_feed
 from paceline.data.row_groups import ParquetSource
 from paceline.data.synth import image_bytes, synthesise
 from paceline.errors import DataError, UsageError
-from paceline.host.java import find_java
+from paceline.host.spark import find_java
 from paceline.plan.sample_order import SampleOrder
 
 if TYPE_CHECKING:

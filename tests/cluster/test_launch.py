@@ -10,14 +10,14 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.environment import is_kept
 from tests.functional.cli_runs import FAULTS, within
+from tests.job_specs import NO_SIDECAR, job_words
 from tests.listeners import open_listeners
 
-from paceline.host.java import find_java
 from paceline.host.processes import (
     TOKEN_VARIABLE,
     command_line_of,
@@ -26,9 +26,8 @@ from paceline.host.processes import (
     send,
     wait_until,
 )
-from paceline.host.spark import find_spark
-from paceline.job.options import parse_options
-from paceline.job.trial import job_of
+from paceline.host.spark import find_java, find_spark
+from paceline.job.job import parse_job
 from paceline.launchers import supervise as supervise_module
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
@@ -96,9 +95,12 @@ def run_by_hand(environment: dict[str, str], tmp_path: Path) -> Iterator:
     assert left == {}
 
 
-def task(dataset: Path, out: Path) -> list[str]:
-    words = f"--workload tiny --data {dataset} --out {out} --global-batch 8 --max-steps 2"
-    return [*words.split(), "--image-size", "32", "--telemetry-interval", "0.5"]
+def task(launcher: str, dataset: Path, out: Path, **keys: Any) -> list[str]:
+    small = {
+        "data": dataset, "ranks_per_node": 2, "oversubscribe": True, "global_batch": 8,
+        "max_steps": 2, "image_size": 32, "telemetry": {"interval_s": 0.5},
+    }  # fmt: skip
+    return [*job_words(out.parent, launcher, **{**small, **keys}), "--out", str(out)]
 
 
 def spark_submit(*words: str) -> list[str]:
@@ -107,7 +109,7 @@ def spark_submit(*words: str) -> list[str]:
 
 TORCHRUN = [str(BIN / "torchrun")]
 STARTS = {
-    "local": [sys.executable, "-m", "paceline.launchers.local", "--ranks", "2"],
+    "local": [sys.executable, "-m", "paceline.launchers.local"],
     "torchrun": [
         str(BIN / "torchrun"),
         "--nproc-per-node",
@@ -116,14 +118,14 @@ STARTS = {
         "paceline.launchers.torchrun",
     ],
     "mpi": [*MPIRUN, "-n", "2", sys.executable, MPI_JOB],
-    "spark": spark_submit("--master", "local[2]", SPARK_JOB, "--ranks", "2"),
+    "spark": spark_submit("--master", "local[2]", SPARK_JOB),
 }
 
 
 @pytest.mark.parametrize("launcher", STARTS)
 def test_training_by_hand_leaves_all_records(launcher, dataset, run_by_hand, tmp_path):
     out = tmp_path / "run"
-    done = run_by_hand(*STARTS[launcher], *task(dataset, out))
+    done = run_by_hand(*STARTS[launcher], *task(launcher, dataset, out))
     assert done.returncode == 0, done.stderr
     check_records(out, launcher)
 
@@ -141,7 +143,7 @@ def check_records(out: Path, launcher: str) -> None:
         environment = json.loads(rank.environment.read_text())
         assert environment["intraop_threads"] == 1
         assert environment["omp_environment"]["OMP_NUM_THREADS"] == "1"
-    assert "--max-steps 2" in files.command.read_text()
+    assert f"--only '*.{launcher}.*.processes.*'" in files.command.read_text()
     [(_, host)] = files.hosts()
     assert list(row_dicts(host.trace))
 
@@ -152,23 +154,22 @@ def test_training_on_executors_of_their_own(dataset, run_by_hand, tmp_path):
     submit = spark_submit("--master", "local-cluster[2,1,512]", "--driver-memory", "512m")
     conf = ["--conf", "spark.executor.memory=512m"]
     conf += ["--conf", f"spark.executor.extraJavaOptions={os.environ['SPARK_SUBMIT_OPTS']}"]
-    done = run_by_hand(*submit, *conf, SPARK_JOB, "--ranks", "2", *task(dataset, out))
+    done = run_by_hand(*submit, *conf, SPARK_JOB, *task("spark", dataset, out))
     assert done.returncode == 0, done.stderr
     check_records(out, "spark")
 
     # there is no second core, so do not wait for it
     submit[submit.index("local-cluster[2,1,512]")] = "local-cluster[1,1,512]"
     conf += ["--conf", "spark.scheduler.maxRegisteredResourcesWaitingTime=2s"]
-    more = run_by_hand(*submit, *conf, SPARK_JOB, "--ranks", "2", *task(dataset, out)[:6])
+    more = run_by_hand(*submit, *conf, SPARK_JOB, *task("spark", dataset, out), "--repeat", "1")
     assert more.returncode == 3, more.stdout
     assert "has 1 slot(s) of 1 cpu(s), the barrier stage needs 2 at once" in more.stdout
 
 
-def endless(launcher: str, dataset: Path, out: Path, *options: str) -> tuple[Trial, TrialFiles]:
+def endless(launcher: str, dataset: Path, out: Path, **keys: Any) -> tuple[Trial, TrialFiles]:
     """Return a trial that the test ends."""
-    words = [*task(dataset, out), "--epochs", "100000", "--no-sidecar", *options]
-    words[words.index("--max-steps") + 1] = "100000"
-    job = job_of(parse_options("test", words), launcher, nodes=1, ranks_per_node=2)
+    steps = {"max_steps": 100_000, "epochs": 100_000, "telemetry": NO_SIDECAR}
+    job = parse_job(launcher, "test", task(launcher, dataset, out, **steps, **keys))
     job.files.root.mkdir(parents=True)
     job.files.trial.write_text(job.trial.model_dump_json())
     return job.trial, job.files
@@ -229,7 +230,7 @@ def test_task_that_stays_away_from_the_others_ends_the_trial(dataset, tmp_path, 
     monkeypatch.setattr(supervise_module.secrets, "token_hex", lambda _n: token)
     monkeypatch.setenv("PYTHONPATH", str(FAULTS))
     monkeypatch.setenv("ABSENT_RANK", "1")
-    trial, files = endless("spark", dataset, tmp_path / "run", "--rendezvous-timeout", "5")
+    trial, files = endless("spark", dataset, tmp_path / "run", rendezvous_s=5.0)
     starter = launcher_for("spark")
     ended = supervise(starter.command(trial, files), files, limit_s=LIMIT_S)
     assert not ended.timed_out
@@ -248,7 +249,7 @@ def test_killed_supervisor_leaves_no_process(launcher, dataset, tmp_path, monkey
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from paceline.job.trial import read_trial\n"
+        "from paceline.job.job import read_trial\n"
         "from paceline.launchers.base import launcher_for\n"
         "from paceline.launchers.supervise import supervise\n"
         "from paceline.records.layout import TrialFiles\n"
@@ -279,20 +280,21 @@ def test_mpi_job_refuses_what_cannot_work(dataset, run_by_hand, tmp_path):
     job = [sys.executable, MPI_JOB]
 
     alone = within(
-        REFUSED_WITHIN_S, lambda: run_by_hand(*job, *task(dataset, out), SLURM_NTASKS="2")
+        REFUSED_WITHIN_S, lambda: run_by_hand(*job, *task("mpi", dataset, out), SLURM_NTASKS="2")
     )
     assert alone.returncode == 3
     assert "expected 2 ranks (SLURM_NTASKS), MPI made a world of 1" in alone.stderr
 
-    fewer = run_by_hand(*MPIRUN, "-n", "2", *job, *task(dataset, out), "--ranks", "3")
-    assert fewer.returncode == 3
-    assert fewer.stderr.count("expected 3 ranks, the launcher made 2") == 1
+    three = task("mpi", dataset, out, ranks_per_node=3, global_batch=9)
+    fewer = run_by_hand(*MPIRUN, "-n", "2", *job, *three)
+    assert fewer.returncode == 2
+    assert fewer.stderr.count("expected 3 ranks on 1 node(s), the launcher started 2 on 1") == 1
 
-    nowhere = run_by_hand(*MPIRUN, "-n", "2", *job, *task(tmp_path / "none", out))
+    nowhere = run_by_hand(*MPIRUN, "-n", "2", *job, *task("mpi", tmp_path / "none", out))
     assert nowhere.returncode == 3
     assert "none: expected a directory" in nowhere.stderr
 
-    wrong = run_by_hand(*MPIRUN, "-n", "2", *job, *task(dataset, out), "--precision", "fp8")
+    wrong = run_by_hand(*MPIRUN, "-n", "2", *job, *task("mpi", dataset, out, precision="fp8"))
     assert wrong.returncode == 2
     assert wrong.stderr.count("precision: expected one of") == 1
 
@@ -305,7 +307,7 @@ def test_bad_data_on_a_rank_ends_the_mpi_job_with_its_code(run_by_hand, tmp_path
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "_paceline_manifest.json").write_text("{")
-    job = [sys.executable, MPI_JOB, *task(broken, tmp_path / "run")]
+    job = [sys.executable, MPI_JOB, *task("mpi", broken, tmp_path / "run")]
     done = run_by_hand(*MPIRUN, "-n", "2", *job)
     assert done.returncode == 4, done.stderr
     assert "of 2 failed: DataError" in done.stderr
@@ -316,8 +318,8 @@ def test_bad_data_on_a_rank_ends_the_mpi_job_with_its_code(run_by_hand, tmp_path
 
 
 def test_spark_job_refuses_what_would_hang(dataset, run_by_hand, tmp_path):
-    submit = spark_submit("--master", "local[1]", SPARK_JOB, "--ranks", "2")
-    done = run_by_hand(*submit, *task(dataset, tmp_path / "run"))
+    submit = spark_submit("--master", "local[1]", SPARK_JOB)
+    done = run_by_hand(*submit, *task("spark", dataset, tmp_path / "run"))
     # spark-submit gives a driver's standard error out on its own standard output
     assert done.returncode == 3, done.stdout
     assert "has 1 slot(s) of 1 cpu(s)" in done.stdout

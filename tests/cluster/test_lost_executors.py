@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.cluster.trainings import PROGRAMS, Shares, Training, options, training
+from tests.cluster.trainings import PROGRAMS, Shares, Training, job_arguments, training
 
 from paceline.host.processes import command_line_of, wait_until
 from paceline.lab import INTERFACE
@@ -38,12 +38,12 @@ pytestmark = [
 
 # A loaded machine also needs some seconds to end Spark, which must be a small part of the limit.
 LIMIT_S = 8.0
-WORDS = {
-    "gloo": "",
-    "mpi": "",
+TWO_ON_A_HOST = {"ranks_per_node": 2, "oversubscribe": True}
+KEYS: dict[str, dict[str, Any]] = {
+    "gloo": {},
+    "mpi": {},
     # A round lasts for seconds, so the fault falls into it.
-    "spark-rounds": "--local-strategy processes --ranks-per-node 2 --oversubscribe "
-    "--averaging-period-steps 300",
+    "spark-rounds": {**TWO_ON_A_HOST, "averaging_period_steps": 300},
 }
 HOST = 1  # the host of the fault; the driver is on the other
 
@@ -60,12 +60,12 @@ def under_way(cluster: Lab, tiny_dataset: Path, tmp_path: Path) -> Start:
     """Start an endless training over a transport, supervised as `paceline run` does."""
 
     def start(transport: str) -> AbstractContextManager[Training]:
-        words = [*options(LIMIT_S, tiny_dataset, tmp_path / "run"), "--transport", transport]
-        words += WORDS[transport].split()
+        keys = {"transport": transport, **KEYS[transport]}
+        words = job_arguments("spark", LIMIT_S, tiny_dataset, tmp_path / "run", **keys)
         program = [PROGRAMS / "supervised.py", "spark", cluster.spark_master]
         program += [tmp_path / "outcome.json", *words]
         command = cluster.hosts[0].command(sys.executable, *program)
-        on_host = 2 if "--ranks-per-node" in words else 1
+        on_host = keys.get("ranks_per_node", 1)
         return training(cluster, tmp_path, [command], on_host)
 
     return start

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from tests.cluster.trainings import PROGRAMS, Shares, Training, options, training
+from tests.cluster.trainings import PROGRAMS, Shares, Training, job_arguments, training
 from tests.forking import fork_server
 
 from paceline.lab import INTERFACE
@@ -50,8 +50,8 @@ def under_way(
     """Start an endless training over a transport; nothing of it is left afterwards."""
 
     def start(transport: str, factors: str = "never") -> AbstractContextManager[Training]:
-        words = options(LIMIT_S, tiny_dataset, tmp_path / "run")
-        words += ["--sufficient-factors", factors]
+        keys = {"transport": transport, "sufficient_factors": factors}
+        words = job_arguments("mpi", LIMIT_S, tiny_dataset, tmp_path / "run", **keys)
         if transport == "mpi":
             return training(lab, tmp_path, under_mpirun(lab, words, tmp_path))
         return training(lab, tmp_path, each_by_itself(lab, pythons, words, tmp_path))
@@ -76,7 +76,7 @@ def record_took(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
 def under_mpirun(lab: Lab, options: list[str], folder: Path) -> list[list[str]]:
     """Return the command that supervises ranks from the first host as `paceline run` does."""
     words = [PROGRAMS / "supervised.py", "mpi", lab.hostfile, folder / "outcome.json", *options]
-    return [lab.hosts[0].command(sys.executable, *words, "--transport", "mpi")]
+    return [lab.hosts[0].command(sys.executable, *words)]
 
 
 def each_by_itself(
@@ -86,8 +86,7 @@ def each_by_itself(
     meeting = folder / "meeting.json"
     return [
         host.command(
-            *python.python, PROGRAMS / "rank.py", rank, len(lab.hosts), meeting, *options,
-            "--transport", "gloo",
+            *python.python, PROGRAMS / "rank.py", rank, len(lab.hosts), meeting, *options
         )
         for rank, (host, python) in enumerate(zip(lab.hosts, pythons, strict=True))
     ]  # fmt: skip

@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.job_specs import NO_SIDECAR, job_words
 
 from paceline.host.processes import (
     TOKEN_VARIABLE,
@@ -22,8 +23,7 @@ from paceline.host.processes import (
     send,
     wait_until,
 )
-from paceline.job.options import parse_options
-from paceline.job.trial import job_of
+from paceline.job.job import parse_job
 from paceline.launchers import supervise as supervise_module
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
@@ -61,10 +61,11 @@ def token() -> Iterator[str]:
 
 def endless(dataset: Path, out: Path) -> tuple[Trial, TrialFiles]:
     """A trial that somebody has to end."""
-    words = f"--workload tiny --data {dataset} --out {out} --global-batch 16 --image-size 32"
-    words += " --max-steps 100000 --epochs 100000 --no-sidecar --transport mpi --oversubscribe"
-    options = parse_options("test", words.split())
-    job = job_of(options, "spark", nodes=1, ranks_per_node=2)
+    words = job_words(
+        out.parent, "spark", ranks_per_node=2, transport="mpi", oversubscribe=True, data=dataset,
+        global_batch=16, image_size=32, max_steps=100_000, epochs=100_000, telemetry=NO_SIDECAR,
+    )  # fmt: skip
+    job = parse_job("spark", "test", [*words, "--out", str(out)])
     job.files.root.mkdir(parents=True)
     job.files.trial.write_text(job.trial.model_dump_json())
     return job.trial, job.files

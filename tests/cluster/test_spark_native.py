@@ -11,10 +11,10 @@ import time
 import pytest
 from tests.environment import is_kept
 from tests.functional.cli_runs import SMALL, Cli, trial
+from tests.job_specs import NO_SIDECAR, job_words
 
 from paceline.host.processes import pids_with_token
-from paceline.job.options import parse_options
-from paceline.job.trial import job_of
+from paceline.job.job import parse_job
 from paceline.launchers import supervise as supervise_module
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
@@ -82,12 +82,12 @@ def test_rounds_record_what_they_exchange_with_the_step_that_ends_them(rows):
 
 def endless(dataset, tmp_path):
     """Return a trial that the test ends; its first round has no end."""
-    words = (
-        f"--workload tiny --data {dataset} --out {tmp_path / 'run'} --global-batch 8 "
-        "--image-size 32 --epochs 100000 --max-steps 100000 --no-sidecar --transport spark-rounds "
-        "--local-strategy processes --oversubscribe --averaging-period-steps 100000"
-    ).split()
-    job = job_of(parse_options("test", words), "spark", nodes=1, ranks_per_node=2)
+    words = job_words(
+        tmp_path, "spark", ranks_per_node=2, transport="spark-rounds", oversubscribe=True,
+        averaging_period_steps=100_000, data=dataset, global_batch=8, image_size=32,
+        max_steps=100_000, epochs=100_000, telemetry=NO_SIDECAR,
+    )  # fmt: skip
+    job = parse_job("spark", "test", [*words, "--out", str(tmp_path / "run")])
     job.files.root.mkdir(parents=True)
     job.files.trial.write_text(job.trial.model_dump_json())
     return job.trial, job.files

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.environment import is_kept
+from tests.job_specs import NO_SIDECAR, job_words
 
 from paceline.host.processes import command_line_of, is_alive, send, wait_until
 from paceline.lab import INTERFACE
@@ -33,13 +34,14 @@ KILL_S = 60.0
 MOST_LIMITS = 2.0
 
 
-def options(limit_s: float, data: Path, out: Path) -> list[str]:
-    """Return options of the job scripts for small ranks that train for ever."""
-    words = (
-        "--workload tiny --global-batch 8 --image-size 32 --epochs 100000 --max-steps 100000 "
-        f"--no-sidecar --interface {INTERFACE} --collective-timeout {limit_s:g}"
-    )
-    return [*words.split(), "--data", str(data), "--out", str(out)]
+def job_arguments(launcher: str, limit_s: float, data: Path, out: Path, **keys: Any) -> list[str]:
+    """Return arguments of the job scripts for small ranks on two nodes that train for ever."""
+    endless = {
+        "nodes": 2, "ranks_per_node": 1, "data": data, "global_batch": 8, "image_size": 32,
+        "epochs": 100_000, "max_steps": 100_000, "telemetry": NO_SIDECAR, "interface": INTERFACE,
+        "collective_s": limit_s,
+    }  # fmt: skip
+    return [*job_words(out.parent, launcher, **{**endless, **keys}), "--out", str(out)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,23 +9,17 @@ from pathlib import Path
 
 import pytest
 from tests.forking import LOADED_WITH
+from tests.job_specs import NO_SIDECAR, job_words
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(300)]
 
 HERE = Path(__file__).parent
 SCRIPT = HERE.parents[1] / "mpi-jobs" / "train.py"
-# as in SMALL; by hand there is no spec
-OPTIONS = {
-    "--workload": "tiny",
-    "--seed": 3,
-    "--max-steps": 20,
-    "--epochs": 8,
-    "--warmup-steps": 2,
-    "--global-batch": 16,
-    "--image-size": 128,
-    "--transport": "gloo",
-}
-FLAGS = ("--no-dropout", "--no-sidecar", "--oversubscribe")
+KEYS = {  # as in SMALL
+    "seed": 3, "max_steps": 20, "epochs": 8, "warmup_steps": 2, "global_batch": 16,
+    "image_size": 128, "dropout": False, "transport": "gloo", "ranks_per_node": 2,
+    "telemetry": NO_SIDECAR, "oversubscribe": True,
+}  # fmt: skip
 
 
 def test_sum_instead_of_mean_is_not_equivalent(paceline, small_run, forks, tmp_path):
@@ -34,9 +28,8 @@ def test_sum_instead_of_mean_is_not_equivalent(paceline, small_run, forks, tmp_p
 
     mpirun = Path(sys.executable).with_name("mpirun")
     argv = [mpirun, "-n", "2", "--bind-to", "none", "--host", "localhost:2"]
-    argv += [*forks.python, HERE / "programs" / "broken_reducer.py", SCRIPT, *FLAGS]
-    argv += [word for pair in OPTIONS.items() for word in pair]
-    argv += ["--data", dataset, "--out", out]
+    argv += [*forks.python, HERE / "programs" / "broken_reducer.py", SCRIPT]
+    argv += [*job_words(tmp_path, "mpi", data=dataset, **KEYS), "--out", out]
     broken = subprocess.run(
         list(map(str, argv)),
         env={

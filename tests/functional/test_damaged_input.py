@@ -22,7 +22,7 @@ from paceline.data.dataset import open_dataset
 from paceline.data.reading import open_feed
 from paceline.data.row_groups import ParquetSource
 from paceline.errors import PacelineError
-from paceline.job.trial import read_trial
+from paceline.job.job import read_trial
 from paceline.plan.sample_order import SampleOrder
 from paceline.records.checkpoints import CheckpointFolder
 from paceline.records.layout import RunFiles

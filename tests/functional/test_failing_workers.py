@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.environment import is_kept
 from tests.functional.cli_runs import FAULTS
+from tests.job_specs import NO_SIDECAR, job_words
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(200)]
 
@@ -19,15 +20,15 @@ GONE_WITHIN_S = 10.0  # what the project promises
 OPEN_MPI_SEGMENT = "sm_segment."
 LEFT_LIMIT_S = 5.0
 # Long enough to be ended within; nothing waits for it to end.
-OPTIONS = [
-    "--workload", "tiny", "--image-size", "64", "--global-batch", "16", "--epochs", "100000",
-    "--max-steps", "100000", "--oversubscribe", "--no-sidecar", "--collective-timeout", "60",
-]  # fmt: skip
+ENDLESS = {
+    "image_size": 64, "global_batch": 16, "epochs": 100_000, "max_steps": 100_000,
+    "oversubscribe": True, "telemetry": NO_SIDECAR, "collective_s": 60.0,
+}  # fmt: skip
 STRATEGIES = {
-    "threads": ["--replicas", "2"],
-    "processes": ["--ranks", "2", "--transport", "shared"],
-    "pipeline": ["--stages", "2", "--micro-batches", "4", "--balance", "size"],
-    "hybrid": ["--replicas", "2", "--stages", "2", "--micro-batches", "4", "--balance", "size"],
+    "threads": {"replicas": 2},
+    "processes": {"ranks_per_node": 2, "transport": "shared"},
+    "pipeline": {"stages": 2, "micro_batches": 4, "balance": "size"},
+    "hybrid": {"replicas": 2, "stages": 2, "micro_batches": 4, "balance": "size"},
 }
 
 
@@ -36,8 +37,9 @@ class Training:
 
     def __init__(self, strategy, dataset, folder, environment):
         self.out, self.log = folder / "run", folder / "log.txt"
-        argv = [sys.executable, "-m", "paceline.launchers.local", "--local-strategy", strategy]
-        argv += [*STRATEGIES[strategy], *OPTIONS, "--data", dataset, "--out", self.out]
+        keys = {"local_strategy": strategy, "data": dataset, **STRATEGIES[strategy], **ENDLESS}
+        argv = [sys.executable, "-m", "paceline.launchers.local"]
+        argv += [*job_words(folder, "local", **keys), "--out", self.out]
         kept = {k: v for k, v in os.environ.items() if is_kept(k)}
         self.process = subprocess.Popen(
             list(map(str, argv)),

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,12 +28,22 @@ ROOT = Path(__file__).resolve().parents[2]
 SRUN = """#!/bin/bash
 [ "$1" = --mpi=pmix ] || {{ echo "srun: unexpected option $1" >&2; exit 9; }}
 shift
-set -- "${{@/#simple-big/tiny}}"
-set -- "${{@/#eth0/lo}}"
-exec "{mpirun}" -n "$SLURM_NTASKS" --host localhost:2 --bind-to none "$@" \\
-    --epochs 2 --max-steps 4 --warmup-steps 1 --global-batch 16 --image-size 64 \\
-    --no-sidecar --oversubscribe
+exec "{mpirun}" -n "$SLURM_NTASKS" --host localhost:2 --bind-to none "$@" {settings}
 """
+
+
+SETTINGS = {
+    "workloads.0.name": '"tiny"',
+    "network.interface": '"lo"',
+    "trials.1.nodes": "1",
+    "trials.1.oversubscribe": "true",
+    "telemetry.enabled": "false",
+    "training.max_steps": "4",
+    "training.warmup_steps": "1",
+    "training.epochs": "2",
+    "training.global_batch": "16",
+    "training.image_size": "64",
+}
 
 
 def test_slurm_template_trains_with_the_ranks_that_slurm_gives(
@@ -40,14 +51,15 @@ def test_slurm_template_trains_with_the_ranks_that_slurm_gives(
 ) -> None:
     home, programs = tmp_path / "home", tmp_path / "bin"
     python = home / "paceline" / ".venv" / "bin" / "python"
-    for folder in (python.parent, home / "datasets", programs):
+    for folder in (python.parent, programs):
         folder.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {shlex.join(forks.python)} "$@"\n')
-    (programs / "srun").write_text(SRUN.format(mpirun=find_mpirun().path))
+    values = {**SETTINGS, "workloads.0.data": f'"{tiny_dataset}"'}
+    changes = shlex.join(f"--set={key}={value}" for key, value in values.items())
+    (programs / "srun").write_text(SRUN.format(mpirun=find_mpirun().path, settings=changes))
     for program in (python, programs / "srun"):
         program.chmod(0o755)
     (home / "paceline" / "mpi-jobs").symlink_to(ROOT / "mpi-jobs")
-    (home / "datasets" / "simple-big").symlink_to(tiny_dataset)
     template = ROOT / "mpi-jobs" / "train.sbatch"
     ended = subprocess.run(
         ["bash", template],
@@ -79,9 +91,11 @@ def test_slurm_template_trains_with_the_ranks_that_slurm_gives(
 def test_slurm_template_asks_for_the_cores_that_its_ranks_use() -> None:
     text = (ROOT / "mpi-jobs" / "train.sbatch").read_text()
     asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)", text, re.MULTILINE))
-    assert asked["cpus-per-task"] == "1"
-    assert '--threads-per-rank "${SLURM_CPUS_PER_TASK:-1}"' in text
-    assert '--ranks "$SLURM_NTASKS"' in text
+    spec = tomllib.loads((ROOT / "mpi-jobs" / "two-nodes.toml").read_text())
+    _, trial = spec["trials"]
+    assert asked["nodes"] == str(trial["nodes"])
+    assert asked["ntasks-per-node"] == str(trial["ranks_per_node"])
+    assert asked["cpus-per-task"] == str(trial["threads_per_rank"])
 
 
 def test_gradle_tasks_call_commands_that_exist() -> None:

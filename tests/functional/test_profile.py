@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.environment import is_kept
 from tests.forking import LOADED_WITH
+from tests.job_specs import NO_SIDECAR, job_words
 
 pytestmark = [pytest.mark.functional, pytest.mark.timeout(300)]
 
@@ -21,22 +22,24 @@ SLOWED = ROOT / "python" / "benchmarks" / "slowed_rank.py"
 JOB = ROOT / "mpi-jobs" / "train.py"
 STEPS, WARMUP = 8, 2
 SLOW_S = 0.3  # some ten times the rest of the step, so that no other process hides it
-OPTIONS = [
-    "--workload", "tiny", "--seed", "1", "--max-steps", str(STEPS), "--warmup-steps", str(WARMUP),
-    "--epochs", "9", "--global-batch", "16", "--image-size", "64", "--no-dropout", "--no-sidecar",
-    "--oversubscribe", "--local-strategy", "processes",
-]  # fmt: skip
+KEYS = {
+    "seed": 1, "max_steps": STEPS, "warmup_steps": WARMUP, "epochs": 9, "global_batch": 16,
+    "image_size": 64, "dropout": False, "telemetry": NO_SIDECAR, "oversubscribe": True,
+    "ranks_per_node": 2,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=["mpi", "gloo", "shared"])
 def slowed_run(request, tiny_dataset, tmp_path_factory, forks):
     """(transport, run directory) of two ranks, of which rank 1 spins in every forward pass."""
     out = tmp_path_factory.mktemp("profile") / request.param
-    buckets = [] if request.param == "shared" else ["--bucket-mb", "0.05"]
+    keys = {"transport": request.param, "data": tiny_dataset, **KEYS}
+    if request.param != "shared":
+        keys["bucket_mb"] = 0.05
     argv = [
         Path(sys.executable).with_name("mpirun"), "-n", "2", "--bind-to", "none",
-        "--host", "localhost:2", *forks.python, SLOWED, "1", SLOW_S, "1", JOB, *OPTIONS, *buckets,
-        "--transport", request.param, "--data", tiny_dataset, "--out", out,
+        "--host", "localhost:2", *forks.python, SLOWED, "1", SLOW_S, "1", JOB,
+        *job_words(out.parent, "mpi", **keys), "--out", out,
     ]  # fmt: skip
     result = subprocess.run(
         list(map(str, argv)),

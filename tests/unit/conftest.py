@@ -1,22 +1,22 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.job_specs import NO_SIDECAR, job_words
 from tests.unit.analysis import fabricate as fabricator
 
-from paceline.job.options import parse_options
-from paceline.job.trial import job_of
+from paceline.job.job import parse_job
+from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Placement, Training, Trial
-from paceline.training.context import RankContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from types import ModuleType
 
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
 
 
 @pytest.fixture(scope="session")
@@ -74,10 +74,11 @@ def make_context(rank=0, world_size=1, host="alpha", store=None):
 
 @pytest.fixture
 def make_job(tmp_path: Path) -> Callable[..., Job]:
-    def make(*words: str, launcher: str = "mpi", ranks: int = 2) -> Job:
-        given = ["--workload", "tiny", "--data", str(tmp_path), "--out", str(tmp_path / "run")]
-        options = parse_options("train.py", [*given, "--no-sidecar", *words])
-        return job_of(options, launcher, nodes=1, ranks_per_node=ranks)
+    def make(*, launcher: str = "mpi", ranks: int = 2, repeat: int = 0, **keys: Any) -> Job:
+        given = {"data": tmp_path, "telemetry": NO_SIDECAR, **keys}
+        words = job_words(tmp_path, launcher, ranks_per_node=ranks, **given)
+        words += ["--out", str(tmp_path / "run"), "--repeat", str(repeat)]
+        return parse_job(launcher, "train.py", words)
 
     return make
 

@@ -55,6 +55,12 @@ FAULTS = {
         "import prometheus_client.core", "paceline.telemetry.new -> prometheus_client",
     ),
     "report/new": ("import plotly.graph_objects", "paceline.report.new -> plotly"),
+    "runner/new": (
+        "import paceline.strategies.threads", "paceline.runner.new -> paceline.strategies.threads",
+    ),
+    "lab/new": (
+        "import paceline.launchers.mpi.rank", "paceline.lab.new -> paceline.launchers.mpi.rank",
+    ),
     "runner": ("import paceline.tune", "paceline.runner -> paceline.tune"),
 }  # fmt: skip
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
     from paceline.training.strategy import RankGroups, TrainBatch
     from paceline.training.task import Task
 

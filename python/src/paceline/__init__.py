@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from paceline.rank.script.step import step
+from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.api import Plan, Run, load, run
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
         TaskSettings,
     )
 
-__version__ = "0.2.0"
 __all__ = [
     "Blocks",
     "NamedParameters",

@@ -15,12 +15,11 @@ import time
 from pathlib import Path
 
 from paceline.host.machine import host_name
-from paceline.job.options import parse_options
+from paceline.job.job import parse_job
 from paceline.job.rank import run_rank
 from paceline.job.rendezvous import listen_on
 from paceline.job.run_directory import prepare
-from paceline.job.trial import job_of
-from paceline.training.context import RankContext, StoreAddress
+from paceline.plan.rank_context import RankContext, StoreAddress
 
 _MEET_S = 30.0
 
@@ -43,7 +42,7 @@ def meeting_place(file: Path, rank: int, interface: str) -> StoreAddress:
 
 def main() -> int:
     rank, size = int(sys.argv[1]), int(sys.argv[2])
-    job = job_of(parse_options("rank.py", sys.argv[4:]), "mpi", nodes=size, ranks_per_node=1)
+    job = parse_job("mpi", "rank.py", sys.argv[4:])
     if rank == 0:
         prepare(job)
     context = RankContext(

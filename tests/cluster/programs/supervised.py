@@ -3,7 +3,7 @@
 usage: supervised.py mpi HOSTFILE OUTCOME_JSON OPTIONS…
        supervised.py spark MASTER OUTCOME_JSON OPTIONS…
 
-OPTIONS are those of the job scripts; without --ranks-per-node there is a rank on each host.
+OPTIONS are those of the job scripts.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.job.options import parse_options
-from paceline.job.trial import job_of
+from paceline.job.job import parse_job
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
 from paceline.launchers.supervise import supervise
@@ -46,10 +45,7 @@ def placed(trial: Trial, launcher: str, where: str) -> Trial:
 
 def main() -> None:
     name, where, outcome = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    options = parse_options("supervised.py", sys.argv[4:])
-    job = job_of(
-        options, name, nodes=2, ranks_per_node=options.value("trials", "ranks_per_node") or 1
-    )
+    job = parse_job(name, "supervised.py", sys.argv[4:])
     trial = placed(job.trial, name, where)
     job.files.root.mkdir(parents=True)
     job.files.trial.write_text(trial.model_dump_json())

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import make_context, make_trial
 
+from paceline.plan.rank_context import RankContext
 from paceline.plan.sample_order import share_bounds
 from paceline.rank.peers import join_peers
 from paceline.records.checkpoints import CheckpointFolder
 from paceline.strategies import TrainBatch, create_strategy
-from paceline.training.context import RankContext
 from paceline.training.state_files import Position, StateFiles, write_state
 from paceline.training.task import Task, TaskSettings
 

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from paceline.plan.rank_context import RankContext, StoreAddress
 from paceline.plan.trial import Placement, Training, Trial
 from paceline.spec.extensions import TRANSPORTS
 from paceline.spec.models import Limits
-from paceline.training.context import RankContext, StoreAddress
 
 _MEET_S = 30.0
 CORES = sorted(os.sched_getaffinity(0))

@@ -175,8 +175,7 @@ def test_a_changed_object_is_detected(server: S3Server, url: str, files: Path) -
 def test_the_folder_of_a_killed_process_is_removed(url: str, tmp_path: Path) -> None:
     abandoned = tmp_path / "paceline-data-old"
     abandoned.mkdir()
-    (abandoned / ".owner").touch()
-    os.utime(abandoned / ".owner", (0, 0))
+    os.utime(abandoned, (0, 0))
     dataset = open_dataset(url)
     with node_folder(dataset.location, SoloNode(), None) as first:
         assert not abandoned.exists()

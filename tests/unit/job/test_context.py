@@ -7,7 +7,7 @@ import pytest
 from paceline.errors import EnvironmentLacks
 from paceline.host.processes import process_started_unix_s
 from paceline.job.context import nodes_of, rank_context
-from paceline.training.context import StoreAddress
+from paceline.plan.rank_context import StoreAddress
 
 ADDRESS = StoreAddress(host="10.0.0.1", port=4444)
 

@@ -124,7 +124,7 @@ def test_time_limit_by_hand_ends_the_process(make_job, job_context, monkeypatch)
     codes = []
     monkeypatch.setattr(module, "die_with_parent", lambda _parent: None)
     monkeypatch.setattr(module.os, "_exit", codes.append)
-    job = make_job("--trial-timeout", "0.05")
+    job = make_job(trial_s=0.05)
     prepare(job)
 
     def training(_job, _context):

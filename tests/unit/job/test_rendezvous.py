@@ -68,7 +68,7 @@ def test_rank_1_finds_the_socket_of_rank_0(make_job):
 
 
 def test_address_of_an_earlier_start_is_not_used(make_job):
-    job, own = make_job("--rendezvous-timeout", "0.2"), listen_on("lo")
+    job, own = make_job(rendezvous_s=0.2), listen_on("lo")
     close_listener(exchange_address(job, 0, own, "start 1"))
     with pytest.raises(TimedOut, match=r"rank 1 waited 0\.2 s for rank 0"):
         exchange_address(job, 1, None, "start 2")

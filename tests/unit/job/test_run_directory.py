@@ -20,13 +20,13 @@ def outcome(job):
 
 
 def test_first_trial_makes_the_run(make_job):
-    job = make_job("--seed", "9")
+    job = make_job(seed=9)
     prepare(job)
     manifest = json.loads(job.run.manifest.read_text())
     assert (manifest["schema"], manifest["by_hand"], manifest["name"]) == (2, True, "by-hand")
     assert manifest["data"] == {"tiny": job.trial.training.dataset}
     assert json.loads(job.files.trial.read_text())["training"]["seed"] == 9
-    words = Path(f"/proc/{launching_pid()}/cmdline").read_text().rstrip("\0").split("\0")
+    words = Path("/proc/self/cmdline").read_text().rstrip("\0").split("\0")
     assert shlex.split(job.files.command.read_text()) == words
 
 
@@ -65,7 +65,7 @@ def test_finished_trial_is_not_overwritten(make_job):
     finish(job, RankEnd(rank=0))
     with pytest.raises(UsageError, match="--repeat 1, "):
         prepare(job)
-    second = make_job("--repeat", "1")
+    second = make_job(repeat=1)
     prepare(second)
     finish(second, RankEnd(rank=0))
     with pytest.raises(UsageError, match="--repeat 2, "):
@@ -98,13 +98,3 @@ def test_unfinished_attempt_is_set_aside(make_job):
 def test_parent_is_the_launcher_if_it_is_one(words, is_launcher, monkeypatch):
     monkeypatch.setattr(launched_by, "command_line_of", lambda _pid: words)
     assert launching_pid() == (os.getppid() if is_launcher else os.getpid())
-
-
-def test_spark_submit_is_written_as_it_was_typed(make_job, monkeypatch):
-    java = ["/jdk/bin/java", "-cp", "jars/*", "org.apache.spark.deploy.SparkSubmit"]
-    typed = ["--master", "local[2]", "spark-jobs/train.py", "--ranks", "2"]
-    monkeypatch.setattr(launched_by, "command_line_of", lambda _pid: [*java, *typed])
-    job = make_job()
-    prepare(job)
-    expected = "spark-submit --master 'local[2]' spark-jobs/train.py --ranks 2\n"
-    assert job.files.command.read_text() == expected

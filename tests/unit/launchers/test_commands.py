@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import EnvironmentLacks
-from paceline.host.tools import Tool
+from paceline.host.programs import Tool
 from paceline.job import checks
 from paceline.launchers.base import Command, launcher_for
-from paceline.launchers.mpi import implementations, parameters
+from paceline.launchers.mpi import implementations, tools
 from paceline.launchers.mpi import launcher as mpi
 from paceline.launchers.mpi.implementations import Implementation, Mpich, OpenMpi4, OpenMpi5
 from paceline.launchers.mpi.launcher import hostfile_slots
@@ -175,9 +175,7 @@ def test_mpi_parameters_become_mca_arguments_before_those_of_the_spec(make_launc
 def test_parameter_that_mpirun_would_pass_over_in_silence_is_refused(
     make_launch_trial, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(
-        parameters, "known_parameters", lambda _mpirun: frozenset({"btl_tcp_links"})
-    )
+    monkeypatch.setattr(tools, "known_parameters", lambda _mpirun: frozenset({"btl_tcp_links"}))
     trial = make_launch_trial(
         "mpi", dataset=str(tmp_path), launcher_options={"parameters": {"btl_tpc_links": "2"}}
     )

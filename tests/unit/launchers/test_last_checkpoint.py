@@ -10,7 +10,7 @@ import pytest
 
 from paceline.host.machine import host_name
 from paceline.host.processes import process_started_unix_s
-from paceline.launchers.last_checkpoint import write_last_checkpoint
+from paceline.launchers.supervise import write_last_checkpoint
 from paceline.records.checkpoints import CheckpointFolder
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from paceline.analysis.tensors import tensor_differences
 from paceline.data.reading import Batch
 from paceline.errors import RankFailed, UsageError
-from paceline.job.trial import read_trial
+from paceline.job.job import read_trial
 from paceline.plan.trial import Evaluation
 from paceline.rank import train as worker
 from paceline.rank.evaluation import Evaluator

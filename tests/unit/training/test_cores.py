@@ -7,9 +7,9 @@ from tests.unit.fabricated_system import fabricate_system, two_sockets
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.topology import PhysicalCore
+from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Placement
 from paceline.training import cores
-from paceline.training.context import RankContext
 from paceline.training.cores import choose_cores, deal, worker_cores
 
 

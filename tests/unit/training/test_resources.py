@@ -10,9 +10,9 @@ import pytest
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.topology import numa_nodes_of
+from paceline.plan.rank_context import RankContext
 from paceline.plan.trial import Placement
 from paceline.records.rows import WorkerEnvironment
-from paceline.training.context import RankContext
 from paceline.training.resources import (
     RankCores,
     check_node,
@@ -141,7 +141,7 @@ def test_main_thread_of_a_rank_with_replicas_has_the_threads_of_one(threads_tria
 PROGRAM = """
 import dataclasses, json, os, sys
 from paceline.plan.trial import Trial
-from paceline.training.context import RankContext
+from paceline.plan.rank_context import RankContext
 from paceline.training.resources import apply_resources, read_back, set_threads
 assert "torch" not in sys.modules and "numpy" not in sys.modules
 trial = Trial.model_validate_json(sys.argv[1])

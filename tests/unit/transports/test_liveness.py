@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from paceline.errors import PeerLost, RankFailed, TimedOut
-from paceline.training.context import StoreAddress
+from paceline.plan.rank_context import StoreAddress
 from paceline.transports import liveness
 from paceline.transports.liveness import LivenessProbe, ProbeResult, with_probe_result
 from paceline.transports.store import open_again, open_store

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from paceline.errors import EnvironmentLacks, PeerLost, TimedOut, UsageError
 from paceline.node.memory import gather
-from paceline.training.context import StoreAddress
+from paceline.plan.rank_context import StoreAddress
 from paceline.transports import create_transport
 from paceline.transports.network import GlooTransport
 from paceline.transports.store import (

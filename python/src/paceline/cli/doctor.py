@@ -19,7 +19,7 @@ from paceline.cli.options import json_option
 from paceline.errors import ExitCode
 from paceline.host.cgroups import read_limits
 from paceline.host.machine import default_cache_dir, machine_facts, package_versions, torch_cuda
-from paceline.host.tools import Finding, why_it_failed
+from paceline.host.programs import Finding, why_it_failed
 from paceline.records.rows import SCHEMA
 from paceline.spec.extensions import LAUNCHERS, load_object
 

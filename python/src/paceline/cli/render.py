@@ -10,10 +10,10 @@ import click
 
 from paceline.cli.options import count, out_option, positive, spec_argument
 from paceline.errors import UsageError
+from paceline.launchers.schedulers.files import Places
+from paceline.launchers.schedulers.kubernetes import MOUNT, KubernetesSettings, render_kubernetes
+from paceline.launchers.schedulers.slurm import SlurmSettings, render_slurm
 from paceline.records.files import write_text
-from paceline.render.files import Places
-from paceline.render.kubernetes import MOUNT, KubernetesSettings, render_kubernetes
-from paceline.render.slurm import SlurmSettings, render_slurm
 from paceline.runner import plan
 from paceline.spec import load_spec
 from paceline.spec.values import is_remote
@@ -21,8 +21,8 @@ from paceline.spec.values import is_remote
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from paceline.launchers.schedulers.files import Rendered
     from paceline.plan.trial import Trial
-    from paceline.render.files import Rendered
     from paceline.spec import Experiment
 
 

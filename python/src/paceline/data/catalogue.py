@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from paceline.data.dataset import open_dataset
 from paceline.data.synth import GENERATOR_VERSION, synthesise
@@ -11,10 +11,15 @@ from paceline.errors import EnvironmentLacks
 from paceline.host.locks import exclusive_lock
 from paceline.host.machine import default_cache_dir
 from paceline.spec.extensions import WORKLOADS
+from paceline.spec.rules import first_given
+from paceline.spec.values import absolute_name
+from paceline.spec.workloads import reads_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from paceline.spec import Experiment, WorkloadRequest
 
 _LOCK_S = 1800.0  # enough for the biggest preset on a slow machine
 
@@ -88,3 +93,26 @@ def _make(
         ingest(folder, target, seed=seed, progress=forward(images))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def expected_datasets(experiment: Experiment) -> dict[str, str]:
+    """Return the path or URL of each workload's data set, which may not exist yet, by its name."""
+    return {w.name: _expected_dataset(experiment, w) for w in with_dataset(experiment)}
+
+
+def _expected_dataset(experiment: Experiment, workload: WorkloadRequest) -> str:
+    if workload.data is not None:
+        return absolute_name(workload.data)
+    images = samples_of(experiment, workload)
+    return str(dataset_path(workload.name, images=images, seed=experiment.seed))
+
+
+def with_dataset(experiment: Experiment) -> list[WorkloadRequest]:
+    """Return the workloads that read a data set."""
+    return [workload for workload in experiment.workloads if reads_dataset(workload)]
+
+
+def samples_of(experiment: Experiment, workload: WorkloadRequest) -> int:
+    """Return the number of samples to synthesise: for training, and those that are held out."""
+    held_out = first_given("held_out_samples", workload, experiment) or 0
+    return (workload.samples or WORKLOADS.get(workload.name).samples) + cast("int", held_out)

@@ -38,6 +38,7 @@ from paceline.data.manifest import (
 from paceline.data.row_groups import quiet_petastorm
 from paceline.errors import DataError, PacelineWarning, UsageError
 from paceline.plan.sample_order import share_bounds
+from paceline.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -275,7 +276,6 @@ def _manifest(
     seed: int,
 ) -> DatasetManifest:
     """Return the manifest of what was written, as read back."""
-    from paceline import __version__  # noqa: PLC0415  (a job archive has no package metadata)
 
     files, content_sha256, total_bytes = _read_back(spark, target.partial_url, plan)
     infos = [finding.info for finding in good if finding.info is not None]

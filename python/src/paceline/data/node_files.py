@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-import stat
-import tempfile
-import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.errors import DataError, EnvironmentLacks, TimedOut
+from paceline.errors import DataError, EnvironmentLacks
 from paceline.host.locks import exclusive_lock
+from paceline.host.own_folder import own_folder
 from paceline.spec.values import local_path
 
 if TYPE_CHECKING:
@@ -27,7 +23,6 @@ _COPY_S = 1800.0
 _ANSWER_S = 60.0
 _LOCKED_WITHIN_S = 60.0  # after the file was made
 _PREFIX = "paceline-data-"
-_OWNER = ".owner"  # file that the process with the folder keeps locked
 
 
 def sha256_of_file(path: Path) -> str:
@@ -78,38 +73,15 @@ def node_folder(location: Location, share: NodeShare, cache: str | None) -> Iter
 
 @contextmanager
 def _temporary() -> Iterator[Path]:
-    """Yield a new folder and remove it. This process keeps it locked until then."""
-    parent = Path(tempfile.gettempdir())
-    _remove_abandoned(parent)
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    except OSError as error:
-        raise EnvironmentLacks(
-            f"no folder for copies of a remote data set: {error}; set TMPDIR, or `cache`"
-        ) from None
-    try:
-        with exclusive_lock(folder / _OWNER, _ANSWER_S, f"{folder}: is locked already"):
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """Remove the folders of killed processes: the kernel has released their locks."""
-    for owner in parent.glob(f"{_PREFIX}*/{_OWNER}"):
-        with suppress(TimedOut, OSError):  # another process may use or remove it
-            if _may_be_abandoned(owner.lstat()):
-                with exclusive_lock(owner, 0.0, "in use"):
-                    shutil.rmtree(owner.parent, ignore_errors=True)
-
-
-def _may_be_abandoned(found: os.stat_result) -> bool:
-    """Return whether the file is one of ours, and old enough to be locked if it is in use.
-
-    Anybody can make a file of this name; to open a named pipe, for example, would never end.
-    """
-    is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
-    return is_ours and time.time() - found.st_mtime > _LOCKED_WITHIN_S
+    """Yield a new folder and remove it at the end."""
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(own_folder(_PREFIX))
+        except OSError as error:
+            raise EnvironmentLacks(
+                f"no folder for copies of a remote data set: {error}; set TMPDIR, or `cache`"
+            ) from None
+        yield folder
 
 
 def _made(folder: Path) -> Path:

@@ -4,7 +4,7 @@ A launcher has two sides. The command side (`paceline.launchers.base.Launcher`) 
 command. The job side is the program of that command. It finds out rank and peers and calls the one
 worker. This is the interface for the job side, the same for built-in and third-party launchers:
 
-1. `parse_job(NAME, PROG)` reads the command line: `--trial trial.json`, or all options by hand.
+1. `parse_job(NAME, PROG)` reads the command line: `--trial trial.json`, or `SPEC --only PATTERN`.
 2. `prepare(job)` makes the trial's directory. Call it in one process, before any rank starts.
 3. Start `job.trial.placement.ranks` processes. `Job` can be pickled and sent to them.
 4. In the process of rank 0, `address = listen_on(job.trial.interface)` opens the rendezvous socket.
@@ -21,15 +21,15 @@ worker. This is the interface for the job side, the same for built-in and third-
 """
 
 from paceline.job.context import nodes_of, rank_context
-from paceline.job.failure import trial_end
+from paceline.job.first_failure import trial_end
+from paceline.job.job import Job, parse_job
 from paceline.job.launched_by import check_started_once
 from paceline.job.messages import run_guarded, say
 from paceline.job.rank import run_rank
 from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import check_reachable, close_listener, listen_on
 from paceline.job.run_directory import finish, prepare
-from paceline.job.trial import Job, parse_job
-from paceline.training.context import RankContext, StoreAddress
+from paceline.plan.rank_context import RankContext, StoreAddress
 
 __all__ = [
     "Job",

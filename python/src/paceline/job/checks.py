@@ -56,5 +56,5 @@ def check_cores(trial: Trial, cores: int | None = None) -> None:
         raise EnvironmentLacks(
             f"{trial.id}: {place.ranks_per_node} ranks of {place.threads_per_rank} thread(s) need "
             f"{place.cores_per_node} cores on a node, there are {cores} here; use fewer ranks or "
-            "threads, or set oversubscribe (--oversubscribe) to share cores on purpose"
+            "threads, or set oversubscribe to share cores on purpose"
         )

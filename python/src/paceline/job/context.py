@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.processes import process_started_unix_s
-from paceline.training.context import RankContext
+from paceline.plan.rank_context import RankContext
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.training.context import StoreAddress
+    from paceline.plan.rank_context import StoreAddress
 
 
 def rank_context(rank: int, hosts: Sequence[str], store: StoreAddress | None) -> RankContext:

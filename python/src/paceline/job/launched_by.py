@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -36,14 +34,6 @@ def launched_unix_s() -> float:
     """Return when that process was started."""
     started = process_started_unix_s(launching_pid())
     return time.time() if started is None else started
-
-
-def launching_command() -> str:
-    """Return its command as a line for a shell."""
-    words = command_line_of(launching_pid()) or [sys.executable, *sys.argv]
-    for launcher in LAUNCHERS.all():
-        words = launcher.typed_command(words)
-    return shlex.join(words)
 
 
 def check_started_once(environment: Mapping[str, str] = os.environ) -> None:

@@ -12,9 +12,15 @@ from paceline.errors import EnvironmentLacks, ExitCode, PacelineError
 from paceline.host.garbage import permanent_objects
 from paceline.host.processes import die_with_parent
 from paceline.job.checks import check_inputs
-from paceline.job.limits import trial_limit, trial_timed_out
 from paceline.job.messages import rank_failed_line, say
-from paceline.job.rank_status import RankEnd, RankStatusFile, log_of, terminated
+from paceline.job.rank_status import (
+    RankEnd,
+    RankStatusFile,
+    log_of,
+    terminated,
+    trial_limit,
+    trial_timed_out,
+)
 from paceline.job.sidecars import host_sidecar
 from paceline.records.attempts import begin_attempt
 
@@ -22,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
 
 # A rank that only lost a peer ends later than that peer. Launchers report and act on the first end,
 # so they see the cause first.

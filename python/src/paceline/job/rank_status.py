@@ -1,4 +1,4 @@
-"""The status, the log and the end of one rank."""
+"""The status, the log, the time limit and the end of one rank."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from paceline.errors import ExitCode
+from paceline.errors import ExitCode, TimedOut
 from paceline.job.messages import rank_failed_line, say
 from paceline.records.documents import error_text, exit_code_of
 from paceline.records.files import write_json
 from paceline.records.rows import RankStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
+    from paceline.plan.rank_context import RankContext
+    from paceline.plan.trial import Trial
     from paceline.records.layout import RankFiles
-    from paceline.training.context import RankContext
 
 # Messages of collectives whose peer has closed the connection: the cause is on another rank.
 _PEER_GONE = (
@@ -165,3 +166,26 @@ def log_of(job: Job, context: RankContext) -> Iterator[None]:
         for number, original in kept:
             os.dup2(original, number)
             os.close(original)
+
+
+def trial_timed_out(trial: Trial) -> TimedOut:
+    """Return the error of a trial that took longer than `limits.trial_s`."""
+    return TimedOut(
+        f"not done within its limit of {trial.limits.trial_s:g} s; raise limits.trial_s"
+    )
+
+
+@contextmanager
+def trial_limit(job: Job, end: Callable[[], object]) -> Iterator[None]:
+    """Call `end` from another thread after `limits.trial_s`, unless the block has ended.
+
+    Do nothing under `paceline run`, which enforces the limit itself.
+    """
+    timer = threading.Timer(job.trial.limits.trial_s, end)
+    timer.daemon = True
+    if not job.supervised:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

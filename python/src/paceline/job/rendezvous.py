@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-import fcntl
 import socket
-import struct
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from paceline.errors import DataError, EnvironmentLacks, TimedOut
-from paceline.host.machine import host_name
+from paceline.host.interfaces import interface_address
+from paceline.plan.rank_context import StoreAddress
 from paceline.plan.trial import LOOPBACK
 from paceline.records.files import read_json, write_json
-from paceline.training.context import StoreAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
 
-_SIOCGIFADDR = 0x8915  # netdevice(7)
-_IFNAMSIZ = 16
 _BACKLOG = 1024
 _POLL_S = 0.02
-
-
-def interface_address(interface: str) -> str:
-    """Return the IPv4 address of a network interface, by its name as `ip addr` shows it.
-
-    Raises EnvironmentLacks, with the existing interfaces, if it has none.
-    """
-    request = struct.pack(f"{_IFNAMSIZ}s16x", interface.encode()[: _IFNAMSIZ - 1])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-        except OSError as error:
-            known = ", ".join(name for _, name in socket.if_nameindex())
-            raise EnvironmentLacks(
-                f"interface {interface!r} on host {host_name()}: expected one with an "
-                f"IPv4 address ({error}); interfaces here: {known}; name one of them with "
-                "[network] interface or --interface"
-            ) from error
-    return socket.inet_ntoa(answer[20:24])  # ifreq.ifr_addr.sin_addr
 
 
 def listen_on(interface: str) -> StoreAddress:
@@ -88,7 +65,7 @@ def exchange_address(job: Job, rank: int, own: StoreAddress | None, start: str) 
         time.sleep(_POLL_S)
     raise TimedOut(
         f"rank {rank} waited {limit_s:g} s for rank 0 to write its address to {path}; look at "
-        "rank 0's log, or raise limits.rendezvous_s (--rendezvous-timeout)"
+        "rank 0's log, or raise limits.rendezvous_s"
     )
 
 
@@ -98,5 +75,5 @@ def check_reachable(interface: str, hosts: Iterable[str]) -> None:
     if len(names) > 1 and interface == LOOPBACK:
         raise EnvironmentLacks(
             f"ranks are on {len(names)} hosts ({', '.join(names)}), which {interface!r} does not "
-            "connect; name the interface between them with [network] interface or --interface"
+            "connect; name the interface between them with [network] interface"
         )

@@ -7,21 +7,23 @@ calls `prepare` before any rank starts, and `finish` after the end.
 from __future__ import annotations
 
 import dataclasses
+import shlex
+import sys
 import time
 from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
 from paceline.host.machine import machine_facts, package_versions
-from paceline.job.failure import outcome_status
-from paceline.job.launched_by import launched_unix_s, launching_command
+from paceline.job.first_failure import outcome_status
+from paceline.job.launched_by import launched_unix_s
 from paceline.records.attempts import set_aside
 from paceline.records.documents import write_trial
 from paceline.records.files import read_json, write_json, write_text
 from paceline.records.rows import SCHEMA, Outcome
 
 if TYPE_CHECKING:
+    from paceline.job.job import Job
     from paceline.job.rank_status import RankEnd
-    from paceline.job.trial import Job
     from paceline.records.layout import RunFiles
 
 
@@ -41,7 +43,7 @@ def prepare(job: Job) -> None:
     set_aside(job.run, job.trial)
     if not job.run.manifest.exists():
         write_json(job.run.manifest, _manifest(job))
-    write_text(job.files.command, launching_command() + "\n")
+    write_text(job.files.command, shlex.join(sys.orig_argv) + "\n")
     write_trial(job.trial, job.files)
 
 

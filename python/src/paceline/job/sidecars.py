@@ -19,11 +19,11 @@ from paceline.telemetry.metrics.run import facts_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
     from paceline.telemetry import SidecarHandle
-    from paceline.training.context import RankContext
 
 
 def watch(

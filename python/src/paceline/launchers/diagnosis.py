@@ -14,7 +14,7 @@ from paceline.errors import (
     TimedOut,
     UsageError,
 )
-from paceline.job.failure import FirstFailure, first_failure, outcome_status
+from paceline.job.first_failure import FirstFailure, first_failure, outcome_status
 from paceline.job.messages import RANK_FAILED_LINE
 from paceline.records.documents import exit_code_of, read_statuses
 from paceline.records.rows import SCHEMA, Outcome
@@ -118,8 +118,8 @@ def _what_happened(
         done = {s.rank for s in statuses if s.state == "done"}
         waiting = ", ".join(str(rank) for rank in range(ranks) if rank not in done) or "none"
         return (
-            f"not done within its limit of {trial.limits.trial_s:g} s (limits.trial_s, "
-            f"--trial-timeout), ended; ranks not done: {waiting}"
+            f"not done within its limit of {trial.limits.trial_s:g} s "
+            f"(limits.trial_s), ended; ranks not done: {waiting}"
         )
     if failure.rank is None:
         finished = len([s for s in statuses if s.state == "done"])

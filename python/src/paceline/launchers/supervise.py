@@ -21,8 +21,11 @@ from paceline.host.processes import (
     is_alive,
     kill_until_gone,
     pids_with_token,
+    send,
+    wait_until,
 )
 from paceline.launchers.temporary import temporary_folders
+from paceline.records.checkpoints import CHECKPOINT_SIGNAL, CheckpointFolder
 from paceline.records.documents import read_statuses
 
 if TYPE_CHECKING:
@@ -41,6 +44,8 @@ _NOTICE_S = 4.0
 # mpirun sends SIGKILL to its ranks 1 s after SIGTERM; Spark's shutdown hooks stop the context.
 _TERMINATION_S = 5.0
 _KILL_S = 5.0
+# Slurm and Kubernetes end a job 30 s after SIGTERM by default; the launcher's end takes 5 to 10 s.
+_CHECKPOINT_S = 15.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -237,3 +242,32 @@ def wait_for_ranks(files: TrialFiles, limit_s: float) -> None:
 def _living_ranks(files: TrialFiles) -> set[int]:
     """Return the ranks on this host that carry no token (in executors that ran before)."""
     return {s.pid for s in read_statuses(files) if _runs_here(s) and _lives(s)}
+
+
+def write_last_checkpoint(files: TrialFiles, limit_s: float = _CHECKPOINT_S) -> bool:
+    """Ask the ranks of this host for a checkpoint; return whether a new one is complete in time.
+
+    Rank 0 decides after which step it is written. It has to run on this host.
+    """
+    folder = CheckpointFolder(files.checkpoints)
+    training = [
+        status
+        for status in read_statuses(files)
+        if status.state == "running"
+        and status.host == host_name()
+        and is_alive(status.pid, status.process_started_unix_s)
+    ]
+    # Before its first step, a rank would be ended by the signal, and has nothing to write.
+    ready = [s.pid for s in training if s.rank == 0 and files.rank(0).steps.exists()]
+    if not ready:
+        return False
+    newest = _newest_steps(folder)
+    send(ready, CHECKPOINT_SIGNAL)
+    return (
+        wait_until(lambda: _newest_steps(folder) > newest or not is_alive(ready[0]), limit_s)
+        and _newest_steps(folder) > newest
+    )
+
+
+def _newest_steps(folder: CheckpointFolder) -> int:
+    return max((checkpoint.steps for checkpoint in folder.complete()), default=-1)

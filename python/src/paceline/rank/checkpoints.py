@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.sample_order import SampleOrder
     from paceline.plan.trial import Trial
     from paceline.rank.peers import Peers
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import StepRow
     from paceline.spec.tables import CheckpointSettings
-    from paceline.training.context import RankContext
     from paceline.training.state_files import Position
     from paceline.training.strategy import LocalStrategy
 

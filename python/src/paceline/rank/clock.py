@@ -10,7 +10,7 @@ from paceline.transports.store import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline.training.context import RankContext
+    from paceline.plan.rank_context import RankContext
     from paceline.transports.torch_internals import Store
 
 _ROUNDS = 8

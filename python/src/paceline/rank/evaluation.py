@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from paceline.data.reading import Batch
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.sample_order import SampleOrder
     from paceline.plan.trial import Training, Trial
     from paceline.rank.peers import Peers
-    from paceline.training.context import RankContext
     from paceline.training.strategy import LocalStrategy
     from paceline.training.task import Task
 

@@ -27,8 +27,8 @@ from paceline.transports.torch_internals import PrefixStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
     from paceline.transports.torch_internals import TCPStore
 
 

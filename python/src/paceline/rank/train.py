@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.checkpoints import Checkpoint
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import StepRow
-    from paceline.training.context import RankContext
     from paceline.training.strategy import TrainBatch
     from paceline.training.task import Task
     from paceline.transports.recorder import Recorder

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline import errors
 from paceline.errors import DataError, ExitCode, PacelineError, UsageError
+from paceline.host.locks import try_lock
+from paceline.host.processes import wait_until
 from paceline.records.files import document, jsonable, read_json, write_json, write_text
 from paceline.records.rows import SCHEMA, RankStatus
 
@@ -99,7 +99,7 @@ def write_stopping(run: RunFiles, stopping: Stopping) -> None:
     write_json(run.repeats, jsonable(stopping))
 
 
-_TRIES, _PAUSE_S = 5, 0.05  # `has_writer` holds the lock for a moment
+_WAIT_S = 0.2  # `has_writer` holds the lock for a moment
 
 
 @contextmanager
@@ -109,26 +109,13 @@ def only_writer(run: RunFiles) -> Iterator[bool]:
     Raises OSError if the file cannot be written.
     """
     with run.lock.open("w") as file:
-        for left in reversed(range(_TRIES)):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not left:
-                    yield False
-                    return
-                time.sleep(_PAUSE_S)
-            else:
-                yield True
-                return
+        yield wait_until(lambda: try_lock(file), _WAIT_S)
 
 
 def has_writer(run: RunFiles) -> bool:
     """Return whether a process of this machine is running trials into the run directory."""
     try:
         with run.lock.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return not try_lock(file, shared=True)
     except OSError:  # there is no lock, or it cannot be read
         return False
-    return False

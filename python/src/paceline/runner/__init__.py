@@ -21,13 +21,7 @@ from paceline.runner.directory import (
 from paceline.runner.disk import DiskUse, predicted_disk_use
 from paceline.runner.equivalence import check_equivalences
 from paceline.runner.experiment import preflight, run
-from paceline.runner.planning import (
-    Planned,
-    expected_datasets,
-    make_datasets,
-    manifest_of,
-    plan,
-)
+from paceline.runner.planning import Planned, make_datasets, manifest_of, plan
 from paceline.runner.preview import Preview, TrialPreview, preview_run
 from paceline.runner.progress import Progress
 from paceline.runner.run_trial import (
@@ -47,7 +41,6 @@ __all__ = [
     "check_equivalences",
     "check_run_dir",
     "default_run_dir",
-    "expected_datasets",
     "failure_of",
     "failure_of_all",
     "how_to_continue",

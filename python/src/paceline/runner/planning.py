@@ -5,9 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from paceline.data.catalogue import dataset_path, ensure_dataset
+from paceline.data.catalogue import (
+    ensure_dataset,
+    expected_datasets,
+    samples_of,
+    with_dataset,
+)
 from paceline.data.dataset import open_dataset
 from paceline.errors import UsageError
 from paceline.host.machine import all_packages, machine_facts, package_versions, usable_cores
@@ -15,10 +20,8 @@ from paceline.host.repository import repository_state
 from paceline.plan.planning import plan_trials
 from paceline.plan.selection import selected_trials
 from paceline.records.rows import SCHEMA
-from paceline.spec.extensions import WORKLOADS
-from paceline.spec.rules import first_given
 from paceline.spec.values import absolute_name
-from paceline.spec.workloads import reads_dataset, workload_of
+from paceline.spec.workloads import workload_of
 
 if TYPE_CHECKING:
     from paceline.data.dataset import Dataset
@@ -57,23 +60,6 @@ def planned_trials(spec: Spec, datasets: dict[str, str], cores: int | None = Non
     )
 
 
-def expected_datasets(experiment: Experiment) -> dict[str, str]:
-    """Return the path or URL of each workload's data set, which may not exist yet, by its name."""
-    return {w.name: _expected_dataset(experiment, w) for w in _with_dataset(experiment)}
-
-
-def _expected_dataset(experiment: Experiment, workload: WorkloadRequest) -> str:
-    if workload.data is not None:
-        return absolute_name(workload.data)
-    images = _samples(experiment, workload)
-    return str(dataset_path(workload.name, images=images, seed=experiment.seed))
-
-
-def _with_dataset(experiment: Experiment) -> list[WorkloadRequest]:
-    """Return the workloads that read a data set."""
-    return [workload for workload in experiment.workloads if reads_dataset(workload)]
-
-
 def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, str]:
     """Return the data set of each workload by its name; synthesise the missing ones.
 
@@ -81,7 +67,7 @@ def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, str]:
     be reached, DataError if one is damaged.
     """
     datasets: dict[str, str] = {}
-    for workload in _with_dataset(experiment):
+    for workload in with_dataset(experiment):
         if workload.data is not None:
             path = absolute_name(workload.data)
             _check_fields(open_dataset(path), workload)
@@ -89,7 +75,7 @@ def make_datasets(experiment: Experiment, progress: Progress) -> dict[str, str]:
             progress.stage(f"data set for {workload.name}")
             made = ensure_dataset(
                 workload.name,
-                images=_samples(experiment, workload),
+                images=samples_of(experiment, workload),
                 seed=experiment.seed,
                 progress=progress.data,
             )
@@ -118,12 +104,6 @@ def _check_fields(dataset: Dataset, workload: WorkloadRequest) -> None:
             f"{dataset.name}: {workload.name} classifies images, so it needs class indices from 0 "
             f"in the field {target.describe()}; use such a data set, or a task of your own"
         )
-
-
-def _samples(experiment: Experiment, workload: WorkloadRequest) -> int:
-    """Return the number of samples to synthesise: for training, and those that are held out."""
-    held_out = first_given("held_out_samples", workload, experiment) or 0
-    return (workload.samples or WORKLOADS.get(workload.name).samples) + cast("int", held_out)
 
 
 def manifest_of(planned: Planned) -> dict[str, Any]:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 from paceline.errors import ExitCode, PacelineError, RankFailed, TimedOut
 from paceline.host.machine import host_name
 from paceline.job.environment import SIDECAR_HOST_VARIABLE
-from paceline.job.failure import RESTARTED_CODES
+from paceline.job.first_failure import RESTARTED_CODES
 from paceline.job.sidecars import watch
 from paceline.launchers.base import launcher_for
 from paceline.launchers.diagnosis import diagnose
-from paceline.launchers.last_checkpoint import write_last_checkpoint
-from paceline.launchers.supervise import supervise
+from paceline.launchers.supervise import supervise, write_last_checkpoint
 from paceline.records.attempts import keep_log, leave_attempt
 from paceline.records.compact import compact_trial
 from paceline.records.documents import write_trial

@@ -274,10 +274,6 @@ class LauncherDescriptor(Descriptor):
         """
         return None
 
-    def typed_command(self, words: list[str]) -> list[str]:
-        """Return the command as a user types it, from the arguments of the running program."""
-        return words
-
     def options(self, request: TrialRequest, experiment: Experiment) -> OptionModel:
         """Return the planned options."""
         return self.Options()

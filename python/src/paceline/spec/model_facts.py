@@ -16,7 +16,7 @@ from functools import cache
 from pydantic import BaseModel, ConfigDict
 
 from paceline.errors import EnvironmentLacks, TimedOut
-from paceline.host.tools import why_it_failed
+from paceline.host.programs import why_it_failed
 from paceline.spec.tables import Target
 
 # Classes for which facts hold; a data set with fewer classes has slightly fewer parameters.

@@ -50,8 +50,8 @@ _REST_BUCKET_MB = 2.0
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
     from paceline.training.pass_communication import PassCommunication
     from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-import paceline
 from paceline.host.cgroups import read_limits
 from paceline.records.files import JsonlWriter
 from paceline.records.layout import HostFiles
@@ -33,6 +32,7 @@ from paceline.telemetry.metrics.run import RunReading, SidecarReading
 from paceline.telemetry.processes import ProcessTree
 from paceline.telemetry.rank_finder import RankFinder
 from paceline.telemetry.training import TrainingProgress, TrainingTail
+from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.telemetry.request import SidecarRequest
@@ -155,7 +155,7 @@ class Sampler:
         used = self._itself.cpu_times()
         return SidecarReading(
             unix_s=unix_s,
-            version=paceline.__version__,
+            version=__version__,
             interval_s=self._request.settings.interval_s,
             restarts=self._request.restarts,
             samples=self._samples,
@@ -169,7 +169,7 @@ class Sampler:
         limits = read_limits(self._request.pids[0] if self._request.pids else "self")
         return {
             "schema": SCHEMA,
-            "version": paceline.__version__,
+            "version": __version__,
             "host": self._host,
             "boot_id": boot_id(),  # parts of one machine that act as hosts have the same
             "run": self._request.run,

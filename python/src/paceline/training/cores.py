@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Placement
-    from paceline.training.context import RankContext
 
 
 # Physical cores of a NUMA node, each as its hardware threads.

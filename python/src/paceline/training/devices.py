@@ -18,8 +18,8 @@ from paceline.errors import EnvironmentLacks
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
 
 CPU = torch.device("cpu")
 

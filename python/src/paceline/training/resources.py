@@ -24,9 +24,9 @@ from paceline.training.cores import choose_cores
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Placement, Trial
     from paceline.records.rows import WorkerEnvironment
-    from paceline.training.context import RankContext
 
 _THREAD_COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _FIXED = {"OMP_DYNAMIC": "FALSE", "MKL_DYNAMIC": "FALSE"}

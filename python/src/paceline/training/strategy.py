@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from paceline.node.memory import NodeShare
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.rows import UpdateRow, WorkerEnvironment
-    from paceline.training.context import RankContext
     from paceline.training.state import RankState, SavedState
     from paceline.training.task import Task
 

@@ -8,8 +8,8 @@ from paceline.errors import TimedOut
 
 if TYPE_CHECKING:
     from paceline.errors import PacelineError
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
     from paceline.transports.torch_internals import Store
 
 

@@ -22,8 +22,8 @@ from paceline.transports.network_interface import check_interface
 from paceline.transports.process_group import DefaultGroupTransport
 
 if TYPE_CHECKING:
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
     from paceline.transports.torch_internals import Store
 
 # Texts with which Gloo, NCCL and c10d report a time-out.

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from paceline.transports.torch_internals import PrefixStore, abort_process_groups
 
 if TYPE_CHECKING:
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
     from paceline.transports.torch_internals import Store
 
 

@@ -30,7 +30,7 @@ from paceline.transports.torch_internals import TCPStore
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from paceline.training.context import RankContext, StoreAddress
+    from paceline.plan.rank_context import RankContext, StoreAddress
     from paceline.transports.torch_internals import Store, TCPStore
 
 # Texts with which c10d reports a connection that was lost.

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EnvironmentLacks
 from paceline.launchers.mpi.descriptor import MpiSettings
-from paceline.launchers.mpi.parameters import unknown_parameters
-from paceline.launchers.mpi.tools import find_mpirun
+from paceline.launchers.mpi.tools import find_mpirun, unknown_parameters
 from paceline.spec.trial_rules import applies
 from paceline.tune.comm_choices import (
     algorithm_choices,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline.data.catalogue import expected_datasets
 from paceline.errors import NotComparable, UsageError
 from paceline.host.machine import usable_cores
 from paceline.records.files import write_json, write_text
@@ -15,7 +16,6 @@ from paceline.records.layout import RunFiles
 from paceline.runner import (
     Planned,
     check_run_dir,
-    expected_datasets,
     made_run_dir,
     make_datasets,
     manifest_of,

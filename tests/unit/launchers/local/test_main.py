@@ -1,6 +1,7 @@
 """`python -m paceline.launchers.local` by hand: one rank here, or one child process per rank."""
 
 import pytest
+from tests.job_specs import job_words
 
 from paceline.job.rank_status import RankEnd
 from paceline.launchers.local import __main__ as module
@@ -10,8 +11,8 @@ from paceline.launchers.local import __main__ as module
 def started(monkeypatch, tmp_path):
     """What is started by the words, as ("children" | "here", ranks)."""
 
-    def start(words):
-        given = f"--workload tiny --data {tmp_path} --out {tmp_path / 'run'} --oversubscribe"
+    def start(keys):
+        words = job_words(tmp_path, "local", data=tmp_path, oversubscribe=True, **keys)
         seen = []
 
         def run_ranks(job):
@@ -22,9 +23,8 @@ def started(monkeypatch, tmp_path):
             seen.append(("here", context.world_size))
             return RankEnd(rank=0)
 
-        monkeypatch.setattr(
-            "sys.argv", ["paceline.launchers.local", *given.split(), *words.split()]
-        )
+        words += ["--out", str(tmp_path / "run")]
+        monkeypatch.setattr("sys.argv", ["paceline.launchers.local", *words])
         monkeypatch.setattr(module, "run_ranks", run_ranks)
         monkeypatch.setattr(module, "run_rank", run_rank)
         assert module.main() == 0
@@ -34,21 +34,21 @@ def started(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("strategy", "keys", "expected"),
     [
-        ("", ("here", 1)),
-        ("--local-strategy threads --replicas 2", ("here", 1)),
-        ("--ranks 2", ("children", 2)),
-        ("--local-strategy processes --replicas 2", ("children", 2)),
-        ("--local-strategy pipeline --stages 2", ("children", 2)),
-        ("--local-strategy hybrid --stages 2 --replicas 2", ("children", 4)),
+        ("sequential", {}, ("here", 1)),
+        ("threads", {"replicas": 2}, ("here", 1)),
+        ("processes", {"ranks_per_node": 2}, ("children", 2)),
+        ("processes", {"replicas": 2}, ("children", 2)),
+        ("pipeline", {"stages": 2}, ("children", 2)),
+        ("hybrid", {"stages": 2, "replicas": 2}, ("children", 4)),
     ],
 )
-def test_ranks_by_hand_are_those_of_the_strategy(words, expected, started):
-    assert started(words) == [expected]
+def test_ranks_by_hand_are_those_of_the_strategy(strategy, keys, expected, started):
+    assert started({"local_strategy": strategy, **keys}) == [expected]
 
 
 def test_child_has_the_world_of_its_strategy(started, monkeypatch):
     for name, value in (("RANK", "1"), ("STORE", "127.0.0.1:4444:")):
         monkeypatch.setenv(getattr(module, f"{name}_VARIABLE"), value)
-    assert started("--local-strategy pipeline --stages 3") == [("here", 3)]
+    assert started({"local_strategy": "pipeline", "stages": 3}) == [("here", 3)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.launchers.mpi.parameters import known_parameters, unknown_parameters
+from paceline.launchers.mpi.tools import known_parameters, unknown_parameters
 
 SAID = """\
 package:Open MPI made up

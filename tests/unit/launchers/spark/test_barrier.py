@@ -25,7 +25,7 @@ def stage(all_gather, *, in_one_executor: bool = False) -> Stage:
 
 
 def test_ranks_on_more_nodes_than_recorded_are_refused(make_job):
-    job = make_job("--interface", "lo", launcher="spark")
+    job = make_job(interface="lo", launcher="spark")
     all_gather = lambda mine: [mine, mine.replace('"host": "', '"host": "x')]  # noqa: E731
     with pytest.raises(BarrierTaskFailed, match="EnvironmentLacks: ranks are on 2 hosts"):
         run_barrier_rank(job, 0, stage(all_gather))
@@ -57,7 +57,7 @@ def test_barrier_to_which_not_all_tasks_came_is_named(make_job, monkeypatch, wai
         now_s += waited_s
         raise EOFError
 
-    job = make_job("--rendezvous-timeout", "60", launcher="spark", ranks=2)
+    job = make_job(rendezvous_s=60.0, launcher="spark")
     with pytest.raises(raised) as caught:
         run_barrier_rank(job, 1, stage(all_gather))
     if raised is BarrierTaskFailed:
@@ -164,7 +164,7 @@ def test_lost_rank_is_the_one_that_wrote_no_end(make_job):
 
 
 def test_lost_task_is_named_although_its_rank_could_still_write_that_it_was_ended(make_job):
-    job = make_job("--transport", "mpi", launcher="spark")
+    job = make_job(transport="mpi", launcher="spark")
     for rank in (0, 1):
         status = RankStatus(
             rank=rank, host="h", pid=1, process_started_unix_s=0.0, state="failed",

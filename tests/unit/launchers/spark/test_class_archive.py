@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import EnvironmentLacks
-from paceline.host.tools import Tool
+from paceline.host.programs import Tool
 from paceline.launchers.spark.class_archive import (
     archive_files,
     archive_option,

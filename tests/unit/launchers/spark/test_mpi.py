@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import EnvironmentLacks, TimedOut, UsageError
-from paceline.host.tools import Tool
-from paceline.job.options import parse_options
+from paceline.host.programs import Tool
+from paceline.job.job import Job, parse_job
 from paceline.job.rank_status import RankEnd
 from paceline.job.rendezvous import listen_on
-from paceline.job.trial import Job, job_of
 from paceline.launchers.mpi.rank import EnclosingJob, train
 from paceline.launchers.spark.mpi import agent as spark_mpi_agent
+from paceline.launchers.spark.mpi import barrier_task as spark_mpi
 from paceline.launchers.spark.mpi import mpirun as spark_mpirun
-from paceline.launchers.spark.mpi import task as spark_mpi
 from paceline.launchers.spark.mpi.agent import DaemonStart, read_command
+from paceline.launchers.spark.mpi.barrier_task import TaskPlace, run_mpi_task
 from paceline.launchers.spark.mpi.mpirun import (
     daemon_command,
     end_of_mpirun,
@@ -28,7 +28,6 @@ from paceline.launchers.spark.mpi.mpirun import (
     mpirun_command,
     run_mpirun,
 )
-from paceline.launchers.spark.mpi.task import TaskPlace, run_mpi_task
 from paceline.launchers.spark.mpi.wire import accept, connect, has_ended, receive, send
 from paceline.launchers.supervise import Watched
 from paceline.records.files import write_json
@@ -107,7 +106,7 @@ def test_environment_forgets_other_jobs_and_finds_python_and_package(make_job, m
 
 def test_one_node_is_started_as_mpirun_starts_it_alone(make_job, monkeypatch):
     monkeypatch.setattr("sys.executable", "/venv/bin/python")
-    job = make_job("--transport", "mpi", launcher="spark")
+    job = make_job(transport="mpi", launcher="spark")
     words = mpirun_command(Path("/opt/mpirun"), job, ["127.0.0.1"] * 2, Path("/tmp/seq"))
     assert words == [
         "/opt/mpirun", "-n", "2", "--bind-to", "none", "--host", "localhost:2",
@@ -120,7 +119,7 @@ def test_one_node_is_started_as_mpirun_starts_it_alone(make_job, monkeypatch):
 def test_each_rank_goes_to_the_host_of_its_task(make_job, monkeypatch):
     monkeypatch.setattr("sys.executable", "/venv/bin/python")
     monkeypatch.setattr(spark_mpirun, "slots_of_this_node", lambda _place: 2)
-    job = make_job("--transport", "mpi", "--interface", "eth0", launcher="spark")
+    job = make_job(transport="mpi", interface="eth0", launcher="spark")
     place = job.trial.placement.model_copy(update={"nodes": 2})
     trial = job.trial.model_copy(update={"placement": place, "interface": "eth0"})
     job = Job(trial=trial, files=job.files, run=None)
@@ -201,7 +200,7 @@ def places(addresses, hosts) -> list[TaskPlace]:
 @pytest.fixture
 def far_job(make_job, monkeypatch):
     """A job of two ranks whose run directory is there; mpirun is not."""
-    job = make_job("--transport", "mpi", launcher="spark")
+    job = make_job(transport="mpi", launcher="spark")
     job.files.root.mkdir(parents=True)
     job.files.trial.write_text(job.trial.model_dump_json())
     mpirun = Tool(path=Path("/none/bin/mpirun"), version="5", why="test")
@@ -398,5 +397,5 @@ def test_trial_of_spark_is_refused_by_an_mpi_job_of_its_own(far_job, monkeypatch
 
 def test_ranks_keep_the_run_directory_of_a_job_by_hand(far_job):
     words = mpirun_command(Path("mpirun"), far_job, ["h", "h"], Path("/tmp/seq"))
-    options = parse_options("train.py", words[words.index("--trial") :])
-    assert job_of(options, "spark", ranks_per_node=2) == far_job
+    words = words[words.index("--trial") :]
+    assert parse_job("spark", "train.py", words) == far_job

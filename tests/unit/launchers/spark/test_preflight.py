@@ -8,7 +8,7 @@ import pytest
 from tests.trials import changed
 
 from paceline.errors import EnvironmentLacks
-from paceline.host.tools import Tool
+from paceline.host.programs import Tool
 from paceline.job import checks
 from paceline.launchers.mpi import launcher as mpi
 from paceline.launchers.mpi.implementations import Mpich

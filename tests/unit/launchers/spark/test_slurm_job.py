@@ -7,8 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from paceline.launchers.base import Command
+from paceline.launchers.schedulers.files import limit_s
 from paceline.launchers.spark import slurm_job
-from paceline.render.files import limit_s
 
 
 class Ended:

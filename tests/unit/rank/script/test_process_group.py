@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.distributed import device_mesh
 
 from paceline.errors import UsageError
+from paceline.plan.rank_context import RankContext
 from paceline.rank.script.process_group import ProcessGroups
-from paceline.training.context import RankContext
 from paceline.training.pass_communication import is_awaiting
 
 

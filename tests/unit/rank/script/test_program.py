@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import RankFailed, UsageError
+from paceline.plan.rank_context import RankContext, StoreAddress
 from paceline.plan.trial import Script
 from paceline.rank.script.program import EnoughSteps, failure_of, run_script, torchrun_variables
-from paceline.training.context import RankContext, StoreAddress
 
 
 @pytest.fixture(autouse=True)

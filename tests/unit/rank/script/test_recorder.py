@@ -10,13 +10,13 @@ from torch import nn
 import paceline
 from paceline.errors import RankFailed
 from paceline.plan.planning import plan_trials
+from paceline.plan.rank_context import RankContext
 from paceline.rank.script.program import EnoughSteps
 from paceline.rank.script.recorder import TrainingRecorder
 from paceline.rank.script.tensors import ParameterRecord
 from paceline.records.files import read_jsonl
 from paceline.records.layout import RankFiles, TrialFiles
 from paceline.spec import load_spec
-from paceline.training.context import RankContext
 from paceline.transports.recorder import Recorder
 
 

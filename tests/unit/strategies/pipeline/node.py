@@ -11,12 +11,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from paceline.errors import TimedOut
+from paceline.plan.rank_context import RankContext
 from paceline.plan.sample_order import share_bounds
 from paceline.plan.trial import Placement, Training, Trial
 from paceline.spec.models import Limits
 from paceline.strategies.pipeline.settings import PipelineOptions
 from paceline.strategies.pipeline.strategy import PipelineStrategy
-from paceline.training.context import RankContext
 from paceline.training.dropout import set_sample_keys
 from paceline.training.passes import autocast
 from paceline.training.strategy import TrainBatch

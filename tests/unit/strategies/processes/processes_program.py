@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from tests.unit.node.rank_program import FileShare
 
 from paceline.errors import PacelineError
+from paceline.plan.rank_context import RankContext
 from paceline.plan.sample_order import share_bounds
 from paceline.plan.trial import Trial
 from paceline.strategies import TrainBatch, create_strategy
-from paceline.training.context import RankContext
 from paceline.training.transforms import put_in_memory_format, torch_memory_format
 from paceline.workloads.build import build_model, task_of
 

@@ -1,15 +1,20 @@
 """`python -m paceline.launchers.local`: start the ranks on this node, or be one of them.
 
 A single rank trains in this process. Several ranks become children of this process, each of which
-runs this module again.
+runs this module again. This process ends them.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+from typing import TYPE_CHECKING
 
+from paceline.errors import ExitCode, RankFailed
 from paceline.host.machine import host_name
+from paceline.host.processes import end_processes, guarded
 from paceline.job import (
     Job,
     StoreAddress,
@@ -21,7 +26,25 @@ from paceline.job import (
     run_guarded,
     run_rank,
 )
-from paceline.launchers.local.node import RANK_VARIABLE, STORE_VARIABLE, run_ranks
+from paceline.job.environment import rank_environment
+from paceline.job.first_failure import first_failure
+from paceline.job.messages import rank_failed_line, say
+from paceline.job.rank_status import RankEnd, trial_timed_out
+from paceline.job.rendezvous import close_listener, listen_on
+from paceline.launchers.supervise import wait_for_end
+from paceline.records.documents import read_statuses
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from paceline.job.job import Job
+    from paceline.plan.rank_context import StoreAddress
+
+RANK_VARIABLE = "PACELINE_RANK"
+STORE_VARIABLE = "PACELINE_STORE"  # host:port:descriptor; only rank 0 has a descriptor
+# The peers of a failed rank often notice it first; they get this long to write their own status.
+_NOTICE_S = 1.0
+_TERMINATION_S = 3.0
 
 
 def main() -> int:
@@ -46,6 +69,71 @@ def _child(job: Job) -> int:
     hosts = [host_name()] * job.trial.placement.ranks
     context = rank_context(int(os.environ[RANK_VARIABLE]), hosts, store)
     return run_rank(job, context, [os.getppid()]).exit_code
+
+
+def run_ranks(job: Job) -> RankEnd:
+    """Start every rank of the trial as a child and wait for all; one failure ends all.
+
+    The limit is `limits.trial_s`. A child never outlives this process.
+    """
+    address = listen_on(job.trial.interface)
+    ranks = job.trial.placement.ranks
+    children: list[subprocess.Popen[bytes]] = []
+    before = signal.signal(signal.SIGTERM, _raise_terminated)
+    try:
+        try:
+            for rank in range(ranks):
+                children.append(_start(job, rank, address))  # noqa: PERF401  (each is ended below)
+        finally:
+            close_listener(address)  # rank 0 has inherited it
+        watched = wait_for_end(
+            children, job.files, limit_s=job.trial.limits.trial_s, notice_s=_NOTICE_S
+        )
+        dead = [rank for rank, child in enumerate(children) if child.poll()]
+    finally:
+        exit_statuses = end_processes(children, _TERMINATION_S)
+        signal.signal(signal.SIGTERM, before)
+    if watched.timed_out:
+        error = trial_timed_out(job.trial)
+        say(str(error))
+        return RankEnd.of(error)
+    if not any(exit_statuses):
+        return RankEnd(rank=0)
+    return _failed(job, dead, exit_statuses)
+
+
+def _start(job: Job, rank: int, address: StoreAddress) -> subprocess.Popen[bytes]:
+    descriptor = address.listen_fd if rank == 0 else None
+    environment = {
+        **os.environ,
+        **rank_environment(job.trial),
+        RANK_VARIABLE: str(rank),
+        STORE_VARIABLE: f"{address.host}:{address.port}:{'' if descriptor is None else descriptor}",
+    }
+    return subprocess.Popen(
+        guarded([sys.executable, "-m", "paceline.launchers.local", *sys.argv[1:]]),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        pass_fds=() if descriptor is None else (descriptor,),
+    )
+
+
+def _failed(job: Job, dead: list[int], exit_statuses: list[int]) -> RankEnd:
+    statuses = read_statuses(job.files)
+    errors = {s.rank: s.error for s in statuses if s.state == "failed"}
+    failure = first_failure(statuses, dead=[rank for rank in dead if rank not in errors])
+    first = next(rank for rank, status in enumerate(exit_statuses) if status)
+    rank = first if failure.rank is None else failure.rank
+    if errors.get(rank):
+        return RankEnd(rank=rank, error=errors[rank])  # the rank itself has printed it
+    error = f"ended with status {exit_statuses[rank]} and wrote no error"
+    end = RankEnd.of(RankFailed(error), rank)
+    say(rank_failed_line(rank, len(exit_statuses), str(end.error)))
+    return end
+
+
+def _raise_terminated(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(ExitCode.TERMINATED)
 
 
 if __name__ == "__main__":

@@ -12,5 +12,5 @@ class Local(LauncherDescriptor):
     summary = "processes on this node"
     position = 10
     implementation = "paceline.launchers.local.launcher:LocalLauncher"
-    render_slurm = "paceline.launchers.local.render:slurm_step"
-    render_kubernetes = "paceline.launchers.local.render:kubernetes_object"
+    render_slurm = "paceline.launchers.local.launcher:slurm_step"
+    render_kubernetes = "paceline.launchers.local.launcher:kubernetes_object"

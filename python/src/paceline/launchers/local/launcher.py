@@ -1,17 +1,27 @@
-"""`local`: start ranks on this node with `python -m paceline.launchers.local`."""
+"""`local`: start ranks on this node with `python -m paceline.launchers.local`.
+
+The same program runs under schedulers.
+"""
 
 from __future__ import annotations
 
+import shlex
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.job.checks import check_cores, check_inputs
 from paceline.job.environment import rank_environment
 from paceline.launchers.base import Command, first_named
+from paceline.launchers.schedulers.kubernetes import single_pod_job
+from paceline.launchers.schedulers.slurm import SlurmStep
 
 if TYPE_CHECKING:
+    from paceline.launchers.schedulers.kubernetes import KubernetesSettings
+    from paceline.launchers.schedulers.slurm import SlurmSettings
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
+
+_MODULE = ["-m", "paceline.launchers.local"]
 
 
 class LocalLauncher:
@@ -27,3 +37,13 @@ class LocalLauncher:
 
     def failed_rank(self, log_text: str) -> int | None:
         return first_named((), log_text)
+
+
+def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
+    """Return one task that starts all ranks."""
+    command = shlex.join([settings.python, *_MODULE])
+    return SlurmStep(command=command, cpus_per_task=trial.placement.cores_per_node)
+
+
+def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
+    return single_pod_job(_MODULE, trial, settings)

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
-from paceline.host.tools import job_script
+from paceline.host.programs import job_script
 from paceline.job.checks import check_cores, check_inputs
 from paceline.job.environment import SIDECAR_HOST_VARIABLE, rank_environment
 from paceline.launchers.base import Command, first_named
 from paceline.launchers.mpi.descriptor import MpiLaunchOptions
 from paceline.launchers.mpi.implementations import root_environment
-from paceline.launchers.mpi.parameters import unknown_parameters
-from paceline.launchers.mpi.tools import find_mpirun, library_environment, mpi_mismatch
+from paceline.launchers.mpi.tools import (
+    find_mpirun,
+    library_environment,
+    mpi_mismatch,
+    unknown_parameters,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,21 +16,20 @@ from typing import TYPE_CHECKING
 from paceline.errors import EnvironmentLacks, ExitCode, PacelineError
 from paceline.host.machine import host_name
 from paceline.job.context import nodes_of, rank_context
+from paceline.job.job import check_not_alone, check_world, parse_job
 from paceline.job.launched_by import launching_pid
 from paceline.job.messages import run_guarded
-from paceline.job.options import parse_options
 from paceline.job.rank import run_rank
 from paceline.job.rendezvous import check_reachable, listen_on
 from paceline.job.run_directory import finish, prepare
-from paceline.job.trial import asked_ranks, check_not_alone, job_of
-from paceline.training.context import StoreAddress
+from paceline.plan.rank_context import StoreAddress
 from paceline.training.resources import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from paceline.job.job import Job
     from paceline.job.rank_status import RankEnd
-    from paceline.job.trial import Job
     from paceline.transports.mpi.world import World
 
 # Rank 0 reports an error that all ranks share; its Abort then ends the others.
@@ -94,13 +93,12 @@ def run_as_rank(world: World, rank_main: Callable[[World], int]) -> int:
 
 def train(world: World) -> int:
     """Train as one rank of the world; collective. Return an exit code; raises PacelineError."""
-    options = parse_options("mpi-jobs/train.py")
-    check_not_alone(world.size, asked_ranks(options))
+    enclosing = EnclosingJob.from_environment()
+    job = parse_job("mpi" if enclosing is None else enclosing.launcher, "mpi-jobs/train.py")
+    check_not_alone(world.size, job.trial.placement.ranks)
     hosts = world.gather(world.of_this_node(host_name()))
     nodes = nodes_of(hosts, "use mpirun --map-by ppr:N:node or srun --ntasks-per-node")
-    enclosing = EnclosingJob.from_environment()
-    launcher = "mpi" if enclosing is None else enclosing.launcher
-    job = job_of(options, launcher, nodes=len(nodes), ranks_per_node=world.ranks_on_node)
+    check_world(job.trial, world.size, len(nodes))
     if enclosing is not None:
         enclosing.check_rank(world.rank)
         return _train(world, job, hosts, enclosing.watched_pids).exit_code

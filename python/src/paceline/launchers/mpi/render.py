@@ -9,19 +9,19 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from paceline.host.tools import job_script
+from paceline.host.programs import job_script
 from paceline.job.environment import rank_environment
 from paceline.launchers.mpi.descriptor import MpiLaunchOptions
 from paceline.launchers.mpi.implementations import OpenMpi5, mapping
 from paceline.launchers.mpi.launcher import parameter_arguments
-from paceline.render.files import limit_s
-from paceline.render.kubernetes import JOBS, PYTHON, job_arguments, metadata, pod
-from paceline.render.slurm import SlurmStep
+from paceline.launchers.schedulers.files import limit_s
+from paceline.launchers.schedulers.kubernetes import JOBS, PYTHON, job_arguments, metadata, pod
+from paceline.launchers.schedulers.slurm import SlurmStep
 
 if TYPE_CHECKING:
+    from paceline.launchers.schedulers.kubernetes import KubernetesSettings
+    from paceline.launchers.schedulers.slurm import SlurmSettings
     from paceline.plan.trial import Trial
-    from paceline.render.kubernetes import KubernetesSettings
-    from paceline.render.slurm import SlurmSettings
 
 _SSH_DIR = "/home/paceline/.ssh"
 _SSH_PORT = 2222  # an ordinary user may listen there

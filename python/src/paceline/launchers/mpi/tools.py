@@ -1,17 +1,20 @@
-"""The mpirun in use, and the environment in which mpi4py loads the library that belongs to it."""
+"""The mpirun in use, the library that belongs to it, and the names of its MCA parameters."""
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
 from paceline.host.machine import default_cache_dir, package_versions
-from paceline.host.tools import (
+from paceline.host.programs import (
     VERSION_LIMIT_S,
     Finding,
     Tool,
@@ -29,7 +32,7 @@ from paceline.launchers.mpi.implementations import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 MPIRUN_VARIABLE = "PACELINE_MPIRUN"
@@ -39,6 +42,8 @@ mpi4py.rc.initialize = False
 from mpi4py import MPI
 print(MPI.Get_library_version().splitlines()[0])
 """
+# a line is mca:btl:tcp:param:btl_tcp_links:value:1
+_PARAMETER = re.compile(r"^mca:[^:]*:[^:]*:param:([^:]+):value:", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,4 +168,37 @@ def _mpi4py() -> Finding:
         ok=mismatch is None,
         found=package_versions().get("mpi4py", "missing"),
         why=mismatch or "loads the MPI that mpirun belongs to",
+    )
+
+
+@cache
+def known_parameters(mpirun: Path) -> frozenset[str] | None:
+    """Return all names that the Open MPI of this mpirun knows; None if it cannot list them."""
+    program = mpirun.parent / "ompi_info"
+    try:
+        output = subprocess.run(
+            [str(program), "--all", "--parsable"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=VERSION_LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return frozenset(_PARAMETER.findall(output)) or None
+
+
+def unknown_parameters(names: Iterable[str], mpirun: Path) -> str | None:
+    """Return a message about the unknown ones of `names`; None if all are known."""
+    known = known_parameters(mpirun)
+    unknown = [] if known is None else [name for name in names if name not in known]
+    if known is None or not unknown:
+        return None
+    near = [match for name in unknown for match in difflib.get_close_matches(name, known, n=1)]
+    hint = f", did you mean {', '.join(near)}?" if near else ";"
+    return (
+        f"the Open MPI of {mpirun} has no parameter {', '.join(unknown)}{hint} "
+        "`ompi_info --all` lists them"
     )

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, PacelineError
+from paceline.host.programs import how_it_ended
 from paceline.host.spark import find_java_for_spark, find_spark
-from paceline.host.tools import how_it_ended
 
 if TYPE_CHECKING:
-    from paceline.host.tools import Tool
+    from paceline.host.programs import Tool
 
 # Options that change the layout of archived objects must be those of the later runs.
 COLLECTOR = "-XX:+UseSerialGC"

@@ -40,8 +40,8 @@ def wrong_nodes(expected: int, nodes: Sequence[str]) -> EnvironmentLacks:
     """Return the error about ranks on other numbers of nodes than planned."""
     return EnvironmentLacks(
         f"expected the ranks on {expected} node(s), Spark placed them on {len(nodes)} "
-        f"({', '.join(nodes)}); use --ranks-per-node for the ranks of each node (in a spec: nodes "
-        "and ranks_per_node), or change the number of cores of the executors"
+        f"({', '.join(nodes)}); change nodes and "
+        "ranks_per_node of the trial, or the number of cores of the executors"
     )
 
 

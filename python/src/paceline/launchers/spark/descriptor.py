@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 DEFAULT_DRIVER_MEMORY = "1g"
 _LOCAL = re.compile(r"local(\[[^\]]*\])?")
 _EXECUTOR = "ExecutorBackend"  # end of the class with every cluster manager
-_SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 
 
 def is_local(master: str) -> bool:
@@ -55,18 +54,13 @@ class Spark(LauncherDescriptor):
     Options = SparkOptions
     provides = frozenset({"spark", "mpi job"})
     spans_nodes = True
-    checks = "paceline.launchers.spark.tools:checks"
+    checks = "paceline.launchers.spark.launcher:checks"
     render_slurm = "paceline.launchers.spark.render:slurm_step"
     render_kubernetes = "paceline.launchers.spark.render:kubernetes_object"
     programs = frozenset({"java"})
 
     def executor_program(self, options: Any) -> str | None:
         return None if is_local(options.master or "local") else _EXECUTOR
-
-    def typed_command(self, words: list[str]) -> list[str]:
-        if _SPARK_SUBMIT not in words:  # it becomes `java … SparkSubmit` with the same options
-            return words
-        return ["spark-submit", *words[words.index(_SPARK_SUBMIT) + 1 :]]
 
     def options(self, request: TrialRequest, experiment: Experiment) -> SparkOptions:
         mpi = experiment.settings("mpi", MpiSettings)

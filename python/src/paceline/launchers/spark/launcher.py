@@ -10,9 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks
-from paceline.host.java import find_java
-from paceline.host.spark import find_java_for_spark, find_spark
-from paceline.host.tools import job_script
+from paceline.host.programs import Finding, job_script, tool_finding
+from paceline.host.spark import find_java, find_java_for_spark, find_spark
 from paceline.job.checks import check_cores, check_inputs
 from paceline.job.environment import rank_environment
 from paceline.launchers.base import Command, first_named
@@ -149,3 +148,8 @@ def _check_local_slots(trial: Trial) -> None:
             f"of {trial.placement.threads_per_rank} cpu(s) need {wanted}; use "
             f"local[{wanted}] or leave the master out"
         )
+
+
+def checks() -> list[Finding]:
+    """Return what `paceline doctor` shows about this launcher."""
+    return [tool_finding("Java", find_java_for_spark), tool_finding("Spark", find_spark)]

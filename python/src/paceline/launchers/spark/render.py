@@ -9,10 +9,8 @@ import shlex
 from importlib import metadata as package_metadata
 from typing import TYPE_CHECKING, Any
 
-from paceline.launchers.spark.configuration import configuration, driver_memory, slots_per_node
-from paceline.launchers.spark.descriptor import SparkOptions
-from paceline.render.files import CannotRender
-from paceline.render.kubernetes import (
+from paceline.launchers.schedulers.files import CannotRender
+from paceline.launchers.schedulers.kubernetes import (
     JOBS,
     PYTHON,
     environment,
@@ -21,12 +19,14 @@ from paceline.render.kubernetes import (
     mounts,
     volumes,
 )
-from paceline.render.slurm import SlurmStep
+from paceline.launchers.schedulers.slurm import SlurmStep
+from paceline.launchers.spark.configuration import configuration, driver_memory, slots_per_node
+from paceline.launchers.spark.descriptor import SparkOptions
 
 if TYPE_CHECKING:
+    from paceline.launchers.schedulers.kubernetes import KubernetesSettings
+    from paceline.launchers.schedulers.slurm import SlurmSettings
     from paceline.plan.trial import Trial
-    from paceline.render.kubernetes import KubernetesSettings
-    from paceline.render.slurm import SlurmSettings
 
 _MASTER = "k8s://https://kubernetes.default.svc"
 # The operator sets these from keys of its own.

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
+from paceline.host.interfaces import interface_address
 from paceline.host.processes import end_processes, guarded, wait_until
+from paceline.host.programs import job_script
 from paceline.host.spark import find_spark
-from paceline.host.tools import job_script
 from paceline.job import run_guarded
-from paceline.job.options import parse_options
-from paceline.job.rendezvous import check_reachable, interface_address
-from paceline.job.trial import read_trial
+from paceline.job.job import parse_arguments, read_trial
+from paceline.job.rendezvous import check_reachable
+from paceline.launchers.schedulers.files import limit_s
 from paceline.launchers.spark.configuration import slots_per_node
 from paceline.launchers.spark.descriptor import SparkOptions
 from paceline.launchers.spark.launcher import SparkLauncher, submission
@@ -37,7 +38,6 @@ from paceline.launchers.spark.standalone import (
     start_daemon,
     wait_for,
 )
-from paceline.render.files import limit_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -55,10 +55,10 @@ _SECRET_VARIABLE = "_SPARK_AUTH_SECRET"  # noqa: S105  (a name, not a secret)
 
 
 def main() -> int:
-    options = parse_options("python -m paceline.launchers.spark.slurm_job")
-    if options.trial_file is None:
+    arguments = parse_arguments("python -m paceline.launchers.spark.slurm_job")
+    if arguments.trial is None:
         raise UsageError("expected --trial TRIAL_JSON, as `paceline render slurm` writes it")
-    trial = read_trial(options.trial_file)
+    trial = read_trial(arguments.trial)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
     with tempfile.TemporaryDirectory(prefix="paceline-spark-") as made:
         folder = Path(made)

@@ -7,34 +7,27 @@ It runs until its standard input ends, which srun passes on from slurm_job.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import time
-from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
+from paceline.host.interfaces import interface_address
+from paceline.host.own_folder import own_folder
 from paceline.host.processes import end_processes, guarded
 from paceline.job import run_guarded
-from paceline.job.rendezvous import interface_address
 from paceline.launchers.spark.standalone import daemon_command, daemon_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
 # Slurm sends SIGKILL later: KillWait is 30 s by default.
 _END_S = 10.0
 _POLL_S = 0.5
-_PREFIX = f"paceline-spark-worker-{os.getuid()}-"
-# A folder younger than this may not be locked yet.
-_NEW_S = 60.0
+_PREFIX = "paceline-spark-worker-"
 
 
 def main() -> int:
@@ -43,7 +36,8 @@ def main() -> int:
     master, interface, cores = sys.argv[1:]
     address = interface_address(interface)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
-    with _folder() as folder:
+    # When a job is cancelled, srun sends SIGKILL at once; the next worker removes the folder.
+    with own_folder(_PREFIX) as folder:
         options = ("--cores", cores, "--work-dir", folder, master)
         argv = daemon_command("worker", address, *options)
         worker = subprocess.Popen(
@@ -58,41 +52,11 @@ def main() -> int:
             end_processes([worker], _END_S)
 
 
-@contextmanager
-def _folder() -> Iterator[str]:
-    """Make a folder for the files of the worker and of its executors, and remove it at the end.
-
-    Also remove those of cancelled jobs: when a job is cancelled, srun sends SIGKILL at once.
-    """
-    for old in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        # Another job may remove the same folder at the same time.
-        with suppress(FileNotFoundError), _locked(old) as alone:
-            if alone and time.time() - old.stat().st_mtime > _NEW_S:
-                shutil.rmtree(old, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as made, _locked(Path(made)):
-        yield made
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Lock a folder; yield False if another process has locked it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(descriptor)
-
-
-def _environment(address: str, folder: str) -> dict[str, str]:
+def _environment(address: str, folder: Path) -> dict[str, str]:
     """Return the variables without Slurm's, with which mpirun in a task would start a job step."""
     every = daemon_environment(address)
     kept = {k: v for k, v in every.items() if not k.startswith("SLURM_")}
-    return {**kept, "SPARK_LOCAL_DIRS": folder, "TMPDIR": folder}
+    return {**kept, "SPARK_LOCAL_DIRS": str(folder), "TMPDIR": str(folder)}
 
 
 if __name__ == "__main__":

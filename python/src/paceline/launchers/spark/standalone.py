@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from paceline.errors import EnvironmentLacks, TimedOut
-from paceline.host.java import find_java
 from paceline.host.processes import wait_until
-from paceline.host.spark import find_spark
+from paceline.host.spark import find_java, find_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

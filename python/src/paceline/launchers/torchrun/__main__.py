@@ -25,6 +25,7 @@ from paceline.job import (
     run_guarded,
     run_rank,
 )
+from paceline.job.job import check_world
 from paceline.job.launched_by import launching_pid
 from paceline.job.rendezvous import exchange_address
 
@@ -36,7 +37,8 @@ _PROG = "python -m paceline.launchers.torchrun"
 
 def main() -> int:
     rank, ranks = torchrun_place()
-    job = parse_job("torchrun", _PROG, ranks_per_node=ranks)
+    job = parse_job("torchrun", _PROG)
+    check_world(job.trial, ranks)
     check_started_once()
     if rank == 0 and not _restarts():
         prepare(job)

@@ -15,5 +15,5 @@ class Torchrun(LauncherDescriptor):
     programs = frozenset({"torchrun", "torch.distributed.run"})
     implementation = "paceline.launchers.torchrun.launcher:TorchrunLauncher"
     checks = "paceline.launchers.torchrun.launcher:checks"
-    render_slurm = "paceline.launchers.torchrun.render:slurm_step"
-    render_kubernetes = "paceline.launchers.torchrun.render:kubernetes_object"
+    render_slurm = "paceline.launchers.torchrun.launcher:slurm_step"
+    render_kubernetes = "paceline.launchers.torchrun.launcher:kubernetes_object"

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EnvironmentLacks
-from paceline.host.tools import Finding, Tool, tool_finding
+from paceline.host.programs import Finding, Tool, tool_finding
 from paceline.job.checks import check_cores, check_inputs
 from paceline.job.environment import rank_environment
 from paceline.launchers.base import Command, first_named
+from paceline.launchers.schedulers.kubernetes import single_pod_job
+from paceline.launchers.schedulers.slurm import SlurmStep
 
 if TYPE_CHECKING:
+    from paceline.launchers.schedulers.kubernetes import KubernetesSettings
+    from paceline.launchers.schedulers.slurm import SlurmSettings
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
 
@@ -24,6 +29,7 @@ _FAILURES = (
 )
 # Otherwise the agent opens a store for the workers to share, on every interface.
 ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+_MODULE = ["-m", "paceline.launchers.torchrun"]
 
 
 class TorchrunLauncher:
@@ -81,3 +87,19 @@ def find_torchrun() -> Tool:
 def checks() -> list[Finding]:
     """Return what `paceline doctor` shows about this launcher."""
     return [tool_finding("torchrun", find_torchrun)]
+
+
+def slurm_step(trial: Trial, settings: SlurmSettings) -> SlurmStep:
+    """Return one task, torchrun's agent, that starts all ranks."""
+    job_id = "$SLURM_JOB_ID"
+    agent = agent_arguments(trial, job_id, f"/tmp/paceline-{job_id}.rendezvous")  # noqa: S108
+    # Unquoted: the shell has to replace the job's number.
+    command = " ".join([shlex.quote(settings.python), *agent, *_MODULE])
+    return SlurmStep(
+        command=command, cpus_per_task=trial.placement.cores_per_node, environment=ENVIRONMENT
+    )
+
+
+def kubernetes_object(trial: Trial, settings: KubernetesSettings) -> dict[str, Any]:
+    agent = agent_arguments(trial, "paceline", "/tmp/paceline.rendezvous")  # noqa: S108
+    return single_pod_job([*agent, *_MODULE], trial, settings)

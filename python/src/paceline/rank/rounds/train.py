@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.data.reading import Batch, Feed
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.rank.rounds.exchange import Orders, State
     from paceline.records.layout import TrialFiles
     from paceline.records.rows import StepRow
-    from paceline.training.context import RankContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from paceline.transports.torch_internals import HashStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.rank.peers import Peers
-    from paceline.training.context import RankContext
     from paceline.transports.torch_internals import Store
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from paceline.errors import PacelineError, RankFailed
 
 if TYPE_CHECKING:
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Script, Trial
-    from paceline.training.context import RankContext
 
 
 class EnoughSteps(BaseException):

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Training
     from paceline.rank.script.phases import StepTimes
     from paceline.records.layout import RankFiles
-    from paceline.training.context import RankContext
     from paceline.transports.recorder import Recorder
 
     Report = tuple[float | Tensor | None, int | None]  # loss and samples

@@ -31,9 +31,9 @@ from paceline.transports.recorder import recording
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.layout import TrialFiles
-    from paceline.training.context import RankContext
     from paceline.transports.recorder import Recorder
 
 

@@ -35,8 +35,8 @@ from paceline.training.strategy import GradientResult, LocalStrategy, StepCommun
 from paceline.transports.compression.bucket import bytes_of
 
 if TYPE_CHECKING:
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
     from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task

@@ -53,9 +53,9 @@ from paceline.training.strategy import GradientResult, LocalStrategy, StepCommun
 from paceline.transports.recorder import begin_operation
 
 if TYPE_CHECKING:
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.rows import UpdateRow
-    from paceline.training.context import RankContext
     from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task

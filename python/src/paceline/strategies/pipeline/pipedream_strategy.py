@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.rows import UpdateRow
     from paceline.strategies.pipeline.links import SplitPoint
     from paceline.strategies.pipeline.split_points import Layers
-    from paceline.training.context import RankContext
     from paceline.training.state import SavedState
     from paceline.training.strategy import GradientResult, RankGroups, TrainBatch
     from paceline.training.task import Task

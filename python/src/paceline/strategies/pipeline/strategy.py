@@ -57,9 +57,9 @@ from paceline.training.strategy import GradientResult, TrainBatch
 from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 
 if TYPE_CHECKING:
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.strategies.pipeline.split_points import Layers
-    from paceline.training.context import RankContext
     from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task

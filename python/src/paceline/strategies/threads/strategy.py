@@ -58,9 +58,9 @@ from paceline.transports.recorder import SHARED_REDUCE, begin_operation
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
     from paceline.records.rows import WorkerEnvironment
-    from paceline.training.context import RankContext
     from paceline.training.pass_communication import PassCommunication
     from paceline.training.strategy import RankGroups
     from paceline.training.task import Task

@@ -19,8 +19,8 @@ from paceline.transports.process_group import DefaultGroupTransport
 
 if TYPE_CHECKING:
     from paceline.errors import PacelineError
+    from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.training.context import RankContext
     from paceline.transports.mpi.descriptor import Algorithm
     from paceline.transports.torch_internals import Store
 

@@ -65,9 +65,7 @@ def run(job, tasks):
 
 @pytest.fixture
 def job(make_job):
-    return make_job(
-        "--transport", "spark-rounds", "--local-strategy", "processes", launcher="spark"
-    )
+    return make_job(transport="spark-rounds", launcher="spark")
 
 
 def test_rounds_go_on_until_all_steps_are_done(job):
@@ -181,10 +179,7 @@ def test_end_that_a_task_told_through_spark_is_its_end(job):
 
 
 def test_rounds_by_hand_end_at_their_limit(make_job):
-    job = make_job(
-        "--transport", "spark-rounds", "--local-strategy", "processes", "--trial-timeout", "0.2",
-        launcher="spark",
-    )  # fmt: skip
+    job = make_job(transport="spark-rounds", trial_s=0.2, launcher="spark")
     cancelled = threading.Event()
 
     def run_round(orders, _state):

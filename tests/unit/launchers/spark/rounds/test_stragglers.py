@@ -21,10 +21,8 @@ from paceline.records.rows import RankStatus
 def job(make_job, monkeypatch):
     monkeypatch.setattr(module, "_POLL_S", 0.01)
     monkeypatch.setattr(module, "heartbeat_s", lambda _trial: 0)
-    made = make_job(
-        "--transport", "spark-rounds", "--local-strategy", "processes",
-        "--collective-timeout", "0.2", "--rendezvous-timeout", "0.2", launcher="spark",
-    )  # fmt: skip
+    limits = {"collective_s": 0.2, "rendezvous_s": 0.2}
+    made = make_job(transport="spark-rounds", launcher="spark", **limits)
     status = RankStatus(rank=1, host="beta", pid=1, process_started_unix_s=0.0, state="running")
     write_json(made.files.rank(1).status, dataclasses.asdict(status))
     return made

@@ -19,9 +19,8 @@ import paceline
 from paceline.errors import RankFailed, TimedOut
 from paceline.host.processes import end_processes, guarded
 from paceline.job.environment import rank_environment
-from paceline.job.failure import first_failure
-from paceline.job.limits import trial_timed_out
-from paceline.job.rank_status import RankEnd
+from paceline.job.first_failure import first_failure
+from paceline.job.rank_status import RankEnd, trial_timed_out
 from paceline.launchers.diagnosis import SPECIFIC_ERRORS
 from paceline.launchers.mpi.implementations import (
     OpenMpi5,
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import IO
 
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
     from paceline.plan.trial import Trial
     from paceline.records.rows import RankStatus
 
@@ -211,7 +210,7 @@ def end_of_mpirun(job: Job, exit_status: int, output: Sequence[str], watched: Wa
     if watched.missing_ranks:
         late = TimedOut(
             f"rank(s) {', '.join(map(str, watched.missing_ranks))} did not start within "
-            f"{limits.rendezvous_s:g} s (limits.rendezvous_s, --rendezvous-timeout)"
+            f"{limits.rendezvous_s:g} s (limits.rendezvous_s)"
         )
         return RankEnd.of(late, watched.missing_ranks[0])
     if exit_status == 0 and not open_ranks:

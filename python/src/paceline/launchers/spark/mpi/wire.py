@@ -82,7 +82,7 @@ def connect(address: tuple[str, int], token: str, hello: Message, limit_s: float
             raise EnvironmentLacks(
                 f"{address[0]}:{address[1]}: expected a barrier task of this job to answer "
                 f"({error}); the hosts must reach one another over the interface of [network] "
-                "interface or --interface, on any port"
+                "interface, on any port"
             ) from error
         send(peer, {**hello, "token": token})
         return peer

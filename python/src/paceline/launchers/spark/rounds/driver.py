@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from paceline.errors import PacelineError, RankFailed
 from paceline.job.context import rank_context
-from paceline.job.failure import FirstFailure, first_failure
-from paceline.job.limits import trial_limit, trial_timed_out
-from paceline.job.rank_status import RankEnd
+from paceline.job.first_failure import FirstFailure, first_failure
+from paceline.job.rank_status import RankEnd, trial_limit, trial_timed_out
 from paceline.launchers.spark.barrier import failed_stage
 from paceline.launchers.spark.rounds.claims import Claims
 from paceline.launchers.spark.rounds.executors import Executors, Place, lost_executor
@@ -27,7 +26,7 @@ from paceline.training.resources import RankCores, check_node
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
     from paceline.rank.rounds.exchange import Carry, RankReport, Report, State
 
 # Spark's message for a lost Python worker or executor: the task's partition, and the reason.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from paceline.errors import PacelineError
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
     from paceline.launchers.spark.rounds.claims import Claims
     from paceline.launchers.spark.rounds.executors import Executors
 

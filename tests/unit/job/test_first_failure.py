@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from paceline.job.failure import first_failure, outcome_status, trial_end
+from paceline.job.first_failure import first_failure, outcome_status, trial_end
 from paceline.job.rank_status import TERMINATED, RankEnd
 from paceline.records.files import write_json
 from paceline.records.rows import RankStatus

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 import subprocess
 
+from paceline.launchers.schedulers.files import Places
+from paceline.launchers.schedulers.slurm import SlurmSettings, render_slurm
 from paceline.plan.planning import plan_trials
 from paceline.plan.trial import Trial
-from paceline.render.files import Places
-from paceline.render.slurm import SlurmSettings, render_slurm
 from paceline.spec.loading import parse_spec
 
 _SPEC = """

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.job.environment import rank_environment
-from paceline.render.files import (
+from paceline.launchers.schedulers.files import (
     CannotRender,
     Places,
     Rendered,

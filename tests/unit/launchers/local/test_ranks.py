@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from paceline.launchers.local import node
+from paceline.launchers.local import __main__ as node
 from paceline.records.files import write_json
 from paceline.records.rows import RankStatus
 

@@ -8,12 +8,16 @@ from importlib.resources import files
 import jsonschema
 import pytest
 import yaml
-from tests.unit.render.published import check
+from tests.unit.launchers.schedulers.published import check
 
+from paceline.launchers.schedulers.files import Places
+from paceline.launchers.schedulers.kubernetes import (
+    KubernetesSettings,
+    object_name,
+    render_kubernetes,
+)
 from paceline.plan.planning import plan_trials
 from paceline.plan.trial import Trial
-from paceline.render.files import Places
-from paceline.render.kubernetes import KubernetesSettings, object_name, render_kubernetes
 from paceline.spec.loading import parse_spec
 
 _SETTINGS = KubernetesSettings(

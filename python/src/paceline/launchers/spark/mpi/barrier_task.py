@@ -38,8 +38,8 @@ from paceline.launchers.spark.mpi.wire import accept, connect, has_ended, send
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.job.trial import Job
-    from paceline.training.context import StoreAddress
+    from paceline.job.job import Job
+    from paceline.plan.rank_context import StoreAddress
 
 _POLL_S = 0.1
 _OUTPUT_CHARACTERS = 4096
@@ -139,7 +139,7 @@ def _wait_for_tasks(
             raise EnvironmentLacks(
                 f"barrier task(s) {', '.join(map(str, sorted(absent)))} (on {hosts}) did not reach "
                 f"task 0 at {places[0].address}:{places[0].port} within {limit_s:g} s; the hosts "
-                "must reach one another over the interface of [network] interface or --interface"
+                "must reach one another over the interface of [network] interface"
             )
         others.enter_context(accepted[0])
         absent.discard(accepted[1].get("rank", 0))

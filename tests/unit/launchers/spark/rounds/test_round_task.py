@@ -5,18 +5,16 @@ from __future__ import annotations
 import pytest
 
 from paceline.launchers.spark.barrier import BarrierTaskFailed, failed_stage
-from paceline.launchers.spark.rounds import task
+from paceline.launchers.spark.rounds import round_task as task
 from paceline.launchers.spark.rounds.claims import Claims
-from paceline.launchers.spark.rounds.task import run_round_task
+from paceline.launchers.spark.rounds.round_task import run_round_task
 from paceline.rank.rounds.exchange import Orders
 
 
 @pytest.fixture
 def job(make_job, monkeypatch):
     monkeypatch.setattr(task, "die_with_parent", lambda _parent: None)  # the parent is pytest's
-    return make_job(
-        "--transport", "spark-rounds", "--local-strategy", "processes", launcher="spark"
-    )
+    return make_job(transport="spark-rounds", launcher="spark")
 
 
 def end_of_task(job, partition):

@@ -1,7 +1,7 @@
 """Programs that launchers start: which one is in use, its version, and where it was found.
 
 Candidates come in this order: named by the user, configured in the environment, wheels in this
-Python's environment, PATH. The modules `tools` of the launchers list the candidates.
+Python's environment, PATH. The launchers list the candidates.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Which Java is chosen when several exist."""
 
 import pytest
-from tests.unit.host.test_tools import program
+from tests.unit.host.test_programs import program
 
 from paceline.errors import EnvironmentLacks
-from paceline.host import java
+from paceline.host import spark as java
 
 
 def test_java_home_comes_before_the_wheel_and_path(tmp_path, monkeypatch):

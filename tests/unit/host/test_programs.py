@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import EnvironmentLacks
-from paceline.host import tools
+from paceline.host import programs
 
 
 def program(path: Path, output: str) -> Path:
@@ -20,13 +20,13 @@ def test_finding_about_a_missing_program_says_how_to_get_it():
     def find():
         raise EnvironmentLacks("pip install it")
 
-    finding = tools.tool_finding("It", find)
+    finding = programs.tool_finding("It", find)
     assert (finding.ok, finding.found, finding.why) == (False, "missing", "pip install it")
 
 
 def test_finding_about_a_program_says_where_it_is():
-    tool = tools.Tool(path=Path("/opt/it"), version="1.2", why="PATH")
-    finding = tools.tool_finding("It", lambda: tool)
+    tool = programs.Tool(path=Path("/opt/it"), version="1.2", why="PATH")
+    finding = programs.tool_finding("It", lambda: tool)
     assert (finding.ok, finding.found, finding.why) == (True, "1.2", "PATH: /opt/it")
 
 
@@ -40,14 +40,14 @@ def test_finding_about_a_program_says_where_it_is():
 )
 def test_reason_of_a_failure_is_the_last_line_and_the_signal(status, errors, reason):
     ended = subprocess.CompletedProcess(["it"], status, stdout="", stderr=errors)
-    assert tools.why_it_failed(ended) == reason
+    assert programs.why_it_failed(ended) == reason
 
 
 def test_job_script_is_found_in_the_directory_that_is_named(tmp_path):
     script = program(tmp_path / "mpi-jobs" / "train.py", "")
-    assert tools.job_script("mpi-jobs", "train.py", {"PACELINE_JOBS": str(tmp_path)}) == script
+    assert programs.job_script("mpi-jobs", "train.py", {"PACELINE_JOBS": str(tmp_path)}) == script
 
 
 def test_job_script_that_is_nowhere_says_where_it_was_looked_for(tmp_path):
     with pytest.raises(EnvironmentLacks, match="PACELINE_JOBS"):
-        tools.job_script("mpi-jobs", "none.py", {"PACELINE_JOBS": str(tmp_path)})
+        programs.job_script("mpi-jobs", "none.py", {"PACELINE_JOBS": str(tmp_path)})

@@ -24,12 +24,12 @@ from paceline.job.sidecars import host_sidecar
 from paceline.launchers.spark.barrier import executor_pid, task_failed
 from paceline.launchers.spark.rounds.claims import Claims
 from paceline.launchers.spark.rounds.executors import own_executor
-from paceline.training.context import RankContext
+from paceline.plan.rank_context import RankContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
     from paceline.rank.rounds.exchange import Orders, Report, State
     from paceline.rank.rounds.train import RoundWorker
 

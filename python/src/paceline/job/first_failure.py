@@ -12,7 +12,7 @@ from paceline.records.documents import exit_code_of, read_statuses
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from paceline.job.trial import Job
+    from paceline.job.job import Job
     from paceline.records.rows import RankStatus
 
 # Ends of ranks after which a new start may help: one failed, or waited for a lost one too long.

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from paceline.errors import UsageError
-from paceline.render.files import task_files
+from paceline.launchers.schedulers.files import task_files
 
 
 def test_users_file_is_rendered_beside_the_trial(make_trial, tmp_path):

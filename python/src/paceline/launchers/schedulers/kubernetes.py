@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from paceline import __version__
 from paceline.job.environment import rank_environment
-from paceline.render.files import (
+from paceline.launchers.schedulers.files import (
     CannotRender,
     Places,
     Rendered,
@@ -28,6 +27,7 @@ from paceline.render.files import (
     trial_text,
 )
 from paceline.spec.extensions import LAUNCHERS, load_object
+from paceline.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
