@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -245,24 +245,42 @@ class _Pairs:
         return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draws:
+    """Standard random variables, by draw; equal arguments give equal draws."""
+
+    normal: NDArray[np.float64]  # shape (draws, errors)
+    common: NDArray[np.float64]  # chi-square over degrees of freedom, shape (draws, 1)
+    own: NDArray[np.float64]  # the same for each configuration
+    uniform: NDArray[np.float64]
+
+
+@lru_cache(maxsize=4)
+def _standard_draws(
+    draws: int, errors: int, degrees: float, own_degrees: tuple[float, ...]
+) -> _Draws:
+    generator = np.random.default_rng(_SEED)
+    shape = draws, len(own_degrees)
+    return _Draws(
+        normal=generator.standard_normal((draws, errors)),
+        common=generator.chisquare(degrees, (draws, 1)) / degrees,
+        own=generator.chisquare(own_degrees, shape) / np.array(own_degrees),
+        uniform=generator.random(shape),
+    )
+
+
 def _drawn_errors(layout: Layout, compared: NDArray[np.int64]) -> NDArray[np.float64]:
     """Draw the errors of the log means of the compared, shape (draws, compared)."""
-    size = len(layout.log_means)
-    draws = min(_MOST_DRAWS, _MOST_ELEMENTS // len(compared) ** 2)
-    generator = np.random.default_rng(_SEED)
-    common = layout.variance * layout.degrees / generator.chisquare(layout.degrees, (draws, 1))
-    free = np.maximum(layout.own_degrees, 1.0)
-    own = layout.own_variances * free / generator.chisquare(free, (draws, size))
-    is_noisier = generator.random((draws, size)) < layout.noisier
-    deviations = np.sqrt(np.where(is_noisier, own, common))
-    errors = _normal_draws(draws, len(layout.error_of)) * deviations[:, layout.error_of]
+    count = min(_MOST_DRAWS, _MOST_ELEMENTS // len(compared) ** 2)
+    own_degrees = tuple(np.maximum(layout.own_degrees, 1.0).tolist())
+    draws = _standard_draws(count, len(layout.error_of), layout.degrees, own_degrees)
+    is_noisier = draws.uniform < layout.noisier
+    variances = np.where(
+        is_noisier, layout.own_variances / draws.own, layout.variance / draws.common
+    )
+    errors = draws.normal * np.sqrt(variances)[:, layout.error_of]
     drawn: NDArray[np.float64] = errors @ layout.error_weights[compared].T
     return drawn
-
-
-@cache
-def _normal_draws(draws: int, count: int) -> NDArray[np.float64]:
-    return np.random.default_rng([_SEED, count]).standard_normal((draws, count))
 
 
 def _largest_distances(

@@ -5,9 +5,11 @@ another, so what they share in it cancels. Least squares give the configurations
 repeats are missing. Without missing repeats the estimates are the means over the repeats, and the
 ratio of two configurations is the ratio of their geometric means.
 
-Noise: one variance is shared by the configurations that agree with it (the core). With three
-repeats a variance of its own for each has no power. One variance for all is wrong if one
-configuration is noisier. So the repeats of each are compared with the others in an F test.
+Noise: the repeats of each configuration are compared with the rest of the run, which gives each a
+variance of its own. Intervals of ratios use these. One variance for all would make the interval of
+a noisier configuration far too narrow, and three repeats do not tell who is noisier. Tests of many
+configurations at once need more degrees of freedom. They use a variance that the configurations
+share (the core), or the own one, weighted by the probability that the configuration is noisier.
 """
 
 from __future__ import annotations
@@ -24,17 +26,14 @@ from paceline.analysis.inference.intervals import CONFIDENCE, Estimate, estimate
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# A configuration has its own variance in an interval if the F test rejects equality at this level.
-# It is high: a noisier configuration that is taken for a usual one has a far too narrow interval.
-OWN_VARIANCE_LEVEL = 0.25
 # The core leaves out configurations that the test rejects at this level, so that they do not
 # enlarge the variance of the others.
 _CORE_LEVEL = 0.01
 _LEAST_CORE = 3
-# Before the repeats are seen, so many configurations of a run are expected to be noisier, with a
-# variance 2 to 200 times as large (logarithms of this factor are equally likely).
-_EXPECTED_NOISIER = 2.0
-_MOST_PROBABLE = 0.5
+# Probability that a configuration is noisier before its repeats are seen: 6 / configurations^1.5. It
+# is a compromise between false separations and power, chosen by python/benchmarks/
+# statistics_study.py. The variance is then 2 to 200 times as large, equally likely in logarithms.
+_NOISIER_SCALE, _NOISIER_POWER, _MOST_PROBABLE = 6.0, 1.5, 0.5
 _FACTORS = np.geomspace(2.0, 200.0, 16)
 # Of the square of the largest value: below it, differences are rounding.
 _ROUNDING = 1e-24
@@ -55,7 +54,7 @@ class Layout:
     degrees: float  # of freedom of `variance`; 0: noise is unknown
     own_variances: NDArray[np.float64]
     own_degrees: NDArray[np.float64]
-    has_own: NDArray[np.bool_]  # intervals use the own variance
+    has_own: NDArray[np.bool_]  # the own variance is known, and intervals use it
     noisier: NDArray[np.float64]  # probability that the configuration is noisier than the core
     # The error of a log mean is a weighted sum of independent errors. Shape (configurations,
     # errors); each error belongs to one configuration and has its variance.
@@ -104,7 +103,7 @@ def fit_layout(log_speeds: NDArray[np.float64]) -> Layout:
         degrees=noise.degrees,
         own_variances=noise.own_variances,
         own_degrees=noise.own_degrees,
-        has_own=noise.is_noisier(OWN_VARIANCE_LEVEL),
+        has_own=noise.is_testable,
         noisier=noise.probabilities(),
         error_weights=weights,
         error_of=error_of,
@@ -189,16 +188,16 @@ class _Noise:
                 break
             core[left_out] = False
 
-    def is_noisier(self, level: float) -> NDArray[np.bool_]:
+    def _is_noisier(self, level: float) -> NDArray[np.bool_]:
         with np.errstate(invalid="ignore"):
             p_values = scipy.special.fdtrc(self.own_degrees, self._rest_degrees, self._ratio)
-        found: NDArray[np.bool_] = self._testable & (p_values < level)
+        found: NDArray[np.bool_] = self.is_testable & (p_values < level)
         return found
 
     def probabilities(self) -> NDArray[np.float64]:
         """Return the probability of each configuration that it is noisier, by Bayes' rule."""
         size = len(self._ratio)
-        prior = min(_EXPECTED_NOISIER / max(size, 1), _MOST_PROBABLE)
+        prior = min(_NOISIER_SCALE / max(size, 1) ** _NOISIER_POWER, _MOST_PROBABLE)
         factors = np.concatenate([[1.0], _FACTORS])
         weights = np.concatenate([[1 - prior], np.full(len(_FACTORS), prior / len(_FACTORS))])
         free = np.maximum(self.own_degrees, 1.0)[:, None]
@@ -208,7 +207,7 @@ class _Noise:
         log_density = log_density - 0.5 * (free + rest) * np.log1p(free * scaled / rest)
         posterior = weights * np.exp(log_density - log_density.max(axis=1, keepdims=True))
         found: NDArray[np.float64] = posterior[:, 1:].sum(axis=1) / posterior.sum(axis=1)
-        return np.where(self._testable, found, 0.0)
+        return np.where(self.is_testable, found, 0.0)
 
     def _test(self, core: NDArray[np.bool_]) -> None:
         """Compare each configuration with the rest of the core."""
@@ -237,7 +236,7 @@ class _Noise:
         floor = self._floor
         extra = np.maximum(whole - rest, 0.0)
         self.own_variances = extra / np.maximum(self.own_degrees, 1.0)
-        self._testable = (self.own_degrees > 0) & (rest_free > 0)
+        self.is_testable = (self.own_degrees > 0) & (rest_free > 0)
         others = np.maximum(rest / np.maximum(rest_free, 1.0), floor)
         self._ratio = self.own_variances / np.maximum(others, 1e-300)
 
@@ -245,7 +244,7 @@ class _Noise:
         size = int(core.sum())
         if size <= max(_LEAST_CORE, len(core) // 2):
             return None
-        candidates = core & self.is_noisier(_CORE_LEVEL / size)
+        candidates = core & self._is_noisier(_CORE_LEVEL / size)
         if not candidates.any():
             return None
         return int(np.argmax(np.where(candidates, self._ratio, -1.0)))
