@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.environment import is_kept
@@ -24,7 +25,7 @@ ENDLESS = {
     "image_size": 64, "global_batch": 16, "epochs": 100_000, "max_steps": 100_000,
     "oversubscribe": True, "telemetry": NO_SIDECAR, "collective_s": 60.0,
 }  # fmt: skip
-STRATEGIES = {
+STRATEGIES: dict[str, dict[str, Any]] = {
     "threads": {"replicas": 2},
     "processes": {"ranks_per_node": 2, "transport": "shared"},
     "pipeline": {"stages": 2, "micro_batches": 4, "balance": "size"},

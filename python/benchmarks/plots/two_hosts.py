@@ -28,7 +28,8 @@ WAYS = {
 def speedup(run: dict[str, Any]) -> dict[str, float]:
     """Return median, low and high of the speedup of two hosts under mpirun with MPI."""
     row = next(r for r in run["rows"] if (r["launcher"], r["transport"]) == ("mpi", "mpi"))
-    return row["speedup"]
+    interval: dict[str, float] = row["speedup"]
+    return interval
 
 
 def draw() -> None:

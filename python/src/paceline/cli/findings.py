@@ -263,9 +263,9 @@ def print_batch_findings(found: Sequence[BatchFinding]) -> None:
             measured, speed = probe.measured_bytes, probe.samples_per_s
             row = (
                 str(probe.global_batch),
-                "" if measured is None else f"{measured / _MIB:.0f} MiB",
+                f"{measured / _MIB:.0f} MiB" if measured else "",
                 "" if speed is None else f"{speed:.3g}",
-                "" if measured is not None else "does not fit",
+                "" if probe.fits else "does not fit",
             )
             table.add_row(*map(Text, row))
         console.print(table)
