@@ -28,8 +28,8 @@ import numpy as np
 import polars as pl
 
 from common import write_results
-from paceline.analysis.checks import Check
-from paceline.analysis.equivalence import Equivalence
+from paceline.analysis.equivalence.check import Equivalence
+from paceline.analysis.equivalence.checks import Check
 from paceline.plan.planning import plan_trials
 from paceline.plan.trial import Trial, trial_name
 from paceline.records.files import JsonlWriter, jsonable, write_json

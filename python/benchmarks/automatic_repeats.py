@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common import write_results
-from paceline.analysis.noise import CONFIDENCE, run_noise
-from paceline.analysis.pairwise import Pairwise
-from paceline.analysis.repeats import levels, undecided
-from paceline.analysis.speeds import read_speeds
-from paceline.analysis.statistics import Series
+from paceline.analysis.between_runs.speeds import read_speeds
+from paceline.analysis.statistics.noise import CONFIDENCE, run_noise
+from paceline.analysis.statistics.pairwise import Pairwise
+from paceline.analysis.statistics.repeats import levels, undecided
+from paceline.analysis.statistics.resampling import Series
 from paceline.records.layout import RunFiles
 
 _levels = functools.cache(levels)

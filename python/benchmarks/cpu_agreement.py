@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from common import median_interval, shown, write_results
-from paceline.analysis.reading import load_trial, read_hosts, read_rank_samples
-from paceline.analysis.steps import read_steps
+from paceline.analysis.trial.reading import load_trial, read_hosts, read_rank_samples
+from paceline.analysis.trial.steps import read_steps
 from paceline.data.catalogue import ensure_dataset
 from paceline.plan.planning import plan_trials
 from paceline.records.layout import TrialFiles
@@ -28,7 +28,7 @@ from paceline.runner import run_trial
 from paceline.spec.loading import parse_spec
 
 if TYPE_CHECKING:
-    from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.trial.reading import TrialRecord
 
 ASKED = 0.05
 RANKS = 2

@@ -20,9 +20,10 @@ import numpy as np
 
 from automatic_repeats import shifted
 from common import write_results
-from paceline.analysis.noise import run_noise
-from paceline.analysis.speeds import read_speeds
-from paceline.analysis.statistics import Series, ratio_interval
+from paceline.analysis.between_runs.speeds import read_speeds
+from paceline.analysis.statistics.noise import run_noise
+from paceline.analysis.statistics.resampling import Series
+from paceline.analysis.statistics.series import ratio_interval
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:

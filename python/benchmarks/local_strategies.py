@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import shown, write_results
-from paceline.analysis.compare import compare_run
-from paceline.analysis.noise import run_noise
-from paceline.analysis.statistics import ratio_interval
+from paceline.analysis.compare.run import compare_run
+from paceline.analysis.statistics.noise import run_noise
+from paceline.analysis.statistics.series import ratio_interval
 from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paceline.analysis.comparison import Comparison
-    from paceline.analysis.row import Row
-    from paceline.analysis.statistics import Series
+    from paceline.analysis.compare.result import Comparison
+    from paceline.analysis.compare.row import Row
+    from paceline.analysis.statistics.resampling import Series
 
 FLOAT_BYTES = 4
 # weights, gradients, momentum

@@ -23,11 +23,12 @@ import numpy as np
 
 from common import write_results
 from false_alarms import moved
-from paceline.analysis.noise import CONFIDENCE, run_noise
+from paceline.analysis.between_runs.speeds import read_speeds
 from paceline.analysis.recommend.candidates import Candidate, with_noise
 from paceline.analysis.recommend.next_measurement import expected_loss, next_measurement
-from paceline.analysis.speeds import read_speeds
-from paceline.analysis.statistics import Interval, Series, median_interval
+from paceline.analysis.statistics.noise import CONFIDENCE, run_noise
+from paceline.analysis.statistics.resampling import Series
+from paceline.analysis.statistics.series import Interval, median_interval
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:

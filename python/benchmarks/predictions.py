@@ -35,11 +35,11 @@ import numpy as np
 
 from common import write_results
 from lab import FULL
-from paceline.analysis.compare import compare_run
+from paceline.analysis.compare.run import compare_run
 from paceline.analysis.predict.link import given_link
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Prediction, Request
-from paceline.analysis.reading import TrialRecord, load_run
+from paceline.analysis.trial.reading import TrialRecord, load_run
 from paceline.lab import INTERFACE, Lab, why_not
 from paceline.records.files import jsonable, read_json, write_json
 from paceline.records.layout import RunFiles

@@ -25,7 +25,7 @@ from common import write_results
 from control_groups import Skipped
 from paceline.analysis.explain.difference import part_noise
 from paceline.analysis.explain.explanation import ExplainedTrials, Explanation, explain
-from paceline.analysis.reading import load_run
+from paceline.analysis.trial.reading import load_run
 from paceline.analysis.trial_analysis import analyse_trial
 from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles

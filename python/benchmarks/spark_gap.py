@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common import write_results
-from paceline.analysis.compare import compare_run
+from paceline.analysis.compare.run import compare_run
 from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:
-    from paceline.analysis.row import Row
+    from paceline.analysis.compare.row import Row
 
 
 def main() -> None:

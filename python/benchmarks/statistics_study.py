@@ -20,17 +20,17 @@ import numpy as np
 import scipy
 
 from common import write_results
-from paceline.analysis.inference.fastest import find_fastest
-from paceline.analysis.inference.intervals import single_trial_log_mean, welch_difference
-from paceline.analysis.inference.layout import fit_layout, log_ratio, log_speed
-from paceline.analysis.inference.looks import FIRST_LOOK, levels
+from paceline.analysis.statistics.fastest import find_fastest
+from paceline.analysis.statistics.intervals import single_trial_log_mean, welch_difference
+from paceline.analysis.statistics.layout import fit_layout, log_ratio, log_speed
+from paceline.analysis.statistics.looks import FIRST_LOOK, levels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from paceline.analysis.inference.layout import Layout
+    from paceline.analysis.statistics.layout import Layout
 
     Values = NDArray[np.float64]
 

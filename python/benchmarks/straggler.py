@@ -25,15 +25,15 @@ import numpy as np
 
 from common import call, median_interval, shown, write_results
 from one_trial import one_trial
-from paceline.analysis.communication import trial_communication
-from paceline.analysis.reading import load_run
-from paceline.analysis.steps import read_steps
-from paceline.analysis.stragglers import ready_times
+from paceline.analysis.trial.communication import trial_communication
+from paceline.analysis.trial.reading import load_run
+from paceline.analysis.trial.steps import read_steps
+from paceline.analysis.trial.stragglers import ready_times
 from paceline.records.files import jsonable
 from paceline.records.layout import RunFiles
 
 if TYPE_CHECKING:
-    from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.trial.reading import TrialRecord
 
 RANKS = 2
 WARMUP = 5

@@ -20,13 +20,13 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from paceline.analysis.configuration import TIMES
+from paceline.analysis.compare.labels import short_name
+from paceline.analysis.compare.row import Row
+from paceline.analysis.compare.verdict import EXPLAINS, Cause
 from paceline.analysis.explain.parts import PART_LABELS, PARTS
-from paceline.analysis.labels import short_name
-from paceline.analysis.noise import CONFIDENCE
 from paceline.analysis.recommend.candidates import Candidate, ratio, value_of, with_ties
-from paceline.analysis.row import Row
-from paceline.analysis.verdict import EXPLAINS, Cause
+from paceline.analysis.statistics.noise import CONFIDENCE
+from paceline.analysis.trial.configuration import TIMES
 from paceline.errors import DataError
 from paceline.records.files import read_json, typed
 from paceline.report.wording import NOT_MEASURED, bounds, megabytes, milliseconds
@@ -35,7 +35,7 @@ from paceline.spec.extensions import WORKLOADS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from paceline.analysis.statistics import Interval
+    from paceline.analysis.statistics.series import Interval
 
 TEMPLATE = Path(__file__).with_name("decision_guide_template.md")
 _Key = TypeVar("_Key", bound=Hashable)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from tests.unit.data.conftest import make_dataset
 
-from paceline.analysis.reading import load_run, read_hosts, read_rank_samples
+from paceline.analysis.trial.reading import load_run, read_hosts, read_rank_samples
 from paceline.data.dataset import open_dataset
 from paceline.data.reading import open_feed
 from paceline.data.row_groups import ParquetSource

@@ -11,8 +11,8 @@ import pytest
 from tests.functional.cli_runs import SMALL, slowed
 from tests.functional.test_killed_rank import ENDLESS, alive, running_rank
 
-from paceline.analysis.host_frames import GAP_INTERVALS, gaps
-from paceline.analysis.reading import read_hosts
+from paceline.analysis.trial.host_frames import GAP_INTERVALS, gaps
+from paceline.analysis.trial.reading import read_hosts
 from paceline.records.checkpoints import CheckpointFolder
 from paceline.records.layout import RunFiles
 from paceline.records.tables import row_dicts

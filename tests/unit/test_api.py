@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import pytest
 
 import paceline
-from paceline.analysis.compare import compare_run
+from paceline.analysis.compare.run import compare_run
 from paceline.api import LineProgress
 from paceline.errors import DataError, NotComparable, UsageError
 from paceline.plan.trial import Trial

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from paceline.analysis.compare import compare_run
+from paceline.analysis.compare.run import compare_run
 from paceline.records.layout import RunFiles
 
 BENCHMARKS = Path(__file__).parents[2] / "python" / "benchmarks"

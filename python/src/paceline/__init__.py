@@ -11,8 +11,8 @@ from paceline.version import __version__
 if TYPE_CHECKING:
     from paceline.api import Plan, Run, load, run
     from paceline.strategies.reduction.ddp_factors import with_factors
+    from paceline.training.graph_blocks import Blocks
     from paceline.training.task import (
-        Blocks,
         NamedParameters,
         Sums,
         Task,
@@ -38,6 +38,7 @@ __all__ = [
 ]
 _MODULES = {
     **dict.fromkeys(("Plan", "Run", "load", "run"), "paceline.api"),
+    "Blocks": "paceline.training.graph_blocks",
     "Target": "paceline.spec.tables",
     "with_factors": "paceline.strategies.reduction.ddp_factors",
 }

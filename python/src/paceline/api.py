@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline import runner
-from paceline.analysis.explain.run import explain_pair
+from paceline.analysis.compare.explain_run import explain_pair
 from paceline.analysis.predict.link import requested_link
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Request

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.reading import load_trial
+from paceline.analysis.trial.reading import load_trial
 from paceline.records.files import JsonlWriter
 from paceline.records.rows import CommunicationRow, StepRow
 from paceline.records.tables import rows
 
 if TYPE_CHECKING:
-    from paceline.analysis.reading import RankRecord, TrialRecord
+    from paceline.analysis.trial.reading import RankRecord, TrialRecord
     from paceline.records.layout import TrialFiles
 
 EARLY_S = 0.1  # before the last gradient: when the first bucket is asked for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from paceline.analysis.usage import _memory_peak
+from paceline.analysis.trial.usage import _memory_peak
 
 
 def ticks(*sizes: tuple[int, int | None]) -> pl.DataFrame:

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.analysis.compare import compare_run
-from paceline.analysis.comparison import Comparison
+from paceline.analysis.compare.result import Comparison
+from paceline.analysis.compare.run import compare_run
 from paceline.analysis.predict.link import given_link
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Prediction, Request
-from paceline.analysis.reading import load_run
 from paceline.analysis.recommend.candidates import Candidate, predicted_candidates
 from paceline.analysis.recommend.next_measurement import knowledge_gradient, next_measurement
 from paceline.analysis.recommend.recommend import recommend
-from paceline.analysis.statistics import Interval
+from paceline.analysis.statistics.series import Interval
+from paceline.analysis.trial.reading import load_run
 
 DEVIATION = 1.959964  # of a normal variable, half the width of a 95 % interval
 

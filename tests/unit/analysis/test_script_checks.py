@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from paceline.analysis.compare import compare_run
-from paceline.analysis.equivalence import check_equivalence
+from paceline.analysis.compare.run import compare_run
+from paceline.analysis.equivalence.check import check_equivalence
 from paceline.report.verdict import verdict_sentence
 
 WRONG = {"weights_error": 1.0, "gradient_error": 1.0}

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from paceline.errors import EnvironmentLacks
-from paceline.export.formats import export, require
+from paceline.export.run_data import export, require
 
 
 def test_missing_modules_are_named_with_the_command():

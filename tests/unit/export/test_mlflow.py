@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.export.formats import export
+from paceline.export.run_data import export
 
 mlflow = pytest.importorskip("mlflow")
 pytest.importorskip("sqlalchemy")

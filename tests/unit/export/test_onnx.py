@@ -11,7 +11,7 @@ from torch import nn
 
 from paceline.errors import DataError, UsageError
 from paceline.export import onnx as exporter
-from paceline.export.formats import export
+from paceline.export.run_data import export
 from paceline.training.task import Task
 from paceline.training.tensors import save_tensors
 from paceline.workloads.build import build_model, make_task

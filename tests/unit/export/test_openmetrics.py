@@ -10,9 +10,8 @@ from tests.unit.analysis.fabricate import LAUNCHED, edit_json, make_run
 from tests.unit.monitor.recorded import MPI, SEQUENTIAL, TWO_HOSTS, make_recorded_run
 
 from paceline.errors import DataError
-from paceline.export.formats import export
 from paceline.export.openmetrics import Written, write_openmetrics
-from paceline.export.run_data import RunData
+from paceline.export.run_data import RunData, export
 from paceline.records.files import JsonlWriter, read_jsonl, write_json
 from paceline.telemetry.metrics import METRICS
 

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from paceline.errors import UsageError
-from paceline.export.formats import export
+from paceline.export.run_data import export
 
 
 def test_parquet_files_are_the_frames(run):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.export.formats import export
+from paceline.export.run_data import export
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tests.fabricated_samples import opening
 from torch.nn.functional import cross_entropy
 
-from paceline.analysis.tensors import tensor_differences
+from paceline.analysis.equivalence.tensors import tensor_differences
 from paceline.data.reading import Batch
 from paceline.errors import RankFailed, UsageError
 from paceline.job.job import read_trial

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from paceline.analysis.compare import compare_run
+from paceline.analysis.compare.run import compare_run
 from paceline.errors import NotComparable
 from paceline.records.layout import RunFiles
 from paceline.report import document, figures

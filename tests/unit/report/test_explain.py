@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from paceline.analysis.compare import compare_run
+from paceline.analysis.compare.explain_run import explain_workload
+from paceline.analysis.compare.run import compare_run
 from paceline.analysis.explain.interventions import Intervention, Verification
-from paceline.analysis.explain.run import explain_workload
-from paceline.analysis.statistics import Mean
+from paceline.analysis.statistics.series import Mean
 from paceline.report.explain import (
     intervention_sentence,
     name_in,

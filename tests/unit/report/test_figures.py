@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from paceline.analysis.compare import compare_run
+from paceline.analysis.compare.run import compare_run
 from paceline.report import figures
 from paceline.spec.tables import Target
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.compare.result import Comparison
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 from tests.unit.analysis import operations as made
 
-from paceline.analysis.communication import trial_communication
-from paceline.analysis.compare import compare_run
+from paceline.analysis.compare.run import compare_run
+from paceline.analysis.trial.communication import trial_communication
 from paceline.report.document import render
 from paceline.report.profile import communication_section, overview, profile_view, size_words
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from paceline.analysis.communication import TrialCommunication
+    from paceline.analysis.trial.communication import TrialCommunication
     from paceline.records.layout import RunFiles
 
 

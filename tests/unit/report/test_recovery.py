@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.analysis.recovery import Recovery
+from paceline.analysis.trial.recovery import Recovery
 from paceline.report import sections
 from paceline.report.section import Detail
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from paceline.analysis.history import read_history
-from paceline.analysis.run_comparison import compare_runs
-from paceline.analysis.run_differences import Difference, run_differences
-from paceline.analysis.speeds import read_speeds
+from paceline.analysis.between_runs.differences import Difference, run_differences
+from paceline.analysis.between_runs.history import read_history
+from paceline.analysis.between_runs.speeds import read_speeds
+from paceline.analysis.between_runs.two_runs import compare_runs
 from paceline.report.runs import history_view, runs_view
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paceline.analysis.compare import compare_run
+from paceline.analysis.compare.run import compare_run
 from paceline.report import figures, strategies
 from paceline.report.section import Detail, Section
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.compare.result import Comparison
 
 
 def _parts(section: Section | None) -> Any:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 from rich.console import Console
 
-from paceline.analysis.compare import compare_run
-from paceline.analysis.statistics import Interval
+from paceline.analysis.compare.run import compare_run
+from paceline.analysis.statistics.series import Interval
 from paceline.records.documents import LookRecord, Stopping, write_stopping
 from paceline.report.table import comparison_text, comparison_view
 from paceline.report.wording import number
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.compare.result import Comparison
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.analysis.compare import compare_run
-from paceline.analysis.host_frames import read_series
+from paceline.analysis.compare.run import compare_run
+from paceline.analysis.trial.host_frames import read_series
 from paceline.records.layout import RunFiles
 from paceline.report.document import write_report
 from paceline.report.figures import telemetry_charts

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.analysis.ways import MPI, SEQUENTIAL, Way
 
 from paceline.analysis.explain.explanation import ExplainedTrials, Explanation, explain
-from paceline.analysis.reading import load_run
+from paceline.analysis.trial.reading import load_run
 from paceline.errors import NotComparable, RankFailed, UsageError
 from paceline.host.machine import machine_facts
 from paceline.plan.trial import Trial

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.analysis.reading import load_run
+from paceline.analysis.trial.reading import load_run
 from paceline.runner.repeats import AutomaticRepeats
 from paceline.spec.tables import Target
 

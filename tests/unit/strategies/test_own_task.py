@@ -16,7 +16,7 @@ from tests.unit.strategies.own_training import (
 )
 from tests.unit.strategies.pipeline.node import distance
 
-from paceline.analysis.tolerances import tolerance
+from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.strategies.reduction.optimizer_shard import OptimizerShard
 from paceline.training import passes
 from paceline.training.tensors import sha256_of

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.models import TINY_VGG
 
-from paceline.analysis.tolerances import tolerance
+from paceline.analysis.equivalence.tolerances import tolerance
 from paceline.strategies import TrainBatch, create_strategy
 from paceline.training.devices import InputMover, Stopwatch, device_of, use_device
 from paceline.training.tensors import sha256_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from paceline.analysis.statistics import series
+from paceline.analysis.statistics.series import series
 from paceline.spec.loading import parse_spec
 from paceline.tune.local import LocalSearch
 from paceline.tune.measurement import Measurement

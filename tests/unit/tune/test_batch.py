@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.unit.tune.conftest import SPEC
 
-from paceline.analysis.statistics import series
+from paceline.analysis.statistics.series import series
 from paceline.errors import EnvironmentLacks, ExitCode, RankFailed
 from paceline.records.layout import RunFiles
 from paceline.spec.loading import parse_spec

@@ -8,30 +8,31 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.analysis.background_load import disturbance
-from paceline.analysis.equivalence import equivalence_of
-from paceline.analysis.evaluation import read_evaluations, target_time
-from paceline.analysis.phases import trial_phases
-from paceline.analysis.pipeline import trial_pipeline
-from paceline.analysis.reading import read_hosts
-from paceline.analysis.recovery import checkpoint_cost, recoveries
-from paceline.analysis.staleness import read_updates
-from paceline.analysis.statistics import Series, series
-from paceline.analysis.steps import global_steps, read_steps
-from paceline.analysis.usage import trial_usage
+from paceline.analysis.equivalence.check import equivalence_of
+from paceline.analysis.statistics.resampling import Series
+from paceline.analysis.statistics.series import series
+from paceline.analysis.trial.background_load import disturbance
+from paceline.analysis.trial.evaluation import read_evaluations, target_time
+from paceline.analysis.trial.phases import trial_phases
+from paceline.analysis.trial.pipeline import trial_pipeline
+from paceline.analysis.trial.reading import read_hosts
+from paceline.analysis.trial.recovery import checkpoint_cost, recoveries
+from paceline.analysis.trial.staleness import read_updates
+from paceline.analysis.trial.steps import global_steps, read_steps
+from paceline.analysis.trial.usage import trial_usage
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from paceline.analysis.background_load import Disturbance
-    from paceline.analysis.equivalence import Equivalence
-    from paceline.analysis.evaluation import Evaluations, TargetTime
-    from paceline.analysis.phases import RankPhases
-    from paceline.analysis.pipeline import Pipeline
-    from paceline.analysis.reading import TrialRecord
-    from paceline.analysis.recovery import CheckpointCost, Recovery
-    from paceline.analysis.steps import GlobalSteps
-    from paceline.analysis.usage import Usage
+    from paceline.analysis.equivalence.check import Equivalence
+    from paceline.analysis.trial.background_load import Disturbance
+    from paceline.analysis.trial.evaluation import Evaluations, TargetTime
+    from paceline.analysis.trial.phases import RankPhases
+    from paceline.analysis.trial.pipeline import Pipeline
+    from paceline.analysis.trial.reading import TrialRecord
+    from paceline.analysis.trial.recovery import CheckpointCost, Recovery
+    from paceline.analysis.trial.steps import GlobalSteps
+    from paceline.analysis.trial.usage import Usage
     from paceline.records.layout import TrialFiles
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.analysis.compare import no_finished_baseline
-from paceline.analysis.run_comparison import compare_runs
-from paceline.analysis.run_differences import run_differences
-from paceline.analysis.speeds import read_speeds
+from paceline.analysis.between_runs.differences import run_differences
+from paceline.analysis.between_runs.speeds import read_speeds
+from paceline.analysis.between_runs.two_runs import compare_runs
+from paceline.analysis.compare.run import no_finished_baseline
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.markdown import markdown
 from paceline.cli.options import (
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from paceline.analysis.comparison import Comparison
-    from paceline.analysis.row import Row
+    from paceline.analysis.compare.result import Comparison
+    from paceline.analysis.compare.row import Row
 
 _MARKDOWN_WIDTH = 200  # columns, so that all figures are shown
 

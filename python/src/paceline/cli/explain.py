@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.analysis.explain.run import explain_pair, explain_trials, explain_workload
-from paceline.analysis.explain.two_runs import explain_runs
+from paceline.analysis.between_runs.explain_two_runs import explain_runs
+from paceline.analysis.compare.explain_run import explain_pair, explain_trials, explain_workload
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import (
     RUN_DIR,
@@ -31,7 +31,7 @@ from paceline.runner.verification import LIMIT_S, verify_run
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.compare.result import Comparison
     from paceline.analysis.explain.explanation import Explanation
     from paceline.analysis.explain.interventions import Verification
 

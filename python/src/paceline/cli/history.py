@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from paceline.analysis.history import history_json, read_history
+from paceline.analysis.between_runs.history import history_json, read_history
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import RUN_DIR, RUNS, json_option
 from paceline.errors import DataError

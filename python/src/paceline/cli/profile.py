@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.analysis.communication import trial_communication
+from paceline.analysis.trial.communication import trial_communication
 from paceline.cli.console import plain_console, print_json
 from paceline.cli.options import json_option, run_dir_argument
 from paceline.errors import DataError

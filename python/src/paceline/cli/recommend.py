@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paceline.analysis.explain.run import explain_workload
+from paceline.analysis.compare.explain_run import explain_workload
 from paceline.analysis.recommend.next_measurement import Measured
 from paceline.analysis.recommend.recommend import recommend
 from paceline.cli.console import plain_console, print_json
@@ -26,7 +26,7 @@ from paceline.runner.extra_repeat import run_extra_repeat
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.compare.result import Comparison
     from paceline.analysis.predict.prediction import Predictions
     from paceline.analysis.recommend.candidates import Goal
     from paceline.analysis.recommend.recommend import Recommendation

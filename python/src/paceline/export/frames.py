@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from paceline.analysis.evaluation import read_evaluations
-from paceline.analysis.host_frames import read_series
-from paceline.analysis.operations import clock_errors, load_operations, operation_times
-from paceline.analysis.steps import global_steps, read_steps
+from paceline.analysis.trial.evaluation import read_evaluations
+from paceline.analysis.trial.host_frames import read_series
+from paceline.analysis.trial.operations import clock_errors, load_operations, operation_times
+from paceline.analysis.trial.steps import global_steps, read_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from paceline.analysis.host_frames import HostSeries
-    from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.trial.host_frames import HostSeries
+    from paceline.analysis.trial.reading import TrialRecord
 
 _OF_AN_OPERATION = (
     "rank", "step", "group", "operation", "algorithm", "ranks", "sequence", "payload_bytes",

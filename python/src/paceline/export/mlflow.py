@@ -9,7 +9,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from paceline.export.formats import require
+from paceline.export.run_data import require
 from paceline.export.tracking import run_tags, tracked_trials
 from paceline.report.document import render
 from paceline.report.verdict import comparison_document, verdict_sentence

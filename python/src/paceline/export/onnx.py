@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from paceline.errors import DataError, UsageError
-from paceline.export.formats import require
+from paceline.export.run_data import require
 from paceline.spec.extensions import WORKLOADS
 from paceline.workloads.build import on_meta_device, task_of
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.trial.reading import TrialRecord
     from paceline.export.run_data import RunData
     from paceline.training.task import Task
 

@@ -13,8 +13,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from paceline.analysis.host_frames import GAP_INTERVALS
-from paceline.analysis.reading import read_trial
+from paceline.analysis.trial.host_frames import GAP_INTERVALS
+from paceline.analysis.trial.reading import read_trial
 from paceline.errors import DataError
 from paceline.records.files import document, read_json
 from paceline.records.rows import (

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline.analysis.compare import compare_run
-from paceline.analysis.reading import load_run, load_trial
-from paceline.errors import DataError, NotComparable, UsageError
-from paceline.export.formats import export
+from paceline.analysis.compare.run import compare_run
+from paceline.analysis.trial.reading import load_run, load_trial
+from paceline.errors import DataError, EnvironmentLacks, NotComparable, UsageError
 from paceline.export.frames import (
     communication_frame,
     evaluation_frame,
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from paceline.analysis.comparison import Comparison
-    from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.compare.result import Comparison
+    from paceline.analysis.trial.reading import TrialRecord
 
 
 class RunData:
@@ -124,3 +125,56 @@ def finished_trials(runs: Sequence[RunData]) -> list[TrialRecord]:
         names = ", ".join(str(run.files.root) for run in runs)
         raise NotComparable(f"{names}: expected finished trials to predict from, found none")
     return found
+
+
+class Exporter(Protocol):
+    """Writes a run, or one trial of it, into the folder `out`; returns what it has written."""
+
+    def __call__(self, run: RunData, out: Path, trial: str | None) -> Sequence[Path]: ...
+
+
+# Imported on use: a format may need a library that is not installed.
+_EXPORTERS = {
+    "csv": "paceline.export.tables:write_csv",
+    "parquet": "paceline.export.tables:write_parquet",
+    "mlflow": "paceline.export.mlflow:write_mlflow",
+    "tensorboard": "paceline.export.tensorboard:write_tensorboard",
+    "perfetto": "paceline.export.trace:write_perfetto",
+    "openmetrics": "paceline.export.openmetrics:write_run",
+    "onnx": "paceline.export.onnx:write_onnx",
+}
+FORMATS = tuple(_EXPORTERS)
+
+
+def export(
+    run: RunData, to: str, out: Path | None = None, trial: str | None = None
+) -> Sequence[Path]:
+    """Write the run in the format `to`; return the files or folders.
+
+    out: a folder; default RUN_DIR/export/FORMAT. trial: only the trial with this id.
+    Raises UsageError for an unknown format or trial, or if `out` cannot be written;
+    EnvironmentLacks if the format's library is not installed; DataError if a file is damaged.
+    """
+    if to not in _EXPORTERS:
+        raise UsageError(f"export: expected a format among {', '.join(FORMATS)}, got {to!r}")
+    module, _, function = _EXPORTERS[to].partition(":")
+    exporter: Exporter = getattr(import_module(module), function)
+    folder = run.files.export / to if out is None else out
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{folder}: expected a folder that can be written, got: {error.strerror or error}; "
+            "choose another with --out"
+        ) from error
+    return exporter(run, folder, trial)
+
+
+def require(extra: str, *modules: str) -> None:
+    """Raise EnvironmentLacks with the command to install unless all `modules` are installed."""
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise EnvironmentLacks(
+            f"export to {extra}: expected the packages {', '.join(modules)}, not installed: "
+            f"{', '.join(missing)}; install them with `pip install 'paceline[{extra}]'`"
+        )

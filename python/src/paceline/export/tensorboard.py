@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.export.formats import require
+from paceline.export.run_data import require
 from paceline.export.tracking import run_tags, tracked_trials
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from paceline.analysis.operations import clock_errors, load_operations, operation_times
-from paceline.analysis.steps import read_steps
+from paceline.analysis.trial.operations import clock_errors, load_operations, operation_times
+from paceline.analysis.trial.steps import read_steps
 from paceline.errors import UsageError
 from paceline.records.files import replacing
 from paceline.records.phases import LABELS
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from paceline.analysis.reading import RankRecord, TrialRecord
-    from paceline.analysis.steps import RankSteps
+    from paceline.analysis.trial.reading import RankRecord, TrialRecord
+    from paceline.analysis.trial.steps import RankSteps
     from paceline.export.run_data import RunData
 
 _EXPOSED = "exposed communication"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from paceline.analysis.steps import global_steps, read_steps
+from paceline.analysis.trial.steps import global_steps, read_steps
 from paceline.export.frames import flat, host_frame
 from paceline.records.phases import STEP_PHASES
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.trial.reading import TrialRecord
     from paceline.export.run_data import RunData
 
 _NO_PARAMETERS = {"id", "experiment", "schema_version", "telemetry", "limits"}

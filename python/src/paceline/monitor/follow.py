@@ -9,17 +9,17 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.host_frames import host_frame
-from paceline.analysis.operations import clock_errors
-from paceline.analysis.reading import (
+from paceline.analysis.trial.host_frames import host_frame
+from paceline.analysis.trial.operations import clock_errors
+from paceline.analysis.trial.reading import (
     HostTrace,
     RankRecord,
     TrialRecord,
     load_manifest,
     read_trial,
 )
-from paceline.analysis.steps import RankSteps, global_steps, rank_steps
-from paceline.analysis.stragglers import find_straggler
+from paceline.analysis.trial.steps import RankSteps, global_steps, rank_steps
+from paceline.analysis.trial.stragglers import find_straggler
 from paceline.errors import DataError
 from paceline.records.documents import has_writer, read_stopping
 from paceline.records.files import document

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.analysis.labels import NO_TRANSPORT, distinctions, is_single
-from paceline.analysis.row import COMPUTATION
+from paceline.analysis.compare.labels import NO_TRANSPORT, distinctions, is_single
+from paceline.analysis.compare.row import COMPUTATION
 from paceline.records.phases import LABELS
 from paceline.report.section import Cell, Column, Detail, Table
 from paceline.report.wording import (
@@ -23,9 +23,9 @@ from paceline.report.wording import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.analysis.comparison import Comparison
-    from paceline.analysis.row import Row
-    from paceline.analysis.statistics import Interval
+    from paceline.analysis.compare.result import Comparison
+    from paceline.analysis.compare.row import Row
+    from paceline.analysis.statistics.series import Interval
 
 _WIDEST_PERCENT = 999  # a wider interval says only that nothing is known
 _MARK_STYLES = {"✓": "yes", "✗": "no", "?": "unknown", "~": "lossy"}

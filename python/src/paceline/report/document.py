@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from paceline.analysis.compare import compare_run
-from paceline.analysis.host_frames import read_series
-from paceline.analysis.labels import short_name
+from paceline.analysis.compare.labels import short_name
+from paceline.analysis.compare.run import compare_run
+from paceline.analysis.trial.host_frames import read_series
 from paceline.records.files import write_text
 from paceline.records.phases import ALL_PHASES
 from paceline.report import figures, strategies
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.compare.result import Comparison
     from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.records.layout import RunFiles
     from paceline.report.figures import Chart

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from paceline.analysis.compare.explain_run import explain_workload
 from paceline.analysis.explain.evidence import amount
 from paceline.analysis.explain.explanation import OUTSIDE
-from paceline.analysis.explain.run import explain_workload
-from paceline.analysis.statistics import Mean
+from paceline.analysis.statistics.series import Mean
 from paceline.records.phases import LABELS
 from paceline.report.section import Column, Section, Table, terminal_view
 from paceline.report.sections import name_in as short_name_in
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.compare.result import Comparison
     from paceline.analysis.explain.explanation import EvidenceRow, Explanation
     from paceline.analysis.explain.interventions import Intervention, Verification
     from paceline.analysis.explain.pair import Factor

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from paceline.analysis.explain.two_runs import side_name
+from paceline.analysis.between_runs.explain_two_runs import side_name
 from paceline.report.explain import explanation_view, overview_table
 from paceline.report.runs import configuration_names, differences_section
 from paceline.report.section import Section, spaced, terminal_view
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from paceline.analysis.explain.two_runs import ExplainedRuns
+    from paceline.analysis.between_runs.explain_two_runs import ExplainedRuns
     from paceline.plan.trial import Trial
 
 _STATE = (

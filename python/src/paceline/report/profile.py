@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.analysis.communication import trial_communication
-from paceline.analysis.labels import short_name
+from paceline.analysis.compare.labels import short_name
+from paceline.analysis.trial.communication import trial_communication
 from paceline.records.phases import LABELS
 from paceline.report.section import Column, Detail, Section, Table, terminal_table, terminal_view
 from paceline.report.wording import (
@@ -22,9 +22,14 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from paceline.analysis.communication import Bin, RankCommunication, SumCheck, TrialCommunication
-    from paceline.analysis.comparison import Comparison
-    from paceline.analysis.stragglers import Straggling
+    from paceline.analysis.compare.result import Comparison
+    from paceline.analysis.trial.communication import (
+        Bin,
+        RankCommunication,
+        SumCheck,
+        TrialCommunication,
+    )
+    from paceline.analysis.trial.stragglers import Straggling
 
 _NOT_RECORDED = (
     "No operation was recorded (ranks/*/communication.jsonl): the transport does not record. "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.labels import short_name
+from paceline.analysis.compare.labels import short_name
 from paceline.report.columns import mark_cell
 from paceline.report.section import Cell, Column, Section, Table
 from paceline.report.wording import NOT_MEASURED, number
@@ -12,10 +12,10 @@ from paceline.report.wording import NOT_MEASURED, number
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from paceline.analysis.checks import Check
-    from paceline.analysis.comparison import Comparison
-    from paceline.analysis.equivalence import Equivalence
-    from paceline.analysis.row import Row
+    from paceline.analysis.compare.result import Comparison
+    from paceline.analysis.compare.row import Row
+    from paceline.analysis.equivalence.check import Equivalence
+    from paceline.analysis.equivalence.checks import Check
     from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.records.rows import RankEnvironment
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.compare.result import Comparison
     from paceline.analysis.recommend.candidates import Candidate
     from paceline.analysis.recommend.next_measurement import Measured, NextMeasurement
     from paceline.analysis.recommend.recommend import Recommendation

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from paceline.analysis.labels import short_name
-from paceline.analysis.rows import planned_row
+from paceline.analysis.compare.compute_row import planned_row
+from paceline.analysis.compare.labels import short_name
 from paceline.report.section import Cell, Column, Section, Table, spaced, terminal_view
 from paceline.report.wording import NOT_MEASURED, bounds, number
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from paceline.analysis.history import RunOfHistory
-    from paceline.analysis.run_comparison import PairedRow, RunComparison
-    from paceline.analysis.run_differences import Difference
+    from paceline.analysis.between_runs.differences import Difference
+    from paceline.analysis.between_runs.history import RunOfHistory
+    from paceline.analysis.between_runs.two_runs import PairedRow, RunComparison
     from paceline.plan.trial import Trial
 
 _MOST_OF_A_KIND = 12  # differences that are listed

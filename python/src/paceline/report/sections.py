@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.analysis.labels import short_name
-from paceline.analysis.recovery import failure_costs
+from paceline.analysis.compare.labels import short_name
+from paceline.analysis.trial.recovery import failure_costs
 from paceline.records.phases import ALL_PHASES, OTHER_SPANS
 from paceline.report.columns import interval_cell
 from paceline.report.section import Cell, Column, Detail, Section, Table
@@ -22,11 +22,11 @@ from paceline.report.wording import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from paceline.analysis.comparison import Comparison
-    from paceline.analysis.compression import CompressionEffect
-    from paceline.analysis.recovery import FailureCost
-    from paceline.analysis.row import Row
-    from paceline.analysis.staleness import Staleness
+    from paceline.analysis.compare.compression import CompressionEffect
+    from paceline.analysis.compare.result import Comparison
+    from paceline.analysis.compare.row import Row
+    from paceline.analysis.trial.recovery import FailureCost
+    from paceline.analysis.trial.staleness import Staleness
     from paceline.analysis.trial_analysis import TrialAnalysis
 
 _BASELINE_MARK = "†"

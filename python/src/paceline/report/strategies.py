@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.analysis.configuration import DOT, TIMES
-from paceline.analysis.labels import short_name, strategy_name
+from paceline.analysis.compare.labels import short_name, strategy_name
+from paceline.analysis.trial.configuration import DOT, TIMES
 from paceline.report import figures
 from paceline.report.columns import comparison_table, interval_cell
 from paceline.report.section import Cell, Column, Detail, Section, Table
@@ -20,10 +20,10 @@ from paceline.report.wording import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.analysis.comparison import Comparison
-    from paceline.analysis.local_global import LocalGlobal, Relation, StrategyLine
-    from paceline.analysis.pipeline import Pipeline
-    from paceline.analysis.row import Row
+    from paceline.analysis.compare.local_global import LocalGlobal, Relation, StrategyLine
+    from paceline.analysis.compare.result import Comparison
+    from paceline.analysis.compare.row import Row
+    from paceline.analysis.trial.pipeline import Pipeline
 
 _LEAST_FOR_A_CLAIM = 5  # of 4! orders two are perfect: 8 %, so 4 strategies never reach 5 %
 

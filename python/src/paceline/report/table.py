@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group
 from rich.text import Text
 
-from paceline.analysis.labels import short_name
+from paceline.analysis.compare.labels import short_name
 from paceline.report.columns import comparison_table
 from paceline.report.recommend import next_sentence
 from paceline.report.section import (
@@ -25,7 +25,7 @@ from paceline.report.wording import DASH, mark_of, not_ranked_reason, table_sent
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from paceline.analysis.comparison import Comparison
+    from paceline.analysis.compare.result import Comparison
 
 _LEGEND = "eq.: equivalent to the baseline. Main cost: largest part beside computation."
 _HTML = '<pre style="line-height: normal; overflow-x: auto">{code}</pre>'

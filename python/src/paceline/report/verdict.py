@@ -6,20 +6,20 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.configuration import TIMES
+from paceline.analysis.compare.labels import short_name
+from paceline.analysis.compare.verdict import Verdict
 from paceline.analysis.explain.parts import PART_LABELS
-from paceline.analysis.labels import short_name
-from paceline.analysis.verdict import Verdict
+from paceline.analysis.trial.configuration import TIMES
 from paceline.records.files import jsonable
 from paceline.report.wording import bounds, listed, milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.analysis.comparison import Comparison
-    from paceline.analysis.row import Row
-    from paceline.analysis.statistics import Interval
-    from paceline.analysis.verdict import Cause
+    from paceline.analysis.compare.result import Comparison
+    from paceline.analysis.compare.row import Row
+    from paceline.analysis.compare.verdict import Cause
+    from paceline.analysis.statistics.series import Interval
 
 _MOST_NAMED = 3  # tied configurations in a sentence
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from paceline.analysis.labels import short_name
-from paceline.analysis.statistics import Interval
+from paceline.analysis.compare.labels import short_name
+from paceline.analysis.statistics.series import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.analysis.comparison import Comparison
-    from paceline.analysis.local_global import LocalGlobal
-    from paceline.analysis.row import Row
-    from paceline.analysis.statistics import Mean
+    from paceline.analysis.compare.local_global import LocalGlobal
+    from paceline.analysis.compare.result import Comparison
+    from paceline.analysis.compare.row import Row
+    from paceline.analysis.statistics.series import Mean
     from paceline.records.documents import Stopping
 
 DASH = "\N{EN DASH}"

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.run_differences import machine_identity
+from paceline.analysis.between_runs.differences import machine_identity
 from paceline.errors import NotComparable, UsageError
 from paceline.host.machine import machine_facts
 from paceline.records.documents import only_writer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from paceline.analysis.equivalence import check_equivalence, write_equivalence
+from paceline.analysis.equivalence.check import check_equivalence, write_equivalence
 from paceline.data.dataset import order_of
 from paceline.runner.run_trial import is_finished
 

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.analysis.reading import load_manifest
+from paceline.analysis.trial.reading import load_manifest
 from paceline.errors import DataError, EnvironmentLacks, UsageError
 from paceline.plan.trial import task_facts
 from paceline.records.files import document

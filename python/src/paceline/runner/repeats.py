@@ -6,17 +6,17 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from paceline.analysis.equivalence import read_equivalence
-from paceline.analysis.reading import load_trial
-from paceline.analysis.repeats import FIRST_LOOK, levels, undecided
-from paceline.analysis.speeds import target_speed, trial_speed
+from paceline.analysis.between_runs.speeds import target_speed, trial_speed
+from paceline.analysis.equivalence.check import read_equivalence
+from paceline.analysis.statistics.repeats import FIRST_LOOK, levels, undecided
+from paceline.analysis.trial.reading import load_trial
 from paceline.records.documents import LookRecord, Stopping, write_stopping
 from paceline.runner.run_trial import is_finished
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.analysis.statistics import Series
+    from paceline.analysis.statistics.resampling import Series
     from paceline.plan.trial import Trial
     from paceline.records.layout import RunFiles
     from paceline.spec import Experiment

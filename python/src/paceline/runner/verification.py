@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.analysis.explain.difference import part_noise
 from paceline.analysis.explain.explanation import ExplainedTrials
 from paceline.analysis.explain.interventions import CHANGED, UNCHANGED, judge
-from paceline.analysis.reading import load_run
+from paceline.analysis.trial.reading import load_run
 from paceline.analysis.trial_analysis import analyse_trial
 from paceline.errors import NotComparable, UsageError
 from paceline.runner.directory import check_machine, default_run_dir

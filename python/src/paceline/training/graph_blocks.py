@@ -20,16 +20,16 @@ import torch
 from torch import Tensor, fx, nn
 
 from paceline.errors import UsageError
-from paceline.training.fake_tensors import fake_mode
-from paceline.training.passes import evaluating
+from paceline.training.fake_tensors import evaluating, fake_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paceline.training.task import Blocks
 
 _WHAT_TO_DO = "define blocks(model), so that calling the blocks in turn is the model's forward"
 _SAMPLES = (2, 3)  # of the passes that show which tensors have a row for each sample
+
+Blocks = list[tuple[str, nn.Module]]  # names and layers of a model in order
 
 
 def graph_blocks(model: nn.Module, example: Tensor) -> Blocks:

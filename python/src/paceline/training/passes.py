@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from paceline.training.pass_communication import PassCommunication
 from paceline.training.strategy import GradientResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import Tensor, nn
 
@@ -39,18 +39,6 @@ def autocast(training: Training, device: str = "cpu") -> AbstractContextManager[
     if training.precision == "bf16":
         return torch.autocast(device, dtype=torch.bfloat16)
     return nullcontext()
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch the model to evaluation, without dropout masks and batch statistics, and back."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, was_training in modes:
-            module.training = was_training
 
 
 def share_of(batch: TrainBatch, replica: int, replicas: int) -> TrainBatch:

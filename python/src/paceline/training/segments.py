@@ -17,7 +17,8 @@ from paceline.training.tensors import storage_number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.training.task import Blocks, Task
+    from paceline.training.graph_blocks import Blocks
+    from paceline.training.task import Task
 
 _SAMPLES = 2  # the least for which every layer has batch statistics
 

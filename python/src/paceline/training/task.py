@@ -20,7 +20,7 @@ from paceline.errors import UsageError
 from paceline.spec.tables import Target
 from paceline.spec.values import MemoryFormat
 from paceline.training import transforms
-from paceline.training.graph_blocks import graph_blocks
+from paceline.training.graph_blocks import Blocks, graph_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from paceline.plan.sample_order import SampleRandom
 
 NamedParameters = list[tuple[str, nn.Parameter]]
-Blocks = list[tuple[str, nn.Module]]
 Sums = tuple[Tensor, Tensor]  # sum and count of a metric
 
 

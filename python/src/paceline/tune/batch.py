@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.reading import load_trial
-from paceline.analysis.speeds import trial_speed
+from paceline.analysis.between_runs.speeds import trial_speed
+from paceline.analysis.trial.reading import load_trial
 from paceline.data.dataset import open_dataset
 from paceline.errors import EnvironmentLacks, ExitCode, UsageError
 from paceline.host.machine import usable_cores

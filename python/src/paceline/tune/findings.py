@@ -6,15 +6,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.noise import run_noise
-from paceline.analysis.statistics import median_interval, ratio_interval
+from paceline.analysis.statistics.noise import run_noise
+from paceline.analysis.statistics.series import median_interval, ratio_interval
 from paceline.records.files import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.analysis.noise import RunNoises
-    from paceline.analysis.statistics import Interval, Series
+    from paceline.analysis.statistics.noise import RunNoises
+    from paceline.analysis.statistics.resampling import Series
+    from paceline.analysis.statistics.series import Interval
     from paceline.plan.trial import Trial
     from paceline.tune.search import Bracket, Measurements
     from paceline.tune.spaces import LeftOut, Space, Target

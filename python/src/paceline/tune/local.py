@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.reading import load_trial
+from paceline.analysis.trial.reading import load_trial
 from paceline.plan.planning import repeated, resolve_training
 from paceline.spec import TrialRequest
 from paceline.spec.counts import batch_per_replica

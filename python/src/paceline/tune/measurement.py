@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.analysis.equivalence import read_equivalence
-from paceline.analysis.reading import load_trial
-from paceline.analysis.speeds import trial_speed
+from paceline.analysis.between_runs.speeds import trial_speed
+from paceline.analysis.equivalence.check import read_equivalence
+from paceline.analysis.trial.reading import load_trial
 from paceline.records.attempts import set_aside
 from paceline.runner import check_equivalences, failure_of, is_finished, run_trial
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from paceline.analysis.statistics import Series
+    from paceline.analysis.statistics.resampling import Series
     from paceline.plan.trial import Trial
     from paceline.records.layout import RunFiles
     from paceline.runner import Progress

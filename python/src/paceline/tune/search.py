@@ -15,7 +15,7 @@ from paceline.tune.halving import SuccessiveHalving
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from paceline.analysis.statistics import Series
+    from paceline.analysis.statistics.resampling import Series
     from paceline.plan.trial import Trial
     from paceline.spec import TuneSettings
     from paceline.tune.measurement import Measurement, Measurer

@@ -16,8 +16,9 @@ from paceline.data.row_groups import ParquetSource
 from paceline.errors import PacelineError, UsageError
 from paceline.spec.model_facts import CLASSES, ModelFacts
 from paceline.training.batch_norm import batch_norms
+from paceline.training.fake_tensors import evaluating
 from paceline.training.optimizers import TaskOptimizer, trained_parameters
-from paceline.training.passes import evaluating, summed_loss
+from paceline.training.passes import summed_loss
 from paceline.workloads.build import informed, make_task, on_meta_device
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.analysis.ways import MPI, PIPELINE, SEQUENTIAL, Way
 
 from paceline.analysis.explain.explanation import ExplainedTrials, Explanation, explain
-from paceline.analysis.reading import load_run
+from paceline.analysis.trial.reading import load_run
 
 ALONE = dataclasses.replace(SEQUENTIAL, cpu_percent=50.0, full_trace=True)  # one of two cores
 PEERS = dataclasses.replace(MPI, cpu_percent=95.0, full_trace=True, network_bytes_per_s=5e6)

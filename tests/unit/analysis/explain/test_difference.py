@@ -8,8 +8,8 @@ import pytest
 from paceline.analysis.explain.difference import TOTAL, difference
 from paceline.analysis.explain.pair import TimeOnCores, split_time_on_cores
 from paceline.analysis.explain.parts import PART_NAMES, PARTS, TrialParts
-from paceline.analysis.noise import noise_between_runs
-from paceline.analysis.resampling import mean_draws
+from paceline.analysis.statistics.noise import noise_between_runs
+from paceline.analysis.statistics.resampling import mean_draws
 
 STEP_S = np.array([0.6, 0.05, 0.0, 0.1, 0.15, 0.05, 0.05, 0.0])
 RUN_NOISE, STEP_NOISE = 0.02, 0.1

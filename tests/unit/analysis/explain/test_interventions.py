@@ -13,7 +13,7 @@ from tests.unit.analysis.ways import INTRAOP, MPI, PIPELINE, SEQUENTIAL, THREADS
 from paceline.analysis.explain import interventions
 from paceline.analysis.explain.interventions import Intervention, judge
 from paceline.analysis.explain.parts import PARTS, TrialParts
-from paceline.analysis.resampling import DRAWS
+from paceline.analysis.statistics.resampling import DRAWS
 from paceline.plan.trial import Trial
 
 

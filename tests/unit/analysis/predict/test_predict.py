@@ -15,7 +15,7 @@ from paceline.analysis.predict.link import given_link
 from paceline.analysis.predict.overlap import GATHERS
 from paceline.analysis.predict.predict import predict
 from paceline.analysis.predict.prediction import Request
-from paceline.analysis.reading import TrialRecord, load_run
+from paceline.analysis.trial.reading import TrialRecord, load_run
 
 FAST = given_link(1e12, 1e-9)
 

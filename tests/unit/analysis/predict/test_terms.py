@@ -19,9 +19,9 @@ from paceline.analysis.predict.overlap import (
     Replay,
     recorded_profile,
 )
-from paceline.analysis.reading import load_run
-from paceline.analysis.resampling import DRAWS
-from paceline.analysis.steps import read_steps
+from paceline.analysis.statistics.resampling import DRAWS
+from paceline.analysis.trial.reading import load_run
+from paceline.analysis.trial.steps import read_steps
 
 ONE = np.ones((1, 1))
 

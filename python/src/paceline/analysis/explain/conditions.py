@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.analysis.configuration import pipeline_counts
 from paceline.analysis.explain.evidence import amount
 from paceline.analysis.explain.pair import ALLOCATED, AT_WORK, CPU_TIME
-from paceline.analysis.pipeline import theoretical_bubble
+from paceline.analysis.trial.configuration import pipeline_counts
+from paceline.analysis.trial.pipeline import theoretical_bubble
 from paceline.records.phases import LABELS
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
 """The difference in step time of two configurations, by part, with intervals.
 
 Means over steps and repeats are used, because means add up and medians do not. The interval of a
-mean difference comes from the block-hierarchical bootstrap of paceline.analysis.statistics, and no
-bound is nearer to the mean than Student's t puts it for the run-to-run noise. That noise is
+mean difference comes from the block-hierarchical bootstrap of paceline.analysis.statistics.series,
+and no bound is nearer to the mean than Student's t puts it for the run-to-run noise. That noise is
 estimated for each part and configuration, with the help of all configurations of the workload
-(paceline.analysis.noise), relative to their step times.
+(paceline.analysis.statistics.noise), relative to their step times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.analysis.explain.parts import PART_NAMES, PARTS, parts_of_phases
-from paceline.analysis.noise import (
+from paceline.analysis.statistics.noise import (
     CONFIDENCE,
     RunNoise,
     RunNoises,
@@ -24,9 +24,9 @@ from paceline.analysis.noise import (
     t_quantile,
     total_noise_of,
 )
-from paceline.analysis.phases import mean_over_ranks
-from paceline.analysis.resampling import bootstrap_means
-from paceline.analysis.statistics import Mean
+from paceline.analysis.statistics.resampling import bootstrap_means
+from paceline.analysis.statistics.series import Mean
+from paceline.analysis.trial.phases import mean_over_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

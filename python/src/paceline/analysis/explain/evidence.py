@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from paceline.analysis.background_load import disturbance
-from paceline.analysis.host_frames import column, host_frame
-from paceline.analysis.reading import read_hosts
-from paceline.analysis.usage import span_on_host
+from paceline.analysis.trial.background_load import disturbance
+from paceline.analysis.trial.host_frames import column, host_frame
+from paceline.analysis.trial.reading import read_hosts
+from paceline.analysis.trial.usage import span_on_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.analysis.reading import HostTrace, TrialRecord
+    from paceline.analysis.trial.reading import HostTrace, TrialRecord
 
     Values = dict[str, float | None]
 

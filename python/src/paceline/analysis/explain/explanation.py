@@ -23,7 +23,7 @@ from paceline.analysis.explain.pair import (
     split_time_on_cores,
 )
 from paceline.analysis.explain.parts import ON_CORES, trial_steps
-from paceline.analysis.phases import mean_over_ranks, median_over_repeats, trial_phases
+from paceline.analysis.trial.phases import mean_over_ranks, median_over_repeats, trial_phases
 from paceline.errors import NotComparable
 from paceline.records.files import jsonable
 from paceline.records.phases import ALL_PHASES
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from paceline.analysis.explain.interventions import Intervention
     from paceline.analysis.explain.pair import Factor
     from paceline.analysis.explain.parts import TrialParts, TrialSteps
-    from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.trial.reading import TrialRecord
     from paceline.plan.trial import Trial
 
 OUTSIDE = tuple(phase.name for phase in ALL_PHASES if not phase.in_step)

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from paceline.analysis.configuration import pipeline_counts
 from paceline.analysis.explain.difference import difference
+from paceline.analysis.trial.configuration import pipeline_counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paceline.analysis.explain.difference import PartNoise
     from paceline.analysis.explain.parts import TrialParts
-    from paceline.analysis.statistics import Mean
+    from paceline.analysis.statistics.series import Mean
     from paceline.plan.trial import Trial
 
 Answer = Literal["confirmed", "refuted", "undecided", "gone"]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.analysis.operations import clock_errors
-from paceline.analysis.resampling import mean_draws
-from paceline.analysis.steps import global_steps, read_steps
-from paceline.analysis.stragglers import find_straggler
+from paceline.analysis.statistics.resampling import mean_draws
+from paceline.analysis.trial.operations import clock_errors
+from paceline.analysis.trial.steps import global_steps, read_steps
+from paceline.analysis.trial.stragglers import find_straggler
 from paceline.records.phases import LABELS
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from paceline.analysis.reading import TrialRecord
-    from paceline.analysis.steps import GlobalSteps, RankSteps
-    from paceline.analysis.stragglers import Lateness
+    from paceline.analysis.trial.reading import TrialRecord
+    from paceline.analysis.trial.steps import GlobalSteps, RankSteps
+    from paceline.analysis.trial.stragglers import Lateness
 
 COMPUTATION, REMAINDER = "computation", "remainder"
 _CLOCK_S = 1e-5  # a smaller distance between two unix times is rounding

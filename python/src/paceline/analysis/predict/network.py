@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.analysis.configuration import pipeline_counts
 from paceline.analysis.predict.burden import Burden
 from paceline.analysis.predict.link import measured_link, slower_of
 from paceline.analysis.predict.node import node_step
@@ -18,7 +17,8 @@ from paceline.analysis.predict.overlap import (
     recorded_profile,
     unrecorded_profile,
 )
-from paceline.analysis.steps import read_steps
+from paceline.analysis.trial.configuration import pipeline_counts
+from paceline.analysis.trial.steps import read_steps
 from paceline.spec.extensions import TRANSPORTS
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.analysis.predict.node import NodeStep
     from paceline.analysis.predict.overlap import Profile
     from paceline.analysis.predict.setup import NodeSetup
-    from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.trial.reading import TrialRecord
 
 SEED = 20160316  # SEED + 1 and so on for terms that are drawn independently
 

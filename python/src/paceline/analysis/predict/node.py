@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.analysis.resampling import DRAWS, mean_draws
-from paceline.analysis.steps import global_steps, read_steps
+from paceline.analysis.statistics.resampling import DRAWS, mean_draws
+from paceline.analysis.trial.steps import global_steps, read_steps
 from paceline.spec.extensions import TRANSPORTS
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.trial.reading import TrialRecord
 
 _MARGIN = 1.1  # shares up to a tenth outside of the measured ones are accepted
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from paceline.analysis.operations import clock_errors, load_operations, operation_times
+from paceline.analysis.trial.operations import clock_errors, load_operations, operation_times
 from paceline.costs.link_cost import all_gather, all_reduce
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from paceline.analysis.reading import TrialRecord
-    from paceline.analysis.steps import RankSteps
+    from paceline.analysis.trial.reading import TrialRecord
+    from paceline.analysis.trial.steps import RankSteps
 
 REDUCES, GATHERS = "allreduce", "allgather"
 FP32_BYTES = 4  # of a parameter: gradients are sent as fp32

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.analysis.configuration import node_setup
 from paceline.analysis.predict.network import SEED, Network, algorithms_of
 from paceline.analysis.predict.node import slowest_ratio
 from paceline.analysis.predict.prediction import CONFIDENCE, Prediction, Predictions
 from paceline.analysis.predict.setup import NodeSetup
-from paceline.analysis.statistics import Interval
+from paceline.analysis.statistics.series import Interval
+from paceline.analysis.trial.configuration import node_setup
 from paceline.spec.extensions import TRANSPORTS
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from paceline.analysis.predict.node import NodeModel
     from paceline.analysis.predict.prediction import Refusal, Request
-    from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.trial.reading import TrialRecord
     from paceline.plan.trial import Trial
 
 DRAWS = 200

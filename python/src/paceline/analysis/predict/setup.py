@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.analysis.configuration import pipeline_counts
-from paceline.analysis.phases import mean_over_ranks, trial_phases
 from paceline.analysis.predict.node import NodeModel, node_model, node_step
 from paceline.analysis.predict.prediction import Refusal
-from paceline.analysis.steps import read_steps
+from paceline.analysis.trial.configuration import pipeline_counts
+from paceline.analysis.trial.phases import mean_over_ranks, trial_phases
+from paceline.analysis.trial.steps import read_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from paceline.analysis.predict.node import NodeStep
     from paceline.analysis.predict.prediction import Request
-    from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.trial.reading import TrialRecord
 
 _COMPUTING = ("forward", "backward")
 _BEFORE_STEPS = ("launch", "imports", "data_load")

@@ -6,21 +6,21 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from paceline.analysis.labels import short_name
-from paceline.analysis.noise import CONFIDENCE as MEASURED
-from paceline.analysis.noise import t_quantile
+from paceline.analysis.compare.labels import short_name
 from paceline.analysis.predict.prediction import CONFIDENCE as PREDICTED
-from paceline.analysis.statistics import Interval
+from paceline.analysis.statistics.noise import CONFIDENCE as MEASURED
+from paceline.analysis.statistics.noise import t_quantile
+from paceline.analysis.statistics.series import Interval
 from paceline.records.phases import LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from paceline.analysis.comparison import Comparison
-    from paceline.analysis.noise import RunNoise
+    from paceline.analysis.compare.result import Comparison
+    from paceline.analysis.compare.row import Row
     from paceline.analysis.predict.prediction import Prediction
-    from paceline.analysis.row import Row
-    from paceline.analysis.statistics import Series
+    from paceline.analysis.statistics.noise import RunNoise
+    from paceline.analysis.statistics.resampling import Series
 
 Goal = Literal["time", "cost", "memory"]
 UNITS: dict[Goal, str] = {

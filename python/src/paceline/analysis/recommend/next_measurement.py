@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import scipy
 
-from paceline.analysis.noise import median_efficiency
+from paceline.analysis.statistics.noise import median_efficiency
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

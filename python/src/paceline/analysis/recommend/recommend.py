@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.analysis.noise import run_noise
 from paceline.analysis.recommend.candidates import (
     UNITS,
     Candidate,
@@ -20,17 +19,18 @@ from paceline.analysis.recommend.next_measurement import (
     expected_loss,
     next_measurement,
 )
-from paceline.analysis.statistics import ratio_interval
+from paceline.analysis.statistics.noise import run_noise
+from paceline.analysis.statistics.series import ratio_interval
 from paceline.records.files import jsonable
 from paceline.records.rows import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paceline.analysis.comparison import Comparison
-    from paceline.analysis.noise import RunNoises
+    from paceline.analysis.compare.result import Comparison
     from paceline.analysis.predict.prediction import Predictions
-    from paceline.analysis.statistics import Series
+    from paceline.analysis.statistics.noise import RunNoises
+    from paceline.analysis.statistics.resampling import Series
 
 _UNKNOWN_NOISE = 0.02  # of one measurement, where no repeats show it: usual on an idle machine
 

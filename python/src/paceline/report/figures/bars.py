@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from paceline.analysis.labels import short_name
+from paceline.analysis.compare.labels import short_name
 from paceline.records.phases import LABELS, PHASES, STEP_PHASES
 from paceline.report.figures.charts import (
     BLUE,
@@ -22,10 +22,10 @@ from paceline.report.figures.charts import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.analysis.communication import TrialCommunication
-    from paceline.analysis.comparison import Comparison
-    from paceline.analysis.phases import RankPhases
-    from paceline.analysis.row import Row
+    from paceline.analysis.compare.result import Comparison
+    from paceline.analysis.compare.row import Row
+    from paceline.analysis.trial.communication import TrialCommunication
+    from paceline.analysis.trial.phases import RankPhases
     from paceline.report.figures.charts import Chart
 
     Part = tuple[str, str, Sequence[float | None]]

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from paceline.analysis.comparison import Comparison
-    from paceline.analysis.row import Row
-    from paceline.analysis.statistics import Interval
+    from paceline.analysis.compare.result import Comparison
+    from paceline.analysis.compare.row import Row
+    from paceline.analysis.statistics.series import Interval
     from paceline.analysis.trial_analysis import TrialAnalysis
 
 _POINTS = 400  # of a curve: more are not visible, and would make the page large

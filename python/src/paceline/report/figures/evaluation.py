@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from paceline.analysis.labels import short_name
+from paceline.analysis.compare.labels import short_name
 from paceline.report.figures.charts import GREY, chart, colours, first_repeats, omitted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.analysis.comparison import Comparison
-    from paceline.analysis.evaluation import Evaluations
+    from paceline.analysis.compare.result import Comparison
+    from paceline.analysis.trial.evaluation import Evaluations
     from paceline.report.figures.charts import Chart
 
 

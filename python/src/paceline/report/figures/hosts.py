@@ -13,8 +13,8 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
-from paceline.analysis.host_frames import field
-from paceline.analysis.usage import launch_on_host, span_on_host
+from paceline.analysis.trial.host_frames import field
+from paceline.analysis.trial.usage import launch_on_host, span_on_host
 from paceline.report.figures.charts import BLUE, GREEN, ORANGE, PALETTE, RED, chart, thinned
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from paceline.analysis.host_frames import HostSeries
-    from paceline.analysis.reading import TrialRecord
+    from paceline.analysis.trial.host_frames import HostSeries
+    from paceline.analysis.trial.reading import TrialRecord
     from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.report.figures.charts import Chart
 

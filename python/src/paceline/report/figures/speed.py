@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import plotly.graph_objects as go
 
-from paceline.analysis.labels import short_name
+from paceline.analysis.compare.labels import short_name
 from paceline.report.figures.charts import (
     BLUE,
     GREY,
@@ -25,8 +25,8 @@ from paceline.report.wording import NOT_MEASURED, with_bounds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.analysis.comparison import Comparison
-    from paceline.analysis.row import Row
+    from paceline.analysis.compare.result import Comparison
+    from paceline.analysis.compare.row import Row
     from paceline.analysis.trial_analysis import TrialAnalysis
     from paceline.report.figures.charts import Chart
 

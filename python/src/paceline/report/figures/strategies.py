@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from paceline.analysis.host_frames import read_series
-from paceline.analysis.labels import local_name, strategy_name
+from paceline.analysis.compare.labels import local_name, strategy_name
+from paceline.analysis.trial.host_frames import read_series
 from paceline.report.figures.charts import (
     GREY,
     MOST_SHOWN,
@@ -23,9 +23,9 @@ from paceline.report.wording import DASH, arithmetic_words, bounds, place_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.analysis.comparison import Comparison
-    from paceline.analysis.local_global import Elsewhere, LocalGlobal, StrategyLine
-    from paceline.analysis.row import Row
+    from paceline.analysis.compare.local_global import Elsewhere, LocalGlobal, StrategyLine
+    from paceline.analysis.compare.result import Comparison
+    from paceline.analysis.compare.row import Row
     from paceline.report.figures.charts import Chart
 
 _USES = (("CPU, %", "cpu_busy_percent"), ("RAM, %", "ram_percent"), ("threads", "run_threads"))

@@ -1,0 +1,134 @@
+"""Explain the difference between two runs: before and after a change, or two versions.
+
+A configuration is compared with itself in the other run. Repeats of different runs have nothing in
+common, so they are not paired, and the noise is the whole one between the repeats of a run. What
+the traces do not explain may come from what differs between the runs, so that is named beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from paceline.analysis.between_runs.differences import run_differences
+from paceline.analysis.explain.difference import noise_of_two_runs
+from paceline.analysis.explain.explanation import ExplainedTrials, Explanation, explain
+from paceline.errors import NotComparable
+from paceline.plan.selection import matching, no_match
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from paceline.analysis.between_runs.differences import Difference
+    from paceline.analysis.compare.result import Comparison
+    from paceline.plan.trial import Training
+
+# Values of a training that change the work of a step. The others change how data are read, how
+# long the training is, or its result.
+_WORK = ("workload", "model", "image_size", "global_batch", "dropout", "options")
+_MOST_NAMED = 4  # differences between the runs beside a cause without evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedRuns:
+    """Each configuration of both runs, and what differs between the runs."""
+
+    explanations: tuple[Explanation, ...]  # the largest difference first
+    differences: tuple[Difference, ...]
+    not_compared: tuple[str, ...]  # configurations with the reason
+
+
+def explain_runs(
+    first: Comparison, second: Comparison, labels: tuple[str, str], pattern: str | None = None
+) -> ExplainedRuns:
+    """Explain the difference of every configuration that finished in both runs.
+
+    labels: names of the runs. pattern: shell pattern of the configurations; None is all.
+    Raises UsageError if the pattern matches none, NotComparable if no configuration is comparable.
+    """
+    common = [name for name in first.trials if name in second.trials]
+    chosen = common if pattern is None else matching(common, pattern)
+    if pattern is not None and not chosen:
+        raise no_match("configuration of both runs", [pattern], common)
+    differences = run_differences(first.manifest, second.manifest)
+    found, refused = [], []
+    for name in chosen:
+        reason = _why_not(first, second, name)
+        if reason is not None:
+            refused.append(f"{name}: {reason}")
+            continue
+        found.append(
+            _with_changes(_explained({labels[0]: first, labels[1]: second}, name), differences)
+        )
+    if not found:
+        listed = "".join(f"\n  - {each}" for each in refused)
+        raise NotComparable(
+            f"{labels[0]}, {labels[1]}: expected a configuration that finished in both runs and "
+            f"does the same work in a step, found none{':' if refused else ''}{listed}"
+        )
+    return ExplainedRuns(
+        explanations=tuple(
+            sorted(found, key=lambda e: -e.difference.difference_s.mean / e.difference.faster_s)
+        ),
+        differences=tuple(differences),
+        not_compared=tuple(refused),
+    )
+
+
+def side_name(configuration: str, run: str) -> str:
+    """Return the name of a configuration in one of the runs, as an explanation has it."""
+    return f"{configuration} in {run}"
+
+
+def _explained(runs: Mapping[str, Comparison], name: str) -> Explanation:
+    sides = [
+        ExplainedTrials(side_name(name, label), [trial.record for trial in run.trials[name]])
+        for label, run in runs.items()
+    ]
+    noise = noise_of_two_runs(
+        {
+            side_name(name, label): {
+                row.configuration: run.trials[row.configuration]
+                for row in run.rows_of(run.row(name).workload)
+                if row.configuration in run.trials
+            }
+            for label, run in runs.items()
+        }
+    )
+    return explain(sides[0], sides[1], noise, paired=False)
+
+
+def _why_not(first: Comparison, second: Comparison, name: str) -> str | None:
+    """Say why a configuration is not comparable; None if it is."""
+    ours, theirs = (run.trials[name][0].record.trial.training for run in (first, second))
+    changed = list(_changed_work(ours, theirs))
+    if changed:
+        return f"a step is other work: {'; '.join(changed)}"
+    return None
+
+
+def _changed_work(first: Training, second: Training) -> Iterator[str]:
+    for key in _WORK:
+        ours, theirs = getattr(first, key), getattr(second, key)
+        if ours != theirs:
+            yield f"{key} {theirs} instead of {ours}"
+    scripts = [None if t.script is None else t.script.arguments for t in (first, second)]
+    if scripts[0] != scripts[1]:
+        yield "arguments of the script"
+
+
+def _with_changes(found: Explanation, differences: Sequence[Difference]) -> Explanation:
+    """Name what differs between the runs beside the causes that have no evidence."""
+    named = [f"{d.name} {d.after} instead of {d.before}" for d in differences[:_MOST_NAMED]]
+    if len(differences) > _MOST_NAMED:
+        named.append(f"{len(differences) - _MOST_NAMED} more")
+    if not named:
+        return found
+    changes = f"what differs between the runs may explain it: {'; '.join(named)}"
+    return replace(
+        found,
+        causes=tuple(
+            cause if cause.has_evidence else replace(cause, evidence=(*cause.evidence, changes))
+            for cause in found.causes
+        ),
+    )

@@ -1,0 +1,293 @@
+"""Compute one configuration's row: medians over its repeats, intervals, and notes."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline.analysis.compare.ranking import Progress, last_metrics, speedup_of, target_fields
+from paceline.analysis.compare.row import Row, main_cost
+from paceline.analysis.statistics.series import (
+    Interval,
+    median_interval,
+)
+from paceline.analysis.trial.configuration import facts_of, why_not_equivalent
+from paceline.analysis.trial.phases import mean_over_ranks, median_over_repeats
+from paceline.analysis.trial.pipeline import median_pipeline
+from paceline.analysis.trial.recovery import recovery_values
+from paceline.analysis.trial.staleness import staleness
+from paceline.records.phases import OTHER_SPANS, PHASES, STEP_PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from paceline.analysis.equivalence.check import Equivalence
+    from paceline.analysis.trial.phases import RankPhases
+    from paceline.analysis.trial.usage import MemoryKind
+    from paceline.analysis.trial_analysis import TrialAnalysis
+    from paceline.plan.trial import Trial
+    from paceline.records.phases import Phases
+
+_SUPERLINEAR = 1.05  # efficiency above which a result asks for an explanation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Measurements of all configurations of a workload that one row depends on."""
+
+    speeds: Progress
+    baseline: Trial | None  # a trial of the configuration that speedups are relative to
+    to_target: Progress | None = None
+    no_baseline: str | None = None  # why no baseline has finished
+    # False for a script whose baseline ends with different weights each time
+    baseline_repeats_itself: bool = True
+
+
+def configuration_row(
+    configuration: str, trials: Sequence[TrialAnalysis], measured: Measured
+) -> Row:
+    """Compute the row of one configuration; `trials` are its finished repeats, at least one."""
+    trial = trials[0].record.trial
+    efficiency = None
+    base = measured.baseline
+    speedup = speedup_of(configuration, base, measured.speeds)
+    if speedup is not None and base is not None and _same_precision(trial, base):
+        efficiency = speedup.scaled(base.placement.cores / trial.placement.cores)
+    samples, overall = _overall(trials)
+    results = [t.record.result for t in trials if t.record.result is not None]
+    result = results[0] if results else None
+    memory, memory_kind = _memory_peak(trials)
+    steps = {t.repeat: t.step_s for t in trials if t.step_s is not None}
+    samples_known = all(t.steps.samples_known for t in trials)
+    rates = measured.speeds.rates[configuration] if samples_known else {}
+    step_phases = _over_trials(trials, STEP_PHASES, lambda rank: rank.step)
+    cost = main_cost(step_phases)
+    weight_diffs = [e.max_abs_weight_diff for e in _equivalences(trials)]
+    return dataclasses.replace(
+        planned_row(trial),
+        repeats=len(trials),
+        is_baseline=base is not None and configuration == base.configuration,
+        global_batch=_global_batch(trials),
+        samples_per_s=median_interval(rates, measured.speeds.noises.of(configuration)),
+        step_s=median_interval(steps, measured.speeds.noises.of(configuration)),
+        speedup=speedup,
+        efficiency=efficiency,
+        samples=samples,
+        samples_per_s_overall=overall,
+        time_to_first_step_s=_median(t.time_to_first_step_s for t in trials),
+        wall_s=_median(t.phases[0].wall_s if t.phases else None for t in trials),
+        phases_s=_over_trials(trials, PHASES, lambda rank: rank.whole),
+        step_phases_s=step_phases,
+        other_parts_s=_over_trials(trials, OTHER_SPANS, lambda rank: rank.other_parts),
+        main_cost=None if cost is None else cost[0],
+        main_cost_share=None if cost is None else cost[1],
+        cpu_percent=_median(t.usage.cpu_percent for t in trials),
+        cpu_percent_peak=_median(t.usage.cpu_percent_peak for t in trials),
+        iowait_percent=_median(t.usage.iowait_percent for t in trials),
+        ram_percent_mean=_median(t.usage.ram_percent_mean for t in trials),
+        ram_percent_peak=_median(t.usage.ram_percent_peak for t in trials),
+        memory_peak_bytes=memory,
+        memory_peak_kind=memory_kind,
+        threads_median=_median(t.usage.threads_median for t in trials),
+        threads_peak=_median(t.usage.threads_peak for t in trials),
+        bytes_sent_per_step=reported_median(trials, "sent_bytes_per_step"),
+        parameters=None if result is None else result.parameters,
+        linear_parameters=None if result is None else result.linear_parameters,
+        pipeline=median_pipeline([t.pipeline for t in trials if t.pipeline is not None]),
+        staleness=staleness([t.updates for t in trials if t.updates is not None]),
+        final_loss=_median(t.steps.final_loss for t in trials),
+        recoveries=tuple(recovery_values(each) for t in trials for each in t.recoveries),
+        metrics=last_metrics(trials),
+        **target_fields(configuration, trials, measured.to_target, base),
+        equivalent=is_equivalent(trials, measured.baseline_repeats_itself),
+        equivalence_reason=_equivalence_reason(trials, measured),
+        is_lossy=why_not_equivalent(trial) is not None,
+        max_abs_weight_diff=max((d for d in weight_diffs if d is not None), default=None),
+        weights_sha256=None if result is None else result.weights_sha256,
+        notes=tuple(_notes(configuration, trials, measured, efficiency)),
+    )
+
+
+def planned_row(trial: Trial, failed: str | None = None) -> Row:
+    """Return the row of a configuration without measurements.
+
+    failed: why no repeat of it finished.
+    """
+    place, facts = trial.placement, facts_of(trial)
+    return Row(
+        configuration=trial.configuration,
+        workload=trial.training.workload,
+        launcher=trial.launcher,
+        transport=trial.transport,
+        local_strategy=trial.local_strategy,
+        layout=facts.layout,
+        labels=facts.labels,
+        details=facts.details,
+        options=facts.options,
+        nodes=place.nodes,
+        ranks=place.ranks,
+        ranks_per_node=place.ranks_per_node,
+        threads_per_rank=place.threads_per_rank,
+        threads_per_worker=place.threads_per_worker,
+        replicas=place.replicas,
+        replicas_per_node=place.replicas_per_node,
+        stages=place.stages,
+        device=trial.device,
+        cores=place.cores,
+        precision=trial.training.precision,
+        memory_format=trial.training.memory_format,
+        global_batch=trial.training.global_batch or None,
+        repeats=0,
+        is_baseline=False,
+        failed=failed,
+        is_script=trial.training.script is not None,
+        phases_s=dict.fromkeys(PHASES),
+        step_phases_s=dict.fromkeys(STEP_PHASES),
+        other_parts_s=dict.fromkeys(OTHER_SPANS),
+    )
+
+
+def reported_median(trials: Sequence[TrialAnalysis], key: str) -> float | None:
+    """Return the median over repeats of a number that the ranks reported on communication."""
+    results = [t.record.result for t in trials]
+    reported = [r.communication.get(key) for r in results if r is not None]
+    return _median(v for v in reported if isinstance(v, int | float))
+
+
+def _over_trials(
+    trials: Sequence[TrialAnalysis], names: Sequence[str], part: Callable[[RankPhases], Phases]
+) -> Phases:
+    """Take the mean over ranks and the median over repeats, by the names of the phases."""
+    found = median_over_repeats([mean_over_ranks([part(r) for r in t.phases]) for t in trials])
+    return {name: found.get(name) for name in names}
+
+
+def _same_precision(trial: Trial, other: Trial) -> bool:
+    return trial.training.precision == other.training.precision
+
+
+def _global_batch(trials: Sequence[TrialAnalysis]) -> int | None:
+    """Return the samples of a step: as planned, or those of a script's first step."""
+    planned = trials[0].record.trial.training.global_batch
+    steps = trials[0].steps
+    if planned or not steps.samples_known or not len(steps.samples):
+        return planned or None
+    return int(steps.samples[0])
+
+
+def _overall(trials: Sequence[TrialAnalysis]) -> tuple[int | None, float | None]:
+    """Return the samples trained on after the warm-up, and their rate."""
+    samples, seconds = 0, 0.0
+    if not all(t.steps.samples_known for t in trials):
+        return None, None
+    for t in trials:
+        steady = t.steps.steady(t.record.trial.training.warmup_steps)
+        samples += int(t.steps.samples[steady].sum())
+        seconds += float(np.sum(t.steps.time_s[steady]))
+    return (samples, samples / seconds) if samples and seconds > 0 else (None, None)
+
+
+def _memory_peak(trials: Sequence[TrialAnalysis]) -> tuple[float | None, MemoryKind | None]:
+    """Return the median of one kind: proportional if any repeat has it, never a mixture."""
+    kinds: tuple[MemoryKind, ...] = ("pss", "rss")
+    for kind in kinds:
+        found = _median(
+            t.usage.memory_peak_bytes for t in trials if t.usage.memory_peak_kind == kind
+        )
+        if found is not None:
+            return found, kind
+    return None, None
+
+
+def _equivalences(trials: Sequence[TrialAnalysis]) -> list[Equivalence]:
+    return [t.equivalence for t in trials if t.equivalence is not None]
+
+
+def is_equivalent(
+    trials: Sequence[TrialAnalysis], baseline_repeats_itself: bool = True
+) -> bool | None:
+    """Combine all repeats: one that is not equivalent decides."""
+    found = [None if t.equivalence is None else t.equivalence.equivalent for t in trials]
+    if False in found:
+        return False if baseline_repeats_itself else None
+    return None if None in found else True
+
+
+def _equivalence_reason(trials: Sequence[TrialAnalysis], measured: Measured) -> str | None:
+    """Explain why the row is not equivalent, or why this was not decided; None if it is."""
+    failed = list(_failed_checks(trials))
+    if failed and not measured.baseline_repeats_itself:
+        return (
+            "not checked: repeats of the baseline end with different weights; fix every seed in "
+            f"the script ({failed[0]})"
+        )
+    if failed:
+        return failed[0]
+    lossy = why_not_equivalent(trials[0].record.trial)
+    if lossy is not None:
+        return f"not equivalent (lossy): {lossy}"
+    if any(t.equivalence is None for t in trials):
+        return f"equivalence not checked: {measured.no_baseline or 'no baseline'}"
+    return None
+
+
+def _failed_checks(trials: Sequence[TrialAnalysis]) -> Iterable[str]:
+    return dict.fromkeys(
+        f"{check.name}: {check.reason}"
+        for found in _equivalences(trials)
+        for check in found.checks
+        if check.decisive and check.passed is not True
+    )
+
+
+def _notes(
+    configuration: str,
+    trials: Sequence[TrialAnalysis],
+    measured: Measured,
+    efficiency: Interval | None,
+) -> Iterable[str]:
+    first = trials[0].record.trial
+    yield from _failed_checks(trials)
+    reason = why_not_equivalent(first)
+    if reason is not None:
+        yield f"not equivalent (lossy): {reason}"
+    if not all(t.steps.samples_known for t in trials):
+        yield (
+            "the script does not state its samples: speeds are compared in steps per second, which "
+            "is fair only if every configuration has the same global batch"
+        )
+    baseline = measured.baseline
+    if baseline is not None and not _same_precision(first, baseline):
+        yield (
+            f"no efficiency: the baseline ran in {baseline.training.precision}, this in "
+            f"{first.training.precision}"
+        )
+    if len(measured.speeds.rates[configuration]) == 1 and measured.speeds.noises.pooled is None:
+        yield "one repeat: the interval covers its steps, not the run-to-run noise"
+    if baseline is not None:
+        base = measured.speeds.rates[baseline.configuration]
+        if not set(base) & set(measured.speeds.rates[configuration]):
+            yield "no repeat in common with the baseline: no speedup"
+    hashes = {t.record.result.weights_sha256 for t in trials if t.record.result is not None}
+    if len({t.record.trial.training.seed for t in trials}) > 1:
+        yield "each repeat has another seed"
+    elif len(hashes) > 1:
+        yield "its repeats end with weights that are not equal bit for bit"
+    if efficiency is not None and efficiency.low > _SUPERLINEAR:
+        yield (
+            f"efficiency {efficiency.median:.2f} is above 1: smaller batches per core may fit the "
+            "caches better, or the baseline was disturbed"
+        )
+    incomplete = [t.repeat for t in trials if len(t.record.ranks) < first.placement.ranks]
+    if incomplete:
+        listed = ", ".join(map(str, incomplete))
+        yield f"repeat {listed}: records of some ranks are missing"
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return statistics.median(known) if known else None

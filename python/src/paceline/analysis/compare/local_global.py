@@ -1,0 +1,206 @@
+"""Influence of the local strategy on the global speed: strategies alone and under launchers.
+
+A strategy here is everything that a node does: its kind, replicas, stages, threads, micro-batches,
+schedule and split points. Its speedup alone is measured under launcher `local`, and compared with
+the speedups under each other launcher and number of nodes. If a strategy ran there in several
+configurations (for example with several transports), the fastest counts. Speedups are compared
+within one precision and memory format; trials that are not equivalent are left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import scipy
+from pydantic import computed_field
+from pydantic.dataclasses import dataclass
+
+from paceline.analysis.statistics.series import Interval
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+
+    from paceline.analysis.compare.row import Row
+
+    Ratio = Callable[[str, str], Interval | None]
+    IsTie = Callable[[str, str], bool]
+
+_LEAST_RANKED = 3  # two points are always in perfect order, or in perfect disorder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """A strategy under another launcher."""
+
+    launcher: str
+    nodes: int
+    configuration: str
+    speedup: Interval
+    ratio: Interval | None  # its speed over that of the strategy alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyLine:
+    """A strategy alone, and everywhere else."""
+
+    configuration: str  # under launcher `local`
+    speedup: Interval
+    elsewhere: tuple[Elsewhere, ...]
+
+    def under(self, launcher: str, nodes: int) -> Elsewhere | None:
+        return next((e for e in self.elsewhere if (e.launcher, e.nodes) == (launcher, nodes)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relation:
+    """Rank correlation of strategies alone and under one launcher.
+
+    Strategies are named by their configurations under launcher `local`. `tied_*`: those without a
+    significant difference from the fastest, which is not included.
+    """
+
+    launcher: str
+    nodes: int
+    strategies: int  # that ran in both places
+    rank_correlation: float | None  # Spearman's; None for fewer than 3, or if all are equal
+    fastest_alone: str
+    tied_alone: tuple[str, ...]
+    fastest_there: str
+    tied_there: tuple[str, ...]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def same_fastest(self) -> bool | None:
+        """Tell whether the fastest alone is the fastest there; None if that is not significant."""
+        alone = {self.fastest_alone, *self.tied_alone}
+        there = {self.fastest_there, *self.tied_there}
+        if not alone & there:
+            return False
+        return True if len(alone) == len(there) == 1 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalGlobal:
+    """One workload's strategies alone and under other launchers, in one arithmetic."""
+
+    workload: str
+    precision: str
+    memory_format: str
+    lines: tuple[StrategyLine, ...]  # fastest alone first
+    relations: tuple[Relation, ...]  # a column each
+
+
+def relate(
+    workload: str,
+    rows: Sequence[Row],
+    setups: Mapping[str, Hashable],
+    ratio: Ratio,
+    is_tie: IsTie,
+) -> tuple[LocalGlobal, ...]:
+    """Compare the strategies of one workload alone and under other launchers.
+
+    rows: equivalent configurations. setups: what a node does, by configuration. ratio: of the
+    speeds of two configurations. is_tie: no significant difference between two configurations.
+    Returns one value for each arithmetic; none if no two strategies ran both alone and elsewhere.
+    """
+    by_arithmetic: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.speedup is not None:
+            by_arithmetic[row.precision, row.memory_format].append(row)
+    found = []
+    for (precision, memory_format), same in by_arithmetic.items():
+        lines = _lines(same, setups, ratio)
+        places = list(dict.fromkeys((e.launcher, e.nodes) for li in lines for e in li.elsewhere))
+        relations = [_relation(lines, place, is_tie) for place in sorted(places)]
+        if known := tuple(r for r in relations if r is not None):
+            found.append(
+                LocalGlobal(
+                    workload=workload,
+                    precision=precision,
+                    memory_format=memory_format,
+                    lines=lines,
+                    relations=known,
+                )
+            )
+    return tuple(found)
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Return Spearman's rank correlation.
+
+    None for fewer than 3 pairs, or where all values of a side are equal.
+    """
+    if len(first) < _LEAST_RANKED or len(set(first)) == 1 or len(set(second)) == 1:
+        return None
+    return float(scipy.stats.spearmanr(first, second).statistic)
+
+
+def _lines(
+    rows: Sequence[Row], setups: Mapping[str, Hashable], ratio: Ratio
+) -> tuple[StrategyLine, ...]:
+    alone: dict[Hashable, Row] = {}
+    there: dict[Hashable, dict[tuple[str, int], Row]] = defaultdict(dict)
+    for row in sorted(rows, key=_speed, reverse=True):  # so that the fastest is met first
+        if row.launcher == "local":
+            alone.setdefault(setups[row.configuration], row)
+        else:
+            there[setups[row.configuration]].setdefault((row.launcher, row.nodes), row)
+    return tuple(
+        StrategyLine(
+            configuration=row.configuration,
+            speedup=row.speedup,
+            elsewhere=tuple(
+                Elsewhere(
+                    launcher=launcher,
+                    nodes=nodes,
+                    configuration=other.configuration,
+                    speedup=other.speedup,
+                    ratio=ratio(other.configuration, row.configuration),
+                )
+                for (launcher, nodes), other in sorted(there[way].items())
+                if other.speedup is not None
+            ),
+        )
+        for way, row in alone.items()
+        if row.speedup is not None
+    )
+
+
+def _speed(row: Row) -> float:
+    return 0.0 if row.speedup is None else row.speedup.median
+
+
+def _relation(
+    lines: Sequence[StrategyLine], place: tuple[str, int], is_tie: IsTie
+) -> Relation | None:
+    launcher, nodes = place
+    pairs = [(line, e) for line in lines if (e := line.under(launcher, nodes)) is not None]
+    if len(pairs) < 2:
+        return None
+    alone = {line.configuration: line.configuration for line, _ in pairs}
+    there = {line.configuration: e.configuration for line, e in pairs}
+    fastest_alone = max(pairs, key=lambda p: p[0].speedup.median)[0].configuration
+    fastest_there = max(pairs, key=lambda p: p[1].speedup.median)[0].configuration
+    return Relation(
+        launcher=launcher,
+        nodes=nodes,
+        strategies=len(pairs),
+        rank_correlation=rank_correlation(
+            [line.speedup.median for line, _ in pairs], [e.speedup.median for _, e in pairs]
+        ),
+        fastest_alone=fastest_alone,
+        tied_alone=tuple(_tied(fastest_alone, alone, is_tie)),
+        fastest_there=fastest_there,
+        tied_there=tuple(_tied(fastest_there, there, is_tie)),
+    )
+
+
+def _tied(fastest: str, configurations: Mapping[str, str], is_tie: IsTie) -> Iterable[str]:
+    """Yield the strategies that do not differ significantly from the fastest one there.
+
+    configurations: by the name of the strategy alone.
+    """
+    for strategy, configuration in configurations.items():
+        if strategy != fastest and is_tie(configurations[fastest], configuration):
+            yield strategy

@@ -1,0 +1,134 @@
+"""One configuration's row in a comparison, which is also a row of `paceline compare --json`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.analysis.statistics.series import Interval
+
+# The types of the fields are needed at run time, because rows are read from JSON, too.
+from paceline.analysis.trial.pipeline import Pipeline
+from paceline.analysis.trial.staleness import Staleness
+from paceline.analysis.trial.usage import MemoryKind
+from paceline.records.phases import STEP_PHASES, Phases
+
+COMPUTATION = "computation"
+_COMPUTING = ("forward", "backward", "optimizer")
+_WORTH_NAMING = 0.1  # of a step: a smaller cost beside the computation is not the main cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One configuration: medians over its finished repeats. None: it was not measured."""
+
+    configuration: str
+    workload: str
+    launcher: str
+    transport: str
+    local_strategy: str
+    layout: str  # counts on a node, for example `2x1`: replicas x threads
+    labels: tuple[str, ...]  # options that differ from their defaults
+    details: tuple[str, ...]  # shown only where two configurations have equal labels
+    options: dict[str, Any]  # values that belong to the strategy, the transport or the launcher
+    nodes: int
+    ranks: int
+    ranks_per_node: int
+    threads_per_rank: int
+    threads_per_worker: int  # of a rank, or of each replica that is a thread
+    replicas: int  # copies of the model, each with its own part of the batch
+    replicas_per_node: int
+    stages: int  # 1 without a pipeline
+    device: str
+    cores: int  # allocated, on all nodes
+    precision: str
+    memory_format: str
+    global_batch: int | None  # None for a script that does not state its samples
+    repeats: int  # that finished
+    is_baseline: bool
+    failed: str | None = None  # why no repeat finished
+    samples_per_s: Interval | None = None
+    step_s: Interval | None = None
+    speedup: Interval | None = None  # over the baseline of the workload
+    efficiency: Interval | None = None  # per core, over a baseline of the same precision
+    samples: int | None = None  # trained on after the warm-up, all repeats
+    samples_per_s_overall: float | None = None  # mean, stalls included
+    time_to_first_step_s: float | None = None
+    wall_s: float | None = None
+    phases_s: Phases
+    step_phases_s: Phases
+    other_parts_s: Phases  # the known parts of `other`
+    main_cost: str | None = None  # a step phase, or `computation`
+    main_cost_share: float | None = None  # of a step
+    cpu_percent: float | None = None
+    cpu_percent_peak: float | None = None
+    iowait_percent: float | None = None
+    ram_percent_mean: float | None = None
+    ram_percent_peak: float | None = None
+    memory_peak_bytes: float | None = None
+    memory_peak_kind: MemoryKind | None = None
+    threads_median: float | None = None
+    threads_peak: float | None = None
+    bytes_sent_per_step: float | None = None  # by rank 0
+    parameters: int | None = None  # of the model
+    linear_parameters: int | None = None  # of them in linear layers
+    pipeline: Pipeline | None = None
+    staleness: Staleness | None = None  # of recorded updates; None without any
+    final_loss: float | None = None
+    # each failure that a repeat survived: seconds by part, and steps
+    recoveries: tuple[dict[str, float | int | None], ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    target: str | None = None  # the quality to reach, in words
+    target_reached: int | None = None  # number of repeats
+    time_to_target_s: Interval | None = None  # None unless more than half of them reached it
+    steps_to_target: float | None = None
+    target_speedup: Interval | None = None  # time to the target of the baseline over its own
+    equivalent: bool | None = None  # to the baseline
+    equivalence_reason: str | None = None  # why it is not, or why it was not decided
+    is_lossy: bool = False  # on purpose: it may end differently from the baseline
+    is_script: bool = False  # of the user; compared by its speed where it could not be checked
+    max_abs_weight_diff: float | None = None
+    weights_sha256: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_comparable_speed(self) -> bool:
+        """Tell whether its speed may be compared.
+
+        Only equivalent trainings are, and scripts that could not be checked; their row says so.
+        """
+        return (self.equivalent is True or self.is_unchecked_script) and self.step_s is not None
+
+    @property
+    def ranked(self) -> bool:
+        """Tell whether it has a place in the ranking.
+
+        It is by speed or, with a target, by the time to reach it. That is also fair for trainings
+        that are lossy on purpose.
+        """
+        if self.target is None:
+            return self.has_comparable_speed
+        is_fair = self.has_comparable_speed or (self.is_lossy and self.equivalent is None)
+        return is_fair and self.time_to_target_s is not None
+
+    @property
+    def is_unchecked_script(self) -> bool:
+        """Tell whether it is a script of which nobody knows if it trained the same."""
+        return self.is_script and self.equivalent is None and self.failed is None
+
+
+def main_cost(step_phases_s: Phases) -> tuple[str, float] | None:
+    """Return the main cost of a step and its share; None if no step was measured.
+
+    It is the largest phase beside forward, backward and optimiser if that is at least a tenth of
+    the step, else the computation.
+    """
+    known = {name: s for name in STEP_PHASES if (s := step_phases_s.get(name)) is not None}
+    step_s = sum(known.values())
+    if step_s <= 0:
+        return None
+    others = {name: s for name, s in known.items() if name not in _COMPUTING}
+    largest = max(others, key=lambda name: others[name], default=None)
+    if largest is not None and others[largest] >= _WORTH_NAMING * step_s:
+        return largest, others[largest] / step_s
+    return COMPUTATION, sum(known.get(name, 0.0) for name in _COMPUTING) / step_s

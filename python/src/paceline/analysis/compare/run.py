@@ -1,0 +1,284 @@
+"""Compare a run: load, check, measure and rank its trials.
+
+Speed is the steady state: the samples of a global step over its time, without warm-up steps. The
+speedup of every configuration is over the one baseline of its workload: the sequential one (fp32
+where there are several), or the one that the user has chosen. Its equivalence is always checked
+against the sequential baseline, of its own precision if there is one.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline.analysis.compare.compression import compression_effects
+from paceline.analysis.compare.compute_row import (
+    Measured,
+    configuration_row,
+    is_equivalent,
+    planned_row,
+)
+from paceline.analysis.compare.local_global import relate
+from paceline.analysis.compare.ranking import progress_by_speed, progress_to_target
+from paceline.analysis.compare.result import Comparison, Tie, UnfinishedTrial
+from paceline.analysis.compare.verdict import make_verdict
+from paceline.analysis.equivalence.check import equivalence_baseline, plainness
+from paceline.analysis.explain.difference import part_noise
+from paceline.analysis.explain.explanation import ExplainedTrials, explain
+from paceline.analysis.trial import resource_checks as resources
+from paceline.analysis.trial.background_load import disturbance_flags
+from paceline.analysis.trial.configuration import node_setup
+from paceline.analysis.trial.reading import TrialRecord, load_manifest, load_run
+from paceline.analysis.trial_analysis import TrialAnalysis, analyse_trial
+from paceline.errors import NotComparable
+from paceline.plan.selection import matching, no_match
+from paceline.records.documents import read_stopping
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from paceline.analysis.compare.row import Row
+    from paceline.analysis.explain.explanation import Explanation
+    from paceline.records.layout import RunFiles
+
+
+_THREADS = 4  # reading, Polars and NumPy release the interpreter lock most of the time
+
+
+def compare_run(
+    run: RunFiles, *, require_baseline: bool = True, baseline: str | None = None
+) -> Comparison:
+    """Compare the finished trials of `run`. Writes nothing.
+
+    require_baseline: without a finished baseline there is no speedup; False still gives the rows,
+    with `speedup` None.
+    baseline: shell pattern of configurations; speedups are over the fastest equivalent one that
+    matches. Default: that of the spec, else the sequential baseline.
+    Raises NotComparable if no trial has finished, or the baseline is required and missing;
+    UsageError if no configuration matches `baseline`; DataError if a file is damaged.
+    """
+    records, manifest = load_run(run), load_manifest(run)
+    finished = [r for r in records if r.finished]
+    unfinished = [_unfinished(r) for r in records if not r.finished]
+    if not finished:
+        raise NotComparable(_nothing_finished(run, unfinished))
+    if require_baseline and not any(r.trial.is_baseline for r in finished):
+        raise no_finished_baseline(run)
+    by_workload: dict[str, list[TrialRecord]] = {}
+    for record in records:
+        by_workload.setdefault(record.trial.training.workload, []).append(record)
+    names = [record.trial.configuration for record in records]
+    if baseline is not None and not matching(names, baseline):
+        raise no_match("baseline", [baseline], names)
+    pattern = manifest.get("baseline") if baseline is None else baseline
+    stopping = read_stopping(run)
+    level = None if stopping is None else stopping.level
+    parts = [_Workload(name, found, pattern, level) for name, found in by_workload.items()]
+    trials = {name: found for part in parts for name, found in part.trials.items()}
+    return Comparison(
+        experiment=finished[0].trial.experiment,
+        rows=tuple(row for part in parts for row in part.rows),
+        baselines={p.name: p.baseline for p in parts if p.baseline is not None},
+        sequential={p.name: p.sequential for p in parts if p.sequential is not None},
+        verdicts={p.name: p.verdict for p in parts},
+        ties=tuple(tie for part in parts for tie in part.ties),
+        unfinished=tuple(unfinished),
+        stopping=stopping,
+        flags=(*(f for part in parts for f in part.flags), *_flags(finished, trials)),
+        local_global=tuple(found for part in parts for found in part.local_global),
+        compression=tuple(found for part in parts for found in part.compression),
+        trials=trials,
+        manifest=manifest,
+    )
+
+
+def no_finished_baseline(run: RunFiles) -> NotComparable:
+    """Return the error about a run whose rows have no speedup."""
+    return NotComparable(
+        f"{run.root}: expected a finished baseline (launcher local, local strategy sequential) to "
+        "compare with, found none. Repair its cause and run `paceline run --resume "
+        f"{run.root}`."
+    )
+
+
+class _Workload:
+    """The comparison of one workload's trials."""
+
+    def __init__(
+        self,
+        name: str,
+        records: Sequence[TrialRecord],
+        chosen_baseline: str | None,
+        level: float | None,
+    ) -> None:
+        """chosen_baseline: shell pattern of configurations, or None for the sequential one.
+
+        level: of the tests after repeated looks, or None for the usual one.
+        """
+        self.name = name
+        self.flags: list[str] = []
+        self.trials = _analyse_all([r for r in records if r.finished])
+        sequential = min(
+            (t[0].record for t in self.trials.values() if t[0].record.trial.is_baseline),
+            key=plainness,
+            default=None,
+        )
+        self.sequential = None if sequential is None else sequential.trial.configuration
+        no_baseline = _no_baseline(records) if sequential is None else None
+        self._speeds = progress_by_speed(self.trials)
+        to_target = progress_to_target(self.trials)
+        self.baseline = self._chosen(chosen_baseline, records) or self.sequential
+        measured = Measured(
+            speeds=self._speeds,
+            baseline=None if self.baseline is None else self.trials[self.baseline][0].record.trial,
+            to_target=to_target,
+            no_baseline=no_baseline,
+            baseline_repeats_itself=_repeats_itself(self.trials.get(self.sequential or "", ())),
+        )
+        rows = [configuration_row(name, found, measured) for name, found in self.trials.items()]
+        self.rows = [*sorted(rows, key=_rank), *_failed_rows(records, self.trials)]
+        ranking = to_target or self._speeds
+        pairs = ranking.pairs([row.configuration for row in self.rows if row.ranked], level)
+        self.ties = [
+            Tie(workload=name, faster=faster, slower=slower, ratio=ratio)
+            for faster, slower, ratio in pairs.ties()
+        ]
+        self.verdict = make_verdict(
+            name,
+            self.rows,
+            pairs,
+            ranking.ratio,
+            self._explain,
+            no_baseline=no_baseline,
+        )
+        setups = {name: node_setup(found[0].record.trial) for name, found in self.trials.items()}
+        fair = [row for row in self.rows if row.has_comparable_speed]
+        speeds = self._speeds
+        by_speed = speeds.pairs([row.configuration for row in fair], level)
+        self.local_global = relate(name, fair, setups, speeds.ratio, by_speed.is_tie)
+        self.compression = compression_effects(self.rows, self.trials, self.baseline, speeds.ratio)
+
+    def _chosen(self, pattern: str | None, records: Sequence[TrialRecord]) -> str | None:
+        """Return the fastest equivalent configuration that matches the pattern, if there is one."""
+        if pattern is None:
+            return None
+        wanted = matching([record.trial.configuration for record in records], pattern)
+        usable = {
+            name: np.median([found.log_median for found in self._speeds.rates[name].values()])
+            for name in wanted
+            if self._speeds.rates.get(name) and is_equivalent(self.trials[name])
+        }
+        if wanted and not usable:
+            self.flags.append(
+                f"{self.name}: no equivalent configuration that matches the baseline {pattern!r} "
+                "has finished, so speedups are over the sequential baseline"
+            )
+        return max(usable, key=lambda name: usable[name], default=None)
+
+    def _explain(self, faster: str, slower: str) -> Explanation:
+        sides = [
+            ExplainedTrials(name, [trial.record for trial in self.trials[name]])
+            for name in (faster, slower)
+        ]
+        return explain(sides[0], sides[1], part_noise(self.trials))
+
+
+def _analyse_all(records: Sequence[TrialRecord]) -> dict[str, tuple[TrialAnalysis, ...]]:
+    """Analyse each trial alone; by configuration, in order of repeat."""
+    baselines = [r for r in records if r.trial.is_baseline]
+    found: dict[str, list[TrialAnalysis]] = {}
+    with ThreadPoolExecutor(_THREADS) as pool:
+        analyses = pool.map(
+            lambda record: analyse_trial(record, equivalence_baseline(record, baselines)), records
+        )
+        for record, analysis in zip(records, analyses, strict=True):
+            found.setdefault(record.trial.configuration, []).append(analysis)
+    return {name: tuple(sorted(trials, key=lambda t: t.repeat)) for name, trials in found.items()}
+
+
+def _repeats_itself(trials: Sequence[TrialAnalysis]) -> bool:
+    """Tell whether the repeats of a baseline end with the same weights; only scripts do not."""
+    records = [t.record for t in trials if t.record.trial.training.script is not None]
+    return len({r.result.weights_sha256 for r in records if r.result is not None}) <= 1
+
+
+def _failed_rows(records: Sequence[TrialRecord], finished: Mapping[str, object]) -> list[Row]:
+    """Return a row for each configuration of which trials failed and none finished."""
+    failed: dict[str, Row] = {}
+    for record in records:
+        reason, configuration = _failure(record), record.trial.configuration
+        if reason is not None and configuration not in finished:
+            failed[configuration] = planned_row(record.trial, reason)
+    return list(failed.values())
+
+
+def _failure(record: TrialRecord) -> str | None:
+    """Return one line that says how a trial failed; None if it did not fail."""
+    outcome = record.outcome
+    if outcome is None or outcome.status == "ok":
+        return None
+    first_line = (outcome.message or "").partition("\n")[0]
+    return f"{outcome.status}: {first_line}" if first_line else outcome.status
+
+
+def _no_baseline(records: Sequence[TrialRecord]) -> str:
+    """Explain why there is no finished baseline."""
+    failures = (_failure(record) for record in records if record.trial.is_baseline)
+    failure = next((reason for reason in failures if reason is not None), None)
+    return "no baseline finished" if failure is None else f"the baseline failed ({failure})"
+
+
+def _rank(row: Row) -> tuple[bool, float, float]:
+    """Sort ranked rows first, by time to the target if there is one, else by speedup; without a
+    baseline by samples per second."""
+    if row.ranked and row.time_to_target_s is not None:
+        return False, row.time_to_target_s.median, 0.0
+    speedup = 0.0 if row.speedup is None else row.speedup.median
+    rate = 0.0 if row.samples_per_s is None else row.samples_per_s.median
+    return not row.ranked, -speedup, -rate
+
+
+def _flags(
+    finished: Sequence[TrialRecord], trials: Mapping[str, tuple[TrialAnalysis, ...]]
+) -> list[str]:
+    flags = [
+        f"{record.trial.configuration}: {sentence}"
+        for record in finished
+        for sentence in resources.trial_flags(record)
+    ]
+    flags += resources.flags_between(finished)
+    flags += resources.allocated_cores_flags(finished)
+    flags += disturbance_flags(
+        {t.record.trial.id: t.disturbance for found in trials.values() for t in found}
+    )
+    return list(dict.fromkeys(flags))
+
+
+def _unfinished(record: TrialRecord) -> UnfinishedTrial:
+    outcome = record.outcome
+    return UnfinishedTrial(
+        trial_id=record.trial.id,
+        configuration=record.trial.configuration,
+        workload=record.trial.training.workload,
+        status="not finished" if outcome is None else outcome.status,
+        exit_code=None if outcome is None else outcome.exit_code,
+        message=None if outcome is None else outcome.message,
+    )
+
+
+def _nothing_finished(run: RunFiles, unfinished: Sequence[UnfinishedTrial]) -> str:
+    if not unfinished:
+        return (
+            f"{run.root}: expected a run directory with trials/<id>/trial.json, found none; "
+            "`paceline run SPEC --out RUN_DIR` makes one"
+        )
+    reasons = "".join(
+        f"\n  - {t.trial_id}: {t.status}" + (f": {t.message}" if t.message else "")
+        for t in unfinished
+    )
+    return (
+        f"{run.root}: expected finished trials to compare, but none of {len(unfinished)} ended "
+        f"well; `paceline run --resume {run.root}` repeats them:{reasons}"
+    )

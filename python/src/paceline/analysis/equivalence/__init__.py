@@ -1,0 +1,1 @@
+"""Checks whether two trials trained the same thing."""

@@ -1,0 +1,186 @@
+"""Check from files that a trial trained the same as its baseline.
+
+What is compared: the sample log, the training's values, the initial weights, the first step's
+loss and gradient, the final weights relative to how far training moved them (so a broken reducer
+shows even where few steps with a small learning rate move the weights little), and the values of
+evaluations. The tolerances are in `tolerances`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import computed_field
+from pydantic.dataclasses import dataclass
+
+from paceline.analysis.equivalence.checks import (
+    Check,
+    gradient_check,
+    initial_weights_check,
+    loss_check,
+    not_judged,
+    sample_log_check,
+    script_checks,
+    training_check,
+    weights_check,
+)
+from paceline.analysis.equivalence.record_checks import evaluation_check, update_check
+from paceline.analysis.equivalence.tolerances import tolerance
+from paceline.analysis.trial.configuration import why_not_equivalent
+from paceline.analysis.trial.evaluation import read_evaluations
+from paceline.analysis.trial.reading import load_trial
+from paceline.analysis.trial.staleness import read_updates
+from paceline.analysis.trial.steps import global_steps
+from paceline.errors import DataError
+from paceline.records.files import document, jsonable, write_json
+from paceline.records.rows import SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from paceline.analysis.trial.reading import TrialRecord
+    from paceline.plan.sample_order import SampleOrder
+    from paceline.records.layout import TrialFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equivalence:
+    """Results of the checks of one trial against its baseline."""
+
+    trial_id: str
+    baseline_id: str
+    arithmetic: str
+    checks: tuple[Check, ...]
+    max_abs_weight_diff: float | None
+    # why it may end differently from the baseline; then only the other checks count
+    lossy: str | None = None
+    schema: int = SCHEMA
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def equivalent(self) -> bool | None:
+        """True if every decisive check passed, False if one failed.
+
+        None if one could not be made, or if the trial is lossy on purpose.
+        """
+        results = [c.passed for c in self.checks if c.decisive]
+        if False in results:
+            return False
+        return None if None in results or self.lossy is not None else True
+
+
+def check_equivalence(
+    trial_files: TrialFiles, baseline_files: TrialFiles, order: SampleOrder | None = None
+) -> Equivalence:
+    """Compare a finished trial with its baseline.
+
+    order: the planned samples, where the caller knows them; the sample log is then
+    checked against them as well as against the baseline's.
+    Raises DataError if a file of either is damaged.
+    """
+    trial, baseline = load_trial(trial_files), load_trial(baseline_files)
+    steps = global_steps(trial)
+    allowed = tolerance(
+        trial.trial.training.precision,
+        baseline.trial.training.precision,
+        len(steps.step),
+        sensitivity=None if baseline.result is None else baseline.result.gradient_sensitivity,
+        global_batch=baseline.trial.training.global_batch,
+    )
+    weights, largest = weights_check(trial, baseline, allowed)
+    gradient = gradient_check(trial, baseline, allowed)
+    reason = why_not_equivalent(trial.trial)
+    if reason is not None:
+        weights, gradient = not_judged(weights, reason), not_judged(gradient, reason)
+    their_steps = global_steps(baseline)
+    loss = loss_check(steps, their_steps, allowed)
+    if trial.trial.updates_within_step:
+        loss = not_judged(loss, "weights change within a step")
+    elif trial.trial.training.batch_norm == "per-replica":
+        loss = not_judged(loss, "layers do not normalise over the global batch")
+    checks: tuple[Check, ...]
+    if trial.trial.training.script is None:
+        checks = (
+            sample_log_check(trial, baseline, order),
+            training_check(trial, baseline),
+            initial_weights_check(trial, baseline),
+            *(loss, gradient, weights),
+        )
+        if trial.trial.training.evaluation is not None:
+            values = evaluation_check(
+                read_evaluations(trial, steps), read_evaluations(baseline, their_steps), allowed
+            )
+            checks += (values if reason is None else not_judged(values, reason),)
+    else:
+        both = (steps, their_steps)
+        checks = (
+            training_check(trial, baseline),
+            *script_checks(trial, baseline, both, (loss, gradient, weights)),
+        )
+    updates = read_updates(trial)
+    if updates is not None:
+        checks += (update_check(updates, trial.trial.option("staleness_bound_steps")),)
+    return Equivalence(
+        trial_id=trial.trial.id,
+        baseline_id=baseline.trial.id,
+        arithmetic=allowed.arithmetic,
+        checks=checks,
+        max_abs_weight_diff=largest,
+        lossy=reason,
+    )
+
+
+def write_equivalence(trial_files: TrialFiles, equivalence: Equivalence) -> None:
+    """Write `equivalence.json`. Only the run itself does, commands that read a run do not."""
+    write_json(trial_files.equivalence, jsonable(equivalence))
+
+
+def read_equivalence(path: Path) -> Equivalence:
+    """Read what `write_equivalence` wrote. Raises DataError if it is damaged or missing."""
+    found = document(path, Equivalence)
+    if found is None:
+        raise DataError(f"{path}: no such file")
+    return found
+
+
+def equivalence_of(trial_files: TrialFiles, baseline_files: TrialFiles) -> Equivalence:
+    """Read the equivalence, or check it now if that was not done yet.
+
+    A trial's tensors may be deleted once it was checked, so the earlier result holds, unless it
+    used another baseline and the tensors still exist.
+    """
+    if trial_files.equivalence.exists():
+        found = read_equivalence(trial_files.equivalence)
+        same = found.baseline_id == baseline_files.root.name
+        if same or not trial_files.weights.exists():
+            return found
+    return check_equivalence(trial_files, baseline_files)
+
+
+def equivalence_baseline(
+    record: TrialRecord, baselines: Iterable[TrialRecord]
+) -> TrialFiles | None:
+    """Return the baseline trial to check against: of the same seed, and if possible of equal
+    precision and with tensors."""
+    wanted = record.trial.training.precision
+    best = min(
+        (b for b in baselines if b.trial.training.seed == record.trial.training.seed),
+        key=lambda b: (
+            b.trial.training.precision != wanted,
+            not b.files.weights.exists(),
+            *plainness(b),
+        ),
+        default=None,
+    )
+    return None if best is None else best.files
+
+
+def plainness(record: TrialRecord) -> tuple[bool, bool, int]:
+    """Return the order in which baselines are preferred, the plainest one first."""
+    training = record.trial.training
+    return (
+        training.precision != "fp32",
+        training.memory_format != "contiguous",
+        record.trial.repeat,
+    )

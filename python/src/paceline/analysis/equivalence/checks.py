@@ -1,0 +1,313 @@
+"""Single checks of a trial against its baseline; `equivalence` combines them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline.analysis.equivalence import sample_log as sample_logs
+from paceline.analysis.equivalence.tensors import TensorDifference, tensor_differences
+from paceline.analysis.equivalence.tolerances import UNIT_ROUNDOFF_FP32, Tolerance
+from paceline.errors import NotComparable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from paceline.analysis.trial.reading import TrialRecord
+    from paceline.analysis.trial.steps import GlobalSteps
+    from paceline.plan.sample_order import SampleOrder
+
+_COMPARED_ON_PURPOSE = {
+    "precision",
+    "memory_format",
+    "batch_norm",
+    "activation_checkpointing",
+}  # these may differ between trainings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Result of one check. `passed` is None if it could not be made; the reason explains why.
+
+    value and tolerance: relative differences, if the check compares numbers.
+    decisive: False if the result does not count.
+    """
+
+    name: str
+    passed: bool | None
+    reason: str
+    value: float | None = None
+    tolerance: float | None = None
+    decisive: bool = True
+
+
+def not_judged(check: Check, reason: str) -> Check:
+    """Return the check as one that does not count, for the record."""
+    return dataclasses.replace(
+        check,
+        passed=None,
+        decisive=False,
+        tolerance=None,
+        reason=f"does not apply, because {reason}; {check.reason}",
+    )
+
+
+def not_decisive(check: Check, allowed: Tolerance) -> Check:
+    """Return a check of values that follow from the final weights, after too many steps."""
+    return dataclasses.replace(
+        check,
+        passed=None,
+        decisive=False,
+        reason=f"{check.reason}; not decisive: over {allowed.steps} steps, rounding alone may "
+        "cause this difference",
+    )
+
+
+def sample_log_check(trial: TrialRecord, baseline: TrialRecord, order: SampleOrder | None) -> Check:
+    ours = sample_logs.read_sample_log(trial.files)
+    if not ours:
+        return Check(name="sample_log", passed=None, reason="no rank wrote a sample log")
+    faults = sample_logs.own_faults(ours)
+    if order is not None:
+        faults += sample_logs.differences(ours, sample_logs.planned_log(order), "the planned order")
+    theirs = sample_logs.read_sample_log(baseline.files)
+    if theirs:
+        faults += sample_logs.differences(ours, theirs, "the baseline")
+    elif order is None:
+        return Check(name="sample_log", passed=None, reason="the baseline has no sample log")
+    if faults:
+        return Check(name="sample_log", passed=False, reason="; ".join(faults))
+    samples = sum(len(ids) for _, ids in ours.values())
+    return Check(
+        name="sample_log",
+        passed=True,
+        reason=f"{len(ours)} steps, {samples} samples: equal sets in every step, none twice in an "
+        "epoch",
+    )
+
+
+def training_check(trial: TrialRecord, baseline: TrialRecord) -> Check:
+    ours, theirs = _training_values(trial), _training_values(baseline)
+    faults = [
+        f"{name} is {value!r}, the baseline has {theirs[name]!r}"
+        for name, value in ours.items()
+        if value != theirs[name]
+    ]
+    return Check(
+        name="training",
+        passed=not faults,
+        reason="; ".join(faults) or "seed, batch, optimiser, data and all other values are equal",
+    )
+
+
+def _training_values(record: TrialRecord) -> dict[str, object]:
+    """Return the values that must be equal, with the checksum of a user's file, not its path."""
+    training = record.trial.training
+    values = training.model_dump(exclude=_COMPARED_ON_PURPOSE)
+    if training.task_sha256 is not None:
+        values["task"] = training.task.rpartition(":")[2]
+    return values
+
+
+def initial_weights_check(trial: TrialRecord, baseline: TrialRecord) -> Check:
+    name = "initial_weights"
+    ours, theirs = _initial_hashes(trial), _initial_hashes(baseline)
+    if len(trial.ranks) > len(ours) or not ours or not theirs:
+        return Check(name=name, passed=None, reason="a rank did not record its initial weights")
+    different = sorted(r for r, value in ours.items() if value not in theirs.values())
+    if different:
+        listed = ", ".join(map(str, different))
+        return Check(name=name, passed=False, reason=f"rank {listed} has other initial weights")
+    return Check(name=name, passed=True, reason="equal SHA-256 on every rank")
+
+
+def _initial_hashes(record: TrialRecord) -> dict[int, str]:
+    return {
+        r.rank: r.environment.initial_weights_sha256
+        for r in record.ranks
+        if r.environment is not None
+    }
+
+
+def loss_check(ours: GlobalSteps, theirs: GlobalSteps, allowed: Tolerance) -> Check:
+    if not len(ours.loss) or not len(theirs.loss):
+        return Check(name="first_loss", passed=None, reason="there is no step to compare")
+    a, b = float(ours.loss[0]), float(theirs.loss[0])
+    if math.isnan(a) or math.isnan(b):
+        reason = "the script does not report its loss"
+        return Check(name="first_loss", passed=None, reason=reason, decisive=False)
+    value = abs(a - b) / abs(b) if b else (0.0 if a == b else math.inf)
+    return Check(
+        name="first_loss",
+        passed=value <= allowed.loss,
+        reason=f"loss of the first step {a:.6g}, the baseline's {b:.6g}",
+        value=value,
+        tolerance=allowed.loss,
+    )
+
+
+def gradient_check(trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance) -> Check:
+    name = "first_gradient"
+    if _same_bits(trial, baseline):
+        return Check(
+            name=name,
+            passed=True,
+            reason="not needed: the final weights are equal bit for bit",
+            value=0.0,
+            tolerance=allowed.gradient,
+        )
+    ours, theirs = trial.files.gradient, baseline.files.gradient
+    if not (ours.exists() and theirs.exists()):
+        return Check(name=name, passed=None, reason=_no_tensors("gradient", ours))
+    try:
+        differences = tensor_differences(ours, theirs)
+    except NotComparable as error:
+        return Check(name=name, passed=False, reason=str(error))
+    # The gradient of a tensor may be nearly zero, that is, noise. Then it is compared with the
+    # rounding error of the whole gradient.
+    floor = UNIT_ROUNDOFF_FP32 * math.hypot(*(d.baseline_l2 for d in differences))
+    scales = {d.name: d.baseline_l2 + floor / allowed.gradient for d in differences}
+    return _worst(name, differences, scales, allowed.gradient, "times its gradient's norm")
+
+
+def weights_check(
+    trial: TrialRecord, baseline: TrialRecord, allowed: Tolerance
+) -> tuple[Check, float | None]:
+    name = "final_weights"
+    if _same_bits(trial, baseline):
+        reason = "equal bit for bit (SHA-256)"
+        check = Check(name=name, passed=True, reason=reason, value=0.0, tolerance=allowed.weights)
+        return check, 0.0
+    ours, theirs = trial.files.weights, baseline.files.weights
+    if baseline.result is None or not (ours.exists() and theirs.exists()):
+        return Check(name=name, passed=None, reason=_no_tensors("weights", ours)), None
+    try:
+        differences = tensor_differences(ours, theirs)
+    except NotComparable as error:
+        return Check(name=name, passed=False, reason=str(error)), None
+    largest = max((d.max_abs for d in differences), default=0.0)
+    scales = _update_scales(differences, baseline.result.update_l2, allowed)
+    unknown = sorted(d.name for d in differences if d.name not in scales)
+    if unknown:
+        reason = f"the baseline did not record its update of {', '.join(unknown[:3])}"
+        return Check(name=name, passed=None, reason=reason), largest
+    check = _worst(
+        name, differences, scales, allowed.weights, "times the distance that training moved it"
+    )
+    if not allowed.weights_judged and math.isfinite(largest):
+        check = not_decisive(check, allowed)
+    return check, largest
+
+
+def _update_scales(
+    differences: list[TensorDifference], update_l2: Mapping[str, float], allowed: Tolerance
+) -> dict[str, float]:
+    """Return the distance that training moved each tensor, at least its rounding in n steps."""
+    rounding = UNIT_ROUNDOFF_FP32 * allowed.steps / allowed.weights if allowed.steps else 0
+    return {
+        d.name: update_l2[d.name] + rounding * d.baseline_l2
+        for d in differences
+        if d.name in update_l2
+    }
+
+
+def _worst(
+    name: str,
+    differences: list[TensorDifference],
+    scales: Mapping[str, float],
+    allowed: float,
+    unit: str,
+) -> Check:
+    """Check every tensor; report the one with the largest relative difference."""
+    relative = {d.name: _ratio(d.difference_l2, scales[d.name]) for d in differences}
+    if not relative:
+        return Check(name=name, passed=None, reason="the files contain no tensors")
+    worst = max(relative, key=lambda tensor: _nan_as_infinite(relative[tensor]))
+    value = relative[worst]
+    reason = (
+        f"{worst} differs most, by {value:.2g} {unit}"
+        if math.isfinite(value)
+        else f"{worst} contains a value that is not finite, or differs where the baseline is zero"
+    )
+    return Check(name=name, passed=value <= allowed, reason=reason, value=value, tolerance=allowed)
+
+
+def _ratio(difference: float, scale: float) -> float:
+    if scale == 0:
+        return 0.0 if difference == 0 else math.inf
+    return difference / scale
+
+
+def _nan_as_infinite(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _same_bits(trial: TrialRecord, baseline: TrialRecord) -> bool:
+    ours, theirs = trial.result, baseline.result
+    return ours is not None and theirs is not None and ours.weights_sha256 == theirs.weights_sha256
+
+
+def _no_tensors(what: str, ours: Path) -> str:
+    side = "the baseline's" if ours.exists() else "its own"
+    return f"{side} {what} do not exist, so they cannot be compared"
+
+
+_STATE_SAMPLES = "state them with paceline.step(samples=...) or samples_per_step"
+
+
+def script_checks(
+    trial: TrialRecord,
+    baseline: TrialRecord,
+    steps: tuple[GlobalSteps, GlobalSteps],
+    checks: Sequence[Check],
+) -> tuple[Check, ...]:
+    """Return the checks of a user's script, undecided with one reason if they prove nothing.
+
+    Paceline does not know which samples a script trains on. If gradient and weights agree with the
+    baseline's, the trainings were equivalent. If they do not, that proves something only if the
+    script started from the same weights and took the same number of samples in each step.
+    steps: of the trial and of the baseline. checks: of loss, gradient and weights.
+    """
+    reason = _why_not_comparable(trial, baseline)
+    if reason is None and any(check.decisive and check.passed is False for check in checks):
+        different = _why_different(*steps)
+        if different is not None:
+            worst = next(check for check in checks if check.passed is False)
+            reason = f"{different} ({worst.name}: {worst.reason})"
+    if reason is None:
+        return tuple(checks)
+    undecided = Check(name="not checked", passed=None, reason=reason)
+    return (undecided, *(not_judged(check, "it was not checked") for check in checks))
+
+
+def _why_not_comparable(trial: TrialRecord, baseline: TrialRecord) -> str | None:
+    """Return why the tensors say nothing, even if they agree."""
+    for record, whose in ((trial, ""), (baseline, "the baseline: ")):
+        if record.result is not None and record.result.not_compared is not None:
+            return whose + record.result.not_compared
+    if initial_weights_check(trial, baseline).passed is False:
+        return (
+            "it started from other weights than the baseline; fix the seed in the script "
+            "(torch.manual_seed)"
+        )
+    return None
+
+
+def _why_different(ours: GlobalSteps, theirs: GlobalSteps) -> str | None:
+    """Return why the tensors may differ although nothing is wrong; None if they may not."""
+    if not (ours.samples_known and theirs.samples_known):
+        return f"the samples of a step are not known, so the batches may differ; {_STATE_SAMPLES}"
+    if len(ours.step) != len(theirs.step):
+        return f"it took {len(ours.step)} steps, the baseline {len(theirs.step)}"
+    if not np.array_equal(ours.samples, theirs.samples):
+        place = int(np.flatnonzero(ours.samples != theirs.samples)[0])
+        return (
+            f"step {place} had {ours.samples[place]} samples, the baseline's "
+            f"{theirs.samples[place]}; divide a fixed global batch by WORLD_SIZE in the script"
+        )
+    return None

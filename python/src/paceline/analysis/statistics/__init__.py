@@ -1,0 +1,1 @@
+"""Statistics of speeds: intervals, differences, and which configurations are the fastest."""

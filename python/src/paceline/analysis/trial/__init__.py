@@ -1,0 +1,1 @@
+"""Results of one trial alone, from its files."""

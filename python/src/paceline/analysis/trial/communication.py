@@ -1,0 +1,310 @@
+"""Communication time of a trial: by rank, by operation and size, with the straggler.
+
+There are two views, and `checks` compares them. The step rows give waiting for the slowest rank and
+transfer, which add up to comm_s. The operation rows give when each rank requested an operation,
+when all ranks had begun it, and when it ended (paceline.analysis.trial.operations).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+from pydantic import computed_field
+from pydantic.dataclasses import dataclass
+
+from paceline.analysis.trial.operations import clock_errors, load_operations, operation_times
+from paceline.analysis.trial.phases import mean_steps
+from paceline.analysis.trial.steps import evaluated_steps, read_steps
+from paceline.analysis.trial.stragglers import Straggling, find_straggler
+from paceline.costs.link_cost import ALL_REDUCE, all_reduce
+from paceline.records.phases import Phases
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paceline.analysis.trial.reading import RankRecord, TrialRecord
+    from paceline.analysis.trial.steps import RankSteps
+
+# Upper bounds of the sizes that are taken together, those of the fourth paper's figures, made with
+# hvprof (Awan, Jain, Chu, Subramoni and Panda: Communication Profiling and Characterization of Deep
+# Learning Workloads on Clusters with High-Performance Interconnects, Hot Interconnects, 2019).
+BOUNDS_BYTES = (10**5, 10**6, 10**7, 10**8)
+_KIND = ("operation", "algorithm", "size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bin:
+    """Operations of one kind, algorithm and range of sizes; of one rank, or summed over ranks.
+
+    Seconds and bytes are sums. wait_s and transfer_s cover the operations that all ranks recorded;
+    None if there are none. sent_bytes and sent_messages are None where the transport does not count
+    them.
+    """
+
+    operation: str
+    algorithm: str | None
+    least_bytes: int
+    most_bytes: int | None  # exclusive; None for no limit
+    count: int
+    payload_bytes: int
+    time_s: float
+    wait_s: float | None
+    transfer_s: float | None
+    exposed_s: float
+    overlapped_s: float
+    matched_bytes: int  # payload of the operations in transfer_s
+    sent_bytes: int | None
+    sent_messages: int | None
+    expected_bytes: int | None  # sent by all ranks according to the algorithm's formula
+    expected_messages: int | None  # lower bound: long messages are sent in several parts
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def bandwidth_bytes_per_s(self) -> float | None:
+        """Payload over transfer time; None where there was no transfer."""
+        if not self.transfer_s or not self.matched_bytes:
+            return None
+        return self.matched_bytes / self.transfer_s
+
+
+def size_bin(payload_bytes: pl.Expr) -> pl.Expr:
+    """Return the number of the range between BOUNDS_BYTES to which a size belongs."""
+    return pl.sum_horizontal(payload_bytes >= bound for bound in BOUNDS_BYTES).cast(pl.Int64)
+
+
+def bins(operations: pl.DataFrame, *, all_ranks: bool) -> tuple[Bin, ...]:
+    """Group operations by kind, algorithm and size.
+
+    operations: from `operation_times`. all_ranks: True if these are the rows of all ranks. Only
+    then the bytes sent can be compared with the formula of the algorithm, because ranks send
+    different parts.
+    """
+    sized = operations.with_columns(size=size_bin(pl.col("payload_bytes")))
+    expected = _expected(sized) if all_ranks else {}
+    is_matched = pl.col("wait_s").is_not_null()
+    grouped = sized.group_by(_KIND).agg(
+        pl.len().alias("count"),
+        pl.col("payload_bytes", "time_s", "exposed_s", "overlapped_s").sum(),
+        pl.when(is_matched.any()).then(pl.col("wait_s", "transfer_s").sum()),
+        pl.col("payload_bytes").filter(is_matched).sum().alias("matched_bytes"),
+        *(
+            pl.when(pl.col(name).is_not_null().all()).then(pl.col(name).sum())
+            for name in ("sent_bytes", "sent_messages")
+        ),
+    )
+    found = []
+    for row in grouped.sort(_KIND).iter_rows(named=True):
+        size = row.pop("size")
+        bytes_, messages = expected.get((row["operation"], row["algorithm"], size), (None, None))
+        found.append(
+            Bin(
+                **row,
+                least_bytes=0 if size == 0 else BOUNDS_BYTES[size - 1],
+                most_bytes=None if size == len(BOUNDS_BYTES) else BOUNDS_BYTES[size],
+                expected_bytes=None if bytes_ is None else round(bytes_),
+                expected_messages=None if messages is None else round(messages),
+            )
+        )
+    return tuple(found)
+
+
+def _expected(sized: pl.DataFrame) -> dict[tuple[str, str, int], tuple[float, float]]:
+    """Return the bytes and messages that the algorithms of all-reduces send, by kind.
+
+    sized: one row per rank. Long messages are sent in several parts, so the number of messages is a
+    lower bound.
+    """
+    found: dict[tuple[str, str, int], tuple[float, float]] = {}
+    counted = sized.group_by(*_KIND, "ranks").agg(pl.len(), pl.col("payload_bytes").sum())
+    for operation, algorithm, size, ranks, count, payload_bytes in counted.iter_rows():
+        if operation == "allreduce" and algorithm in ALL_REDUCE:
+            cost = all_reduce(algorithm, ranks)
+            before = found.get((operation, algorithm, size), (0.0, 0.0))
+            found[operation, algorithm, size] = (
+                before[0] + cost.volumes / ranks * payload_bytes,
+                before[1] + cost.messages / ranks * count,
+            )
+    return found
+
+
+_ALLOWED = 0.02  # of a step: largest difference of the sums
+_COMMUNICATION = ("comm_wait", "comm_transfer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCommunication:
+    """One rank's mean step after the warm-up, in seconds.
+
+    phases_s: by STEP_PHASES. The next three are None where no operation was recorded.
+    overlapped_s: an operation was active in parallel with computation. exposed_s: an operation was
+    active within comm_s, and that of layers within the passes. between_s: the rest of comm_s.
+    """
+
+    rank: int
+    host: str | None
+    clock_offset_s: float
+    clock_error_s: float
+    steps: int
+    step_s: float
+    wall_s: float  # of the same steps by the clock, first start to last end, over their number
+    phases_s: Phases
+    overlapped_s: float | None
+    exposed_s: float | None
+    between_s: float | None
+    bins: tuple[Bin, ...]  # after the warm-up
+    totals: tuple[Bin, ...]  # of all operations, in steps or not
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def comm_s(self) -> float | None:
+        found = [self.phases_s[name] for name in _COMMUNICATION]
+        return None if None in found else sum(v for v in found if v is not None)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def compute_s(self) -> float:
+        """Sum of all phases except communication and the pipeline bubble."""
+        apart = (*_COMMUNICATION, "bubble")
+        return sum(v for name, v in self.phases_s.items() if name not in apart and v is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumCheck:
+    """Two sums that should be equal: the largest difference of any rank, as a share of its step."""
+
+    name: str
+    difference: float
+    allowed: float
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def passed(self) -> bool:
+        return abs(self.difference) <= self.allowed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialCommunication:
+    """A trial's communication. Bins are sums over all ranks and the steps after the warm-up."""
+
+    trial: str
+    configuration: str
+    repeat: int
+    transport: str
+    ranks: tuple[RankCommunication, ...]
+    operations_recorded: bool  # False: only the step rows are available
+    bins: tuple[Bin, ...]
+    totals: tuple[Bin, ...]  # of the whole trial
+    stragglers: tuple[Straggling, ...]  # one; in a pipeline one for each stage
+    checks: tuple[SumCheck, ...]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def clock_error_s(self) -> float:
+        """The largest error of a comparison between two ranks' times."""
+        errors = sorted(rank.clock_error_s for rank in self.ranks)
+        return sum(errors[-2:])
+
+
+def trial_communication(record: TrialRecord) -> TrialCommunication | None:
+    """Analyse one trial; None if no step communicated after the warm-up.
+
+    Raises DataError if a file is damaged.
+    """
+    warmup = record.trial.training.warmup_steps
+    steps = read_steps(record)
+    steady = steps.since(warmup)
+    if np.isnan(steady["comm_s"]).all():
+        return None
+    operations = load_operations(record)
+    errors_s = clock_errors(record, operations)
+    timed = operation_times(steps, operations, errors_s)
+    phases = mean_steps(steady)
+    evaluated = evaluated_steps(record).tolist()
+    ranks = tuple(
+        _rank(rank, steady, phases[rank.rank], errors_s[rank.rank], timed, warmup, evaluated)
+        for rank in record.ranks
+        if rank.rank in phases
+    )
+    return TrialCommunication(
+        trial=record.trial.id,
+        configuration=record.trial.configuration,
+        repeat=record.trial.repeat,
+        transport=record.trial.transport,
+        ranks=ranks,
+        operations_recorded=not timed.is_empty(),
+        bins=bins(timed.filter(pl.col("step") >= warmup), all_ranks=True),
+        totals=bins(timed, all_ranks=True),
+        stragglers=find_straggler(record, steps, errors_s),
+        checks=_checks(ranks),
+    )
+
+
+def _rank(
+    rank: RankRecord,
+    steady: RankSteps,
+    phases_s: Phases,
+    clock_error_s: float,
+    operations: pl.DataFrame,
+    warmup: int,
+    evaluated: Sequence[int],
+) -> RankCommunication:
+    """Analyse one rank. steady: the steps after the warm-up. operations: of all ranks.
+
+    evaluated: the numbers of steps after which an evaluation came.
+    """
+    rows = steady.of_rank(rank.rank)
+    steps = len(rows)
+    own = operations.filter(pl.col("rank") == rank.rank)
+    own_steady = own.filter(pl.col("step") >= warmup)
+    overlapped_s = exposed_s = between_s = None
+    if not operations.is_empty():
+        after_s = float(own_steady["after_passes_s"].sum())
+        exposed_s = (after_s + float(rows["pass_comm_s"].sum())) / steps
+        overlapped_s = float(own_steady["overlapped_s"].sum()) / steps
+        between_s = (float(rows["comm_s"].sum()) - after_s) / steps
+    return RankCommunication(
+        rank=rank.rank,
+        host=rank.host,
+        clock_offset_s=rank.clock_offset_s,
+        clock_error_s=clock_error_s,
+        steps=steps,
+        step_s=float(rows["step_s"].sum()) / steps,
+        wall_s=_wall_s(rows, [*evaluated, *(c.resumed_steps for c in rank.continuations)]) / steps,
+        phases_s=phases_s,
+        overlapped_s=overlapped_s,
+        exposed_s=exposed_s,
+        between_s=between_s,
+        bins=bins(own_steady, all_ranks=False),
+        totals=bins(own, all_ranks=False),
+    )
+
+
+def _wall_s(rows: pl.DataFrame, apart: Sequence[int]) -> float:
+    """Return the time from the first step to the end of the last one, without gaps of other work.
+
+    apart: the numbers of steps before these gaps.
+    """
+    between_s = pl.col("started_s") - pl.col("ended_s").shift(1)
+    counted = rows.select(between_s.filter(~pl.col("step").is_in(apart)).sum()).item()
+    return float(rows["step_s"].sum()) + float(counted)
+
+
+def _checks(ranks: tuple[RankCommunication, ...]) -> tuple[SumCheck, ...]:
+    """Check that phases add up to the measured time, and operations to the communication in it."""
+    phases = [sum(v for v in r.phases_s.values() if v is not None) / r.wall_s - 1 for r in ranks]
+    found = [("phases add up to the measured step time", phases)]
+    profiled = [
+        (r.wall_s - r.compute_s - (r.phases_s["bubble"] or 0.0) - r.exposed_s) / r.wall_s
+        for r in ranks
+        if r.exposed_s is not None
+    ]
+    if profiled:
+        found.append(
+            ("computation and exposed operations add up to the measured step time", profiled)
+        )
+    return tuple(
+        SumCheck(name=name, difference=max(differences, key=abs), allowed=_ALLOWED)
+        for name, differences in found
+    )

@@ -1,0 +1,165 @@
+"""Check that each rank had the planned resources, and that compared trials had equal ones.
+
+Launchers have different defaults: Spark exports OMP_NUM_THREADS = spark.task.cpus, torchrun sets it
+to 1, Open MPI binds ranks to cores. Without this check, a comparison would compare defaults.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from paceline.analysis.trial.reading import TrialRecord
+    from paceline.plan.trial import Placement, Trial
+    from paceline.records.rows import RankEnvironment
+
+# resources that are equal on all ranks of a trial, as text for a sentence
+_SHARED: dict[str, Callable[[RankEnvironment], str]] = {
+    "intra-op threads": lambda e: str(e.intraop_threads),
+    "inter-op threads": lambda e: str(e.interop_threads),
+    "allowed cores": lambda e: str(len(e.affinity)),
+    "cgroup CPU limits": lambda e: str(e.cgroup_cpu_limit),
+    "cgroup memory limits": lambda e: str(e.cgroup_memory_limit_bytes),
+    "CPU models": lambda e: e.cpu_model,
+    "precision": lambda e: e.precision,
+    "memory formats": lambda e: e.memory_format,
+    "OpenMP settings": lambda e: _settings(e.omp_environment),
+    "library versions": lambda e: _settings(e.versions),
+}
+_COMPARED_ON_PURPOSE = {"precision", "memory formats"}  # between trials
+
+
+def trial_flags(record: TrialRecord) -> list[str]:
+    """Describe unequal ranks of one trial, and differences from the plan."""
+    environments = [r.environment for r in record.ranks if r.environment is not None]
+    if not environments:
+        return ["no rank reported its resources, so they are unknown"]
+    return [*_unequal_ranks(environments), *_unlike_plan(record.trial, environments)]
+
+
+def flags_between(records: Sequence[TrialRecord]) -> list[str]:
+    """Describe unequal resources of trials with one placement.
+
+    One sentence for each placement and kind of resource, however many trials and workloads. Ranks
+    with several replica threads are not compared with ranks of one replica.
+    """
+    same_placement: dict[Placement, list[TrialRecord]] = defaultdict(list)
+    for record in records:
+        same_placement[record.trial.placement].append(record)
+    return [
+        sentence
+        for placement, same in same_placement.items()
+        for sentence in _unequal_trials(placement, same)
+    ]
+
+
+def allocated_cores_flags(records: Sequence[TrialRecord]) -> list[str]:
+    """Describe trials of one workload and number of nodes with different numbers of cores.
+
+    `sequential` is left out: by definition it uses one core per node.
+    """
+    found: dict[tuple[str, int], dict[int, dict[str, None]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
+    for record in records:
+        trial, place = record.trial, record.trial.placement
+        if trial.local_strategy != "sequential":
+            by_cores = found[trial.training.workload, place.nodes]
+            by_cores[place.cores][f"{trial.launcher} {trial.local_strategy}"] = None
+    sentences = []
+    for (workload, nodes), by_cores in found.items():
+        if len(by_cores) > 1:
+            described = ", ".join(
+                f"{' and '.join(names)} had {cores} {'core' if cores == 1 else 'cores'}"
+                for cores, names in sorted(by_cores.items())
+            )
+            where = "" if nodes == 1 else f" on {nodes} nodes"
+            sentences.append(f"workload {workload}{where}: {described}: allocated cores differ")
+    return sentences
+
+
+def _unequal_ranks(environments: list[RankEnvironment]) -> Iterator[str]:
+    for name, value in _SHARED.items():
+        found: dict[str, list[int]] = defaultdict(list)
+        for environment in environments:
+            found[value(environment)].append(environment.rank)
+        if len(found) > 1:
+            described = "; ".join(
+                f"rank {_numbers(ranks)}: {text or 'none'}" for text, ranks in found.items()
+            )
+            yield f"its ranks have different {name} ({described})"
+
+
+def _unlike_plan(trial: Trial, environments: list[RankEnvironment]) -> Iterator[str]:
+    place = trial.placement
+    threads = {e.intraop_threads for e in environments}
+    if threads != {place.threads_per_worker}:
+        yield f"planned {place.threads_per_worker} threads per rank, found {_numbers(threads)}"
+    for environment in environments:
+        yield from _workers_unlike_plan(trial, environment)
+    if len(environments) != place.ranks:
+        yield f"planned {place.ranks} ranks, {len(environments)} reported their resources"
+    if {e.precision for e in environments} != {trial.training.precision}:
+        yield f"planned {trial.training.precision}, a rank ran in another precision"
+    allowed: dict[str, set[int]] = defaultdict(set)
+    for environment in environments:
+        allowed[environment.host].update(environment.affinity)
+    for host, cores in sorted(allowed.items()):
+        sentence = f"planned {place.cores_per_node} cores on {host}, found {len(cores)}"
+        if len(cores) < place.cores_per_node and not place.oversubscribe:
+            yield sentence
+        elif len(cores) > place.cores_per_node:
+            yield f"{sentence}: helper threads may have used the others"
+
+
+def _workers_unlike_plan(trial: Trial, environment: RankEnvironment) -> Iterator[str]:
+    """Check replica threads: each has its own cores, and one thread for each of them."""
+    place = trial.placement
+    if place.replicas_per_rank == 1:
+        return
+    rank, workers, each = environment.rank, environment.workers, place.threads_per_worker
+    if len(workers) != place.replicas_per_rank:
+        yield (
+            f"planned {place.replicas_per_rank} replica threads in rank {rank}, {len(workers)} "
+            "reported their resources"
+        )
+    threads = {w.intraop_threads for w in workers}
+    if threads - {each}:
+        yield f"planned {each} threads per replica in rank {rank}, found {_numbers(threads)}"
+    if place.oversubscribe or place.allocated_cores is not None:
+        return
+    cores = {len(w.affinity) for w in workers}
+    if cores - {each}:
+        yield f"planned {each} cores per replica in rank {rank}, found {_numbers(cores)}"
+    elif len({core for w in workers for core in w.affinity}) < each * len(workers):
+        yield f"the replicas of rank {rank} share cores, planned were cores of their own"
+
+
+def _unequal_trials(placement: Placement, records: Sequence[TrialRecord]) -> Iterator[str]:
+    for name, value in _SHARED.items():
+        if name in _COMPARED_ON_PURPOSE:
+            continue
+        found: dict[str, dict[str, None]] = defaultdict(dict)
+        for record in records:
+            trial = record.trial
+            texts = {value(r.environment) for r in record.ranks if r.environment is not None}
+            if texts:
+                described = f"{trial.launcher} {trial.transport} {trial.local_strategy}"
+                found[" or ".join(sorted(text or "none" for text in texts))][described] = None
+        if len(found) > 1:
+            all_found = "; ".join(f"{text} ({', '.join(who)})" for text, who in found.items())
+            yield (
+                f"trials of {placement.nodes} x {placement.ranks_per_node} ranks x "
+                f"{placement.threads_per_rank} threads had different {name}: {all_found}"
+            )
+
+
+def _numbers(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
+
+
+def _settings(settings: dict[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))

@@ -1,0 +1,298 @@
+"""Steps of a trial: step rows of all ranks in arrays, and global steps.
+
+A global step ends when the last rank ends it. Its time runs from the end of the previous step to
+its own end, so the times of all steps add up to the time of the training, and nothing between two
+steps (the end of an epoch, writing a row) is left out, except for evaluations. The first step, and
+the first one after an evaluation, starts with its first rank. The first step after a failure
+includes the time of the recovery.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from paceline.records.rows import EvaluationRow, StepRow
+from paceline.records.tables import read_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from paceline.analysis.trial.reading import RankRecord, TrialRecord
+    from paceline.plan.trial import Trial
+
+FINAL_STEPS = 10  # the final loss is the mean over the last steps: one step is too noisy
+_FIELDS = (
+    "step", "epoch", "started_unix_s", "samples", "loss_sum", "data_wait_s", "forward_s",
+    "backward_s", "bubble_s", "comm_s", "comm_ready_unix_s", "optimizer_s", "other_s", "step_s",
+    "pass_comm_s",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSteps:
+    """Step rows of all ranks, by field: arrays of shape (ranks, steps), NaN without a value.
+
+    Fields are the numbers of StepRow and: started_s, ended_s, ready_s (when the rank's last
+    gradient was ready), own_ready_s (when it would have been ready without pass_comm_s) and
+    even_ready_s (the same, had the communication before ended on all ranks at once) on rank 0's
+    clock, comm_wait_s and comm_transfer_s.
+
+    comm_wait_s is the part of comm_s + pass_comm_s in which a rank waited for the slowest one: the
+    distance of their own_ready_s, but at most that of their even_ready_s. A rank that is late only
+    because its last sum ended late is not slow. The rest is transfer. Where another rank is the
+    slowest in each layer, these waits count as transfer. In a pipeline, only ranks of one stage
+    average with one another.
+    """
+
+    ranks: tuple[int, ...]
+    stages: NDArray[np.int64]  # by rank: the stage of the model that it holds
+    step: NDArray[np.int64]  # in order; those that any rank finished
+    fields: Mapping[str, NDArray[np.float64]]
+
+    def __getitem__(self, field: str) -> NDArray[np.float64]:
+        return self.fields[field]
+
+    @property
+    def is_finished(self) -> NDArray[np.bool_]:
+        """Mask of the steps that a rank finished, shape (ranks, steps)."""
+        return ~np.isnan(self["step_s"])
+
+    def since(self, step: int) -> RankSteps:
+        """Return the steps from number `step` on."""
+        kept = slice(int(np.searchsorted(self.step, step)), None)
+        fields = {name: values[:, kept] for name, values in self.fields.items()}
+        return replace(self, step=self.step[kept], fields=fields)
+
+    def of_rank(self, rank: int) -> pl.DataFrame:
+        """Return the steps that one rank finished, in order; null without a value."""
+        number = self.ranks.index(rank)
+        finished = self.is_finished[number]
+        own = {name: values[number, finished] for name, values in self.fields.items()}
+        whole = pl.col("step", "epoch", "samples").cast(pl.Int64)
+        return pl.DataFrame(own, nan_to_null=True).with_columns(whole)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalSteps:
+    """Arrays of one length: an entry for each step that every rank finished."""
+
+    step: NDArray[np.int64]
+    epoch: NDArray[np.int64]
+    samples: NDArray[np.int64]  # trained on, by all ranks
+    time_s: NDArray[np.float64]
+    ended_unix_s: NDArray[np.float64]  # on rank 0's clock
+    loss: NDArray[np.float64]  # mean over the samples of the global batch; NaN if unknown
+    # with which the training continued after failures; their time includes the recovery
+    resumed: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    # False for a script that does not state its samples: then each step counts as one sample
+    samples_known: bool = True
+
+    def steady(self, warmup_steps: int) -> NDArray[np.bool_]:
+        """Return the mask of the steps after the warm-up, and after one of each continuation.
+
+        The first step of a continuation is never steady: its time includes the recovery.
+        """
+        steady = self.step >= warmup_steps
+        for first in self.resumed:
+            steady &= (self.step < first) | (self.step >= first + max(1, warmup_steps))
+        return steady
+
+    def samples_per_s(self, warmup_steps: int, period: int = 1) -> NDArray[np.float64]:
+        """Return the rate of each steady round of `period` steps, shape (rounds,)."""
+        samples, seconds, _ = self._rounds(warmup_steps, period)
+        return samples / seconds
+
+    def step_s(self, warmup_steps: int, period: int = 1) -> NDArray[np.float64]:
+        """Return the mean step time of each steady round, shape (rounds,)."""
+        _, seconds, steps = self._rounds(warmup_steps, period)
+        return seconds / steps
+
+    def _rounds(
+        self, warmup_steps: int, period: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return samples, seconds and steps of each complete round after the warm-up.
+
+        Where weights are averaged every `period` steps, a median over steps would be that of steps
+        without communication. Rounds begin at multiples of `period`; if none is complete, all
+        steady steps form one.
+        """
+        steady = self.steady(warmup_steps)
+        samples, seconds = self.samples[steady].astype(np.float64), self.time_s[steady]
+        if period == 1 or not len(samples):
+            return samples, seconds, np.ones(len(samples))
+        first = -(-warmup_steps // period) * period
+        rounds = (self.step[steady] - first) // period
+        numbers, which, counts = np.unique(rounds, return_inverse=True, return_counts=True)
+        kept = (numbers >= 0) & (counts == period)
+        if not kept.any():
+            return samples.sum(keepdims=True), seconds.sum(keepdims=True), np.array([len(samples)])
+        return (
+            np.bincount(which, samples)[kept],
+            np.bincount(which, seconds)[kept],
+            counts[kept].astype(np.float64),
+        )
+
+    @property
+    def final_loss(self) -> float | None:
+        """Mean loss per sample over the last steps; None if there was no step or no loss."""
+        if not len(self.step):
+            return None
+        weights = self.samples[-FINAL_STEPS:].astype(np.float64)
+        loss = float(np.average(self.loss[-FINAL_STEPS:], weights=weights))
+        return None if math.isnan(loss) else loss
+
+
+def read_steps(record: TrialRecord) -> RankSteps:
+    """Read the steps of all ranks. Raises DataError if a row is damaged."""
+    rows = {
+        rank.rank: read_table(record.files.rank(rank.rank).steps, StepRow, _FIELDS)
+        for rank in record.ranks
+    }
+    return rank_steps(record, rows)
+
+
+def rank_steps(record: TrialRecord, rows: Mapping[int, pl.DataFrame]) -> RankSteps:
+    """Align the step rows of all ranks. Of a step that was written twice, the last row counts.
+
+    rows: by rank; the fields of StepRow.
+    """
+    step, fields = _aligned([rows[rank.rank] for rank in record.ranks])
+    offsets_s = np.array([[rank.clock_offset_s] for rank in record.ranks]).reshape(-1, 1)
+    stages = np.array([stage_of(record.trial, rank) for rank in record.ranks], dtype=np.int64)
+    fields["started_s"] = fields["started_unix_s"] + offsets_s
+    fields["ended_s"] = fields["started_s"] + fields["step_s"]
+    fields["ready_s"] = fields["comm_ready_unix_s"] + offsets_s
+    within_s = np.nan_to_num(fields["pass_comm_s"])
+    fields["own_ready_s"] = fields["ready_s"] - within_s
+    ended_before_s = _last_end(fields["ready_s"] + fields["comm_s"])
+    ended_before_s[:, np.isin(step, evaluated_steps(record))] = np.nan
+    fields["even_ready_s"] = _even_ready(fields["own_ready_s"], ended_before_s, stages)
+    exposed_s = fields["comm_s"] + within_s
+    late_s = np.fmin(
+        _lateness(fields["own_ready_s"], stages), _lateness(fields["even_ready_s"], stages)
+    )
+    fields["comm_wait_s"] = np.minimum(exposed_s, np.nan_to_num(late_s))
+    fields["comm_transfer_s"] = exposed_s - fields["comm_wait_s"]
+    return RankSteps(
+        ranks=tuple(rank.rank for rank in record.ranks), stages=stages, step=step, fields=fields
+    )
+
+
+def stage_of(trial: Trial, rank: RankRecord) -> int:
+    """Return the stage of the model that a rank holds; 0 without a pipeline.
+
+    Of s stages, local rank L holds stage L mod s of replica L div s.
+    """
+    if rank.environment is not None:
+        local_rank = rank.environment.local_rank
+    else:
+        local_rank = rank.rank % trial.placement.ranks_per_node
+    return local_rank % trial.placement.stages
+
+
+def global_steps(record: TrialRecord, steps: RankSteps | None = None) -> GlobalSteps:
+    """Merge the rows of all ranks. steps: of all ranks; None reads them."""
+    steps = read_steps(record) if steps is None else steps
+    is_common = steps.is_finished.all(axis=0)
+    common = slice(None) if is_common.all() else is_common
+    samples = parts = steps["samples"][:, common].sum(axis=0)
+    samples_known = not np.isnan(samples).any()
+    if not samples_known:
+        samples = np.ones(len(samples))
+        parts = samples * len(steps.ranks)  # the loss of each rank is a mean
+    ended = steps["ended_s"][:, common].max(axis=0, initial=-np.inf)
+    first_started = steps["started_s"][:, common].min(axis=0, initial=np.inf)
+    started = np.concatenate([first_started[:1], ended[:-1]])
+    follows_evaluation = np.isin(steps.step[common], evaluated_steps(record))
+    follows_evaluation &= ~np.isin(steps.step[common], resumed_steps(record))
+    started[follows_evaluation] = first_started[follows_evaluation]
+    return GlobalSteps(
+        step=steps.step[common],
+        epoch=np.nan_to_num(steps["epoch"][:, common].max(axis=0, initial=0)).astype(np.int64),
+        samples=samples.astype(np.int64),
+        time_s=ended - started,
+        ended_unix_s=ended,
+        loss=steps["loss_sum"][:, common].sum(axis=0) / np.maximum(parts, 1),
+        samples_known=samples_known,
+        resumed=resumed_steps(record),
+    )
+
+
+def _aligned(
+    ranks: list[pl.DataFrame],
+) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
+    """Return the steps of all ranks, and their fields, each of shape (ranks, steps).
+
+    ranks: the rows of each rank.
+    """
+    steps = [rows["step"].to_numpy() for rows in ranks]
+    step = steps[0] if steps else np.zeros(0, dtype=np.int64)
+    is_aligned = all(np.array_equal(each, step) for each in steps) and (np.diff(step) > 0).all()
+    if not is_aligned:
+        step = np.unique(np.concatenate(steps))
+    fields = {name: np.full((len(ranks), len(step)), np.nan) for name in _FIELDS}
+    for number, (rows, own) in enumerate(zip(ranks, steps, strict=True)):
+        places = slice(None) if is_aligned else np.searchsorted(step, own)
+        for name, values in fields.items():
+            values[number, places] = rows[name].to_numpy()  # NaN where it is null
+    return step, fields
+
+
+def _last_end(ended_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return when the last communication before each step had ended; NaN before the first one.
+
+    ended_s: the end of each step's communication, NaN without one, shape (ranks, steps).
+    """
+    never = np.full((len(ended_s), 1), np.nan)
+    ended_s = np.concatenate([never, ended_s], axis=1)
+    last = np.where(np.isnan(ended_s), 0, np.arange(ended_s.shape[1]))
+    before = np.maximum.accumulate(last, axis=1)[:, :-1]
+    return np.take_along_axis(ended_s, before, axis=1)
+
+
+def _even_ready(
+    ready_s: NDArray[np.float64], ended_before_s: NDArray[np.float64], stages: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return when each rank would have been ready, had all of its stage begun at the same time.
+
+    Where one of them has no communication before, this is `ready_s`.
+    """
+    even_s = ready_s.copy()
+    for stage in np.unique(stages):
+        same = stages == stage
+        head_start_s = ended_before_s[same].max(axis=0) - ended_before_s[same]
+        even_s[same] += np.nan_to_num(head_start_s)
+    return even_s
+
+
+def _lateness(ready_s: NDArray[np.float64], stages: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return how much later than each rank the slowest one of its stage was ready; NaN unknown."""
+    slowest_s = np.zeros_like(ready_s)
+    for stage in np.unique(stages):
+        same = stages == stage
+        slowest_s[same] = np.fmax.reduce(ready_s[same], axis=0)
+    return slowest_s - ready_s
+
+
+def evaluated_steps(record: TrialRecord) -> NDArray[np.int64]:
+    """Return the numbers of steps before each evaluation, ascending."""
+    if record.trial.training.evaluation is None:
+        return np.zeros(0, dtype=np.int64)
+    found = [
+        read_table(record.files.rank(rank.rank).evaluations, EvaluationRow, ("steps",))
+        for rank in record.ranks
+    ]
+    return np.unique(pl.concat(found)["steps"].to_numpy()) if found else np.zeros(0, np.int64)
+
+
+def resumed_steps(record: TrialRecord) -> NDArray[np.int64]:
+    """Return the steps with which attempts after the first one began, ascending."""
+    found = [row.resumed_steps for rank in record.ranks for row in rank.continuations]
+    return np.unique(np.array(found, dtype=np.int64))

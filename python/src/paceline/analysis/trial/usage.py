@@ -1,0 +1,243 @@
+"""Use of CPU, memory and threads during a trial, from the traces of its hosts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from paceline.analysis.trial.host_frames import (
+    column,
+    cpu_percent,
+    gaps,
+    ram_percent,
+    run_cpu_percent,
+    struct_fields,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from paceline.analysis.trial.reading import HostTrace, RankRecord, TrialRecord
+
+MemoryKind = Literal["pss", "rss"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """One trial's use of its hosts during the `train` span; None where nothing was sampled.
+
+    CPU and IOWait are means over time and hosts, in percent of all cores of a host. RAM is the mean
+    over time and hosts, and the highest share of any host. Threads are those of the run, over time,
+    summed over hosts. memory_peak_bytes covers the whole trial: the peak of its processes on each
+    host, summed over hosts; as proportional set size (`pss`, shared memory counted once) if it was
+    read at least once on every host, else as resident set size (`rss`).
+    """
+
+    cpu_percent: float | None
+    cpu_percent_peak: float | None
+    iowait_percent: float | None
+    ram_percent_mean: float | None
+    ram_percent_peak: float | None
+    memory_peak_bytes: int | None
+    memory_peak_kind: MemoryKind | None
+    threads_median: float | None
+    threads_peak: float | None
+    run_cpu_percent: float | None  # of one core, mean over time, summed over hosts
+    sidecar_core_percent: float | None  # of one core, on the host with the highest cost
+    sidecar_rss_peak_bytes: int | None
+    sidecar_interval_s: float | None  # the shortest of all hosts
+    sidecar_samples: int  # of all hosts
+    sidecar_missed_ticks: int
+    sidecar_gaps: int  # stretches without samples
+
+
+def trial_usage(record: TrialRecord, hosts: Sequence[HostTrace]) -> Usage:
+    """Summarise the traces of all hosts of a trial."""
+    sampled = [host for host in hosts if not host.samples.is_empty()]
+    train = [_Training(record, host) for host in sampled]
+    inside = [host for host in train if host.has_samples]
+    memory, kind = _memory_peak([host.samples for host in sampled])
+    return Usage(
+        cpu_percent=_mean(host.mean("cpu_busy_percent") for host in inside),
+        cpu_percent_peak=max(_known(h.peak("cpu_busy_percent") for h in inside), default=None),
+        iowait_percent=_mean(host.mean("cpu_iowait_percent") for host in inside),
+        ram_percent_mean=_mean(host.mean("ram_percent") for host in inside),
+        ram_percent_peak=max(_known(host.peak("ram_percent") for host in inside), default=None),
+        memory_peak_bytes=memory,
+        memory_peak_kind=kind,
+        threads_median=_total(host.median("run_threads") for host in inside),
+        threads_peak=_total(host.peak("run_threads") for host in inside),
+        run_cpu_percent=_total(host.mean("run_cpu_percent") for host in inside),
+        sidecar_core_percent=max(_known(_sidecar_percent(h) for h in sampled), default=None),
+        sidecar_rss_peak_bytes=max(
+            (int(column(h.samples, "sidecar_rss_bytes").max()) for h in sampled), default=None
+        ),
+        sidecar_interval_s=min(_known(h.header.get("interval_s") for h in hosts), default=None),
+        sidecar_samples=sum(len(h.samples) for h in hosts),
+        sidecar_missed_ticks=sum(
+            round(_total_increase(column(h.samples, "sidecar_missed_ticks"))) for h in sampled
+        ),
+        sidecar_gaps=sum(len(gaps(h)) for h in hosts),
+    )
+
+
+class _Training:
+    """The samples of one host inside the training; a sample describes the time before it."""
+
+    def __init__(self, record: TrialRecord, host: HostTrace) -> None:
+        samples = host.samples
+        span = span_on_host(record, host.host, "train") or (0.0, -1.0)
+        unix_s = samples["unix_s"].to_numpy()
+        self._inside = (unix_s > span[0]) & (unix_s <= span[1])
+        self._values = {
+            **cpu_percent(samples),
+            "ram_percent": ram_percent(samples),
+            "run_cpu_percent": run_cpu_percent(samples),
+            "run_threads": column(samples, "run_threads"),
+        }
+
+    @property
+    def has_samples(self) -> bool:
+        return bool(self._inside.any())
+
+    def mean(self, name: str) -> float | None:
+        known = self._measured(name)
+        return float(known.mean()) if len(known) else None
+
+    def median(self, name: str) -> float | None:
+        known = self._measured(name)
+        return float(np.median(known)) if len(known) else None
+
+    def peak(self, name: str) -> float | None:
+        known = self._measured(name)
+        return float(known.max()) if len(known) else None
+
+    def _measured(self, name: str) -> NDArray[np.float64]:
+        if name not in self._values:
+            return np.zeros(0)
+        found = self._values[name][self._inside]
+        known: NDArray[np.float64] = found[~np.isnan(found)]
+        return known
+
+
+def span_on_host(record: TrialRecord, host: str, name: str) -> tuple[float, float] | None:
+    """Return first start and last end of the ranks' spans `name` on `host`, on its clock.
+
+    Where no rank ran on `host` (a trace under another name), all ranks are taken.
+    """
+    there = [r for r in record.ranks if r.host == host] or list(record.ranks)
+    spans = [s for r in there if (s := r.span(name)) is not None]
+    if not spans:
+        return None
+    return min(s.started_unix_s for s in spans), max(s.ended_unix_s for s in spans)
+
+
+def launch_on_host(record: TrialRecord, host: str) -> float | None:
+    """Return when the trial was launched, on the clock of `host`.
+
+    The launcher's clock is assumed to be rank 0's.
+    """
+    if record.outcome is None:
+        return None
+    there: list[RankRecord] = [r for r in record.ranks if r.host == host]
+    offset = there[0].clock_offset_s if there else 0.0
+    return record.outcome.launched_unix_s - offset
+
+
+class BackgroundLoad(NamedTuple):
+    """Counters of one host from its first to its last sample in training, as shares of CPU time."""
+
+    computing: float  # user and system time of all processes
+    run: float  # CPU time of the trial's own processes
+    stolen: float  # CPU time that the hypervisor gave to other machines
+    other: float  # niced processes, interrupts and guests
+
+
+def load_in_training(record: TrialRecord, host: HostTrace) -> BackgroundLoad | None:
+    """Return the CPU shares of one host during the `train` span; None without two samples."""
+    span = span_on_host(record, host.host, "train")
+    frame = host.samples
+    if span is None or "user" not in struct_fields(frame, "cpu_seconds"):
+        return None
+    unix_s = frame["unix_s"].to_numpy()
+    inside = np.flatnonzero((unix_s > span[0]) & (unix_s <= span[1]))
+    if len(inside) < 2:
+        return None
+    ends = frame[[int(inside[0]), int(inside[-1])]]
+    seconds = ends["cpu_seconds"].struct.unnest()
+    spent = {mode: max(0.0, float(np.diff(column(seconds, mode))[0])) for mode in seconds.columns}
+    run_s = max(0.0, float(np.diff(column(ends, "run_cpu_seconds"))[0]))
+    total_s = float(np.nansum(list(spent.values())))
+    if total_s <= 0:
+        return None
+    return BackgroundLoad(
+        computing=(spent["user"] + spent.get("system", 0.0)) / total_s,
+        run=run_s / total_s,
+        stolen=spent.get("steal", 0.0) / total_s,
+        other=spent.get("other", 0.0) / total_s,
+    )
+
+
+def _sidecar_percent(host: HostTrace) -> float | None:
+    """Return the CPU time of the sidecar in percent of one core."""
+    unix_s = host.samples["unix_s"].to_numpy()
+    if unix_s[-1] <= unix_s[0]:
+        return None
+    spent_s = _total_increase(column(host.samples, "sidecar_cpu_seconds"))
+    return 100 * spent_s / float(unix_s[-1] - unix_s[0])
+
+
+def _total_increase(counter: NDArray[np.float64]) -> float:
+    """Return the increase of a counter of the sidecar; after a restart it begins at 0."""
+    counter = np.nan_to_num(counter)
+    increase = np.diff(counter)
+    return float(np.where(increase >= 0, increase, counter[1:]).sum())
+
+
+def _memory_peak(frames: Sequence[pl.DataFrame]) -> tuple[int | None, MemoryKind | None]:
+    """Sum the hosts' peaks; proportional only if every host has read it at least once."""
+    if not frames:
+        return None, None
+    known = [peak for frame in frames if (peak := _proportional_peak(frame)) is not None]
+    if len(known) == len(frames):
+        return sum(known), "pss"
+    return sum(int(column(frame, "run_rss_bytes").max()) for frame in frames), "rss"
+
+
+def _proportional_peak(frame: pl.DataFrame) -> int | None:
+    """Estimate the peak of the proportional set size, which is read on few ticks.
+
+    Between two readings its share of the resident set, which is read on all ticks, is taken to be
+    that of the nearest reading.
+    """
+    if frame["run_pss_bytes"].null_count() == len(frame):
+        return None
+    read = frame.filter(pl.col("run_pss_bytes").is_not_null(), pl.col("run_rss_bytes") > 0).select(
+        "unix_s", (pl.col("run_pss_bytes") / pl.col("run_rss_bytes")).alias("share")
+    )
+    if read.is_empty():
+        return None
+    joined = frame.select("unix_s", "run_rss_bytes").join_asof(
+        read, on="unix_s", strategy="nearest"
+    )
+    peak: float = joined.select((pl.col("run_rss_bytes") * pl.col("share")).max()).item()
+    return round(peak)
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [v for v in values if v is not None]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = _known(values)
+    return sum(known) / len(known) if known else None
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    known = _known(values)
+    return sum(known) if known else None

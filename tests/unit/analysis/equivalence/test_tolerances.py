@@ -1,0 +1,32 @@
+"""Allowed differences, where a baseline measured how sensitive its gradient is."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.analysis.equivalence.tolerances import tolerance
+
+DERIVED = 2.0**-11
+
+
+def test_insensitive_model_has_the_derived_tolerance() -> None:
+    assert tolerance("fp32", "fp32", 3).gradient == DERIVED
+    assert tolerance("fp32", "fp32", 3, sensitivity=1e-5, global_batch=8).gradient == DERIVED
+
+
+def test_sensitive_model_may_differ_by_four_times_what_it_measured() -> None:
+    found = tolerance("fp32", "fp32", 2, sensitivity=1e-3, global_batch=8)
+    assert found.gradient == pytest.approx(4e-3)
+    assert found.weights == pytest.approx(4 * 4e-3 * 2**2)
+    assert found.loss == DERIVED  # a unit that is nearly zero does not change the loss
+
+
+@pytest.mark.parametrize(("global_batch", "most"), [(8, 1 / 16), (64, 1 / 128), (4096, 1 / 128)])
+def test_half_a_sample_or_one_in_128_is_the_most(global_batch: int, most: float) -> None:
+    found = tolerance("fp32", "fp32", 1, sensitivity=1.0, global_batch=global_batch)
+    assert found.gradient == most
+
+
+def test_low_precision_has_its_own_tolerance() -> None:
+    found = tolerance("bf16", "bf16", 1, sensitivity=1.0, global_batch=8)
+    assert found == tolerance("bf16", "bf16", 1)

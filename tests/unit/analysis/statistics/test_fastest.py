@@ -1,0 +1,162 @@
+"""Comparison with the fastest: false separations, power, ties, and what was too little."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from paceline.analysis.statistics.fastest import Fastest, find_fastest
+from paceline.analysis.statistics.layout import fit_layout
+from paceline.analysis.statistics.looks import levels
+
+NAN = math.nan
+
+
+def run(random: np.random.Generator, deviations: list[float], repeats: int) -> np.ndarray:
+    noise = np.array(deviations)[:, None] * random.standard_normal((len(deviations), repeats))
+    return noise + 0.03 * random.standard_normal(repeats)
+
+
+def found_of(logs: list[list[float]] | np.ndarray, level: float = 0.05) -> Fastest:
+    return find_fastest(fit_layout(np.array(logs)), level=level)
+
+
+def test_clear_difference_is_separated_and_close_ones_tie() -> None:
+    quiet = 0.002 * np.random.default_rng(1).standard_normal((3, 5))
+    found = found_of(quiet + np.array([[0.0], [-0.001], [-0.2]]))
+    assert found.leader == 0
+    assert found.not_separated == (0, 1)
+    assert [place.index for place in found.separated] == [2]
+    assert [place.is_tie for place in found.places] == [False, True, False]
+    assert found.undecided == ()
+    assert found.further_repeats is None
+    ratio = found.places[2].log_ratio
+    assert ratio is not None
+    assert ratio.low > 0.19
+
+
+def test_absence_of_significance_is_no_tie() -> None:
+    found = found_of([[0.0, 0.05, -0.04], [0.01, -0.03, 0.02], [-0.02, 0.03, 0.0]])
+    assert len(found.undecided) == 2
+    assert not any(place.is_tie for place in found.places)
+    assert found.further_repeats is not None
+    assert found.further_repeats > 1
+    assert found.detectable is not None
+    assert found.detectable > 0.05
+
+
+def test_one_repeat_gives_no_verdict() -> None:
+    found = found_of([[0.0], [1.0]])
+    assert found.leader == 1
+    assert found.undecided == (0,)
+    assert (found.detectable, found.further_repeats) == (None, None)
+
+
+def test_nothing_to_compare() -> None:
+    assert found_of([[NAN, NAN]]).leader is None
+    only = found_of([[0.0, 0.1], [NAN, NAN]])
+    assert (only.leader, only.undecided, only.detectable) == (0, (), None)
+
+
+def test_configuration_without_common_repeats_is_undecided() -> None:
+    found = found_of([[0.5, 0.5, NAN], [0.0, 0.01, NAN], [NAN, NAN, 0.0]])
+    assert 2 in found.undecided
+    assert found.places[2].log_ratio is None
+
+
+def test_equal_values_are_not_separated() -> None:
+    found = found_of(np.zeros((4, 3)))
+    assert not found.separated
+    assert found_of([[0.0] * 3, [0.1] * 3, [0.1] * 3]).not_separated == (1, 2)
+
+
+def test_candidates_are_ranked_with_the_noise_of_all() -> None:
+    logs = run(np.random.default_rng(2), [0.01] * 6, 4)
+    logs[5] += 1
+    found = find_fastest(fit_layout(logs), [0, 1, 2])
+    assert [place.index for place in found.places] == [0, 1, 2]
+    assert not found.separated
+
+
+def test_equal_input_gives_equal_results() -> None:
+    logs = run(np.random.default_rng(2), [0.01] * 6, 4)
+    assert found_of(logs) == found_of(logs)
+
+
+def test_shift_of_a_whole_repeat_changes_nothing() -> None:
+    logs = run(np.random.default_rng(2), [0.01] * 6, 3)
+    logs[0] += 0.05
+    moved = found_of(logs + np.array([0.0, 0.5, -0.5]))
+    assert [p.is_separated for p in moved.places] == [p.is_separated for p in found_of(logs).places]
+
+
+@pytest.mark.parametrize("noisy", [0.02, 0.08])
+def test_equal_configurations_are_rarely_separated(noisy: float) -> None:
+    """At most 5 % of runs, and three standard errors; not never, either, with two of them."""
+    random = np.random.default_rng(11)
+    alarms = [bool(found_of(run(random, [noisy, *[0.02] * 8], 3)).separated) for _ in range(100)]
+    assert np.mean(alarms) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 100)
+
+
+def test_two_equal_configurations_have_the_exact_error() -> None:
+    random = np.random.default_rng(12)
+    alarms = [bool(found_of(run(random, [0.02] * 2, 3)).separated) for _ in range(300)]
+    assert 0.02 <= np.mean(alarms) <= 0.085
+
+
+def test_leader_of_nine_is_separated_from_all() -> None:
+    """5 % ahead, noise 1.5 %, five repeats: 80 % of the runs."""
+    random = np.random.default_rng(13)
+    complete = []
+    for _ in range(40):
+        logs = run(random, [0.015] * 9, 5)
+        logs[0] += math.log(1.05)
+        complete.append(len(found_of(logs).separated) == 8)
+    assert np.mean(complete) >= 0.6
+
+
+def test_leader_of_twenty_is_separated_from_most() -> None:
+    """8 % ahead, noise 2 %, three repeats: 17 of 19 in the median run."""
+    random = np.random.default_rng(14)
+    counts = []
+    for _ in range(24):
+        logs = run(random, [0.02] * 20, 3)
+        logs[0] += math.log(1.08)
+        counts.append(len(found_of(logs).separated))
+    assert np.median(counts) >= 16
+
+
+def test_fifty_configurations_take_little_time() -> None:
+    layout = fit_layout(run(np.random.default_rng(15), [0.02] * 50, 5))
+    find_fastest(layout)
+    begin = time.process_time()
+    find_fastest(layout)
+    assert time.process_time() - begin < 0.5  # about 0.05 s
+
+
+def test_levels_of_two_looks_are_those_of_the_bivariate_normal_distribution() -> None:
+    """Looks after 2 and 3 repeats spend 0.05 x 4/9 and the rest."""
+    found = levels(3)
+    assert found[2] == pytest.approx(0.05 * 4 / 9, rel=1e-4)
+    random = np.random.default_rng(16)
+    sums = np.cumsum(random.standard_normal((400_000, 3)), axis=1)[:, 1:] / np.sqrt([2, 3])
+    bounds = [stats.norm.isf(found[k] / 2) for k in (2, 3)]
+    assert (np.abs(sums) > bounds).any(axis=1).mean() == pytest.approx(0.05, abs=0.002)
+
+
+def test_testing_after_every_repeat_keeps_the_error() -> None:
+    """`repeats = "auto"` with four equal configurations and at most six repeats."""
+    random = np.random.default_rng(17)
+    alarms = []
+    for _ in range(50):
+        logs = run(random, [0.02] * 4, 6)
+        for repeats, level in levels(6).items():
+            found = found_of(logs[:, :repeats], level)
+            if not found.undecided:
+                break
+        alarms.append(bool(found.separated))
+    assert np.mean(alarms) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 50)

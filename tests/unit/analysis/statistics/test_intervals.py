@@ -1,0 +1,120 @@
+"""Intervals of means, differences and single trials: values by hand, and coverage on both sides."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from paceline.analysis.statistics.intervals import (
+    LEAST_STEPS,
+    holm,
+    mean_interval,
+    paired_difference,
+    single_trial_log_mean,
+    welch_difference,
+)
+
+NAN = math.nan
+
+
+def autocorrelated(random: np.random.Generator, rho: float, shape: tuple[int, int]) -> np.ndarray:
+    noise = random.standard_normal(shape)
+    for step in range(1, shape[1]):
+        noise[:, step] = rho * noise[:, step - 1] + math.sqrt(1 - rho**2) * noise[:, step]
+    return noise
+
+
+def test_mean_has_the_interval_of_students_t() -> None:
+    found = mean_interval(np.array([1.0, 2.0, NAN, 6.0]))
+    assert found is not None
+    expected = stats.t.interval(0.95, 2, 3.0, stats.sem([1, 2, 6]))
+    assert (found.value, found.low, found.high) == pytest.approx((3.0, *expected))
+    assert found.p_value == pytest.approx(stats.ttest_1samp([1, 2, 6], 0).pvalue)
+
+
+def test_single_repeat_says_nothing_of_others() -> None:
+    found = mean_interval(np.array([1.0]))
+    assert found is not None
+    assert (found.low, found.high, found.p_value) == (-math.inf, math.inf, 1.0)
+    ratio = found.exponential()
+    assert (ratio.low, ratio.high) == (0.0, math.inf)
+
+
+def test_no_repeats_have_no_interval() -> None:
+    assert mean_interval(np.array([NAN])) is None
+    assert welch_difference(np.array([]), np.array([1.0])) is None
+
+
+def test_only_common_repeats_are_paired() -> None:
+    found = paired_difference(np.array([1.0, 5.0, 9.0, 7.0]), np.array([0.0, 3.0, 6.0, NAN]))
+    assert found is not None
+    assert (found.value, found.degrees) == (2.0, 2)
+
+
+def test_two_runs_are_compared_by_welch() -> None:
+    before, after = [1.0, 1.2, 1.1], [2.0, 2.8, 2.1, 2.4]
+    found = welch_difference(np.array(before), np.array(after))
+    expected = stats.ttest_ind(after, before, equal_var=False)
+    interval = expected.confidence_interval()
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    assert found.p_value == pytest.approx(expected.pvalue)
+
+
+def test_one_run_with_a_single_repeat_gives_no_verdict() -> None:
+    found = welch_difference(np.array([1.0]), np.array([2.0, 2.1, 2.2]))
+    assert found is not None
+    assert found.p_value == 1.0
+    assert not math.isfinite(found.high)
+
+
+@pytest.mark.parametrize(
+    ("p_values", "rejected"),
+    [
+        ([0.03, 0.001, 0.04, 0.02], [False, True, False, False]),  # 0.02 > 0.05 / 3: stop
+        ([0.01, 0.02, 0.03], [True, True, True]),
+        ([0.02, NAN, 0.04], [True, False, True]),
+        ([], []),
+    ],
+)
+def test_holm_steps_down(p_values: list[float], rejected: list[bool]) -> None:
+    assert holm(np.array(p_values)).tolist() == rejected
+
+
+def test_few_steps_have_no_interval() -> None:
+    steps = np.linspace(1.0, 1.1, LEAST_STEPS)
+    assert single_trial_log_mean(steps) is not None
+    assert single_trial_log_mean(steps[:-1]) is None
+
+
+def test_centre_is_the_total_time_so_stalls_count() -> None:
+    steps = np.full(40, 0.1)
+    steps[::5] = 0.6
+    found = single_trial_log_mean(steps)
+    assert found is not None
+    assert math.exp(found.value) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5])
+@pytest.mark.parametrize("steps", [20, 50, 200])
+def test_interval_of_a_single_trial_covers_the_truth(rho: float, steps: int) -> None:
+    """Between 93 and 97 %, and three standard errors of 1,000 trials on either side."""
+    random = np.random.default_rng([7, steps])
+    values = np.exp(0.1 * autocorrelated(random, rho, (1000, steps)) - 0.005)
+    found = [single_trial_log_mean(row) for row in values]
+    covered = np.mean([each is not None and each.contains(0.0) for each in found])
+    assert 0.91 <= covered <= 0.98
+
+
+def test_strong_autocorrelation_of_short_trials_is_marked() -> None:
+    random = np.random.default_rng(7)
+    marked = {}
+    for steps in (30, 200):
+        values = np.exp(0.1 * autocorrelated(random, 0.8, (300, steps)))
+        found = [each for row in values if (each := single_trial_log_mean(row)) is not None]
+        marked[steps] = np.mean([not each.is_reliable for each in found])
+    assert marked[30] > 0.5
+    assert marked[200] < 0.05

@@ -1,0 +1,341 @@
+"""From evaluations of known numbers to times, ranking, verdict and equivalence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from paceline.analysis.compare.run import compare_run
+from paceline.analysis.equivalence.record_checks import evaluation_check
+from paceline.analysis.equivalence.tolerances import tolerance
+from paceline.analysis.trial.evaluation import Evaluations
+from paceline.records.compact import compact_trial
+from paceline.report.document import render
+from paceline.report.table import comparison_text
+from paceline.report.verdict import verdict_sentence
+from paceline.spec.tables import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import ModuleType
+
+    from paceline.analysis.compare.result import Comparison
+    from paceline.analysis.compare.row import Row
+    from paceline.records.layout import RunFiles
+
+TARGET = Target(metric="accuracy", at_least=0.6)  # 12 of 20 samples: after 8 steps
+COMPRESSION = {"method": "topk"}
+NAN, INFINITE = math.nan, math.inf
+SAMPLE = 0.05  # one of 20
+
+
+def _run(
+    fabricate: ModuleType,
+    root: Path,
+    ways: Sequence[Any],
+    repeats: int = 1,
+    **case: Any,
+) -> RunFiles:
+    values = {"evaluate_every_steps": 2, "target": TARGET, **case}
+    return fabricate.make_run(root, ways, cases=[fabricate.Case(**values)], repeats=repeats)
+
+
+def _row(comparison: Comparison, part: str) -> Row:
+    return next(r for r in comparison.rows if part in r.configuration)
+
+
+def _lossy(fabricate: ModuleType, **changes: Any) -> Any:
+    """The configuration with the highest throughput, which learns more slowly."""
+    values = {
+        "transport": "gloo",
+        "transfer_s": 0.0,
+        "learned": 1.0,
+        "compression": COMPRESSION,
+    }
+    return dataclasses.replace(fabricate.MPI, **{**values, **changes})
+
+
+def _missed(run: RunFiles, part: str) -> None:
+    """Rewrite a trial so that its accuracy stays 0."""
+    (trial,) = (files for name, files in run.trials() if part in name)
+    for _, rank in trial.ranks():
+        rows = [json.loads(line) for line in rank.evaluations.read_text().splitlines()]
+        for row in rows:
+            row["sums"] = [0.0] if row["metric"] == "accuracy" else row["sums"]
+        rank.evaluations.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_evaluations_are_joined_and_belong_to_no_step(
+    fabricate: ModuleType, tmp_path: Path, compacted: bool
+) -> None:
+    way = dataclasses.replace(fabricate.MPI, clock_offset_s=-7.25)
+    run = _run(fabricate, tmp_path, [fabricate.SEQUENTIAL, way], evaluate_every_steps=5)
+    if compacted:
+        for _, files in run.trials():
+            compact_trial(files)
+    comparison = compare_run(run)
+    row = _row(comparison, ".mpi.")
+    (trial,) = comparison.trials[row.configuration]
+    found = trial.evaluations
+    assert found is not None
+    assert found.steps.tolist() == [5, 10, 12]
+    assert found.epoch.tolist() == [0, 1, 2]
+    assert found.samples.tolist() == [40, 80, 96]
+    assert found.epochs.tolist() == [1.0, 2.0, 2.4]
+    assert found.training_s == pytest.approx([5 * 0.345, 10 * 0.345, 12 * 0.345], rel=1e-5)
+    pause = fabricate.EVALUATION_S
+    wall = [5 * 0.345, 10 * 0.345 + pause, 12 * 0.345 + 2 * pause]
+    assert found.wall_s == pytest.approx(wall, rel=1e-5)
+    assert found.metrics["accuracy"].tolist() == [8 / 20, 15 / 20, 18 / 20]
+    assert found.metrics["loss"] == pytest.approx([1.1, 1.0, 0.96])
+    assert row.metrics == pytest.approx({"loss": 0.96, "accuracy": 0.9})
+    assert trial.steps.time_s == pytest.approx([0.345] * 12, rel=1e-4)
+    assert row.samples_per_s is not None
+    assert row.samples_per_s.median == pytest.approx(8 / 0.345, rel=1e-4)
+    assert row.phases_s["other"] is not None
+    assert row.phases_s["other"] > 3 * fabricate.EVALUATION_S
+
+
+def test_time_to_target_ends_with_the_first_evaluation_that_meets_it(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    comparison = compare_run(_run(fabricate, tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI]))
+    row = _row(comparison, ".mpi.")
+    assert row.target == "accuracy of at least 0.6"
+    assert (row.target_reached, row.steps_to_target) == (1, 8)
+    assert row.time_to_target_s is not None
+    assert row.time_to_target_s.median == pytest.approx(8 * 0.345, rel=1e-5)
+    assert row.target_speedup is not None
+    assert row.target_speedup.median == pytest.approx(0.635 / 0.345, rel=1e-5)
+    verdict = comparison.verdicts["tiny"]
+    assert verdict.best == row.configuration
+    assert verdict_sentence(comparison, "tiny").startswith(
+        "mpi · mpi · processes 2\u00d71 is the fastest to reach accuracy of at least 0.6 in "
+        "2.76 s, 1.84"
+    )
+
+
+def test_target_below_a_bound_is_met_from_above(fabricate: ModuleType, tmp_path: Path) -> None:
+    target = Target(metric="loss", at_most=1.0)
+    run = _run(fabricate, tmp_path, [fabricate.SEQUENTIAL], target=target)
+    row = _row(compare_run(run), "sequential")
+    assert row.steps_to_target == 10  # 1.2 - 0.02 * 10
+    assert row.target == "loss of at most 1"
+
+
+def test_highest_throughput_is_not_the_fastest_to_the_target(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI, _lossy(fabricate)]
+    comparison = compare_run(_run(fabricate, tmp_path, ways))
+    lossy, exact = _row(comparison, "topk"), _row(comparison, ".mpi.mpi.")
+    assert [r.configuration for r in comparison.rows][:2] == [
+        exact.configuration,
+        lossy.configuration,
+    ]
+    assert lossy.ranked
+    assert lossy.equivalent is None
+    assert lossy.samples_per_s is not None
+    assert exact.samples_per_s is not None
+    assert lossy.samples_per_s.median > exact.samples_per_s.median
+    sentence = verdict_sentence(comparison, "tiny")
+    assert "8 steps to the target instead of 12. The latter has the highest" in sentence
+    # what needs equivalence stays a matter of speed
+    assert not lossy.has_comparable_speed
+
+
+def test_most_repeats_that_miss_the_target_leave_no_time(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    ways = [fabricate.SEQUENTIAL, _lossy(fabricate, learned=0.5)]
+    comparison = compare_run(_run(fabricate, tmp_path, ways))
+    row = comparison.rows[-1]
+    assert (row.target_reached, row.time_to_target_s, row.ranked) == (0, None, False)
+    text = comparison_text(comparison, 80)
+    sentence = verdict_sentence(comparison, "tiny")
+    assert sentence.startswith(
+        "Only local \u00b7 sequential reached accuracy of at least 0.6 in 5.08"
+    )
+    assert "send topk has the highest throughput, but missed the target." in sentence
+    assert "is not ranked: 1 of 1 repeats did not reach accuracy of at least 0.6" in " ".join(
+        text.split()
+    )
+    assert "missed" in text
+
+
+def test_repeat_that_misses_the_target_is_censored_not_dropped(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    ways = [fabricate.SEQUENTIAL, _lossy(fabricate, learned=1.5)]
+    run = _run(fabricate, tmp_path, ways, repeats=3)
+    _missed(run, "topk.r1")
+    comparison = compare_run(run)
+    row = _row(comparison, ".mpi.")
+    assert row.target_reached == 2
+    assert row.time_to_target_s is not None
+    # the median of 8, 8 and more than 12 steps
+    assert row.time_to_target_s.median == pytest.approx(8 * 0.335, rel=1e-5)
+    assert math.isinf(row.time_to_target_s.high)
+    assert "1 of 3 repeats missed the target" in comparison_text(comparison, 200)
+    document = comparison.to_json()["rows"][0]
+    assert document["time_to_target_s"]["high"] is None
+    assert "∞" in render(comparison)
+
+
+def test_repeats_with_other_seeds_are_checked_against_the_baseline_of_their_seed(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI]
+    run = _run(fabricate, tmp_path, ways, repeats=2, vary_seed=True)
+    comparison = compare_run(run)
+    row = _row(comparison, ".mpi.")
+    assert row.equivalent is True
+    assert "each repeat has another seed" in row.notes
+    checked = {
+        t.repeat: t.equivalence.baseline_id
+        for t in comparison.trials[row.configuration]
+        if t.equivalence is not None
+    }
+    assert {repeat: name.rpartition(".")[2] for repeat, name in checked.items()} == {
+        0: "r0", 1: "r1",
+    }  # fmt: skip
+
+
+def test_baseline_that_misses_the_target_gives_no_speedup_to_it(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = _run(fabricate, tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI])
+    _missed(run, ".sequential.")
+    row = _row(compare_run(run), ".mpi.")
+    assert row.target_speedup is None
+    assert row.speedup is not None
+
+
+def test_values_that_differ_from_the_baseline_are_not_equivalent(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    worse = dataclasses.replace(fabricate.MPI, learned=1.0)
+    comparison = compare_run(_run(fabricate, tmp_path, [fabricate.SEQUENTIAL, worse]))
+    row = _row(comparison, ".mpi.")
+    assert row.equivalent is False
+    assert row.equivalence_reason is not None
+    assert row.equivalence_reason.startswith("evaluation: accuracy after 12 steps differs most")
+    assert not row.ranked
+
+
+def test_one_sample_decided_otherwise_is_rounding(fabricate: ModuleType, tmp_path: Path) -> None:
+    other = dataclasses.replace(fabricate.MPI, learned=1.55)  # 19 of 20 samples in place of 18
+    comparison = compare_run(
+        _run(fabricate, tmp_path, [fabricate.SEQUENTIAL, other], evaluate_every_steps=12)
+    )
+    row = _row(comparison, ".mpi.")
+    assert row.metrics["accuracy"] == 0.95
+    assert row.equivalent is True
+
+
+def _scores(values: Sequence[float], resolution: float = 0.0) -> Evaluations:
+    """Evaluations of one metric."""
+    steps = np.arange(1, len(values) + 1)
+    seconds = steps.astype(np.float64)
+    return Evaluations(
+        steps=steps, epoch=steps, samples=steps, training_s=seconds, wall_s=seconds, epochs=seconds,
+        metrics={"score": np.array(values)}, resolution={"score": resolution} if resolution else {},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "resolution", "passed"),
+    [
+        ((0.5, 0.9), (0.5, 0.9), 0.0, True),
+        ((0.6, 0.9), (0.5, 0.9), 0.0, False),
+        ((0.55, 0.85), (0.5, 0.9), SAMPLE, True),
+        ((0.6, 0.9), (0.5, 0.9), SAMPLE, False),
+        ((0.05, 0.0), (0.0, 0.0), SAMPLE, True),
+        ((0.1, 0.0), (0.0, 0.0), SAMPLE, False),
+        ((0.1, 0.0), (0.0, 0.0), 0.0, False),
+        ((NAN, 0.9), (0.5, 0.9), SAMPLE, False),
+        ((0.5, NAN), (0.5, 0.9), 0.0, False),
+        ((0.5, 0.9), (NAN, 0.9), 0.0, False),
+        ((NAN, 0.9), (NAN, 0.9), 0.0, True),
+        ((NAN, 0.6), (NAN, 0.9), 0.0, False),
+        ((NAN, NAN), (NAN, NAN), 0.0, True),
+        ((0.5, NAN), (NAN, NAN), 0.0, False),
+        ((NAN, 0.0), (0.0, 0.0), 0.0, False),
+        ((INFINITE, 0.9), (INFINITE, 0.9), 0.0, True),
+        ((INFINITE, 0.6), (INFINITE, 0.9), 0.0, False),
+        ((INFINITE, 0.9), (0.5, 0.9), 0.0, False),
+        ((0.5, 0.9), (INFINITE, 0.9), 0.0, False),
+    ],
+)
+def test_values_that_are_not_finite_must_be_so_in_both(
+    ours: tuple[float, ...], theirs: tuple[float, ...], resolution: float, passed: bool
+) -> None:
+    sides = _scores(ours, resolution), _scores(theirs, resolution)
+    check = evaluation_check(*sides, tolerance("fp32", "fp32", 2))
+    assert check.passed is passed
+
+
+@pytest.mark.parametrize(("ours", "passed"), [(NAN, False), (INFINITE, False), (0.9, None)])
+@pytest.mark.parametrize("theirs", [0.5, 0.0])
+def test_after_many_steps_only_values_that_are_not_finite_are_decisive(
+    ours: float, theirs: float, passed: bool | None
+) -> None:
+    check = evaluation_check(_scores([ours]), _scores([theirs]), tolerance("fp32", "fp32", 1000))
+    assert (check.passed, check.decisive) == (passed, passed is not None)
+
+
+def test_metric_without_a_value_at_the_end_is_left_out_of_the_row(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = _run(fabricate, tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], target=None)
+    for _, files in run.trials():
+        for _, rank in files.ranks():
+            rows = [json.loads(line) for line in rank.evaluations.read_text().splitlines()]
+            for row in rows:
+                if row["metric"] == "accuracy" and row["steps"] == 12:
+                    row["counts"] = [0.0]
+            rank.evaluations.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    comparison = compare_run(run)
+    assert [row.equivalent for row in comparison.rows] == [True, True]
+    assert [set(row.metrics) for row in comparison.rows] == [{"loss"}] * 2
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_table_ranks_by_the_target_beside_the_throughput(
+    fabricate: ModuleType, tmp_path: Path, width: int
+) -> None:
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI, _lossy(fabricate)]
+    text = comparison_text(compare_run(_run(fabricate, tmp_path, ways)), width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    assert any(line.split()[:3] == ["to", "target", "samples"] for line in lines)
+    rows = [line.split() for line in lines if line.endswith((" ✓", " ~"))]
+    assert [row[0] for row in rows] == ["2.76", "4.02", "5.08"]
+    assert "meets the target, without the evaluations." in " ".join(text.split())
+
+
+def test_report_has_the_curves_and_the_table(fabricate: ModuleType, tmp_path: Path) -> None:
+    ways = [fabricate.SEQUENTIAL, fabricate.MPI]
+    page = render(compare_run(_run(fabricate, tmp_path, ways)))
+    assert "accuracy, tiny" in page
+    for axis in ("training time", "wall time", "samples"):
+        assert f'"label":"{axis}"' in page
+    assert "tiny, target: accuracy of at least 0.6" in page
+
+
+def test_evaluation_without_target_changes_no_ranking(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = _run(fabricate, tmp_path, [fabricate.SEQUENTIAL, fabricate.MPI], target=None)
+    comparison = compare_run(run)
+    assert comparison.rows[0].target is None
+    assert comparison.rows[0].metrics
+    assert "is fastest, 1.84" in verdict_sentence(comparison, "tiny")
+    assert "at the end" in render(comparison)

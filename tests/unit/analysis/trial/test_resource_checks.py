@@ -1,0 +1,118 @@
+"""Unequal resources are said in a sentence, equal ones are not mentioned."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+from paceline.analysis.trial.reading import load_run
+from paceline.analysis.trial.resource_checks import (
+    allocated_cores_flags,
+    flags_between,
+    trial_flags,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+
+def test_equal_trials_have_no_flags(fabricate: ModuleType, tmp_path: Path) -> None:
+    ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.MPI, fabricate.SPARK]
+    records = load_run(fabricate.make_run(tmp_path, ways, repeats=2))
+    assert [trial_flags(r) for r in records] == [[]] * 8
+    assert flags_between(records) == []
+
+
+def test_other_threads_than_planned_are_flagged(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.SPARK])
+    (files,) = (f for _, f in run.trials())
+    fabricate.edit_json(files.rank(1).environment, intraop_threads=2)
+    sentences = trial_flags(load_run(run)[0])
+    assert "its ranks have different intra-op threads (rank 0: 1; rank 1: 2)" in sentences
+    assert "planned 1 threads per rank, found 1, 2" in sentences
+
+
+def test_too_few_cores_are_flagged_unless_asked_for(fabricate: ModuleType, tmp_path: Path) -> None:
+    run = fabricate.make_run(tmp_path, [dataclasses.replace(fabricate.MPI, affinity=(0,))])
+    (sentence,) = trial_flags(load_run(run)[0])
+    assert "planned 2 cores on node0, found 1" in sentence
+
+
+def test_more_cores_than_planned_are_flagged(fabricate: ModuleType, tmp_path: Path) -> None:
+    way = dataclasses.replace(fabricate.SEQUENTIAL, affinity=(0, 1))
+    (sentence,) = trial_flags(load_run(fabricate.make_run(tmp_path, [way]))[0])
+    assert "planned 1 cores on node0, found 2" in sentence
+
+
+def test_trials_of_one_placement_with_other_settings_are_flagged_once(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    spark = dataclasses.replace(fabricate.SPARK, omp={"OMP_NUM_THREADS": "2"})
+    run = fabricate.make_run(tmp_path, [fabricate.MPI, fabricate.TORCHRUN, spark], repeats=3)
+    (sentence,) = flags_between(load_run(run))
+    assert sentence == (
+        "trials of 1 x 2 ranks x 1 threads had different OpenMP settings: "
+        "OMP_NUM_THREADS=1 (mpi mpi processes, torchrun gloo processes); "
+        "OMP_NUM_THREADS=2 (spark gloo processes)"
+    )
+
+
+def test_strategies_of_one_budget_have_no_flags(fabricate: ModuleType, tmp_path: Path) -> None:
+    records = load_run(fabricate.make_run(tmp_path, fabricate.LOCAL_WAYS))
+    assert [trial_flags(r) for r in records] == [[]] * len(fabricate.LOCAL_WAYS)
+    assert flags_between(records) == []
+    assert allocated_cores_flags(records) == []
+
+
+def test_unequal_allocated_cores_are_flagged(fabricate: ModuleType, tmp_path: Path) -> None:
+    wide = dataclasses.replace(fabricate.HYBRID, allocated_cores=None, affinity=None)
+    ways = [fabricate.SEQUENTIAL, fabricate.INTRAOP, fabricate.THREADS, wide]
+    (sentence,) = allocated_cores_flags(load_run(fabricate.make_run(tmp_path, ways, repeats=2)))
+    assert sentence == (
+        "workload tiny: local intraop and local threads had 2 cores, local hybrid had 4 cores: "
+        "allocated cores differ"
+    )
+
+
+def test_more_nodes_are_no_other_budget(fabricate: ModuleType, tmp_path: Path) -> None:
+    two = dataclasses.replace(fabricate.MPI, nodes=2)
+    records = load_run(fabricate.make_run(tmp_path, [fabricate.INTRAOP, fabricate.MPI, two]))
+    assert allocated_cores_flags(records) == []
+
+
+def _threads(fabricate: ModuleType, root: Path, **changes: object) -> list[str]:
+    """What is said of a `threads` trial whose second replica thread had other than planned."""
+    run = fabricate.make_run(root, [fabricate.THREADS])
+    (files,) = (f for _, f in run.trials())
+    environment = files.rank(0).environment
+    workers = json.loads(environment.read_text())["workers"]
+    workers[1].update(changes)
+    fabricate.edit_json(environment, workers=workers)
+    return trial_flags(load_run(run)[0])
+
+
+def test_replica_threads_with_other_threads_or_cores_are_flagged(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    assert _threads(fabricate, tmp_path / "a", intraop_threads=2) == [
+        "planned 1 threads per replica in rank 0, found 1, 2"
+    ]
+    assert _threads(fabricate, tmp_path / "b", affinity=[0, 1]) == [
+        "planned 1 cores per replica in rank 0, found 1, 2"
+    ]
+    assert _threads(fabricate, tmp_path / "c", affinity=[0]) == [
+        "the replicas of rank 0 share cores, planned were cores of their own"
+    ]
+
+
+def test_a_replica_thread_that_said_nothing_is_flagged(
+    fabricate: ModuleType, tmp_path: Path
+) -> None:
+    run = fabricate.make_run(tmp_path, [fabricate.THREADS])
+    (files,) = (f for _, f in run.trials())
+    fabricate.edit_json(files.rank(0).environment, workers=[])
+    assert "planned 2 replica threads in rank 0, 0 reported their resources" in trial_flags(
+        load_run(run)[0]
+    )

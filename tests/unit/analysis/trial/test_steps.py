@@ -1,0 +1,67 @@
+"""Rates of steps, and of rounds of steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from paceline.analysis.trial.reading import load_trial
+from paceline.analysis.trial.steps import GlobalSteps, global_steps, rank_steps
+from paceline.records.rows import StepRow
+from paceline.records.tables import schema_of
+
+
+def steps_of(times_s: list[float], samples: int = 8) -> GlobalSteps:
+    ended = np.cumsum(times_s)
+    return GlobalSteps(
+        step=np.arange(len(times_s)),
+        epoch=np.zeros(len(times_s), dtype=np.int64),
+        samples=np.full(len(times_s), samples),
+        time_s=np.array(times_s),
+        ended_unix_s=ended,
+        loss=np.ones(len(times_s)),
+    )
+
+
+def test_every_steady_step_has_a_rate_of_its_own():
+    steps = steps_of([9.0, 1.0, 2.0])
+    assert steps.samples_per_s(1).tolist() == [8.0, 4.0]
+    assert steps.step_s(1).tolist() == [1.0, 2.0]
+
+
+def test_rounds_count_their_averaging_and_only_whole_ones_count():
+    # averaged after steps 2, 5 and 8; the warm-up ends inside the first round
+    steps = steps_of([1.0, 1.0, 7.0, 1.0, 1.0, 4.0, 1.0, 1.0, 6.0, 1.0])
+    assert steps.samples_per_s(2, 3).tolist() == [4.0, 3.0]
+    assert steps.step_s(2, 3).tolist() == [2.0, pytest.approx(8 / 3)]
+
+
+def test_without_a_whole_round_all_steady_steps_are_one():
+    steps = steps_of([5.0, 1.0, 3.0])
+    assert steps.samples_per_s(1, 10).tolist() == [4.0]
+    assert steps.step_s(1, 10).tolist() == [2.0]
+
+
+def test_without_steady_steps_there_is_no_rate():
+    assert len(steps_of([1.0]).samples_per_s(1)) == 0
+    assert len(steps_of([1.0]).step_s(1, 4)) == 0
+
+
+def rows_of(steps: list[int], **columns: list[float | None]) -> pl.DataFrame:
+    frame = pl.DataFrame({"step": steps, "samples": [4] * len(steps), **columns})
+    missing = {name: None for name in schema_of(StepRow) if name not in frame.columns}
+    return frame.with_columns(**missing)
+
+
+def test_ranks_are_aligned_by_step_and_the_last_of_two_rows_counts(fabricate, tmp_path):
+    run = fabricate.make_run(tmp_path, [fabricate.MPI])
+    record = load_trial(next(files for _, files in run.trials()))
+    first = rows_of([0, 1, 1, 2], step_s=[1.0, 9.0, 2.0, 3.0])
+    second = rows_of([1, 3], step_s=[4.0, 5.0])
+    found = rank_steps(record, {0: first, 1: second})
+    assert found.step.tolist() == [0, 1, 2, 3]
+    assert found["step_s"][0, :3].tolist() == [1.0, 2.0, 3.0]
+    assert found.is_finished.tolist() == [[True, True, True, False], [False, True, False, True]]
+    assert found.of_rank(1)["step"].to_list() == [1, 3]
+    assert global_steps(record, found).step.tolist() == [1]
