@@ -108,14 +108,14 @@ def welch_difference(
 
     With a single repeat on one side both bounds are infinite. None if one side has no repeats.
     """
-    sides = mean_interval(before), mean_interval(after)
-    if sides[0] is None or sides[1] is None:
+    first, second = mean_interval(before), mean_interval(after)
+    if first is None or second is None:
         return None
-    value = sides[1].value - sides[0].value
-    if sides[0].degrees <= 0 or sides[1].degrees <= 0:
+    value = second.value - first.value
+    if first.degrees <= 0 or second.degrees <= 0:
         return estimate(value, math.inf, 0)
-    variances = np.array([side.error**2 for side in sides])
-    degrees = satterthwaite(variances, np.array([side.degrees for side in sides]))
+    variances = np.array([first.error**2, second.error**2])
+    degrees = satterthwaite(variances, np.array([first.degrees, second.degrees]))
     return estimate(value, math.sqrt(float(variances.sum())), float(degrees), confidence)
 
 
