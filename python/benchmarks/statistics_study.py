@@ -1,7 +1,7 @@
 """Simulate runs whose truth is known: how often are intervals and verdicts wrong, and their power?
 
     python statistics_study.py --out statistics.json [--runs 200]
-        [--repeats-of quickstart_repeats.json]
+        [--repeats-of quickstart_repeats.json --without 3 4]
 
 --repeats-of: a file with `log_samples_per_s`, many repeats of each configuration of a real run.
 Each configuration is compared with itself there. Everything is seeded.
@@ -67,6 +67,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--repeats-of", type=Path, help="JSON with log_samples_per_s")
+    parser.add_argument("--without", type=int, nargs="+", default=[], help="disturbed repeats")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     begin, runs = time.monotonic(), options.runs
@@ -79,10 +80,15 @@ def main() -> None:
     }
     if options.repeats_of is not None:
         logs = json.loads(options.repeats_of.read_text())["log_samples_per_s"]
-        results["real_repeats"] = real_repeats(np.array(list(logs.values())), runs, options.seed)
+        every = np.array(list(logs.values()))
+        results["real_repeats"] = real_repeats(every, runs, options.seed)
+        undisturbed = np.delete(every, options.without, axis=1)
+        results["real_repeats_undisturbed"] = real_repeats(undisturbed, runs, options.seed)
     results["seconds"] = round(time.monotonic() - begin, 1)
     write_results(
-        options.out, "statistics_study", {"runs": runs, "seed": options.seed, "results": results}
+        options.out,
+        "statistics_study",
+        {"runs": runs, "seed": options.seed, "without": options.without, "results": results},
     )
 
 
@@ -97,7 +103,8 @@ def simulate_steps(
     for step in range(1, shape[-1]):
         fresh = np.sqrt(1 - rho**2) * innovations[..., step]
         series[..., step] = rho * series[..., step - 1] + fresh
-    return np.exp(STEP_NOISE * series - STEP_NOISE**2 / 2)
+    seconds: Values = np.exp(STEP_NOISE * series - STEP_NOISE**2 / 2)
+    return seconds
 
 
 def simulate_run(
@@ -108,7 +115,7 @@ def simulate_run(
     steps = simulate_steps(noise, (*shape, STEPS), random)
     deviations = np.full((configurations, 1), noise.others)
     deviations[: len(noise.deviations), 0] = noise.deviations
-    logs = -np.log(steps.mean(axis=-1)) + deviations * random.standard_normal(shape)
+    logs: Values = -np.log(steps.mean(axis=-1)) + deviations * random.standard_normal(shape)
     logs = logs + SHARED_NOISE * random.standard_normal(repeats)
     if noise.drift:
         # the configurations of a repeat run one after another, in random order
@@ -249,8 +256,11 @@ def compare_rules(runs: int, seed: int) -> dict[str, Any]:
 
 
 def plain_run(deviations: tuple[float, ...], repeats: int, random: np.random.Generator) -> Values:
-    logs = np.array(deviations)[:, None] * random.standard_normal((len(deviations), repeats))
-    return logs + SHARED_NOISE * random.standard_normal(repeats)
+    logs: Values = np.array(deviations)[:, None] * random.standard_normal(
+        (len(deviations), repeats)
+    )
+    logs += SHARED_NOISE * random.standard_normal(repeats)
+    return logs
 
 
 def nulls(
@@ -415,7 +425,8 @@ def real_family(repeats_of_one: Values, repeats: int, random: np.random.Generato
     """Deal the repeats of one configuration to as many equal ones as there are repeats for."""
     size = len(repeats_of_one) // repeats
     order = random.permutation(len(repeats_of_one))[: size * repeats]
-    return repeats_of_one[order].reshape(size, repeats)
+    family: Values = repeats_of_one[order].reshape(size, repeats)
+    return family
 
 
 if __name__ == "__main__":

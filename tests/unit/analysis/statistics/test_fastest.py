@@ -96,16 +96,16 @@ def test_shift_of_a_whole_repeat_changes_nothing() -> None:
 
 @pytest.mark.parametrize("noisy", [0.02, 0.08])
 def test_equal_configurations_are_rarely_separated(noisy: float) -> None:
-    """At most 5 % of runs, and three standard errors; not never, either, with two of them."""
+    """At most 5 % of the runs, and three standard errors."""
     random = np.random.default_rng(11)
-    alarms = [bool(found_of(run(random, [noisy, *[0.02] * 8], 3)).separated) for _ in range(100)]
-    assert np.mean(alarms) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 100)
+    alarms = [bool(found_of(run(random, [noisy, *[0.02] * 8], 3)).separated) for _ in range(80)]
+    assert np.mean(alarms) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 80)
 
 
 def test_two_equal_configurations_have_the_exact_error() -> None:
     random = np.random.default_rng(12)
-    alarms = [bool(found_of(run(random, [0.02] * 2, 3)).separated) for _ in range(300)]
-    assert 0.02 <= np.mean(alarms) <= 0.085
+    alarms = [bool(found_of(run(random, [0.02] * 2, 3)).separated) for _ in range(200)]
+    assert 0.01 <= np.mean(alarms) <= 0.1
 
 
 def test_leader_of_nine_is_separated_from_all() -> None:

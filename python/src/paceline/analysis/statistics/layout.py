@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 # enlarge the variance of the others.
 _CORE_LEVEL = 0.01
 _LEAST_CORE = 3
-# Probability that a configuration is noisier before its repeats are seen: 6 / configurations^1.5.
-# It is a compromise between false separations and power, chosen by
-# python/benchmarks/statistics_study.py. The variance is then 2 to 200 times as large, equally
-# likely in logarithms.
+# Probability that a configuration is noisier, before its repeats are seen: 6 / configurations^1.5.
+# It is a compromise between false separations and power, chosen by simulation
+# (python/benchmarks/statistics_study.py). The variance of such a configuration is 2 to 200 times
+# as large, equally likely in logarithms.
 _NOISIER_SCALE, _NOISIER_POWER, _MOST_PROBABLE = 6.0, 1.5, 0.5
 _FACTORS = np.geomspace(2.0, 200.0, 16)
 # Of the square of the largest value: below it, differences are rounding.
@@ -273,6 +273,8 @@ def _residuals(
 
 def _groups(known: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Number the sets of configurations that are connected by common repeats; -1: no repeats."""
+    if known.all():
+        return np.zeros(len(known), dtype=np.int64)
     graph = scipy.sparse.csr_array(known.astype(int) @ known.T.astype(int))
     labels = scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
     return np.where(known.any(axis=1), labels, -1)
