@@ -157,3 +157,15 @@ def test_a_thousand_nodes_are_predicted(records) -> None:
     steps = [p.step_s.median for p in predict(runs, request).predictions]
     assert len(steps) == 1024
     assert steps[-1] > steps[0]
+
+
+def test_the_slowest_node_does_not_slow_the_link(records) -> None:
+    link = given_link(1e3, 1e-6)
+    request = Request(nodes=(2,), link=link, transports=("gloo",), scaling="weak")
+    (still,) = predict(records(SEQUENTIAL, steps=60), request).predictions
+    (found,) = predict(records(SEQUENTIAL, steps=60, jitter=0.3), request).predictions
+    assert still.waiting_s == 0
+    assert found.waiting_s > 0.1 * SEQUENTIAL.step_s
+    assert found.exposed_s == pytest.approx(still.exposed_s, rel=0.1)
+    parts_s = found.node_s + found.waiting_s + found.exposed_s
+    assert found.step_s.median == pytest.approx(parts_s, rel=0.03)

@@ -323,3 +323,36 @@ def test_json_has_every_number_and_none_where_there_is_none(make: Any) -> None:
     assert each["sent_bytes"] is None
     assert {c["name"]: c["passed"] for c in document["checks"]}
     assert document["stragglers"][0]["straggler"] == 1
+
+
+def test_an_operation_within_another_one_hides_nothing_of_a_third(make: Any) -> None:
+    files = make(lead_s=0.0, transfer_s=0.1)
+    record = load_trial(files)
+    spans_s = ((0.0, 0.08), (0.01, 0.03), (0.04, 0.1))  # the second one lies within the first
+    for rank in record.ranks:
+        for step in made.step_rows(record, rank):
+            ready_s = made.ready_s(record, rank, step.step)
+            rows = [
+                made.row(rank, 3 * step.step + number, ready_s + start_s, ready_s + end_s)
+                for number, (start_s, end_s) in enumerate(spans_s)
+            ]
+            made.write(files, rank.rank, *rows)
+    (rank, _) = profile(record).ranks
+    (all_three,) = rank.bins
+    assert all_three.time_s == pytest.approx(MEASURED * 0.16, abs=1e-4)
+    assert all_three.exposed_s == pytest.approx(MEASURED * 0.1, abs=1e-4)
+
+
+def test_an_operation_that_outlasts_its_step_is_exposed_until_the_end_of_the_step(
+    make: Any,
+) -> None:
+    files = make(lead_s=0.0, transfer_s=0.1)
+    record = load_trial(files)
+    for rank in record.ranks:
+        for step in made.step_rows(record, rank):
+            ready_s = made.ready_s(record, rank, step.step)
+            made.write(files, rank.rank, made.row(rank, step.step, ready_s, ready_s + 0.13))
+    (rank, _) = profile(record).ranks
+    (one,) = rank.bins
+    assert one.time_s == pytest.approx(MEASURED * 0.13, abs=1e-4)
+    assert one.exposed_s == pytest.approx(MEASURED * 0.1, abs=1e-4)

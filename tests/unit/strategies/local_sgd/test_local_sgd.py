@@ -55,3 +55,20 @@ def test_bytes_per_step_do_not_count_the_steps_before_a_restart(
             strategy.step()
         sent.append(strategy.describe()["sent_bytes_per_step"])
     assert sent[0] == sent[1] > 0
+
+
+def test_weights_are_averaged_after_each_period_and_after_the_last_step(
+    make_trial, context_of, monkeypatch
+):
+    averaged_after = []
+    trial = changed(make_trial(ranks=2), local_strategy="processes", averaging={"period_steps": 2})
+    strategy = create_strategy(trial)
+    model = build_model(make_task("tiny", classes=3, dropout=False, seed=3))
+    strategy.prepare(task_of(trial.training, classes=3), model, context_of(0, 2), trial, None)
+    for step in range(5):
+        monkeypatch.setattr(
+            local_sgd, "all_reduce_tensors", lambda _, step=step: averaged_after.append(step)
+        )
+        strategy.gradient(batch_of(is_last=step == 4))
+        strategy.step()
+    assert averaged_after == [1, 3, 4]
