@@ -18,7 +18,7 @@ from paceline.errors import RankFailed
 from paceline.plan.sample_order import sample_order_of
 from paceline.rank.rounds import train as module
 from paceline.rank.rounds.exchange import Clock, Orders, together
-from paceline.rank.rounds.train import RoundWorker
+from paceline.rank.rounds.train import RoundWorker, scaled_state
 from paceline.records.files import read_jsonl
 from paceline.records.layout import TrialFiles
 from paceline.training.checkpointing import Segments
@@ -246,3 +246,14 @@ def test_reader_that_ends_early_is_an_error_that_names_the_steps(rounds_of, monk
     workers[0].close()
     with pytest.raises(RankFailed, match="rank 0: expected steps 2 to 3, the data set's"):
         workers[0].run(0, Orders(number=1), lambda: None)
+
+
+def test_ranks_count_by_their_samples_in_rounds_with_an_uneven_batch(rounds_of):
+    """The second round has a step of 5 samples (3 and 2) and one of 8 (4 and 4)."""
+    _, _, workers = rounds_of(2, momentum=0.0)
+    first = together(*(w.run(r, Orders(number=0), lambda: None) for r, w in enumerate(workers)))
+    orders, given = Orders(number=1, carries=carries_of(first)), iter([first.total] * 2)
+    second = together(*(w.run(r, orders, given.__next__) for r, w in enumerate(workers)))
+    ours, theirs = (scaled_state(worker._replica, 1.0) for worker in workers)
+    assert not np.allclose(ours, theirs, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(second.total, (7 * ours + 6 * theirs) / 13, rtol=0, atol=1e-7)
