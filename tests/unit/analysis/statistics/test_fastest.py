@@ -56,6 +56,13 @@ def test_one_repeat_gives_no_verdict() -> None:
     assert (found.detectable, found.further_repeats) == (None, None)
 
 
+def test_early_look_at_two_repeats_detects_nothing() -> None:
+    logs = run(np.random.default_rng(3), [0.02] * 3, 2)
+    found = found_of(logs, levels(8)[2])
+    assert not found.separated
+    assert found_of(logs, 1e-6).detectable == math.inf
+
+
 def test_nothing_to_compare() -> None:
     assert found_of([[NAN, NAN]]).leader is None
     only = found_of([[0.0, 0.1], [NAN, NAN]])

@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 TIE_MARGIN = 0.03
 _POWER = 0.8
 _SEED = 20220131
-_MOST_DRAWS, _MOST_ELEMENTS = 4000, 4_000_000
+_MOST_DRAWS, _MOST_ELEMENTS = 4000, 3_000_000
 _BISECTIONS = 6
 _LEAST_ERROR = 1e-12  # relative to a logarithm of 1: smaller differences are rounding
+_MOST_DETECTABLE = math.log(10)
 _MOST_FURTHER = 1000  # repeats
 
 
@@ -60,7 +61,8 @@ class Fastest:
 
     leader: int | None
     places: tuple[Place, ...]
-    detectable: float | None  # ratio - 1 that this run separates with a probability of 80 %
+    # ratio - 1 that this run separates with a probability of 80 %; infinite: more than tenfold
+    detectable: float | None
     further_repeats: int | None  # expected number that would decide; None: nothing or unknown
 
     @property
@@ -179,7 +181,8 @@ class _Tests:
         others = np.arange(len(self._compared)) != leader
         limit = self.critical * float(np.median(self._pairs.scales[leader, others]))
         error = float(np.median(self._pairs.errors[leader, others]))
-        return math.expm1(limit + float(scipy.special.ndtri(_POWER)) * error)
+        logarithm = limit + float(scipy.special.ndtri(_POWER)) * error
+        return math.expm1(logarithm) if logarithm < _MOST_DETECTABLE else math.inf
 
 
 class _Pairs:
