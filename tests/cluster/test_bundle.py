@@ -138,7 +138,7 @@ def dataset(
         ["--py-files", "paceline.zip", "ingest.py", photos, target],
         cwd=unpacked["spark"],
     )
-    assert said.startswith("12 images, 2 classes (")
+    assert said.startswith("12 images, 3 classes (fire 5, no_fire 4, smoke 3); use it with data")
     assert said.strip().endswith(f'; use it with data = "{target}"')
     return target
 
