@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import PacelineError, PeerLost, RankFailed, TimedOut
 from paceline.node.memory import gather
 from paceline.rank.clock import SAME_CLOCK, ClockOffset, measure_offset
+from paceline.torch_internals import PrefixStore
 from paceline.training.resources import RankCores, check_node
 from paceline.transports import Transport, create_transport
 from paceline.transports.liveness import LivenessProbe, with_probe_result
@@ -22,14 +23,13 @@ from paceline.transports.store import (
     store_barrier,
     wait_for,
 )
-from paceline.transports.torch_internals import PrefixStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.transports.torch_internals import TCPStore
+    from paceline.torch_internals import TCPStore
 
 
 class Peers:

@@ -24,7 +24,7 @@ from paceline.rank.spans import Spans
 from paceline.records.attempts import continue_rows
 from paceline.records.files import JsonlWriter, write_json
 from paceline.strategies import LocalStrategy, create_strategy
-from paceline.training import compiler
+from paceline.torch_internals import compiler
 from paceline.training.batch_norm import batch_norms
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.resources import read_back, set_threads

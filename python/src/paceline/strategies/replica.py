@@ -28,6 +28,7 @@ from paceline.strategies.reduction.buckets import Buckets
 from paceline.strategies.reduction.factor_choice import setting_of
 from paceline.strategies.reduction.factor_exchange import open_group
 from paceline.strategies.reduction.replica_factors import ReplicaFactors
+from paceline.torch_internals import exclude_from_ddp
 from paceline.training.batch_norm import batch_norms, synchronise
 from paceline.training.devices import (
     InputMover,
@@ -134,9 +135,7 @@ class ReplicaStrategy(LocalStrategy):
         self._buckets = Buckets(self._stopwatch, create_sum(trial), defers=bool(elsewhere))
         if elsewhere:
             bucket_mb = min(bucket_mb, _REST_BUCKET_MB)
-            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]  # noqa: SLF001
-                model, elsewhere
-            )
+            exclude_from_ddp(model, elsewhere)
         rest = [p for name, p in model.named_parameters() if name not in set(elsewhere)]
         if not any(parameter.requires_grad for parameter in rest):
             return  # DDP refuses a model without gradients of its own

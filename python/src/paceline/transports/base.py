@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.transports.torch_internals import Store
+    from paceline.torch_internals import Store
 
 
 class Transport(Protocol):

@@ -24,7 +24,7 @@ from paceline.transports.store import cut, limit_answers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paceline.transports.torch_internals import TCPStore
+    from paceline.torch_internals import TCPStore
 
 # Share of the limit for each of three waits: the store's answer, the ranks' answers, and rank 0
 # waiting for other probes. All of it ends within twice the limit.

@@ -24,7 +24,7 @@ from paceline.transports.process_group import DefaultGroupTransport
 if TYPE_CHECKING:
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
-    from paceline.transports.torch_internals import Store
+    from paceline.torch_internals import Store
 
 # Texts with which Gloo, NCCL and c10d report a time-out.
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)

@@ -26,7 +26,7 @@ from paceline.rank.spans import Spans
 from paceline.records.files import JsonlWriter, write_json
 from paceline.strategies.local_sgd.steps import LocalReplica
 from paceline.strategies.processes.descriptor import ProcessesOptions
-from paceline.training import compiler
+from paceline.torch_internals import compiler
 from paceline.training.checkpointing import checkpoint_activations
 from paceline.training.resources import RankCores, read_back, set_threads
 from paceline.training.tensors import sha256_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
 
+from paceline.torch_internals import GradBucket
 from paceline.training.devices import Mark, Stopwatch
 from paceline.transports.compression.bucket import GradientSum
 

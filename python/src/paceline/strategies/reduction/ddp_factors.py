@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import UsageError
 from paceline.strategies.reduction.factor_layers import FactorLayers
+from paceline.torch_internals import call_after_backward, exclude_from_ddp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,8 +86,7 @@ class _BackwardPass:
         if is_last and not self._will_finish:
             self._will_finish = True
             # Runs before DDP's own callback, so the products overlap the sums of its buckets.
-            engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001
-            engine.queue_callback(self._finish)
+            call_after_backward(self._finish)
 
     def _finish(self) -> None:
         self._will_finish = False
@@ -117,9 +117,7 @@ def _keep(
 def _ignoring(model: DistributedDataParallel, parameters: list[str]) -> DistributedDataParallel:
     """Return a DDP model of the same module and settings that ignores these parameters."""
     module = model.module
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]  # noqa: SLF001
-        module, parameters
-    )
+    exclude_from_ddp(module, parameters)
     ignored = set(parameters)
     if not any(p.requires_grad for name, p in module.named_parameters() if name not in ignored):
         raise UsageError(

@@ -24,10 +24,9 @@ from paceline.training.linear import joined
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from torch._C._distributed_c10d import Work
-
     from paceline.costs.factor_cost import FactorShape
     from paceline.strategies.reduction.factor_choice import FactorChoice
+    from paceline.torch_internals import Work
 
 
 def open_group(limit_s: float | None) -> dist.ProcessGroup | None:

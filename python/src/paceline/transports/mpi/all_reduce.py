@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from paceline.torch_internals import Store
     from paceline.transports.mpi.descriptor import Algorithm
     from paceline.transports.mpi.rank_names import RankNames
-    from paceline.transports.torch_internals import Store
 
 # MPI's own all-reduce is not a candidate: it spins on cores that are busy (with two ranks on each
 # core 25 MB took 12 s instead of 0.4 s) and cannot be given up. The papers' two are too slow.

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
+    from paceline.torch_internals import Store
     from paceline.transports.mpi.descriptor import Algorithm
-    from paceline.transports.torch_internals import Store
 
 _THREAD_LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
