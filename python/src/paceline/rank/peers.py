@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError, PeerLost, RankFailed, TimedOut
 from paceline.node.memory import gather
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
+    from paceline.records.communication import TransportResult
     from paceline.torch_internals import TCPStore
 
 
@@ -104,7 +105,7 @@ class Peers:
         with limited(f"rank {self._context.rank}: rank 0's store", self._limits.rendezvous_s):
             self._transport.open(self._context, self._trial, store)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> TransportResult:
         return {} if self._transport is None else self._transport.describe()
 
     def explain(self, error: Exception) -> PacelineError | None:

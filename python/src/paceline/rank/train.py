@@ -303,6 +303,7 @@ class _TaskRank:
         end = End(
             steps=steps,
             weights_sha256=sha256,
-            communication={**self._peers.describe(), **strategy.describe()},
+            strategy=strategy.describe(),
+            transport=self._peers.describe(),
         )
         write_task_result(self._trial, self._files, end, task, weights, self._first_batch)

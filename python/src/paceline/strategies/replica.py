@@ -17,7 +17,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
+    from paceline.records.communication import StrategyResult
     from paceline.training.pass_communication import PassCommunication
     from paceline.training.state import SavedState
     from paceline.training.strategy import RankGroups
@@ -75,7 +76,7 @@ class ReplicaStrategy(LocalStrategy):
         self._device: torch.device
         self._mover: InputMover
         self._stopwatch: Stopwatch
-        self._device_settings: dict[str, Any] = {}
+        self._device_settings: StrategyResult = {}
         self._is_first = True
         self._pass_communication: PassCommunication | None = None
 
@@ -244,7 +245,7 @@ class ReplicaStrategy(LocalStrategy):
         for optimizer in self._optimizers:
             restore_optimizer(optimizer, saved)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> StrategyResult:
         if self._buckets is None:
             return self._device_settings
         return {

@@ -24,6 +24,7 @@ from paceline.transports.process_group import DefaultGroupTransport
 if TYPE_CHECKING:
     from paceline.plan.rank_context import RankContext
     from paceline.plan.trial import Trial
+    from paceline.records.communication import TransportResult
     from paceline.torch_internals import Store
 
 # Texts with which Gloo, NCCL and c10d report a time-out.
@@ -93,7 +94,7 @@ class GlooTransport(NetworkTransport):
         os.environ["GLOO_SOCKET_IFNAME"] = trial.interface
         self.open_group(context, trial, store)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> TransportResult:
         return {"library": "gloo", "interface": self._interface}
 
     def text_of(self, error: Exception) -> str:
@@ -149,7 +150,7 @@ class NcclTransport(NetworkTransport):
             )
         return super().explain(error)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> TransportResult:
         version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
         return {
             "library": f"nccl {version}",

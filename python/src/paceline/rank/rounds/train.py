@@ -264,7 +264,7 @@ class RoundWorker:
         end = End(
             steps=self._samples.order.steps,
             weights_sha256=sha256,
-            communication={
+            strategy={
                 "period": self._period,
                 "momentum": None if self._replica.momentum is None else "averaged",
                 "round_bytes": state_bytes(self._replica),

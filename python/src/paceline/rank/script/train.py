@@ -156,7 +156,7 @@ class _ScriptRank:
         end = End(
             steps=self._training.steps,
             weights_sha256=sha256,
-            communication=self._peers.describe(),
+            transport=self._peers.describe(),
         )
         write_script_result(
             self._trial,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from paceline.torch_internals import call_after_backward, exclude_from_ddp
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from paceline.records.communication import FactorResult
     from paceline.strategies.reduction.factor_exchange import FactorExchange
     from paceline.transports.bucket_settings import FactorSetting
 
@@ -154,7 +155,7 @@ def _check(model: DistributedDataParallel) -> None:
 
 
 def _with_choice(
-    model: DistributedDataParallel, described: dict[str, Any]
+    model: DistributedDataParallel, described: FactorResult
 ) -> DistributedDataParallel:
     model.sufficient_factors = described  # type: ignore[assignment]
     return model

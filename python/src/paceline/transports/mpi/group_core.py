@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.errors import PacelineError
+    from paceline.records.communication import TransportResult
     from paceline.torch_internals import Store
     from paceline.transports.mpi.descriptor import Algorithm
     from paceline.transports.work import PendingWork
@@ -122,7 +123,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
     def size(self) -> int:
         return self._size
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> TransportResult:
         """Return how this group reduces, for the records."""
         return {**self._reductions.describe(), **self._collectives.describe()}
 
