@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -18,7 +19,6 @@ import torch.distributed as dist
 from paceline.errors import EnvironmentLacks, PacelineError, PeerLost, TimedOut
 from paceline.training.devices import device_name, device_of, use_device
 from paceline.transports.gloo_group import BACKEND
-from paceline.transports.network_interface import check_interface
 from paceline.transports.process_group import DefaultGroupTransport
 
 if TYPE_CHECKING:
@@ -157,3 +157,14 @@ class NcclTransport(NetworkTransport):
             "interface": self._interface,
             "device": device_name(self._device),
         }
+
+
+def check_interface(interface: str, host: str, library: str) -> None:
+    """Raise EnvironmentLacks, listing the existing interfaces, if this host has no such
+    interface."""
+    names = [name for _, name in socket.if_nameindex()]
+    if interface not in names:
+        raise EnvironmentLacks(
+            f"host {host} has no network interface {interface!r} for {library} to use; it has "
+            f"{', '.join(names)}: set [network] interface in the spec"
+        )

@@ -23,11 +23,11 @@ from paceline.torch_internals import (
     profiler_enabled,
     register_backend,
 )
-from paceline.transports.mpi import finalize
 from paceline.transports.mpi.all_reduce import AllReduce, CollectiveStatistics
 from paceline.transports.mpi.buffers import check_dense, copy_back, device_wait, wire_buffer
 from paceline.transports.mpi.collectives import Collectives
 from paceline.transports.mpi.point_to_point import Messenger, MpiMessage
+from paceline.transports.mpi.polling import limit_end_after_failure
 from paceline.transports.mpi.rank_names import RankNames
 from paceline.transports.progress_thread import ProgressThread
 from paceline.transports.recorder import begin_operation, payload_bytes
@@ -84,7 +84,7 @@ class GroupCore(_ProcessGroup):  # type: ignore[misc]  # subclasses Any, see abo
         self._open = True
         self._store = store
         self.algorithm = algorithm
-        finalize.watch(self._progress, limit_s)
+        limit_end_after_failure(self._progress, limit_s)
         self._messenger = Messenger(name)
         self._coalesced: list[PendingWork] | None = None
         atexit.register(self.abort)  # a thread still inside torch at exit would crash the process
